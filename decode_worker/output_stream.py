@@ -27,6 +27,9 @@ class OutputStream:
         self._parked: dict[RequestState, None] = {}
         self._updated: dict[RequestState, None] = {}
         """Requests with new tokens or an end to send, in order."""
+        self._numbers: dict[RequestState, int] = {}
+        """Numbers of requests of which the connected stream has had an entry."""
+        self._last_number = 0
         self._detach_notices: list[worker_pb2.TokenEntry] = []
         """Entries about attempts that another router has attached to."""
         self._stream: asyncio.Event | None = None
@@ -62,6 +65,7 @@ class OutputStream:
         self._parked.pop(state, None)
         self._positions.pop(state, None)
         self._updated.pop(state, None)
+        self._numbers.pop(state, None)
 
     async def stream(self) -> AsyncGenerator[worker_pb2.TokenBatch, None]:
         """Yield batches, and an empty one after each silent heartbeat; a newer stream of the router ends this one."""
@@ -76,8 +80,7 @@ class OutputStream:
                     return
                 mine.clear()
                 reach(Point.DECODE_SENDING)
-                entries = [*self._take_detach_notices(), *(self._entry(state) for state in self._take_updated())]
-                yield worker_pb2.TokenBatch(entries=entries)
+                yield self._next_batch()
         finally:
             if self._stream is mine:
                 self._stream = None
@@ -101,6 +104,7 @@ class OutputStream:
         self._parked.update(dict.fromkeys(self._positions))
         self._positions.clear()
         self._updated.clear()
+        self._numbers.clear()
         self._detach_notices.clear()
         self._grace.cancel()
         self._grace = self._begin_grace()
@@ -109,15 +113,29 @@ class OutputStream:
         detach_notices, self._detach_notices = self._detach_notices, []
         return detach_notices
 
-    def _take_updated(self) -> list[RequestState]:
-        requests = list(self._updated)
-        self._updated.clear()
-        return requests
+    def _next_batch(self) -> worker_pb2.TokenBatch:
+        """Take all that is to be sent: most requests have one more token, which takes three numbers."""
+        entries = self._take_detach_notices()
+        numbers: list[int] = []
+        positions: list[int] = []
+        tokens: list[int] = []
+        updated, self._updated = self._updated, {}
+        for state in updated:
+            position, end = self._positions[state], state.end_position
+            self._positions[state] = end
+            number = self._numbers.get(state)
+            if number is not None and end - position == 1 and state.last_is_plain:
+                numbers.append(number)
+                positions.append(position)
+                tokens.append(state.tokens[-1].token)
+            else:
+                entries.append(state.entry(position, number or self._new_number(state)))
+        return worker_pb2.TokenBatch(entries=entries, numbers=numbers, positions=positions, tokens=tokens)
 
-    def _entry(self, state: RequestState) -> worker_pb2.TokenEntry:
-        entry = state.entry(self._positions[state])
-        self._positions[state] = state.end_position
-        return entry
+    def _new_number(self, state: RequestState) -> int:
+        self._last_number += 1
+        self._numbers[state] = self._last_number
+        return self._last_number
 
     def _begin_grace(self) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(self._grace_s, self._abandon)

@@ -185,8 +185,9 @@ class RequestManager(RoleServices):
                 self._fail(state, NonFiniteLogits("the model's numbers overflowed for this request: no token to draw"))
                 continue
             state.tokens.append(emission.token)
-            state.trace.emitted(emission.sequence.steps)
-            state.lifetime.mark(Instant.FIRST_TOKEN)
+            if len(state.tokens) == 1:
+                state.trace.first_token(emission.sequence.steps)
+                state.lifetime.mark(Instant.FIRST_TOKEN)
             if state.stage is Stage.PULLING:  # its blocks arrived through other pulls
                 state.move_to(Stage.RUNNING)
             if emission.finish is not None:

@@ -58,11 +58,10 @@ class RequestTrace:
         elif stage not in FINAL:
             self._queue.end()
 
-    def emitted(self, steps: int) -> None:
-        """Note a sampled token after so many steps; decoding begins with the first."""
-        if self._decode is None:
-            self._decode = self.span.begin("decode")
-            self._steps_before = steps - 1
+    def first_token(self, steps: int) -> None:
+        """Note that decoding begins, after so many steps."""
+        self._decode = self.span.begin("decode")
+        self._steps_before = steps - 1
 
     def end(
         self, *, tokens: int, steps: int, preemptions: int, cached_tokens: int, outcome: str, error: str | None
@@ -145,11 +144,20 @@ class RequestState:
         blocks = len(self.request.block_hashes) - self.missing_blocks + self.reused_blocks
         return min(blocks * self.block_size, len(self.request.prompt))
 
-    def entry(self, from_position: int) -> worker_pb2.TokenEntry:
-        """Return the message to the router: tokens from `from_position` on, and the end if it has come."""
+    @property
+    def last_is_plain(self) -> bool:
+        """Tell whether its last token is all that there is to say."""
+        return self.stage not in FINAL and self.tokens[-1].logprob is None
+
+    def entry(self, from_position: int, number: int) -> worker_pb2.TokenEntry:
+        """Return the message to the router: tokens from `from_position` on, and the end if it has come.
+
+        `number` stands for the request in the columns of later batches.
+        """
         entry = worker_pb2.TokenEntry(
             request_id=self.request.request_id,
             attempt=self.request.attempt,
+            number=number,
             position=from_position,
             tokens=tokens_to_messages(self.tokens[from_position - self.first_position :]),
         )

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -88,11 +87,16 @@ class TokenStream:
         self.attempt = attempt
         self.next_position = next_position
         """Position of the first token that has not arrived."""
+        self.number = 0
+        """The worker's number of it, over the connection that has sent its latest entry."""
         self.is_complete = False
         """The worker has ended it: there is nothing to close."""
-        self._deltas: deque[TokenDelta] = deque()
-        self._error: ServeError | None = None
-        self._changed = asyncio.Event()
+        self._take: Callable[[TokenDelta], None] | None = None
+        """Called with what arrives. Until it is known, deltas wait."""
+        self._deltas: list[TokenDelta] = []
+        self._finish: FinishReason | None = None
+        self._error: Exception | None = None
+        self._ended = asyncio.Event()
 
     def feed(self, entry: worker_pb2.TokenEntry) -> bool:
         """Takes an entry. Returns False, and takes nothing, where tokens before it are missing."""
@@ -108,10 +112,19 @@ class TokenStream:
         if not fresh and finish is None:
             return True
         tokens = tuple(map(token_from_message, fresh))
-        self._deltas.append(TokenDelta(self.next_position, tokens, finish, entry.cached_tokens, dict(entry.lifetime)))
+        delta = TokenDelta(self.next_position, tokens, finish, entry.cached_tokens, dict(entry.lifetime))
         self.next_position += len(tokens)
         self.is_complete = finish is not None
-        self._changed.set()
+        self._deliver(delta)
+        return True
+
+    def feed_token(self, position: int, token: int) -> bool:
+        """Takes a token without logprobs as `feed` takes an entry."""
+        if position > self.next_position:
+            return self.is_complete or self._error is not None
+        if position == self.next_position and not self.is_complete and self._error is None:
+            self.next_position += 1
+            self._deliver(TokenDelta(position, (SampledToken(token),)))
         return True
 
     def end(self, error: ServeError) -> None:
@@ -122,16 +135,38 @@ class TokenStream:
     def fail(self, error: ServeError) -> None:
         """Nothing more will come; what has arrived is still read first."""
         self._error = self._error or error
-        self._changed.set()
+        self._ended.set()
 
-    async def next(self) -> TokenDelta:
-        """Raises the error that ended the stream; nothing follows a delta with a finish reason."""
-        while not self._deltas:
-            if self._error is not None:
-                raise self._error
-            self._changed.clear()
-            await self._changed.wait()
-        return self._deltas.popleft()
+    async def read(self, take: Callable[[TokenDelta], None]) -> FinishReason:
+        """Calls `take` with each delta, from now on as soon as it arrives. Returns the finish reason of the last one.
+
+        Raises the error that ended the stream, or what `take` has raised.
+        """
+        self._take = take
+        deltas, self._deltas = self._deltas, []
+        for delta in deltas:
+            self._deliver(delta)
+        await self._ended.wait()
+        if self._finish is None:
+            assert self._error is not None
+            raise self._error
+        return self._finish
+
+    def _deliver(self, delta: TokenDelta) -> None:
+        if self._take is None:
+            self._deltas.append(delta)
+            return
+        if self._finish is not None:
+            return
+        try:
+            self._take(delta)
+        except Exception as error:  # of this request alone: the link has others
+            self._error = error
+            self._ended.set()
+            return
+        if delta.finish is not None:
+            self._finish = delta.finish
+            self._ended.set()
 
 
 class WorkerLink:
@@ -155,6 +190,8 @@ class WorkerLink:
         self._channel = PeerChannel(worker.address, membership)
         self._decode = DecodeStub(self._channel.channel)
         self._streams: dict[tuple[RequestId, int], TokenStream] = {}
+        self._numbered: dict[int, TokenStream] = {}
+        """Streams by the numbers that the worker has given them over the present connection."""
         self._opening: set[tuple[RequestId, int]] = set()
         self._repairing: set[tuple[RequestId, int]] = set()
         self._connections = 0
@@ -207,6 +244,8 @@ class WorkerLink:
     def forget(self, stream: TokenStream) -> None:
         """Delivers no more tokens to it; the caller decides whether the worker has to be told."""
         self._streams.pop((stream.request_id, stream.attempt), None)
+        if self._numbered.get(stream.number) is stream:
+            del self._numbered[stream.number]
 
     async def close(self, stream: TokenStream) -> bool:
         """Tells the worker that the request is no longer wanted. Returns False where it could not be told."""
@@ -301,6 +340,7 @@ class WorkerLink:
     def _begin_connection(self, tasks: asyncio.TaskGroup) -> None:
         """Attaches what is open. The worker's first (empty) batch says that attaching cannot overtake the stream."""
         self._connections += 1
+        self._numbered.clear()
         for key, stream in self._streams.items():
             if key not in self._opening:
                 self._repair(stream, tasks)
@@ -316,8 +356,24 @@ class WorkerLink:
             stream = self._streams.get((RequestId(entry.request_id), entry.attempt))
             if stream is None:
                 self._metrics.stale_tokens_total.inc()
-            elif not stream.feed(entry):
+                continue
+            self._number(stream, entry.number)
+            if not stream.feed(entry):
                 self._repair(stream, tasks)
+        for number, position, token in zip(batch.numbers, batch.positions, batch.tokens, strict=False):
+            if time.perf_counter() > until_s:
+                await asyncio.sleep(0)
+                until_s = time.perf_counter() + DELIVERY_S
+            stream = self._numbered.get(number)
+            if stream is None:
+                self._metrics.stale_tokens_total.inc()
+            elif not stream.feed_token(position, token):
+                self._repair(stream, tasks)
+
+    def _number(self, stream: TokenStream, number: int) -> None:
+        if number:
+            stream.number = number
+            self._numbered[number] = stream
 
     def _repair(self, stream: TokenStream, tasks: asyncio.TaskGroup) -> None:
         """Asks for what is missing, unless that has been done already."""

@@ -119,6 +119,9 @@ class RequestState:
         self._sampling = request.sampling[choice]
         self._least_attempt = first_attempt(request.resumptions)
         self._is_left_open = False
+        self._has_ended = False
+        self._begun_at: TokenStream | None = None
+        """The attempt that has brought the latest token."""
         self._emitted: list[SampledToken] = []
         self._block_size, policy = dependencies.fleet.facts.block_size, dependencies.placer.policy
         self._stats = RequestStats(self.request_id, request, block_hashes, block_size=self._block_size, policy=policy)
@@ -136,6 +139,7 @@ class RequestState:
 
     def end(self, reason: FinishReason) -> None:
         """Reports the end, with its last token or because its caller has what it wants."""
+        self._has_ended = True
         self._with.placer.selector.ended(len(self._emitted))
         self._with.demand.ends(len(self._request.prompt), self._stats.cached_tokens, len(self._emitted))
         self._report((self.choice, TokenDelta(len(self._emitted), (), reason, self._stats.cached_tokens)))
@@ -263,12 +267,7 @@ class RequestState:
         """Reports what arrives until the worker's end of it; an earlier end closes the attempt there."""
         try:
             with self._with.migration.watching(stream, self._request_now):
-                while True:
-                    delta = await stream.next()
-                    reach(self._point(delta))
-                    self._take(delta, stream)
-                    if delta.finish is not None:
-                        return delta.finish
+                return await stream.read(lambda delta: self._take(delta, stream))
         finally:
             self._with.placer.queue.left(self.request_id)
             stream.link.forget(stream)
@@ -281,8 +280,13 @@ class RequestState:
         return Point.ROUTER_TOKEN if self._emitted else Point.ROUTER_FIRST_TOKEN
 
     def _take(self, delta: TokenDelta, stream: TokenStream) -> None:
-        self._stats.lifetime.merge(delta.lifetime)
-        if delta.tokens:
+        if self._has_ended:
+            return  # its task does not know it yet
+        reach(self._point(delta))
+        if delta.lifetime:
+            self._stats.lifetime.merge(delta.lifetime)
+        if delta.tokens and stream is not self._begun_at:
+            self._begun_at = stream
             self._with.placer.queue.first_token(self.request_id)
         is_first = not self._emitted and bool(delta.tokens)
         self._stats.arrived(len(delta.tokens), delta.cached_tokens, time.monotonic())

@@ -6,7 +6,7 @@ T tokens of S sequences lie end to end (ragged). Sequence s owns tokens query_st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,7 @@ import numpy.typing as npt
 from twostroke.request import SampledToken, SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """Sample one token after the last query token of sequence `row`."""
 
     row: int

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from twostroke.scheduler.batch import Batch, SampleRow
 from twostroke.scheduler.sequence import Sequence
+
+Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,43 +43,47 @@ class BatchBuilder:
         self._eos = eos_token_ids
 
     def build(self, chunks: ListOf[Chunk]) -> Step:
-        lengths = [chunk.end - chunk.start for chunk in chunks]
-        positions = np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in chunks])
-        widest = max(-(-chunk.end // self._block_size) for chunk in chunks)
-        tables = np.zeros((len(chunks), widest), np.int32)
-        slots: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-        for row, chunk in enumerate(chunks):
-            used = -(-chunk.end // self._block_size)
-            tables[row, :used] = chunk.sequence.pages[:used]
-            slots.append(self._slots(chunk, tables[row]))
+        starts = np.array([chunk.start for chunk in chunks], np.int32)
+        ends = np.array([chunk.end for chunk in chunks], np.int32)
+        computed = np.array([chunk.sequence.computed for chunk in chunks], np.int32)
+        query_starts = np.zeros(len(chunks) + 1, np.int32)
+        np.cumsum(ends - starts, out=query_starts[1:])
+        rows = np.repeat(np.arange(len(chunks)), ends - starts)
+        positions = np.arange(len(rows), dtype=np.int32) + (starts - query_starts[:-1])[rows]
+        tables = self._tables(chunks, ends)
+        slots = tables[rows, positions // self._block_size].astype(np.int64) * self._block_size
+        slots += positions % self._block_size
+        slots[positions < computed[rows]] = self._scratch_slot  # computed tokens are not written again
+        tokens: list[int] = []
+        for chunk in chunks:
+            tokens += chunk.sequence.known[chunk.start : chunk.end]
         batch = Batch(
-            tokens=np.concatenate(
-                [np.asarray(chunk.sequence.known[chunk.start : chunk.end], np.int32) for chunk in chunks]
-            ),
+            tokens=np.array(tokens, np.int32),
             positions=positions,
-            query_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-            context_lens=np.asarray([chunk.end for chunk in chunks], np.int32),
+            query_starts=query_starts,
+            context_lens=ends,
             block_tables=tables,
-            write_slots=np.concatenate(slots),
-            samples=tuple(self._sample_row(row, chunk) for row, chunk in enumerate(chunks) if chunk.samples),
+            write_slots=slots,
+            samples=tuple([self._sample_row(row, chunk) for row, chunk in enumerate(chunks) if chunk.samples]),
         )
         return Step(tuple(chunks), batch)
 
-    def _slots(
-        self, chunk: Chunk, table: np.ndarray[tuple[int], np.dtype[np.int32]]
-    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return where each token's KV goes; computed tokens are not written again."""
-        positions = np.arange(chunk.start, chunk.end, dtype=np.int64)
-        slots = table[positions // self._block_size].astype(np.int64) * self._block_size + positions % self._block_size
-        slots[positions < chunk.sequence.computed] = self._scratch_slot
-        return slots
+    def _tables(self, chunks: ListOf[Chunk], ends: Ints) -> Ints:
+        """Return the pages that each chunk attends to: [chunks, widest], zero-padded."""
+        used = -(-ends // self._block_size)
+        pages: list[int] = []
+        for chunk, count in zip(chunks, used.tolist(), strict=True):
+            pages += chunk.sequence.pages[:count]
+        tables = np.zeros((len(chunks), used.max()), np.int32)
+        tables[np.arange(used.max()) < used[:, None]] = pages
+        return tables
 
     def _sample_row(self, row: int, chunk: Chunk) -> SampleRow:
         sequence = chunk.sequence
         params = sequence.sampling
         assert params is not None
         banned: tuple[int, ...] = ()
-        if sequence.answer_tokens < params.min_tokens:
+        if params.min_tokens and sequence.answer_tokens < params.min_tokens:
             banned = self._eos + params.stop_token_ids
         prompt: tuple[int, ...] = ()
         output: tuple[int, ...] = ()

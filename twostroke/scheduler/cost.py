@@ -103,6 +103,10 @@ class Queued:
     stream_tokens: int = 0
     """Tokens of streams that are known but not computed, mostly one each."""
 
+    @property
+    def all_tokens(self) -> int:
+        return self.tokens + self.stream_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
+from operator import itemgetter
 
 from twostroke.config import ScheduleConfig
 from twostroke.errors import Overloaded
@@ -68,7 +69,7 @@ class Scheduler:
         self.step_tokens = config.step_tokens(on_gpu=limits.on_gpu)
         self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
         self._waiting = WaitingQueue()
-        self._running: list[Sequence] = []
+        self._running: dict[Sequence, None] = {}
         """Running sequences in order of admission; preemption takes from the end."""
         self._in_flight: frozenset[Sequence] = frozenset()
         self._preempted: list[Sequence] = []
@@ -84,8 +85,7 @@ class Scheduler:
     @property
     def queued_tokens(self) -> int:
         """Tokens known but not computed, without those that a pull is writing; equal blocks count once."""
-        queued = self.queued()
-        return queued.tokens + queued.stream_tokens
+        return self.queued().all_tokens
 
     def queued(self) -> Queued:
         """Sum up the queued work. Called after every step, so its cost does not depend on prompt lengths."""
@@ -133,7 +133,7 @@ class Scheduler:
                 continue
             for other in passed:
                 other.passes += 1
-            self._running.append(sequence)
+            self._running[sequence] = None
             admitted.append(admission)
             if any(other.passes >= self._config.max_passes for other in passed):
                 break
@@ -196,7 +196,7 @@ class Scheduler:
             return
         sequence.ended = True
         if sequence in self._running:
-            self._running.remove(sequence)
+            del self._running[sequence]
         else:
             self._waiting.remove(sequence)
         if sequence not in self._in_flight:
@@ -227,12 +227,13 @@ class Scheduler:
         """Choose all sequences that need one token, then ends of prompts, then the rest in order of admission."""
         left = self.step_tokens
         chunks: list[Chunk] = []
-        for sequence in sorted(self._running, key=self._urgency):
+        by_urgency = sorted([(self._urgency(sequence), sequence) for sequence in self._running], key=itemgetter(0))
+        for urgency, sequence in by_urgency:
             if sequence not in self._running:
                 continue  # preempted by an earlier one
             if left <= 0:
                 break
-            if budget is not None and self._urgency(sequence):
+            if budget is not None and urgency:
                 left, budget = min(left, _beside(chunks, budget, sequence.first_query)), None
             start = sequence.first_query
             end = self._align(sequence, self._runnable_end(sequence, left))
@@ -288,7 +289,7 @@ class Scheduler:
             if page is not None:
                 sequence.pages.append(page)
                 continue
-            victim = self._running[-1]
+            victim = next(reversed(self._running))
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -296,7 +297,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Release the pages of a sequence; it keeps its known tokens and waits again, first in the queue."""
-        self._running.remove(sequence)
+        del self._running[sequence]
         self._free(sequence)
         sequence.computed = 0
         sequence.preemptions += 1

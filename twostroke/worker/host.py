@@ -188,11 +188,12 @@ class WorkerHost:
     def load_report(self) -> control_pb2.Load:
         rates, cost = self.loop.rates, self.loop.rates.cost
         links = self.pulls.links.known(asyncio.get_running_loop().time())
+        queued = self.scheduler.queued()
         return control_pb2.Load(
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
             slots=self.config.schedule.max_num_seqs,
-            queued_tokens=self.scheduler.queued_tokens,
+            queued_tokens=queued.all_tokens,
             pages_total=self.pool.total,
             pages_free=self.pool.count(PageState.FREE),
             pages_cached=self.pool.count(PageState.CACHED),
@@ -202,7 +203,7 @@ class WorkerHost:
             seconds_per_token=rates.seconds_per_token,
             seconds_per_step=rates.seconds_per_step,
             state=self.state,
-            queued_s=self.loop.queued_s,
+            queued_s=self.loop.drain_s(queued),
             prefill_busy_s=self.loop.prefill_busy_s,
             costs=control_pb2.StepCosts(
                 **dataclasses.asdict(cost),

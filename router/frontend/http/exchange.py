@@ -23,6 +23,9 @@ _BAD_NAME = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NO_BODY = (204, 304)
 
+WRITE_PART = "twostroke.write_part"
+"""Name of the ASGI extension: a function that writes bytes of a streamed body without passing the middleware."""
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -31,8 +34,12 @@ class ExchangeConnection(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
+    @property
+    def is_writable(self) -> bool:
+        """The client has taken enough of what was written."""
+
     async def writable(self) -> None:
-        """Returns once the client has taken enough of what was written."""
+        """Returns once `is_writable`."""
 
     def body_wanted(self) -> None:
         """The application waits for more of the request's body."""
@@ -94,7 +101,7 @@ class Exchange:
 
     async def run(self, app: ASGIApp) -> None:
         try:
-            await app(self.scope, self.receive, self.send)
+            await app({**self.scope, "extensions": {WRITE_PART: self.write_part}}, self.receive, self.send)
         except asyncio.CancelledError:
             self._abort_unless_complete()
             raise
@@ -132,6 +139,13 @@ class Exchange:
             self._write_body(message.get("body", b""), is_last=not message.get("more_body", False))
         else:
             raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
+
+    def write_part(self, data: bytes) -> bool:
+        """Writes a part of a streamed body, as `send` does. Returns False, and writes nothing, where `send` has to."""
+        if self.is_gone or self.is_complete or self._head or not (self._is_chunked and self._wire.is_writable):
+            return False
+        self._wire.write(b"%x\r\n%s\r\n" % (len(data), data))
+        return True
 
     def _abort_unless_complete(self) -> None:
         if not self.is_complete and not self.is_gone:

@@ -188,6 +188,10 @@ class TimedProtocol(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.write(data)
 
+    @property
+    def is_writable(self) -> bool:
+        return self._writable.is_set()
+
     async def writable(self) -> None:
         await self._writable.wait()
 

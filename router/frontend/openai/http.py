@@ -6,14 +6,15 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from router.frontend.openai.reply import Reply, error_body
+from router.frontend.http.exchange import WRITE_PART
+from router.frontend.openai.reply import Reply, encoded, error_body
 from router.frontend.params import ClientRequest
 from router.frontend.request_handler import RequestHandler, TextEvent
 from router.frontend.resume import Pulse
@@ -117,7 +118,7 @@ class AnswerResponse(Response):
         return "".join(encoder.iterencode(self._reply.body())).encode()
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = _EventStream(send)
+        events = _EventStream(send, scope.get("extensions", {}).get(WRITE_PART))
 
         async def beat() -> None:
             if events.is_started or self._request.point.resumptions:
@@ -128,7 +129,7 @@ class AnswerResponse(Response):
         async def forward(event: TextEvent) -> None:
             async with pulse.turns:  # several prompts are answered at once: what a token says was sent goes before it
                 for token, chunk in self._reply.chunks(event):
-                    await events.send(_dumps(chunk), token)
+                    await events.send(chunk, token)
                     pulse.sent()
 
         try:
@@ -141,13 +142,15 @@ class AnswerResponse(Response):
                 return
             if isinstance(error, Draining) and self._request.is_resumable:
                 return  # cut, not closed: a client that sees no end goes on at another router
-            await events.send(_dumps(error_body(error)))
+            await events.send(encoded(error_body(error)))
         await events.close()
 
 
 class _EventStream:
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, write_part: Callable[[bytes], bool] | None) -> None:
+        """`write_part`: how the server lets parts of a body be written at once, if it does."""
         self._send = send
+        self._write_part = write_part
         self.is_started = False
 
     async def send(self, data: str, token: str = "") -> None:
@@ -165,7 +168,9 @@ class _EventStream:
         if not self.is_started:
             self.is_started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
-        await self._send(_body(event.encode(), more=True))
+        data = event.encode()
+        if self._write_part is None or not self._write_part(data):
+            await self._send(_body(data, more=True))
 
     async def close(self) -> None:
         await self._send(_body(b"", more=False))
@@ -173,10 +178,6 @@ class _EventStream:
 
 def _body(data: bytes, *, more: bool) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-def _dumps(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 async def _watched(work: Coroutine[Any, Any, Value], receive: Receive) -> asyncio.Task[Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -19,7 +20,15 @@ LONG_BODY = 1000
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
+FRAMED = "text\0"
+"""Stands for a chunk's text where its frame is found. No name or id has a zero character."""
+
 Json = dict[str, Any]
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def encoded(value: Json | str) -> str:
+    return _ENCODER.encode(value)
 
 
 def error_body(error: ServeError) -> Json:
@@ -85,11 +94,36 @@ class Reply:
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
         return {**self._head, "object": self._object, "choices": choices, "usage": usage_body(self._usage)}
 
-    def chunks(self, event: TextEvent) -> list[tuple[str, Json]]:
+    def chunks(self, event: TextEvent) -> list[tuple[str, str]]:
         """Returns the chunks of a stream for one event, each with the token by which a client can resume after it.
 
         A chat's opening comes before its first chunk.
         """
+        choice = self._choices[event.choice]
+        if choice.frame is not None and event.finish is None and not event.is_sent:
+            return [(self._progress.sent_token(event.choice), encoded(event.text).join(choice.frame))]
+        chunks = [(token, encoded(chunk)) for token, chunk in self._chunks(event)]
+        if self._is_plain and choice.frame is None:
+            choice.frame = self._frame(event.choice)
+        return chunks
+
+    @property
+    def _is_plain(self) -> bool:
+        """Tells whether chunks of one choice differ in nothing but their text."""
+        wanted = self._request
+        return not (
+            wanted.return_token_ids
+            or wanted.options.logprobs is not None
+            or wanted.stream_options.continuous_usage_stats
+        )
+
+    def _frame(self, index: int) -> tuple[str, str]:
+        """Returns what stands before and after the text in every chunk of a choice."""
+        part = self._part(TextEvent(index, FRAMED))
+        before, _, after = encoded(self._chunk({"index": index, **part}, None, 0, 0)).rpartition(encoded(FRAMED))
+        return before, after
+
+    def _chunks(self, event: TextEvent) -> list[tuple[str, Json]]:
         choice, index = self._choices[event.choice], event.choice
         chunks = []
         if self._request.is_chat and not choice.is_opened and not event.is_sent:
@@ -183,6 +217,8 @@ class _ChoiceReply:
         self.tokens: list[SampledToken] = []
         self.finish_reason: str | None = None
         self.is_opened = is_opened
+        self.frame: tuple[str, str] | None = None
+        """What stands around the text in its chunks, where they differ in nothing else."""
         self.offset = 0
 
 

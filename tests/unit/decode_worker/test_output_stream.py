@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -10,18 +11,28 @@ import pytest
 from decode_worker.output_stream import OutputStream
 from decode_worker.request_state import RequestState
 from tests.unit.decode_worker.request_states import an_answer, grow
-from twostroke.request import FinishReason
-from twostroke.rpc.v1.worker_pb2 import TokenBatch
+from tests.unit.worker.token_batches import TokenBatches
+from twostroke.request import FinishReason, SampledToken
+from twostroke.rpc.v1.worker_pb2 import TokenBatch, TokenEntry
+
+Entries = list[TokenEntry]
 
 
-def told(batch: TokenBatch) -> list[tuple[str, int, list[int]]]:
-    return [(entry.request_id, entry.position, [token.id for token in entry.tokens]) for entry in batch.entries]
+def told(entries: Entries) -> list[tuple[str, int, list[int]]]:
+    return [(entry.request_id, entry.position, [token.id for token in entry.tokens]) for entry in entries]
 
 
-async def connected(output_stream: OutputStream) -> AsyncGenerator[TokenBatch, None]:
-    stream = output_stream.stream()
-    assert not (await anext(stream)).entries, "the greeting says nothing"
+async def connected(output_stream: OutputStream) -> AsyncGenerator[Entries, None]:
+    stream = entries_of(output_stream.stream())
+    assert not await anext(stream), "the greeting says nothing"
     return stream
+
+
+async def entries_of(stream: AsyncGenerator[TokenBatch, None]) -> AsyncGenerator[Entries, None]:
+    batches = TokenBatches()
+    async with contextlib.aclosing(stream):
+        async for batch in stream:
+            yield batches.entries(batch)
 
 
 Abandoned = asyncio.Queue[list[RequestState]]
@@ -88,7 +99,7 @@ async def test_a_broken_stream_parks_its_answers_until_they_are_carried_again(ou
     output_stream.carry(answer, 1)
     batch = await pending
     assert told(batch) == [("r", 1, [8, 9])]
-    assert batch.entries[0].finish_reason == "stop"
+    assert batch[0].finish_reason == "stop"
 
 
 async def test_carrying_again_replaces_what_was_still_to_be_sent(output_stream: OutputStream) -> None:
@@ -184,8 +195,40 @@ async def test_a_stream_without_news_says_that_it_lives(abandoned: Abandoned) ->
     grow(answer, 7)
     output_stream.notify(answer)
     async for batch in stream:
-        if batch.entries:
+        if batch:
             break
     assert told(batch) == [("r", 0, [7])]
     await stream.aclose()
     output_stream.close()
+
+
+async def test_a_plain_token_of_a_known_request_takes_three_numbers(output_stream: OutputStream) -> None:
+    stream = output_stream.stream()
+    await anext(stream)
+    plain, detailed = an_answer("plain"), an_answer("detailed")
+    for answer in (plain, detailed):
+        output_stream.carry(answer, 0)
+        grow(answer, 7)
+        output_stream.notify(answer)
+    first = await anext(stream)
+    numbers = {entry.request_id: entry.number for entry in first.entries}
+    assert 0 not in numbers.values()
+    grow(plain, 8)
+    detailed.tokens.append(SampledToken(8, -0.5))
+    output_stream.notify(plain)
+    output_stream.notify(detailed)
+    second = await anext(stream)
+    assert (list(second.numbers), list(second.positions), list(second.tokens)) == ([numbers["plain"]], [1], [8])
+    assert [(entry.request_id, entry.tokens[0].logprob) for entry in second.entries] == [("detailed", -0.5)]
+    await stream.aclose()
+
+
+async def test_a_new_connection_is_told_names_again(output_stream: OutputStream) -> None:
+    answer = an_answer()
+    for position in (0, 1):
+        stream = await connected(output_stream)
+        output_stream.carry(answer, position)
+        grow(answer, 7)
+        output_stream.notify(answer)
+        assert told(await anext(stream)) == [("r", position, [7])]
+        await stream.aclose()

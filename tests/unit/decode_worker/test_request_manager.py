@@ -65,13 +65,13 @@ async def test_one_message_per_step_carries_the_tokens_of_all_requests_of_a_rout
         theirs = await other.open(PROMPT, 12, request_id="theirs")
         await asyncio.gather(*(answer.done.wait() for answer in [*mine, theirs]))
         for batch in router.batches:
-            names = [entry.request_id for entry in batch.entries]
+            names = [entry.request_id for entry in batch]
             assert len(set(names)) == len(names)
             assert "theirs" not in names
-        full = [batch for batch in router.batches if len(batch.entries) == 4]
+        full = [batch for batch in router.batches if len(batch) == 4]
         assert len(full) >= 8, "steps of all four were told in one message each"
         assert len(router.batches) < 4 * 12
-        assert {entry.request_id for batch in other.batches for entry in batch.entries} == {"theirs"}
+        assert {entry.request_id for batch in other.batches for entry in batch} == {"theirs"}
 
 
 async def test_a_request_goes_on_after_tokens_that_an_earlier_worker_emitted() -> None:

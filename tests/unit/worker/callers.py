@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from tests.unit.worker.rig import BLOCK, TOKEN, Running
+from tests.unit.worker.token_batches import TokenBatches
 from twostroke.errors import ServeError
 from twostroke.ids import RequestId
 from twostroke.kv_cache.block import block_hashes_of
@@ -40,7 +41,7 @@ class Router:
 
     def __init__(self, worker: ReadyInfo, router_id: str = "router-0", token: str = TOKEN) -> None:
         self.worker, self.router_id = worker, router_id
-        self.batches: list[worker_pb2.TokenBatch] = []
+        self.batches: list[list[worker_pb2.TokenEntry]] = []
         self.received: dict[tuple[str, int], Received] = {}
         self.stream_ended = asyncio.Event()
         self._peer = PeerChannel(worker.address, token)
@@ -69,10 +70,11 @@ class Router:
         await self._peer.close()
 
     async def _read(self, call: grpc.aio.UnaryStreamCall, ended: asyncio.Event) -> None:
+        batches = TokenBatches()
         with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
             while isinstance(batch := await call.read(), worker_pb2.TokenBatch):
-                self.batches.append(batch)
-                for entry in batch.entries:
+                self.batches.append(batches.entries(batch))
+                for entry in self.batches[-1]:
                     self._take(entry)
         ended.set()
 

@@ -201,13 +201,19 @@ class TokensRequest(_message.Message):
     def __init__(self, router_id: _Optional[str] = ...) -> None: ...
 
 class TokenBatch(_message.Message):
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "numbers", "positions", "tokens")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[TokenEntry]
-    def __init__(self, entries: _Optional[_Iterable[_Union[TokenEntry, _Mapping]]] = ...) -> None: ...
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, entries: _Optional[_Iterable[_Union[TokenEntry, _Mapping]]] = ..., numbers: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenEntry(_message.Message):
-    __slots__ = ("request_id", "attempt", "position", "tokens", "finish_reason", "error", "cached_tokens", "local_tokens", "lifetime")
+    __slots__ = ("request_id", "attempt", "position", "tokens", "finish_reason", "error", "cached_tokens", "local_tokens", "lifetime", "number")
     class LifetimeEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +230,7 @@ class TokenEntry(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     position: int
@@ -233,7 +240,8 @@ class TokenEntry(_message.Message):
     cached_tokens: int
     local_tokens: int
     lifetime: _containers.ScalarMap[str, float]
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., error: _Optional[_Union[ErrorInfo, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., lifetime: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    number: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., error: _Optional[_Union[ErrorInfo, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., lifetime: _Optional[_Mapping[str, float]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Token(_message.Message):
     __slots__ = ("id", "logprob", "top")

@@ -17,7 +17,7 @@ from twostroke.errors import EngineLost
 from twostroke.fault_points import Point, reach
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Chunk, Step
-from twostroke.scheduler.cost import Budget, StepTerms
+from twostroke.scheduler.cost import Budget, Queued, StepTerms
 from twostroke.scheduler.scheduler import AdmittedSequence, Emission, Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.condition import Condition
@@ -90,7 +90,10 @@ class WorkLoop:
     @property
     def queued_s(self) -> float:
         """Predicted time until every queued prompt token is computed."""
-        return self.budget.drain_s(self._scheduler.queued(), self._scheduler.step_tokens)
+        return self.drain_s(self._scheduler.queued())
+
+    def drain_s(self, queued: Queued) -> float:
+        return self.budget.drain_s(queued, self._scheduler.step_tokens)
 
     async def run(self, role: RoleHandlers) -> None:
         """Run steps until cancelled. Raises EngineLost if the engine cannot be trusted with another step."""
