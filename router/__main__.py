@@ -31,9 +31,9 @@ from twostroke.json_values import to_json
 from twostroke.telemetry import configure_logging
 
 HAND_OVER_S = 120.0
-"""Time for open requests where a new process serves new ones: longer than outputs take."""
+"""Seconds that open requests get to finish once a new process serves new ones."""
 READY_S = 10.0
-"""Time for which a process that takes over waits for workers; after it, reporting that there are none is better."""
+"""Seconds that a restarted router waits for a worker before it serves and reports that there is none."""
 
 
 async def serve(config: RouterConfig) -> None:
@@ -56,18 +56,18 @@ async def serve(config: RouterConfig) -> None:
         if config.is_restart:
             await _first(core.until_ready(READY_S), core.ended())
         async with server.serving():
-            collector.keep_out_of_the_way()
+            collector.freeze_loaded_objects()
             print(to_json(server.addresses), flush=True)
             try:
-                told = await _first(signals.get(), core.ended())
-                if told == signal.SIGUSR1:
-                    told = await _first(server.hand_over(HAND_OVER_S), signals.get())
-                if told == signal.SIGTERM:
+                received = await _first(signals.get(), core.ended())
+                if received == signal.SIGUSR1:
+                    received = await _first(server.hand_over(HAND_OVER_S), signals.get())
+                if received == signal.SIGTERM:
                     await _first(server.drain(config.drain_grace_s), signals.get())
             finally:
-                await core.close()
+                await core.close()  # ends open requests, for which the server would wait
     finally:
-        await core.close()
+        await core.close()  # also if the server could not start
 
 
 def main() -> int:
@@ -93,7 +93,7 @@ def run(configured: Callable[[], RouterConfig]) -> int:
 
 
 def _allow_many_sockets() -> None:
-    """Raises the limit of sockets, usually 1024: each client has one."""
+    """Sets the limit of open files to the hard one: each client has a socket."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -106,7 +106,7 @@ def _signals() -> asyncio.Queue[signal.Signals]:
 
 
 async def _first(*waits: Coroutine[Any, Any, object]) -> object:
-    """Returns or raises what the first to end does; the others are cancelled."""
+    """Returns the result of the first coroutine to end, or raises its error, and cancels the others."""
     tasks = [asyncio.create_task(wait) for wait in waits]
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -116,7 +116,7 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> object:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Returns the first error itself out of nested groups of errors."""
+    """Returns the first error inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -8,7 +8,7 @@ YOUNG_OBJECTS = 10_000
 """New objects between two looks at the young ones: some hundred tokens' worth instead of a few."""
 
 
-def keep_out_of_the_way() -> None:
+def freeze_loaded_objects() -> None:
     """Call when everything is loaded: modules, model and tokenizer are never looked at again.
 
     A full collection over them takes tenths of a second, in which no token leaves the process. The last one is now:

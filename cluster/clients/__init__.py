@@ -1,4 +1,4 @@
-"""How programs and commands reach a cluster: routers' client endpoints, their admin ports, and the supervisor.
+"""Programs and commands reach a cluster through this package: clients' endpoints, admin ports and the supervisor.
 
 resuming           streams over HTTP or gRPC that go on at the next router when one dies
 connect            HTTP and gRPC connections, with and without TLS

@@ -1,4 +1,4 @@
-"""How commands reach a router's admin port: its address, and the cluster's token, which no command line holds."""
+"""Finds, for commands, the address of a router's admin port and the cluster's token, which is on no command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import ConfigError
 from twostroke.rpc.server import TOKEN_KEY
 
-LOCAL_TOKEN = "token"
+TOKEN_FILE = "token"
 """File in the launcher's folder that its user alone may read."""
 
 Metadata = tuple[tuple[str, str], ...]
@@ -28,23 +28,23 @@ Metadata = tuple[tuple[str, str], ...]
 @dataclass(frozen=True, slots=True)
 class AdminAccess:
     addresses: tuple[str, ...]
-    """Admin ports of a cluster's routers."""
+    """Addresses of the routers' admin ports."""
     metadata: Metadata
-    """Metadata of every call there."""
+    """Metadata to send with every call."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admin",
         metavar="HOST:PORT",
-        help=f"admin port of one router, with the cluster's token in the file that {TOKEN_VARIABLE} names (default: "
-        "those of this user's local server)",
+        help=f"admin port of one router; the file that {TOKEN_VARIABLE} names holds the token (default: all routers of "
+        "this user's local server)",
     )
     add_pid(parser)
 
 
 def access_from(args: argparse.Namespace) -> AdminAccess:
-    """Return the access that the flags mean. Raises ConfigError or NotFound that says what is missing."""
+    """Return the access for the given flags. Raises ConfigError or NotFound that says what is missing."""
     if args.admin is not None:
         if not is_host_port(args.admin):
             raise ConfigError(
@@ -62,14 +62,14 @@ def access_to(state: state_file.ServeState) -> AdminAccess:
 
 def write_token(folder: Path, token: str) -> Path:
     """Write the cluster's token into a file that this user alone may read."""
-    path = folder / LOCAL_TOKEN
+    path = folder / TOKEN_FILE
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(token)
     return path
 
 
 def _local_token(state: state_file.ServeState) -> str:
-    path = Path(state.log_dir) / LOCAL_TOKEN
+    path = Path(state.log_dir) / TOKEN_FILE
     try:
         return path.read_text()
     except OSError as error:
@@ -77,7 +77,10 @@ def _local_token(state: state_file.ServeState) -> str:
 
 
 def _token_for(address: str) -> str:
-    """Return the token of the environment, else of this user's server there. A token is not sent to another cluster."""
+    """Return the token that the environment names, else that of this user's server at the address, else nothing.
+
+    A token is not sent to another cluster.
+    """
     if path := os.environ.get(TOKEN_VARIABLE):
         return read_token(path)
     for state in state_file.running():

@@ -1,6 +1,6 @@
-"""The Unix socket by which commands control a running launcher: one line of JSON in, one line back.
+"""Serves the Unix socket over which commands control a launcher: one line of JSON each way.
 
-The socket is in the launcher's folder, which is closed to other users.
+The socket is in the launcher's folder, which other users cannot read.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from twostroke import errors
-from twostroke.errors import InternalError, InvalidRequest, PeerLost, ServeError
+from twostroke.errors import InvalidRequest, PeerLost, ServeError
+from twostroke.rpc.convert import rebuild_error
 
 log = logging.getLogger(__name__)
 
 SOCKET = "control"
-"""Name in the launcher's folder."""
+"""Name of the socket in the launcher's folder."""
 
 Handler = Callable[..., Awaitable[Any]]
 """Gets the fields of the message as arguments and returns the reply."""
 
 
 @contextlib.asynccontextmanager
-async def listening(folder: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
-    """Serve the socket inside the block. A command that has begun goes on when its caller goes away."""
+async def serving_socket(folder: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
+    """Serve the socket inside the block. A command that has begun finishes even if its caller disconnects."""
     running: set[asyncio.Task[str]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,7 +68,10 @@ async def _handle(handlers: Mapping[str, Handler], line: bytes) -> str:
 
 
 def send(folder: Path, command: str, **fields: object) -> Any:
-    """Return the launcher's reply. Raises the ServeError that it met, PeerLost where it cannot be reached."""
+    """Return the launcher's reply.
+
+    Raises the ServeError that the command raised, or PeerLost if the launcher cannot be reached.
+    """
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(folder / SOCKET))
@@ -76,10 +79,10 @@ def send(folder: Path, command: str, **fields: object) -> Any:
             with connection.makefile("r") as lines:
                 line = lines.readline()
     except OSError as error:
-        raise PeerLost(f"the server takes no commands at {folder / SOCKET}: {error}") from error
+        raise PeerLost(f"the launcher does not answer at {folder / SOCKET}: {error}") from error
     if not line:
         raise PeerLost("the server ended before it had answered")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise getattr(errors, answer["error"], InternalError)(answer["message"])
-    return answer["result"]
+    reply = json.loads(line)
+    if "error" in reply:
+        raise rebuild_error(reply["error"], reply["message"], None)
+    return reply["result"]

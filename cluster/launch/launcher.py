@@ -236,7 +236,7 @@ class _Launch:
             "restart_router": restart_router,
             "restart_supervisor": supervisor.restart_supervisor,
         }
-        async with control_socket.listening(self._folder.path, handlers):
+        async with control_socket.serving_socket(self._folder.path, handlers):
             await asyncio.Event().wait()
 
     async def _announce_when_ready(self, supervisor: SupervisorClient) -> None:

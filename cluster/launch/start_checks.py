@@ -21,7 +21,7 @@ from twostroke.transfer.registry import check_names
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
-RAYS_OWN = "ray.io/"
+RAY_LABEL_PREFIX = "ray.io/"
 """Prefix of the labels that Ray gives to nodes by itself."""
 
 
@@ -32,8 +32,8 @@ def check(config: ClusterConfig) -> None:
         check_names(config.runtime.transports)
     if config.ports.are_fixed and config.address is None and config.prefill + config.decode > 1:
         raise ConfigError(
-            f"fixed ports of workers are for one worker per node, and this machine would have "
-            f"{config.prefill + config.decode}; leave them out, or join nodes of a Ray cluster with --address",
+            f"workers with fixed ports need a node each, and this machine would run {config.prefill + config.decode}; "
+            "remove `ports`, or join a Ray cluster with --address",
             field="ports",
         )
     check_tls(config.certificates)
@@ -48,7 +48,7 @@ def check(config: ClusterConfig) -> None:
 
 
 def check_machine(config: ClusterConfig) -> None:
-    """Check this machine for a whole cluster, or for its routers only where the workers run on other nodes."""
+    """Check this machine for a whole cluster, or for its routers only if the workers run on other nodes."""
     for router in router_ports(config):
         ports.check_endpoints(config.listen.host, config.endpoints.metrics_host, router.by_flag())
     if config.address is not None:
@@ -76,16 +76,23 @@ def _check_readable(flag: str, file: str) -> None:
 
 
 def _check_room(config: ClusterConfig) -> None:
-    """Check that all workers fit on this machine. A local Ray gets no further node, so the rest would wait for ever."""
+    """Check that all workers fit on this machine. A local Ray gets no further node, so the other workers would wait for
+    ever."""
     gpus = len(list(NVIDIA_GPUS.glob("*"))) if NVIDIA_DRIVER.exists() else 0
     resources = {"CPU": float(cpus(config)), "GPU": float(gpus), "memory": float(available_memory_bytes())}
-    asks = [(role, config.role(role), count) for role, count in config.counts]
-    its_own = {key: value for _, asked, _ in asks for key, value in asked.labels.items() if key.startswith(RAYS_OWN)}
-    wrong = first_unplaceable([Node("", LOOPBACK, its_own, resources)], asks)
+    demands = [(role, config.role(role), count) for role, count in config.counts]
+    ray_labels = {
+        key: value
+        for _, demand, _ in demands
+        for key, value in demand.labels.items()
+        if key.startswith(RAY_LABEL_PREFIX)
+    }
+    wrong = first_unplaceable([Node("", LOOPBACK, ray_labels, resources)], demands)
     if wrong is not None:
         role, unplaceable = wrong
         raise ConfigError(
-            f"{unplaceable.why} (this machine, as there is no --address)", field=f"{role.value}.{unplaceable.key}"
+            f"{unplaceable.why} (on this machine, because --address is not given)",
+            field=f"{role.value}.{unplaceable.key}",
         )
 
 

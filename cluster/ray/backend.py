@@ -1,4 +1,4 @@
-"""What the supervisor keeps in Ray: worker actors that it can find again, and incarnations that only grow.
+"""Keeps in Ray what a restarted supervisor must find again: worker actors, desired state, incarnations.
 
 `Backend` and `WorkerHandle` are the interface; `RayBackend` implements it. Only ServeErrors leave it.
 """
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 RECYCLED_PAUSE_S = 0.05
-"""Seconds between two looks whether a restarted process is a fresh one."""
+"""Seconds between two checks of whether Ray has replaced a killed process."""
 NODES_S = 2.0
 """Seconds for Ray's head to say which nodes are about to end."""
 KV_NAMESPACE = "twostroke"
@@ -44,22 +44,22 @@ NODE_REQUEST_KEY = "node_request"
 
 
 class AfterDrain(enum.StrEnum):
-    """What happens to a worker after its drain; a restarted supervisor goes on with it."""
+    """What follows a drain. It is stored, so that a restarted supervisor carries it out."""
 
     RESTART = "restart"
     """A new epoch begins."""
     REMOVE = "remove"
-    """It stays away until it is asked back."""
+    """The worker has no process until it is wanted again."""
     SWITCH_ROLE = "switch_role"
     """A new epoch begins in the same process, in another role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The living nodes of the Ray cluster."""
+    """The nodes of the Ray cluster that are alive."""
 
     leaving: Mapping[str, float]
-    """Seconds left of each node that is about to end; infinite where nobody has said."""
+    """Seconds until each leaving node ends; infinite if Ray names no deadline."""
     has_others: bool
     """Some nodes stay."""
 
@@ -69,7 +69,7 @@ class WorkerDied(PeerLost):
 
 
 class WorkerHandle(Protocol):
-    """One worker over all of its epochs."""
+    """Controls one worker through all of its epochs."""
 
     async def place(self) -> ActorLocation:
         """Return where its process is, once there is one."""
@@ -78,7 +78,7 @@ class WorkerHandle(Protocol):
         """Await the end of the epoch. Raises WorkerDied if the process died."""
 
     async def ready(self, incarnation: int) -> Serving:
-        """Return once the epoch serves that `run` began or joined with this incarnation.
+        """Return once the epoch with this incarnation serves.
 
         Either call may arrive first.
         """
@@ -110,10 +110,10 @@ class Backend(Protocol):
     def set_desired(self, desired: DesiredState) -> None: ...
 
     def request_nodes(self, placed: WorkerCounts) -> None:
-        """Ask Ray's autoscaler for nodes for so many workers of each role; it ends the nodes that stay idle."""
+        """Ask Ray's autoscaler for nodes for this many workers of each role. It removes nodes that stay idle."""
 
     async def nodes(self) -> Nodes:
-        """Raises PeerLost where nobody answers."""
+        """Return the nodes. Raises PeerLost if Ray's head does not answer."""
 
     def forget(self) -> None:
         """Delete everything that is stored: the fleet is gone."""
@@ -123,17 +123,18 @@ class RayWorker:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         self._place: ActorLocation | None = None
-        self._left: ActorLocation | None = None
+        self._killed_place: ActorLocation | None = None
         """The process that was killed. Ray ends it some time later, and until then it answers."""
 
     async def place(self) -> ActorLocation:
-        while (place := await self._place_now()) == self._left:  # noqa: ASYNC110  # of another process
+        # no event tells that another process has the actor
+        while (place := await self._place_now()) == self._killed_place:  # noqa: ASYNC110
             await asyncio.sleep(RECYCLED_PAUSE_S)
         self._place = place
         return place
 
     async def _place_now(self) -> ActorLocation:
-        # Ray would refuse a call to an actor that is being restarted; with retries it waits for it.
+        # Ray refuses calls to an actor that restarts; with retries the call waits.
         return await _result(self._actor.place.options(max_task_retries=-1).remote())
 
     async def run(self, incarnation: int, role: Role) -> None:
@@ -146,7 +147,7 @@ class RayWorker:
         await _result(self._actor.shutdown.remote())
 
     def recycle(self) -> None:
-        self._left = self._place
+        self._killed_place = self._place
         ray.kill(self._actor, no_restart=False)
 
     def remove(self) -> None:
@@ -162,7 +163,7 @@ class RayBackend:
         mounts: dict[Role, type[MountedWorker]] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`roles`: what workers ask of nodes. `clock`: wall-clock time in seconds."""
+        """`roles`: the resources and labels that each role's workers need. `clock`: wall-clock time in seconds."""
         self._worker_count = worker_count
         self._roles = roles or {}
         self._mounts = mounts or MOUNTS
@@ -192,7 +193,8 @@ class RayBackend:
     def next_incarnation(self, worker_id: str) -> int:
         key = _incarnation_key(worker_id)
         last = internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE)
-        # Routers may outlive a fleet and Ray's store: their last epoch of it must not outrank the first new one.
+        # Routers may outlive a fleet and Ray's store: a new fleet's first epoch must be higher than the last one they
+        # know.
         incarnation = int(last) + 1 if last else max(1, int(self._clock()))
         internal_kv._internal_kv_put(key, str(incarnation), overwrite=True, namespace=KV_NAMESPACE)
         return incarnation
@@ -236,18 +238,18 @@ class RayBackend:
 
 
 def _nodes_now() -> Nodes:
-    """Ask as Ray's own libraries do, for nodes drained by hand, by an autoscaler or before a preemption."""
+    """Ask Ray's head which nodes drain: by hand, by an autoscaler or before a preemption."""
     deadlines_ms: dict[str, int] = ray._private.worker.global_worker.gcs_client.get_draining_nodes(timeout=NODES_S)
     if not deadlines_ms:
         return Nodes({}, has_others=True)
-    living = {node.node_id for node in nodes_from_ray(ray.nodes())}
+    alive = {node.node_id for node in nodes_from_ray(ray.nodes())}
     now_s = time.time()
     leaving = {
         node_id: deadline_ms / 1000 - now_s if deadline_ms else math.inf
         for node_id, deadline_ms in deadlines_ms.items()
-        if node_id in living
+        if node_id in alive
     }
-    return Nodes(leaving, has_others=living > leaving.keys())
+    return Nodes(leaving, has_others=alive > leaving.keys())
 
 
 def _incarnation_key(worker_id: str) -> str:

@@ -155,7 +155,7 @@ def seen_from(
         at_s=at_s,
         arrived=arrived,
         ended=ended,
-        ability=ability_from(loads, block_size),
+        capacity=capacity_from(loads, block_size),
         slots=min((load.slots for load in decode), default=1),
         backlog_s=sum(load.queued_s for role, load in loads.values() if role is Role.PREFILL),
         decode_waiting=sum(load.waiting for load in decode),
@@ -166,7 +166,7 @@ def seen_from(
     )
 
 
-def ability_from(loads: Mapping[str, tuple[Role, Load]], block_size: int) -> MeasuredCapacity | None:
+def capacity_from(loads: Mapping[str, tuple[Role, Load]], block_size: int) -> MeasuredCapacity | None:
     """Return the costs that workers have measured: prompts on prefill workers, streams on decode workers."""
     decode = [load for role, load in loads.values() if role is Role.DECODE and load.costs.step_s]
     prefill = [load for role, load in loads.values() if role is Role.PREFILL and load.costs.prompt_token_s] or decode

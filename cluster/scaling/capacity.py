@@ -90,23 +90,23 @@ class WorkerCounts:
         return f"{self.prefill} prefill + {self.decode} decode"
 
 
-def counts_for(load: ExpectedLoad, ability: MeasuredCapacity, promise: LatencyTargets) -> WorkerCounts:
+def counts_for(load: ExpectedLoad, capacity: MeasuredCapacity, promise: LatencyTargets) -> WorkerCounts:
     """Return the fewest workers that meet the targets by formula. Raises ConfigError where no number would."""
-    check_possible(load, ability, promise)
-    return WorkerCounts(_prefill_count(load, ability, promise), _decode_count(load, ability, promise))
+    check_possible(load, capacity, promise)
+    return WorkerCounts(_prefill_count(load, capacity, promise), _decode_count(load, capacity, promise))
 
 
-def check_possible(load: ExpectedLoad, ability: MeasuredCapacity, promise: LatencyTargets) -> None:
+def check_possible(load: ExpectedLoad, capacity: MeasuredCapacity, promise: LatencyTargets) -> None:
     """Raises ConfigError where not even an empty fleet meets the targets; the message says what it takes."""
     if promise.ttft_s is not None:
-        alone_s = _quantile(sorted(first_tokens_alone_s(load, ability)), promise.attainment)
+        alone_s = _quantile(sorted(first_tokens_alone_s(load, capacity)), promise.attainment)
         if alone_s > promise.ttft_s:
             raise ConfigError(
                 f"--slo-ttft {promise.ttft_s:g}: no fleet is large enough, since {1 - promise.attainment:.0%} of these "
                 f"requests take more than {alone_s:.3g} s to their first token on an empty one",
                 field="slo_ttft",
             )
-    shortest_s = ability.cost.of_streams(1, 0)
+    shortest_s = capacity.cost.of_streams(1, 0)
     if promise.itl_s is not None and shortest_s > promise.itl_s:
         raise ConfigError(
             f"--slo-itl {promise.itl_s:g}: no fleet is large enough, since a step with one stream takes "
@@ -115,35 +115,35 @@ def check_possible(load: ExpectedLoad, ability: MeasuredCapacity, promise: Laten
         )
 
 
-def first_tokens_alone_s(load: ExpectedLoad, ability: MeasuredCapacity) -> list[float]:
+def first_tokens_alone_s(load: ExpectedLoad, capacity: MeasuredCapacity) -> list[float]:
     """Return each request's time to first token if it had the fleet for itself."""
     return [
-        own_s + overhead_s(demand, ability)
-        for demand, own_s in zip(load.demands, prefill_seconds(load, ability), strict=True)
+        own_s + overhead_s(demand, capacity)
+        for demand, own_s in zip(load.demands, prefill_seconds(load, capacity), strict=True)
     ]
 
 
-def overhead_s(demand: RequestDemand, ability: MeasuredCapacity) -> float:
-    last_chunk = min(ability.step_tokens, demand.computed_tokens)
-    return ability.first_token_overhead_s + last_chunk * ability.token_transfer_s
+def overhead_s(demand: RequestDemand, capacity: MeasuredCapacity) -> float:
+    last_chunk = min(capacity.step_tokens, demand.computed_tokens)
+    return capacity.first_token_overhead_s + last_chunk * capacity.token_transfer_s
 
 
-def prefill_seconds(load: ExpectedLoad, ability: MeasuredCapacity) -> list[float]:
+def prefill_seconds(load: ExpectedLoad, capacity: MeasuredCapacity) -> list[float]:
     return [
-        ability.cost.of_prompt(demand.computed_tokens, demand.cached_tokens, ability.step_tokens)
+        capacity.cost.of_prompt(demand.computed_tokens, demand.cached_tokens, capacity.step_tokens)
         for demand in load.demands
     ]
 
 
-def prefill_workers_busy(load: ExpectedLoad, ability: MeasuredCapacity) -> float:
+def prefill_workers_busy(load: ExpectedLoad, capacity: MeasuredCapacity) -> float:
     """Return how many prefill workers the load keeps busy without a pause; fewer never suffice."""
-    seconds = prefill_seconds(load, ability)
+    seconds = prefill_seconds(load, capacity)
     return load.requests_per_s * sum(seconds) / len(seconds)
 
 
-def attainment_of(prefill: int, load: ExpectedLoad, ability: MeasuredCapacity, ttft_s: float) -> float:
+def attainment_of(prefill: int, load: ExpectedLoad, capacity: MeasuredCapacity, ttft_s: float) -> float:
     """Return the predicted share of requests whose first token comes within `ttft_s`."""
-    own_s = prefill_seconds(load, ability)
+    own_s = prefill_seconds(load, capacity)
     mean_s = sum(own_s) / len(own_s)
     busy = load.requests_per_s * mean_s
     if busy >= prefill:
@@ -152,34 +152,34 @@ def attainment_of(prefill: int, load: ExpectedLoad, ability: MeasuredCapacity, t
     waits = _erlang_c(prefill, busy)
     wait_s = mean_s * (load.arrival_variation + variation) / 2 / (prefill - busy)
     kept = 0.0
-    for alone_s in first_tokens_alone_s(load, ability):
+    for alone_s in first_tokens_alone_s(load, capacity):
         slack_s = ttft_s - alone_s
         if slack_s >= 0:
             kept += 1 - waits * math.exp(-slack_s / wait_s) if wait_s else 1.0
     return kept / len(own_s)
 
 
-def _prefill_count(load: ExpectedLoad, ability: MeasuredCapacity, promise: LatencyTargets) -> int:
-    least = math.floor(prefill_workers_busy(load, ability)) + 1
+def _prefill_count(load: ExpectedLoad, capacity: MeasuredCapacity, promise: LatencyTargets) -> int:
+    least = math.floor(prefill_workers_busy(load, capacity)) + 1
     if promise.ttft_s is None:
         return least
     ttft_s = promise.ttft_s
-    count = _fewest(max(1, least), lambda count: attainment_of(count, load, ability, ttft_s) >= promise.attainment)
+    count = _fewest(max(1, least), lambda count: attainment_of(count, load, capacity, ttft_s) >= promise.attainment)
     if count is None:
         raise ConfigError(f"this load needs more than {MOST_WORKERS} prefill workers: check its rate", field="slo_ttft")
     return count
 
 
-def _decode_count(load: ExpectedLoad, ability: MeasuredCapacity, promise: LatencyTargets) -> int:
+def _decode_count(load: ExpectedLoad, capacity: MeasuredCapacity, promise: LatencyTargets) -> int:
     context = mean_context_tokens(load)
 
     def is_enough(count: int) -> bool:
-        streams = streams_per_worker(count, load, ability)
+        streams = streams_per_worker(count, load, capacity)
         if streams is None:
             return False
         busy = streams + POISSON_SLACK * math.sqrt(streams)
-        fits = busy * context <= ability.decode_pool_tokens
-        return fits and (promise.itl_s is None or _step_s(ability, busy, context) <= promise.itl_s)
+        fits = busy * context <= capacity.decode_pool_tokens
+        return fits and (promise.itl_s is None or _step_s(capacity, busy, context) <= promise.itl_s)
 
     count = _fewest(1, is_enough)
     if count is None:
@@ -194,14 +194,14 @@ def _fewest(least: int, is_enough: Callable[[int], bool]) -> int | None:
     return counts[at] if at < len(counts) else None
 
 
-def streams_per_worker(count: int, load: ExpectedLoad, ability: MeasuredCapacity) -> float | None:
+def streams_per_worker(count: int, load: ExpectedLoad, capacity: MeasuredCapacity) -> float | None:
     """Return the streams per worker in equilibrium; None where there is none.
 
     Streams are the arrivals during one stream, which takes its tokens times a step with that many streams.
     """
     output = sum(demand.output_tokens for demand in load.demands) / len(load.demands)
     tokens_per_s = load.requests_per_s * output / count
-    cost = ability.cost
+    cost = capacity.cost
     per_stream_s = cost.stream_s + mean_context_tokens(load) * cost.context_token_s
     left = 1 - tokens_per_s * per_stream_s
     return tokens_per_s * cost.step_s / left if left > 0 else None
@@ -217,8 +217,8 @@ def mean_context_tokens(load: ExpectedLoad) -> float:
     return total / weight if weight else 0.0
 
 
-def _step_s(ability: MeasuredCapacity, streams: float, context_tokens: float) -> float:
-    cost = ability.cost
+def _step_s(capacity: MeasuredCapacity, streams: float, context_tokens: float) -> float:
+    cost = capacity.cost
     return cost.step_s + streams * (cost.stream_s + context_tokens * cost.context_token_s)
 
 

@@ -1,4 +1,7 @@
-"""Which workers shall be there, and in which role. Stored as one value before anybody is told, so no change is torn."""
+"""Holds the workers that the fleet shall have, each with its role.
+
+It is stored as one value, so no restart sees half a change.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from twostroke.config import Role, WorkerConfig
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What one worker shall be."""
+    """The desired role of one worker."""
 
     role: Role
     is_retiring: bool = False
@@ -25,9 +28,9 @@ class DesiredState:
     slots: dict[str, Slot]
     """Slots by worker id. A worker keeps its id when it switches role."""
     is_automatic: bool
-    """The planner decides; else counts stay as operators set them."""
+    """The planner sets the counts. Otherwise operators do."""
     reason: str = ""
-    """Reason of the last change, for people."""
+    """Reason of the last change, for operators."""
 
     @classmethod
     def of(cls, fleet: str, workers: Iterable[WorkerConfig], *, is_automatic: bool) -> DesiredState:
@@ -38,7 +41,7 @@ class DesiredState:
         return [name for name in self._staying(gone) if self.slots[name].role is role]
 
     def placed(self, role: Role, gone: Collection[str] = ()) -> int:
-        """Count the workers that stay on nodes chosen for this role. A switch of role moves nobody to another node."""
+        """Count the workers that stay on nodes chosen for this role. A switch of role does not move a worker."""
         return sum(placed_as(name) is role for name in self._staying(gone))
 
     def _staying(self, gone: Collection[str]) -> list[str]:
@@ -75,16 +78,16 @@ def revised(
 ) -> DesiredState:
     """Return the desired state with the wanted number of workers of each role.
 
-    A serving worker that one role can spare switches to a role that lacks one: that takes a second, a new worker many.
-    Workers not known to serve go first, then those that hold the fewest blocks (`held`), the youngest among equals.
-    Workers in `gone` are left as they are.
+    A serving worker that one role can spare switches to a role that lacks one. A switch takes a second; a new worker
+    takes many. Workers that are not in `held` do not serve and leave first; then those with the fewest blocks, the
+    youngest first among equals. Workers in `gone` are left as they are.
     """
     now = counts_of(desired, gone)
     lacking = {Role.PREFILL: wanted.prefill - now.prefill, Role.DECODE: wanted.decode - now.decode}
     for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
         if may_switch and lacking[role] > 0 and lacking[other] < 0:
             ranked = sorted(
-                _leaving_first(desired.workers(other, gone), held), key=lambda worker_id: worker_id not in held
+                _in_leaving_order(desired.workers(other, gone), held), key=lambda worker_id: worker_id not in held
             )
             switching = ranked[: min(lacking[role], -lacking[other])]
             for worker_id in switching:
@@ -92,13 +95,13 @@ def revised(
             lacking[role] -= len(switching)
             lacking[other] += len(switching)
     for role, count in lacking.items():
-        for worker_id in _leaving_first(desired.workers(role, gone), held)[: max(0, -count)]:
+        for worker_id in _in_leaving_order(desired.workers(role, gone), held)[: max(0, -count)]:
             desired = desired.with_slot(worker_id, Slot(role, is_retiring=True))
         for _ in range(count):
             desired = desired.with_slot(desired.new_name(role), Slot(role))
     return desired
 
 
-def _leaving_first(workers: Sequence[str], held: Mapping[str, int]) -> list[str]:
+def _in_leaving_order(workers: Sequence[str], held: Mapping[str, int]) -> list[str]:
     youngest_first = list(reversed(workers))
     return sorted(youngest_first, key=lambda worker_id: (worker_id in held, held.get(worker_id, 0)))

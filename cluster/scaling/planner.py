@@ -4,10 +4,10 @@
 that workers have measured.
 
 - Workers are added when they were needed for `up_s` without a break.
-- Workers are removed when fewer would have done for `down_s`, even with a quarter more requests.
+- Workers are removed when fewer would have been enough for `down_s`, even with a quarter more requests.
 - A worker that its role can spare switches to the other role as soon as that role lacks one.
 
-Nothing happens in between, so noise at the edge of a count starts and stops no workers.
+Between the two thresholds nothing changes, so a load near one of them neither starts nor stops workers.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from twostroke.config import Bounds, ScalingConfig
 
 REMEMBERED = 96
 """Requests remembered: enough for the spread of their lengths, few enough to follow a change of the load."""
-LEAST_KNOWN = 8
+LEAST_ENDED_REQUESTS = 8
 """Requests that must have ended before anything is decided."""
 NOTHING = RequestDemand(0, 0, 0)
 """Demand that stands for a load without requests."""
 SPARE = 1.25
-"""Factor on the load that fewer workers must be enough for before some are removed."""
-BUSY = 0.75
-"""Target utilisation of prefill workers where no time to first token is set, or none can be kept."""
+"""Before workers are removed, the others must be enough for the load times this factor."""
+TARGET_UTILISATION = 0.75
+"""Target utilisation of prefill workers, if no target for the first token is set, or none can be met."""
 SILENCE_S = 10.0
-"""Seconds without an observation after which earlier ones say nothing of the time between."""
+"""Longest gap between observations; after a longer one the earlier ones are dropped."""
 CLEAR_S = 20.0
-"""Seconds in which a queue that has grown shall be gone."""
+"""Seconds within which a queue must be worked off."""
 PATIENCE = 3.0
-"""Factor on `down_s`: for so long no worker of a role is removed while another one of it starts."""
+"""Multiple of `down_s` for which no worker is removed while another of its role starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +58,13 @@ class FleetObservation:
     arrived: int
     """Requests that have arrived since counting began."""
     ended: tuple[RequestDemand, ...] = ()
-    """Requests that ended since the last observation; a sample where there were many."""
-    ability: MeasuredCapacity | None
+    """Requests that ended since the last observation; only a sample if there were many."""
+    capacity: MeasuredCapacity | None
     """None means that no worker has measured its steps yet."""
     slots: int
     """Streams that one decode worker can hold."""
     backlog_s: float = 0.0
-    """Seconds of computing that queue over all prefill workers."""
+    """Seconds of queued computing, summed over all prefill workers."""
     decode_waiting: int = 0
     """Requests that wait for pages or a slot of a decode worker."""
     streams: int = 0
@@ -78,7 +78,7 @@ class FleetObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerNeeds:
-    """What the formulas ask for at one moment."""
+    """The worker counts that the formulas call for at one moment."""
 
     at_s: float
     now: WorkerCounts
@@ -87,7 +87,7 @@ class WorkerNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingDecision:
-    """A decision, and what it was made of."""
+    """A decision, and the numbers behind it."""
 
     wanted: WorkerCounts
     need: WorkerCounts | None = None
@@ -102,7 +102,7 @@ class ScalingDecision:
     def __str__(self) -> str:
         if self.need is None:
             return self.why
-        streams = "ever more" if self.streams is None else f"{self.streams:.1f}"
+        streams = "unboundedly many" if self.streams is None else f"{self.streams:.1f}"
         return (
             f"{self.wanted}: {self.why} ({self.requests_per_s:.2f} requests/s keep {self.prefill_busy:.2f} prefill "
             f"workers busy and {streams} streams on each decode worker; needs {self.need})"
@@ -110,36 +110,36 @@ class ScalingDecision:
 
 
 class Planner:
-    """Decides from the observations that it was shown."""
+    """Decides from the observations that it was given."""
 
     def __init__(
-        self, promise: LatencyTargets, prefill: Bounds, decode: Bounds, pace: ScalingConfig, *, may_switch: bool
+        self, targets: LatencyTargets, prefill: Bounds, decode: Bounds, config: ScalingConfig, *, may_switch: bool
     ) -> None:
-        self._promise = promise
+        self._targets = targets
         self._prefill, self._decode = prefill, decode
-        self._pace = pace
+        self._config = config
         self._may_switch = may_switch
         self._arrivals: deque[tuple[float, int]] = deque()
         self._demands: deque[RequestDemand] = deque(maxlen=REMEMBERED)
         self._needs: deque[WorkerNeeds] = deque()
         self._complete_s = [-math.inf, -math.inf]
-        """When all desired prefill workers, and all desired decode workers, last served."""
+        """When all desired workers of each role last served: prefill, then decode."""
 
     def decide(self, seen: FleetObservation) -> ScalingDecision:
         self._remember(seen)
         rate = self._rate()
-        if rate is None or seen.ability is None or (rate and len(self._demands) < LEAST_KNOWN):
+        if rate is None or seen.capacity is None or (rate and len(self._demands) < LEAST_ENDED_REQUESTS):
             return ScalingDecision(wanted=self._within(seen.desired), why="too little is known of the load yet")
         load = ExpectedLoad(requests_per_s=rate, demands=tuple(self._demands) or (NOTHING,))
-        needs = self._needs_of(load, seen.ability, seen)
+        needs = self._needs_of(load, seen.capacity, seen)
         self._needs.append(needs)
         wanted, why = self._wanted(seen, needs)
-        streams = streams_per_worker(max(1, wanted.decode), load, seen.ability)
+        streams = streams_per_worker(max(1, wanted.decode), load, seen.capacity)
         return ScalingDecision(
             wanted=wanted,
             need=needs.now,
             requests_per_s=rate,
-            prefill_busy=_busy(load, seen.ability),
+            prefill_busy=_busy(load, seen.capacity),
             streams=streams,
             why=why,
         )
@@ -153,92 +153,94 @@ class Planner:
         if self._needs and seen.at_s - self._needs[-1].at_s > SILENCE_S:
             self._needs.clear()  # the time between is not known
         self._arrivals.append((seen.at_s, seen.arrived))
-        while len(self._arrivals) > 2 and self._arrivals[1][0] <= seen.at_s - self._pace.window_s:
+        while len(self._arrivals) > 2 and self._arrivals[1][0] <= seen.at_s - self._config.window_s:
             self._arrivals.popleft()
         for role, (serving, desired) in enumerate(zip(seen.serving.pair, seen.desired.pair, strict=True)):
             if serving >= desired:
                 self._complete_s[role] = seen.at_s
-        while len(self._needs) > 1 and self._needs[1].at_s <= seen.at_s - self._pace.down_s:
+        while len(self._needs) > 1 and self._needs[1].at_s <= seen.at_s - self._config.down_s:
             self._needs.popleft()
 
     def _rate(self) -> float | None:
         (first_s, first), (last_s, last) = self._arrivals[0], self._arrivals[-1]
         span_s = last_s - first_s
-        return (last - first) / span_s if span_s >= self._pace.window_s / 2 else None
+        return (last - first) / span_s if span_s >= self._config.window_s / 2 else None
 
-    def _needs_of(self, load: ExpectedLoad, ability: MeasuredCapacity, seen: FleetObservation) -> WorkerNeeds:
+    def _needs_of(self, load: ExpectedLoad, capacity: MeasuredCapacity, seen: FleetObservation) -> WorkerNeeds:
         spare = replace(load, requests_per_s=load.requests_per_s * SPARE)
-        # Work that waits for workers that start already needs no more of them.
+        # Work that waits for workers that are already starting needs no further ones.
         backlog_s = seen.backlog_s if seen.serving.prefill >= seen.desired.prefill else 0.0
         waits = seen.decode_waiting > 0 and seen.serving.decode >= seen.desired.decode
         return WorkerNeeds(
             at_s=seen.at_s,
             now=self._within(
                 WorkerCounts(
-                    self._prefill_need(load, ability, backlog_s),
-                    max(self._decode_need(load, ability, seen), seen.desired.decode + 1 if waits else 0),
+                    self._prefill_need(load, capacity, backlog_s),
+                    max(self._decode_need(load, capacity, seen), seen.desired.decode + 1 if waits else 0),
                 )
             ),
             with_spare=self._within(
                 WorkerCounts(
-                    self._prefill_need(spare, ability, backlog_s),
-                    max(self._decode_need(spare, ability, seen, SPARE), seen.desired.decode + 1 if waits else 0),
+                    self._prefill_need(spare, capacity, backlog_s),
+                    max(self._decode_need(spare, capacity, seen, SPARE), seen.desired.decode + 1 if waits else 0),
                 )
             ),
         )
 
-    def _prefill_need(self, load: ExpectedLoad, ability: MeasuredCapacity, backlog_s: float) -> int:
-        mean_s = _mean(prefill_seconds(load, ability))
+    def _prefill_need(self, load: ExpectedLoad, capacity: MeasuredCapacity, backlog_s: float) -> int:
+        mean_s = _mean(prefill_seconds(load, capacity))
         if not mean_s:
             return self._prefill.clamp(math.ceil(backlog_s / CLEAR_S))
         with_queue = replace(load, requests_per_s=load.requests_per_s + backlog_s / CLEAR_S / mean_s)
-        share, busy = self._possible_share(load, ability), _busy(with_queue, ability)
+        share, busy = self._possible_share(load, capacity), _busy(with_queue, capacity)
         for count in range(max(1, self._prefill.least, math.ceil(busy)), self._prefill.most + 1):
-            if self._promise.ttft_s is None or not share:
-                if busy <= count * BUSY:
+            if self._targets.ttft_s is None or not share:
+                if busy <= count * TARGET_UTILISATION:
                     return count
-            elif attainment_of(count, with_queue, ability, self._promise.ttft_s) >= share:
+            elif attainment_of(count, with_queue, capacity, self._targets.ttft_s) >= share:
                 return count
         return self._prefill.most
 
-    def _possible_share(self, load: ExpectedLoad, ability: MeasuredCapacity) -> float:
-        """Return the share of first tokens to aim for: the target, or half of what an empty fleet keeps. 0: none can
-        be.
+    def _possible_share(self, load: ExpectedLoad, capacity: MeasuredCapacity) -> float:
+        """Return the share of first tokens to aim for: the target, or half of what an empty fleet achieves.
+
+        0: none can be met.
         """
-        if self._promise.ttft_s is None:
+        if self._targets.ttft_s is None:
             return 0.0
-        alone_s = first_tokens_alone_s(load, ability)
-        most = sum(each <= self._promise.ttft_s for each in alone_s) / len(alone_s)
-        return self._promise.attainment if most > self._promise.attainment else most / 2
+        alone_s = first_tokens_alone_s(load, capacity)
+        most = sum(each <= self._targets.ttft_s for each in alone_s) / len(alone_s)
+        return self._targets.attainment if most > self._targets.attainment else most / 2
 
     def _decode_need(
-        self, load: ExpectedLoad, ability: MeasuredCapacity, seen: FleetObservation, spare: float = 1.0
+        self, load: ExpectedLoad, capacity: MeasuredCapacity, seen: FleetObservation, spare: float = 1.0
     ) -> int:
-        """Return the decode workers for the load and for the running streams, which may outlast the load they came
-        from.
-        """
+        """Return the decode workers needed for the load and for the streams that run now."""
         context = mean_context_tokens(load)
         for count in range(self._decode.least, self._decode.most + 1):
-            streams = streams_per_worker(count, load, ability)
+            streams = streams_per_worker(count, load, capacity)
             if streams is None:
                 continue
             busy = streams + POISSON_SLACK * math.sqrt(streams)
             running = math.ceil(seen.streams * spare / count)
             if (
                 max(busy, running) <= seen.slots
-                and self._carries(ability, busy, busy * context)
-                and self._carries(ability, running, seen.stream_tokens * spare / count)
+                and self._can_serve(capacity, busy, busy * context)
+                and self._can_serve(capacity, running, seen.stream_tokens * spare / count)
             ):
                 return count
         return self._decode.most
 
-    def _carries(self, ability: MeasuredCapacity, streams: float, tokens: float) -> bool:
-        """Whether one decode worker meets the target. A target that not even a single stream meets is ignored."""
-        itl_s, cost = self._promise.itl_s, ability.cost
+    def _can_serve(self, capacity: MeasuredCapacity, streams: float, tokens: float) -> bool:
+        """Tell whether one decode worker meets the target with this load.
+
+        A target that not even a single stream meets is ignored.
+        """
+        itl_s, cost = self._targets.itl_s, capacity.cost
         is_fast = (
             itl_s is None or cost.of_streams(1, 0) > itl_s or cost.of_streams(math.ceil(streams), int(tokens)) <= itl_s
         )
-        return tokens <= ability.decode_pool_tokens and is_fast
+        return tokens <= capacity.decode_pool_tokens and is_fast
 
     def _wanted(self, seen: FleetObservation, needs: WorkerNeeds) -> tuple[WorkerCounts, str]:
         desired = seen.desired
@@ -248,24 +250,25 @@ class Planner:
         if any(lacks):
             wanted = self._switched(seen, more) if self._may_switch else more
             what = " and ".join(name for name, is_so in zip(("prefill", "decode"), lacks, strict=True) if is_so)
-            return self._within(wanted), f"more {what} workers are needed for {self._pace.up_s:g} s"
+            return self._within(wanted), f"more {what} workers have been needed for {self._config.up_s:g} s"
         if fewer is not None and (fewer.prefill < desired.prefill or fewer.decode < desired.decode):
             wanted = WorkerCounts(*(min(*pair) for pair in zip(desired.pair, fewer.pair, strict=True)))
-            return self._within(wanted), f"fewer would have done for {self._pace.down_s:g} s, with {SPARE - 1:.0%} more"
+            load = f"even with {SPARE - 1:.0%} more load"
+            return self._within(wanted), f"fewer would have been enough for {self._config.down_s:g} s, {load}"
         return self._within(desired), "enough"
 
     def _fewer(self, seen: FleetObservation) -> WorkerCounts | None:
-        fewer = self._peak(seen.at_s, self._pace.down_s)
+        fewer = self._peak(seen.at_s, self._config.down_s)
         if fewer is None:
             return None
-        patience_s = PATIENCE * self._pace.down_s
+        patience_s = PATIENCE * self._config.down_s
         starts = [0 < seen.at_s - complete_s < patience_s for complete_s in self._complete_s]
         desired = seen.desired.pair
         return WorkerCounts(*(have if waits else n for have, waits, n in zip(desired, starts, fewer.pair, strict=True)))
 
     def _lasting(self, now_s: float) -> WorkerCounts:
-        """Return what was needed at every moment since `up_s` ago; nothing where that is not known."""
-        since_s = now_s - self._pace.up_s
+        """Return what was needed at every moment since `up_s` ago; zero if that is not known."""
+        since_s = now_s - self._config.up_s
         if self._needs[0].at_s > since_s:
             return WorkerCounts(0, 0)
         recent = [needs.now for needs in self._since(since_s)]
@@ -280,8 +283,8 @@ class Planner:
         return WorkerCounts(max(each.prefill for each in recent), max(each.decode for each in recent))
 
     def _switched(self, seen: FleetObservation, more: WorkerCounts) -> WorkerCounts:
-        """Take what one role lacks, as far as possible, from what the other one could spare for a while."""
-        enough = self._peak(seen.at_s, max(2 * self._pace.up_s, self._pace.down_s / 3))
+        """Cover what one role lacks with workers that the other has not needed for a while."""
+        enough = self._peak(seen.at_s, max(2 * self._config.up_s, self._config.down_s / 3))
         if enough is None:
             return more
         desired = seen.desired
@@ -302,8 +305,8 @@ class Planner:
         return WorkerCounts(self._prefill.clamp(counts.prefill), self._decode.clamp(counts.decode))
 
 
-def _busy(load: ExpectedLoad, ability: MeasuredCapacity) -> float:
-    return load.requests_per_s * _mean(prefill_seconds(load, ability))
+def _busy(load: ExpectedLoad, capacity: MeasuredCapacity) -> float:
+    return load.requests_per_s * _mean(prefill_seconds(load, capacity))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -25,7 +25,7 @@ from twostroke.rpc.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)
 
-GREETING_S = 5.0
+FOUND_WORKER_S = 5.0
 """Seconds for a process that was found to report that it serves. A process that starts takes longer."""
 
 
@@ -33,10 +33,10 @@ class ReconciledFleet(Protocol):
     """What the reconciler needs of the supervisor."""
 
     def stage(self, worker_id: str) -> WorkerStage:
-        """Raises NotFound."""
+        """Return the stage. Raises NotFound for an unknown worker."""
 
     def role(self, worker_id: str) -> Role:
-        """Return the role that it serves in, or shall begin in."""
+        """Return the role in which it serves, or shall begin."""
 
     def handle(self, worker_id: str) -> WorkerHandle: ...
 
@@ -48,7 +48,7 @@ class ReconciledFleet(Protocol):
         """Remove a worker that has left, and its process."""
 
     def publish(self) -> None:
-        """Tell watchers the desired state, and look at every worker."""
+        """Send the desired state to watchers and wake the supervisor."""
 
     def wake(self) -> None:
         """Make the supervisor look at every worker."""
@@ -65,7 +65,7 @@ class Reconciler:
         self._busy: set[str] = set()
         """Workers that leave or switch now."""
         self._changes = self._switches = 0
-        """Counted since the supervisor started."""
+        """Changes of the desired workers, and switches of role, since the supervisor started."""
         self._asked: WorkerCounts | None = None
         """Workers that nodes were last requested for; None before any request."""
         written = backend.desired()
@@ -86,7 +86,7 @@ class Reconciler:
         return counts_of(self.desired, self._gone())
 
     def startable(self, wanted: WorkerCounts) -> WorkerCounts:
-        """Limit what a planner may ask for: more of a role in which a worker cannot start would not start either."""
+        """Limit what a planner asks for: where one worker of a role cannot start, more would not either."""
         for role, now, then in zip((Role.PREFILL, Role.DECODE), self.wanted.pair, wanted.pair, strict=True):
             if then > now and self._failed(role):
                 return self.wanted
@@ -120,12 +120,12 @@ class Reconciler:
         others = (name for name in self.desired.workers(role) if name != worker_id and name not in self._busy)
         if not any(self._stage(name) is WorkerStage.SERVING and self._fleet.role(name) is role for name in others):
             raise InvalidRequest(
-                f"{worker_id} is the last {role} worker that serves: add one first (twostroke scale), or say --force",
+                f"{worker_id} is the last {role} worker that serves: add one first (twostroke scale), or pass --force",
                 field="--force",
             )
 
     def _forget_failed(self, wanted: WorkerCounts) -> None:
-        """Remove workers that could not start where more of their role are wanted, so that their names are tried
+        """If more workers of a role are wanted, remove those that could not start, so that their names can be used
         again.
         """
         for role, now, then in zip((Role.PREFILL, Role.DECODE), self.wanted.pair, wanted.pair, strict=True):
@@ -184,7 +184,7 @@ class Reconciler:
 
         await self._fleet.until(worker_id, is_settled)
         if self.desired.slots[worker_id] != slot:
-            raise InvalidRequest(f"{worker_id} was told otherwise by somebody else", field="worker")
+            raise InvalidRequest(f"another command has changed {worker_id} meanwhile", field="worker")
         if self._stage(worker_id) in _GONE:
             raise PeerLost(f"{worker_id} is {self._stage(worker_id)}: it serves in no role")
 
@@ -212,7 +212,10 @@ class Reconciler:
         return self._fleet.role(worker_id) is not self.desired.slots[worker_id].role
 
     def _can_be_spared(self, worker_id: str) -> bool:
-        """Whether serving goes on without it. Prompts need no prefill workers, but only decode workers generate."""
+        """Tell whether the fleet can serve without the worker.
+
+        Prompts need no prefill workers, but only decode workers generate.
+        """
         if self._fleet.role(worker_id) is Role.PREFILL:
             return True
         others = (name for name in self.desired.slots if name != worker_id and name not in self._busy)
@@ -259,7 +262,7 @@ class Reconciler:
         fleet = self._fleet
         self._backend.set_after_drain(worker_id, AfterDrain.REMOVE)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GREETING_S):
+            async with asyncio.timeout(FOUND_WORKER_S):
                 await fleet.until(worker_id, lambda stage: stage not in _BEGINNING)
         if fleet.stage(worker_id) is WorkerStage.DEAD:
             fleet.enter(worker_id, WorkerStage.DRAINED)

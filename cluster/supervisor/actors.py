@@ -137,7 +137,7 @@ class MountedWorker:
             await self._called.wait()
         info = await self._worker.ready()
         self._has_served = True
-        collector.keep_out_of_the_way()
+        collector.freeze_loaded_objects()
         return Serving(info.address, info.epoch, info.fingerprint, info.metrics_address, self._role, info.advice)
 
     async def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a worker has time for one more request now, or would only let it wait. Pure."""
+"""Tells whether a worker would begin one more request now, or only queue it. Pure."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from twostroke.config import Role
 from twostroke.ids import RequestId, WorkerId
 
 STEPS_AHEAD = 2.0
-"""Steps of work that a worker needs ahead so as not to run dry: the one that runs (a report may be that old), and a
-full one to follow it, planned from what is there when it begins."""
+"""Steps of work that a worker must have ahead so that it never idles: the running one, and a full one after it."""
 TRUSTED_S = 10.0
-"""Age from which on the costs that an idle worker reports refuse no request."""
+"""Age of an idle worker's costs above which they refuse no request."""
 OPEN_MEMORY = 0.05
 """Weight of the latest Open in the expected duration of the next one."""
 OUTPUT_MARGIN = 1.25
-"""Factor over the expected time of an output: under load every request goes at the last moment, and one that is no
-slower than usual only on average would be late half of the time."""
+"""Safety factor on the expected time of an output. Without it half of the requests that go at the last moment would
+end late."""
 MOST_OUTPUT_SHARE = 0.5
-"""Share of a client's time that an output may be expected to take at most: however long other outputs were, this one
-may be short, and a request that leaves half of its time to the first token is worth a try."""
+"""Largest share of the client's time that the expected output may take. This output may be shorter than others were."""
 USUAL_OPEN_S = 0.005
 """Expected duration of an Open before the first one."""
 MOST_SLOTS = 0.75
@@ -41,7 +39,7 @@ behind them. A single tenant waits behind nobody else, and what waits at the wor
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """What workers have free, as a wake goes on."""
+    """Free capacity of the workers; one wake counts it down."""
 
     computing: set[WorkerId]
     """Workers that would compute a prompt (almost) at once."""
@@ -50,7 +48,7 @@ class Free:
 
 
 class Capacity:
-    """Knows what this router has sent to each worker and has no first token yet."""
+    """Knows which requests this router has sent to each worker and that have no first token yet."""
 
     def __init__(self, selector: Selector, reservations: Reservations, lone_ahead_s: float) -> None:
         self._selector = selector
@@ -72,7 +70,7 @@ class Capacity:
             self._sent_to.setdefault(worker, {})[request_id] = None
 
     def done(self, request_id: RequestId) -> Placement | None:
-        """No worker computes its prompt any more. Returns its placement; None where that was known."""
+        """Notes that the prompt is computed or given up. Returns its placement, or None if that was noted before."""
         placement = self._sent.pop(request_id, None)
         for worker in () if placement is None else {placement.computed_by, placement.decision.decode}:
             ahead = self._sent_to[worker]
@@ -82,14 +80,14 @@ class Capacity:
         return placement
 
     def ended(self, request_id: RequestId) -> None:
-        """The whole request is over."""
+        """Notes that the request is over, and frees its slot."""
         self.done(request_id)
         self._slots.give_back(request_id)
 
     def first_token_deadline_s(self, request: QueuedRequest, workers: Workers, now_s: float) -> float | None:
         """Returns the client's deadline less the time that the output after the first token is expected to take.
 
-        An output that cannot be whole in time would cost others their slots for nothing.
+        An output that cannot finish in time would cost others their slots for nothing.
         """
         if request.deadline_s is None or not workers.decode:
             return request.deadline_s
@@ -116,15 +114,12 @@ class Capacity:
         return self._sent_to.get(worker, ())
 
     def opened_in(self, seconds: float) -> None:
-        """An Open took this long."""
+        """Notes how long an Open took."""
         self._open_s += OPEN_MEMORY * (seconds - self._open_s)
 
     def ahead_s(self, worker: Worker) -> float:
-        """Returns the work that the worker should have ahead.
-
-        That is a few steps, the way of a request from here to its queue (Open, and the pull that it leads to), and what
-        counts as work there until a report shows it done.
-        """
+        """Returns the seconds of work that the worker should have queued: a few steps, the way of a request to its
+        queue, and the lag of reports."""
         costs = worker.load.costs
         step_s = worker.cost.of_prompt(costs.step_tokens, 0, costs.step_tokens)
         if worker.role is Role.DECODE and costs.step_target_s:
@@ -133,7 +128,7 @@ class Capacity:
         return ahead_s if self.tenants.are_several else max(ahead_s, self._lone_ahead_s)
 
     def queue_s(self, worker: Worker, now_s: float) -> float:
-        """Returns what is dispatched there and not computed: what it reported, and what this router has sent since.
+        """Returns the seconds of work sent there and not computed: what it reported, and what this router sent since.
 
         What other routers have queued does not count, or each would wait for the others.
         """
@@ -183,16 +178,15 @@ class Capacity:
         return 1 + ending - waiting
 
     def next_free_s(self, workers: Workers, now_s: float) -> float | None:
-        """Returns when, as predicted, one of the workers without time will have some."""
+        """Predicts when the first busy worker has time again; None if none is busy."""
         busy = [worker for worker in workers.by_id.values() if not self.has_time(worker, now_s)]
         return min((now_s + self.queue_s(worker, now_s) - self.ahead_s(worker) for worker in busy), default=None)
 
     def is_trusted(self, worker: Worker, now_s: float) -> bool:
         """Tells whether its costs are good enough to refuse a request.
 
-        Costs of its first moments, measured while a whole cluster started beside it, are not before it has computed a
-        client's prompt. Costs of a worker that has been idle for a while may come of a bad moment: if all requests were
-        refused for them it would never learn better, so one goes there to see.
+        First costs are measured while the cluster starts: they are trusted once the worker has computed a client's
+        prompt. A worker that was idle may hold costs of a bad moment, so one request goes there to measure again.
         """
         if not _is_known(worker) or not worker.load.prefill_busy_s:
             return False
@@ -201,7 +195,7 @@ class Capacity:
         return worker.prefilled_at_s is not None and worker.prefilled_at_s + TRUSTED_S > now_s
 
     def limited(self, request: QueuedRequest, workers: Workers, slo_s: float | None, now_s: float) -> QueuedRequest:
-        """Returns the request with the time by which its first token has to be there."""
+        """Returns the request with the time by which its first token must have come."""
         deadline_s = self.first_token_deadline_s(request, workers, now_s)
         limits = [
             at_s for at_s in (deadline_s, None if slo_s is None else request.arrived_s + slo_s) if at_s is not None
@@ -213,5 +207,5 @@ class Capacity:
 
 
 def _is_known(worker: Worker) -> bool:
-    """Tells whether it has computed prompts, and said how fast."""
+    """Tells whether the worker has measured and reported its prompt speed."""
     return worker.cost.prompt_token_s > 0

@@ -1,6 +1,7 @@
-"""The workers, as a router knows them.
+"""This package keeps what a router knows of the workers.
 
 The supervisor lists them (`fleet`). Each of them is followed by its event stream (`feed`), and judged alive, suspect or
-dead (`liveness`, `failure_detector`). A decode worker gets one connection (`worker_link`), over which all requests are
-opened and all tokens come.
+dead (`liveness`, `failure_detector`). A decode worker gets one connection (`worker_link`, kept in `link_pool`), over
+which all requests are opened and all tokens come. `serving_facts` is what all decode workers have in common.
+`broadcast` calls every worker, and `demand` tells the supervisor what clients ask for.
 """

@@ -20,7 +20,7 @@ from cluster.flags.checks import field_of, positive
 from cluster.scaling.capacity import LatencyTargets, first_tokens_alone_s
 from tools.figures.charts import Figure, Head, Line, Section, Words, line_figure, render
 from tools.output import write_json, write_text
-from tools.simulate.demand import ability_of, check_objectives, load_of
+from tools.simulate.demand import capacity_of, check_objectives, load_of
 from tools.simulate.fleet import results
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.options import GIGABYTE, FleetFlags, Output, numbers
@@ -180,7 +180,7 @@ def requests_at(place: Place, shape: FleetShape, requests: int, output_tokens: i
 
 
 def _promised(asked: LatencyTargets, trace: Trace, shape: FleetShape) -> LatencyTargets:
-    alone = sorted(first_tokens_alone_s(load_of(trace, 1), ability_of(shape)))
+    alone = sorted(first_tokens_alone_s(load_of(trace, 1), capacity_of(shape)))
     step_s = shape.cost.of_streams(STREAMS, STREAMS * trace.rows[0].input_tokens)
     return LatencyTargets(
         ttft_s=asked.ttft_s if asked.ttft_s is not None else SLACK * alone[len(alone) // 2],

@@ -70,10 +70,10 @@ async def play(pace: ScalingConfig) -> tuple[float, float]:
         assert (await cluster.supervisor.scaling())["wanted_prefill"] == 1
         load.rate, doubled_s = HIGH, time.monotonic()
         said = await serving(cluster, 2)
-        assert "more prefill workers are needed" in str(said["reason"])
+        assert "more prefill workers have been needed" in str(said["reason"])
         load.rate, halved_s = LOW, time.monotonic()
         said = await serving(cluster, 1)
-        assert "fewer would have done" in str(said["reason"])
+        assert "fewer would have been enough" in str(said["reason"])
         back_s = time.monotonic() - halved_s
         asking.cancel()
         answers = await load.answers()

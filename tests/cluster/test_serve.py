@@ -20,7 +20,7 @@ import grpc
 import psutil
 import pytest
 
-from cluster.clients.admin_access import LOCAL_TOKEN
+from cluster.clients.admin_access import TOKEN_FILE
 from tests import metrics_page
 from tests.cluster.served import (
     CHECKOUT,
@@ -274,10 +274,10 @@ def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server)
     assert (folder / "ray" / "session_latest").exists()
     worker = psutil.Process(server.worker_pid("ray::SupervisorActor"))
     assert worker.environ()["RAY_AUTH_MODE"] == "token"
-    assert worker.environ()["RAY_AUTH_TOKEN_PATH"] == str(folder / LOCAL_TOKEN)
+    assert worker.environ()["RAY_AUTH_TOKEN_PATH"] == str(folder / TOKEN_FILE)
     assert "RAY_ADDRESS" not in worker.environ()
     commands = " ".join(map(title_of, server.processes()))
-    token = (folder / LOCAL_TOKEN).read_text()
+    token = (folder / TOKEN_FILE).read_text()
     assert len(token) == 64
     assert token not in commands
     assert token not in server.printed
@@ -285,7 +285,7 @@ def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server)
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(files) > 5
     telling = [path for path in files if token.encode() in path.read_bytes()]
-    assert telling == [folder / LOCAL_TOKEN]
+    assert telling == [folder / TOKEN_FILE]
     assert telling[0].stat().st_mode & 0o077 == 0
 
 
@@ -331,7 +331,7 @@ def test_no_process_of_a_local_cluster_listens_for_other_hosts(server: Server) -
 
 def test_no_environment_of_a_local_cluster_holds_a_secret(server: Server) -> None:
     (folder,) = server.temporary.glob("ts-*")
-    token = (folder / LOCAL_TOKEN).read_text()
+    token = (folder / TOKEN_FILE).read_text()
     launcher, *below = server.processes()
     assert len(below) > 5
     for process in below:

@@ -12,7 +12,7 @@ from twostroke import collector
 class Cycle: pass
 garbage = Cycle(); garbage.self = garbage; left = weakref.ref(garbage); del garbage
 loaded = [[number] for number in range(100_000)]
-collector.keep_out_of_the_way()
+collector.freeze_loaded_objects()
 assert left() is None, "garbage of the start is not kept for good"
 assert gc.get_freeze_count() > 100_000
 assert len(gc.get_objects()) < 1_000, "a full collection looks at next to nothing"

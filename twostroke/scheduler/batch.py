@@ -1,4 +1,4 @@
-"""Input and result of one engine step: frozen, picklable host data.
+"""Defines the input and the result of one engine step as frozen, picklable data in host memory.
 
 T tokens of S sequences lie end to end (ragged). Sequence s owns tokens query_starts[s]:query_starts[s+1].
 """
@@ -15,7 +15,7 @@ from twostroke.request import SampledToken, SamplingParams
 
 
 class SampleRow(NamedTuple):
-    """Sample one token after the last query token of sequence `row`."""
+    """Parameters for drawing the next token of sequence `row`."""
 
     row: int
     params: SamplingParams
@@ -24,9 +24,9 @@ class SampleRow(NamedTuple):
     banned: tuple[int, ...] = ()
     """Token ids that must not be drawn here (end of sequence before min_tokens)."""
     prompt: tuple[int, ...] = ()
-    """Only filled where penalties are on."""
+    """Token ids of the prompt; empty unless penalties are on."""
     output: tuple[int, ...] = ()
-    """Only filled where penalties are on."""
+    """Token ids of the output; empty unless penalties are on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class Batch:
     positions: npt.NDArray[np.int32]
     """[T] position of each token in its sequence, 0-based."""
     query_starts: npt.NDArray[np.int32]
-    """[S + 1]"""
+    """[S + 1] first token of each sequence; the last entry is T."""
     context_lens: npt.NDArray[np.int32]
     """[S] tokens that the last query token of each sequence attends to, itself included."""
     block_tables: npt.NDArray[np.int32]
@@ -53,13 +53,13 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     tokens: tuple[SampledToken, ...]
-    """One per `Batch.samples`, in order."""
+    """Sampled tokens, one per row of `Batch.samples`, in order."""
     seconds: float
-    """Device time of the step."""
+    """Seconds that the step took on the device."""
 
 
 class Runner(Protocol):
-    """One model on one device. Only the engine thread calls `run`."""
+    """Runs one model on one device. Only the engine thread calls `run`."""
 
     def run(self, batch: Batch) -> StepResult: ...
 

@@ -226,9 +226,9 @@ class WorkerHost:
             max_sequences=self.config.schedule.max_num_seqs,
             pages=self.pool.total,
             block_size=self.facts.block_size,
-            samples=self.config.can_sample,
+            runs_decode=self.config.can_sample,
         )
-        budget = calibration.PACED if self.config.model.is_paced else calibration.COMPUTED
+        budget = calibration.PACED_BUDGET if self.config.model.is_paced else calibration.COMPUTED_BUDGET
         started_s = time.monotonic()
         await calibrate(self.engine, self.loop.rates, step_limits, budget)
         self._engine_state.is_calibrated = True

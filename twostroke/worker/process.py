@@ -47,7 +47,7 @@ async def _serve(worker: BaseWorker) -> None:
     running = asyncio.ensure_future(worker.run())
     try:
         info = await worker.ready()
-        collector.keep_out_of_the_way()
+        collector.freeze_loaded_objects()
         print(json.dumps(dataclasses.asdict(info)), flush=True)
         await _first(running, stopping.wait())
         if not running.done():

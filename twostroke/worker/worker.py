@@ -1,4 +1,4 @@
-"""The plain class behind a Ray actor or a process of its own: one epoch of one worker.
+"""BaseWorker runs one epoch of one worker, in a Ray actor or in a process of its own.
 
 `__init__` is cheap, because a restarted actor reruns only that; servers and engine start in `run`.
 """
@@ -43,7 +43,7 @@ class RoleServices(RoleHandlers, PageJobs, abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End what the role has running; called when the rpc server no longer takes calls."""
+        """End the role's open work; called when the rpc server no longer takes calls."""
 
 
 class BaseWorker(abc.ABC):
@@ -51,7 +51,7 @@ class BaseWorker(abc.ABC):
         """`engine_state` comes from an earlier epoch in this process."""
         self._config = config
         self.engine_state = engine_state
-        """None until loaded. A flexible worker leaves it to the next epoch."""
+        """None until it is loaded. A worker that can switch roles keeps it for the next epoch."""
         self._ready: asyncio.Future[ReadyInfo] | None = None
         self._host: WorkerHost | None = None
         self._pages: PagesService | None = None
@@ -63,7 +63,7 @@ class BaseWorker(abc.ABC):
         """Create the role on this host; `tasks` end with the worker."""
 
     async def run(self, incarnation: int | None = None) -> None:
-        """Load the model and serve until `shutdown`; once per object.
+        """Load the model and serve until `shutdown`; called once per object.
 
         Raises ConfigError for what cannot be started, and EngineLost where the process must end without waiting for
         the engine's thread.
@@ -83,7 +83,7 @@ class BaseWorker(abc.ABC):
         except Exception as error:
             if not ready.done():
                 ready.set_exception(error)
-                ready.exception()  # marked as retrieved: nobody has to wait for it
+                ready.exception()  # retrieved, so that asyncio does not report it
             if self._host is not None and self._host.validator.lost is not None:
                 raise self._host.validator.lost from error  # other errors are its consequences
             raise
@@ -115,7 +115,7 @@ class BaseWorker(abc.ABC):
             return self._open_work()
         if successors:
             await hand_off_cache(self._host, successors, until_s)
-        return 0  # at most the lease of a successor is open, and it has its pages
+        return 0  # at most a successor's pull is open, and it has its pages
 
     async def shutdown(self) -> None:
         """Let `run` return."""
@@ -184,11 +184,11 @@ async def _close(host: WorkerHost) -> None:
         async with asyncio.timeout(None if host.validator.lost is None else CLOSE_LOST_S):
             await host.close()
     except TimeoutError:
-        log.error("not everything could be closed within %.1f s: the process ends without it", CLOSE_LOST_S)
+        log.error("close timed out seconds=%.1f", CLOSE_LOST_S)
 
 
 async def _publish_progress(host: WorkerHost) -> None:
-    """Publish changed blocks after the step that changed them."""
+    """Publish changed blocks after each step."""
     while True:
         ticket = host.progress.ticket()
         host.feed.publish_changes()

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc.aio
 import psutil
 
-from cluster.clients.admin_access import LOCAL_TOKEN
+from cluster.clients.admin_access import TOKEN_FILE
 from cluster.routers.process import is_ready
 from router.addresses import Addresses
 from tests import process_table
@@ -278,7 +278,7 @@ async def testbed(folder: Path, flags: Sequence[str], environment: dict[str, str
             model=state.model,
             journal=journal,
             workers=counts[Role.PREFILL] + counts[Role.DECODE],
-            token=(Path(state.log_dir) / LOCAL_TOKEN).read_text(),
+            token=(Path(state.log_dir) / TOKEN_FILE).read_text(),
             launcher=state.pid,
         )
         yield bed, Path(state.log_dir)

@@ -263,7 +263,7 @@ def test_a_worker_on_a_device_can_be_calibrated_and_its_pages_stay_as_they_were(
         max_sequences=plan.max_sequences,
         pages=PAGES,
         block_size=plan.block_size,
-        samples=samples,
+        runs_decode=samples,
     )
     for batch in sweep(reach):
         assert len(runner.run(batch).tokens) == len(batch.samples)

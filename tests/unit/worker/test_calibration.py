@@ -21,7 +21,14 @@ from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.cost import StepCost, StepTerms
-from twostroke.worker.steps.calibration import COMPUTED, PACED, CalibrationLimits, SweepBudget, calibrate, sweep
+from twostroke.worker.steps.calibration import (
+    COMPUTED_BUDGET,
+    PACED_BUDGET,
+    CalibrationLimits,
+    SweepBudget,
+    calibrate,
+    sweep,
+)
 from twostroke.worker.steps.rates import Rates
 
 SPEC = PacedSpec(
@@ -45,10 +52,10 @@ class Priced:
 
 def reach(**changes: int | bool) -> CalibrationLimits:
     usual = {"step_tokens": 128, "max_model_len": 4096, "max_sequences": 64, "pages": 500, "block_size": 16}
-    return CalibrationLimits(**(usual | {"samples": True} | changes))  # type: ignore[arg-type]  # of the test's own keys
+    return CalibrationLimits(**(usual | {"runs_decode": True} | changes))  # type: ignore[arg-type]  # of the test's own keys
 
 
-def calibrated(runner: Priced, of: CalibrationLimits, effort: SweepBudget = PACED) -> Rates:
+def calibrated(runner: Priced, of: CalibrationLimits, effort: SweepBudget = PACED_BUDGET) -> Rates:
     rates, engine = Rates(), EngineThread(runner)
     asyncio.run(calibrate(engine, rates, of, effort))
     engine.close()
@@ -68,7 +75,7 @@ def test_a_sweep_tells_what_any_step_costs() -> None:
 
 def test_a_worker_that_never_samples_is_not_asked_to() -> None:
     runner = Priced(SPEC.cost)
-    rates = calibrated(runner, reach(samples=False))
+    rates = calibrated(runner, reach(runs_decode=False))
     assert not any(terms.streams for terms in runner.ran)
     assert rates.seconds_per_token > 0
     assert rates.seconds_per_step == 0
@@ -76,14 +83,14 @@ def test_a_worker_that_never_samples_is_not_asked_to() -> None:
 
 def test_the_first_step_of_a_kind_does_not_count_where_runners_warm_up() -> None:
     runner = Priced(SPEC.cost)
-    calibrated(runner, reach(), COMPUTED)
+    calibrated(runner, reach(), COMPUTED_BUDGET)
     assert runner.ran[0] == runner.ran[1]
     assert runner.ran[2] == runner.ran[3]
 
 
 def test_a_sweep_is_too_short_to_make_a_worker_try_the_cores_of_others() -> None:
     runner = Priced(StepCost())
-    calibrated(runner, reach(), COMPUTED)
+    calibrated(runner, reach(), COMPUTED_BUDGET)
     assert len(runner.ran) < FIRST_STEPS
 
 
@@ -126,7 +133,7 @@ def test_a_real_model_is_calibrated_and_its_pages_and_draws_are_as_before(tmp_pa
     generations, state = built.memory.generations.copy(), torch.get_rng_state()
     rates, engine = Rates(), EngineThread(built.runner)
     limits = reach(pages=built.model.pages, max_model_len=built.model.max_model_len)
-    asyncio.run(calibrate(engine, rates, limits, COMPUTED))
+    asyncio.run(calibrate(engine, rates, limits, COMPUTED_BUDGET))
     assert hashlib.blake2b(pages.tobytes()).digest() == before
     assert (built.memory.generations == generations).all()
     assert torch.equal(torch.get_rng_state(), state)

@@ -1,1 +1,1 @@
-"""Native kernels for CPUs: C++ with a plain C interface, built on first use by the system's compiler."""
+"""This package holds the native CPU kernels: C++ with a C interface, compiled on first use."""

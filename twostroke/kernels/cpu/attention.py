@@ -1,4 +1,5 @@
-"""Attention on a CPU by the native kernels: decode rows and prefill chunks alike, over the pages where they lie."""
+"""Computes attention on a CPU with the native kernels; decode rows and prefill chunks take one path and read pages in
+place."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class NativeStep(ctypes.Structure):
-    """`AttentionStep` of attention.h, field by field."""
+    """Mirrors `AttentionStep` of attention.h, field by field."""
 
     _fields_ = (
         ("pool", ctypes.c_void_p),
@@ -43,14 +44,14 @@ class NativeStep(ctypes.Structure):
 
 
 class NativeAttention:
-    """Over a contiguous pool in one of `DTYPES`, on the threads of `team`, or on the calling one."""
+    """Attends over a contiguous pool of one of `DTYPES`, on the threads of `team` or on the caller's."""
 
     def __init__(
         self, pool: torch.Tensor, heads: int, scale: float, kernels: Kernels, team: Team | None = None
     ) -> None:
-        assert pool.is_contiguous(), "the kernel assumes a whole pool"
+        assert pool.is_contiguous(), "the kernel assumes a contiguous pool"
         assert scale > 0, "the kernel looks for the highest score before it scales"
-        assert pool.shape[5] % 2 == 0, "heads are rotated by halves"
+        assert pool.shape[5] % 2 == 0, "the kernel rotates the two halves of a head"
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.pool = pool
         self.heads = heads
@@ -74,10 +75,10 @@ class NativeAttentionStep:
         self._backend = backend
         query_starts = torch.tensor(batch.query_starts, dtype=torch.int32)
         self._keep = (batch, query_starts)
-        """What the native step points into."""
+        """Keeps alive what the native step points into."""
         self._native = _native_step(backend, batch, query_starts)
         self.address = ctypes.addressof(self._native)
-        """The address of the native step, for kernels that go on from here."""
+        """The address of the native step, for other kernels of the same step."""
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         dim = self._native.head_dim
@@ -106,7 +107,7 @@ class NativeAttentionStep:
 def _native_step(backend: NativeAttention, batch: RaggedBatch, query_starts: torch.Tensor) -> NativeStep:
     pool = backend.pool
     for tensor in (batch.cosines, batch.sines, batch.write_slots, batch.positions, batch.block_tables):
-        assert tensor.is_contiguous(), "the kernel walks these by index"
+        assert tensor.is_contiguous(), "the kernel reads these as flat arrays"
     assert batch.positions.dtype == batch.block_tables.dtype == torch.int32
     assert batch.write_slots.dtype == torch.int64
     assert batch.cosines.dtype == batch.sines.dtype == torch.float32

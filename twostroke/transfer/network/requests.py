@@ -31,7 +31,7 @@ class PageRequest:
         if not wrong.size:
             return ""
         first = wrong[0]
-        return f"page {pages[first]} has generation {actual[first]}, generation {expected[first]} was asked for"
+        return f"page {pages[first]} has generation {actual[first]}, not {expected[first]}"
 
 
 def read_request(seconds: float, page_ids: bytes, generations: bytes, memory: Pages) -> PageRequest:

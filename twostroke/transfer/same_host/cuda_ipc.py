@@ -59,7 +59,7 @@ class CudaIpcTransport(SameHostTransport["_DevicePeer", DeviceMemory]):
 
 
 class _DevicePeer(SameHostPeer):
-    step = STEP_PAGES
+    pages_per_copy = STEP_PAGES
 
     def __init__(self, endpoint: PageEndpoint, identity: Identity, memory: DeviceMemory, sharing: Sharing) -> None:
         self._sharing = sharing

@@ -1,4 +1,4 @@
-"""The common part of transports within one host: an abstract Unix socket, and one copy thread per peer.
+"""This is the common part of transports within one host: an abstract Unix socket, and one copy thread per peer.
 
 The owner listens on an abstract Unix socket, which leaves no file behind and can only be reached from the same host
 (and network namespace). After the handshake it hands over access to its pages. The connection then stays open and
@@ -32,16 +32,16 @@ from twostroke.transfer.sockets.listener import Listener
 
 
 class SameHostPeer(CopyThreadPeer, abc.ABC):
-    """One epoch of one worker's pages: a silent connection, a view of the pages, and a copy thread."""
+    """The pages of one worker's epoch as a reader sees them."""
 
-    step: int
-    """Pages that are copied at once; a pull can be ended between two steps."""
+    pages_per_copy: int
+    """Pages that are copied at once; a pull can be ended between two copies."""
 
     def __init__(self, endpoint: PageEndpoint, identity: Identity) -> None:
         super().__init__(endpoint)
         self._identity = identity
         self._sock: socket.socket | None = None
-        self._shut = False
+        self._is_closed = False
         self._threads = CopyThreads(f"pages-{endpoint.transport}-pull", [self])
 
     @abc.abstractmethod
@@ -50,7 +50,7 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
 
     @abc.abstractmethod
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """Copy up to `step` pages. Raises TransferFailed where one is not the page that was asked for."""
+        """Copy up to `pages_per_copy` pages. Raises TransferFailed where one is not the page that was asked for."""
 
     @abc.abstractmethod
     def release(self) -> None:
@@ -66,13 +66,13 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
         return handshake
 
     def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
-        # The copy thread checks `unwanted` between two steps, so it needs no interrupt.
+        # The copy thread checks `unwanted` between two copies, so it needs no interrupt.
         pull = Pull(copies, deadline, interrupt=lambda _: None)
         self._threads.submit(lambda peer: peer._copy_all(pull), pull.ended)
         return pull
 
     def end(self) -> None:
-        self._shut = True
+        self._is_closed = True
         if self._sock is not None:
             hang_up(self._sock)
         self._threads.close()
@@ -84,7 +84,7 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
     def _reach(self, deadline: Deadline) -> Welcome:
         self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            if self._shut:
+            if self._is_closed:
                 raise ConnectionAbortedError("the transport was closed")
             reach(Point.TRANSPORT_CONNECTING)
             sock.settimeout(deadline.remaining_s())
@@ -102,13 +102,13 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
         tally = PullTally()
         try:
             self._refuse_if_gone()
-            for start in range(0, len(pull.copies), self.step):
-                if pull.unwanted or self._shut:
-                    return tally.result(ReadOutcome.FAILED, "the transport was closed" if self._shut else "fenced")
+            for start in range(0, len(pull.copies), self.pages_per_copy):
+                if pull.unwanted or self._is_closed:
+                    return tally.result(ReadOutcome.FAILED, "the transport was closed" if self._is_closed else "fenced")
                 if time.monotonic() >= pull.deadline.at:
                     return tally.result(ReadOutcome.EXPIRED, "the deadline has passed")
                 reach(Point.TRANSPORT_ASKING)
-                copies = pull.copies[start : start + self.step]
+                copies = pull.copies[start : start + self.pages_per_copy]
                 self.copy(copies)
                 tally.copied_bytes += len(copies) * self.endpoint.page_bytes
         except ServeError as error:
@@ -128,7 +128,7 @@ class SameHostTransport(CopyThreadTransport[AnySameHostPeer, AnyPages], abc.ABC)
 
     @abc.abstractmethod
     def hand_over(self, sock: socket.socket, memory: AnyPages) -> None:
-        """Send an admitted reader access to the pages."""
+        """Send an admitted reader what it needs to open the pages."""
 
     @abc.abstractmethod
     def peer(self, endpoint: PageEndpoint, identity: Identity, memory: AnyPages) -> AnySameHostPeer: ...
@@ -157,7 +157,7 @@ class SameHostTransport(CopyThreadTransport[AnySameHostPeer, AnyPages], abc.ABC)
         return await self._peers.reach(self.peer(endpoint, identity, memory), deadline_s)
 
     def _serve(self, sock: socket.socket, memory: AnyPages) -> None:
-        """Serve one connection as the owner. Returns only by an exception, or when the reader is gone."""
+        """Serve one connection as the owner, until the reader is gone."""
         self.hand_over(sock, memory)
         sock.settimeout(None)
         if sock.recv(1):
@@ -184,7 +184,7 @@ def refuse_changed(copy: PageCopy, generation: int, *, after: bool = False) -> N
         raise TransferFailed(
             f"page {copy.remote} was reused while it was copied: generation {generation}, not {copy.generation}"
         )
-    raise TransferFailed(f"page {copy.remote} has generation {generation}, generation {copy.generation} was asked for")
+    raise TransferFailed(f"page {copy.remote} has generation {generation}, not {copy.generation}")
 
 
 def _abstract(name: str) -> str:

@@ -34,7 +34,7 @@ class ShmTransport(SameHostTransport["_ShmPeer", PageMemory]):
 
 
 class _ShmPeer(SameHostPeer):
-    step = 1
+    pages_per_copy = 1
 
     def __init__(self, endpoint: PageEndpoint, identity: Identity, memory: PageMemory) -> None:
         self._local = memory

@@ -1,6 +1,7 @@
 """Calibration measures what steps cost before a worker serves, by a short sweep through the real runner.
 
-It leaves no trace: tokens are written to the scratch page, pool pages are only read, and sampling is greedy.
+It changes no page of the pool: tokens are written to the scratch page, pool pages are only read, and sampling is
+greedy.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from twostroke.scheduler.cost import StepTerms
 from twostroke.worker.steps.rates import Rates
 
 LONG_CONTEXT = 2048
-"""Tokens of context from which attention costs about as much as the rest of a small model."""
+"""Context length, in tokens, from which attention costs about as much as the rest of a small model."""
 MANY_STREAMS = 8
-LIKELIEST = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepBudget:
     budget_s: float
-    """Time for the sweep. One step of each kind is run however long it takes."""
+    """Seconds for the sweep. One prompt step and one decode step run, however long they take."""
     warms_up: bool
-    """The first step of a kind allocates memory and starts threads, so it is repeated and only the repeat counts."""
+    """Whether the first step of each kind runs twice: the first run allocates memory and starts threads, so only the
+    second counts."""
 
 
-COMPUTED = SweepBudget(0.45, warms_up=True)
-PACED = SweepBudget(0.1, warms_up=False)
+COMPUTED_BUDGET = SweepBudget(0.45, warms_up=True)
+PACED_BUDGET = SweepBudget(0.1, warms_up=False)
 """For paced models: their steps are only waits, so few suffice."""
 
 
@@ -46,7 +48,7 @@ class CalibrationLimits:
     max_sequences: int
     pages: int
     block_size: int
-    samples: bool
+    runs_decode: bool
 
     @property
     def longest(self) -> int:
@@ -71,12 +73,12 @@ async def calibrate(engine: EngineThread, rates: Rates, limits: CalibrationLimit
 
 
 def sweep(limits: CalibrationLimits) -> Iterator[Batch]:
-    """Yield steps that tell all terms of a step's cost apart, the most informative first."""
+    """Yield steps from which every term of the step cost can be fitted, the most informative first."""
     most = min(limits.step_tokens, limits.longest)
     few, some = min(most, limits.block_size), -(-most // 2)
     chunks = [(few, 0), (some, 0), (some, LONG_CONTEXT), (most, 0), (few, LONG_CONTEXT), (most, LONG_CONTEXT)]
     prompts = (_chunk(limits, tokens, min(context, limits.longest - tokens)) for tokens, context in chunks)
-    if not limits.samples:
+    if not limits.runs_decode:
         yield from prompts
         return
     many = min(MANY_STREAMS, limits.max_sequences, limits.step_tokens)
@@ -108,7 +110,7 @@ def _streams(limits: CalibrationLimits, count: int, context: int) -> Batch:
         context_lens=np.full(count, context, np.int32),
         block_tables=_tables(limits, count, context),
         write_slots=_scratch_slots(limits, positions),
-        samples=tuple(SampleRow(row, LIKELIEST, context) for row in range(count)),
+        samples=tuple(SampleRow(row, GREEDY, context) for row in range(count)),
     )
 
 

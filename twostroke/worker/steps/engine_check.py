@@ -19,7 +19,7 @@ PROBE_TIMEOUT_S = 10.0
 MOST_FAILED_STEPS = 5
 """Failed steps within FAILED_WINDOW_S after which the epoch ends even if probes succeed: a restart costs less."""
 FAILED_WINDOW_S = 60.0
-LIKELIEST = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
 
 
 class EngineCheck:
@@ -89,5 +89,5 @@ def probe_batch(block_size: int, scratch_page: int, max_model_len: int, *, sampl
         context_lens=np.array([count], np.int32),
         block_tables=np.full((1, 1), scratch_page, np.int32),
         write_slots=scratch_page * block_size + positions.astype(np.int64),
-        samples=(SampleRow(0, LIKELIEST, count),) if samples else (),
+        samples=(SampleRow(0, GREEDY, count),) if samples else (),
     )

@@ -168,7 +168,7 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
         (["--ray-wait", "-1"], "--ray-wait must be 0 or more"),
         (["--fleet-port", "70000"], "--fleet-port must be from 0 to 65535"),
         (["--worker-rpc-port", "-1"], "--worker-rpc-port must be from 0 to 65535"),
-        (["--worker-rpc-port", "7001"], "fixed ports of workers are for one worker per node"),
+        (["--worker-rpc-port", "7001"], "workers with fixed ports need a node each"),
         (["--token-file", "/no/such/secret"], "--token-file /no/such/secret: No such file"),
         (["--slo-ttft", "0"], "--slo-ttft must be positive and finite"),
         (["--max-queued-requests", "-1"], "--max-queued-requests must be 1 or more"),

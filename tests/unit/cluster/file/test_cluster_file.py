@@ -197,7 +197,7 @@ def test_what_is_wrong_is_one_line_that_says_where_and_what(text: str, said: str
         (f"{SMALL}prefill:\n  resources:\n    num_cpus: 4000", ":5: prefill.resources.num_cpus: a prefill worker asks"),
         (f"{SMALL}decode: {{resources: {{nvme: 1}}}}", ":3: decode.resources.nvme: a decode worker asks for 1 nvme,"),
         (f"{SMALL}decode: {{labels: {{zone: mars}}}}", ":3: decode.labels.zone: no node for decode workers has zone=m"),
-        ("ports: {rpc: 7001}", ":1: fixed ports of workers are for one worker per node"),
+        ("ports: {rpc: 7001}", ":1: workers with fixed ports need a node each"),
     ],
 )
 def test_what_turns_out_while_starting_is_said_of_the_file_too(

@@ -20,7 +20,7 @@ async def test_what_comes_of_an_order_goes_back_as_a_result_or_as_the_error_that
     async def fail() -> None:
         raise NotFound("there is no worker 'decode-7'")
 
-    async with control_socket.listening(tmp_path, {"add": add, "fail": fail}):
+    async with control_socket.serving_socket(tmp_path, {"add": add, "fail": fail}):
         assert await asyncio.to_thread(control_socket.send, tmp_path, "add", a=1, b=2) == 3
         with pytest.raises(NotFound, match="decode-7"):
             await asyncio.to_thread(control_socket.send, tmp_path, "fail")
@@ -49,7 +49,7 @@ async def test_a_rolling_restart_passes_over_a_worker_that_retires_meanwhile(
     parser = argparse.ArgumentParser()
     restart.add_arguments(parser)
     known = {"processes": processes, "drain": drain, "restart_supervisor": restart_supervisor}
-    async with control_socket.listening(tmp_path, known):
+    async with control_socket.serving_socket(tmp_path, known):
         assert await asyncio.to_thread(restart.run, parser.parse_args(["--all"])) == 0
         with pytest.raises(NotFound, match="decode-0"):
             await asyncio.to_thread(restart.run, parser.parse_args(["decode-0"]))
@@ -67,7 +67,7 @@ async def test_an_order_goes_on_when_whoever_gave_it_goes_away(tmp_path: Path) -
         await may_end.wait()
         ended.set()
 
-    async with control_socket.listening(tmp_path, {"work": work}):
+    async with control_socket.serving_socket(tmp_path, {"work": work}):
         _, writer = await asyncio.open_unix_connection(tmp_path / control_socket.SOCKET)
         writer.write(b'{"command": "work"}\n')
         await writer.drain()

@@ -89,7 +89,7 @@ async def test_who_gave_a_worker_a_role_hears_that_somebody_else_gave_it_another
         backend.control.may_end.set()
         async with asyncio.timeout(PATIENCE_S):
             await second
-            with pytest.raises(InvalidRequest, match="decode-1 was told otherwise"):
+            with pytest.raises(InvalidRequest, match="another command has changed decode-1"):
                 await first
 
 

@@ -55,7 +55,7 @@ def mounted() -> Mounted:
 @pytest.fixture(autouse=True)
 def no_frozen_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector is this process's own, which goes on with other tests."""
-    monkeypatch.setattr(collector, "keep_out_of_the_way", lambda: None)
+    monkeypatch.setattr(collector, "freeze_loaded_objects", lambda: None)
 
 
 async def test_a_worker_that_serves_has_tidied_up_when_it_says_that_it_is_shut_down() -> None:
