@@ -132,7 +132,7 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """Models of the catalogue and of the hub that were fetched, and twins of local directories."""
+    """Models of the catalogue and of the hub that were fetched, and local directories whose tokenizer was converted."""
     models = cache_dir() / "models"
     found = [
         (name, ready)
@@ -142,8 +142,8 @@ def cached_models() -> list[CachedModel]:
     for marker in sorted((models / "hub").glob("*.path")):
         found.append((unquote(marker.stem), Path(marker.read_text(encoding="utf-8"))))
     of_the_hub = {path for _, path in found}
-    twins = (twin for twin in sorted((models / "converted").glob("[!.]*")) if twin not in of_the_hub)
-    found += [(_origin(twin), twin) for twin in twins]
+    converted = (path for path in sorted((models / "converted").glob("[!.]*")) if path not in of_the_hub)
+    found += [(_origin(path), path) for path in converted]
     return [
         CachedModel(name=name, dtype=_stored_dtype(path), size_bytes=_size_bytes(path), path=str(path))
         for name, path in found
@@ -151,10 +151,10 @@ def cached_models() -> list[CachedModel]:
     ]
 
 
-def _origin(twin: Path) -> str:
-    """The directory whose files the twin links to."""
-    links = (file.resolve().parent for file in sorted(twin.glob("*.safetensors")))
-    return str(next(links, twin))
+def _origin(converted: Path) -> str:
+    """Return the directory whose files are linked there."""
+    links = (file.resolve().parent for file in sorted(converted.glob("*.safetensors")))
+    return str(next(links, converted))
 
 
 def _stored_dtype(directory: Path) -> str:

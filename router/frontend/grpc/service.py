@@ -17,7 +17,6 @@ import grpc.aio
 from router.frontend.auth.auth import AuthContext, Authenticator
 from router.frontend.grpc.schema import options_of
 from router.frontend.params import ClientRequest, TokenPrompt, check_request_id, check_salt, priority_class
-from router.frontend.preparation.prepare import PreparedGenerate
 from router.frontend.request_handler import RequestHandler, TextEvent
 from router.frontend.resume import Pulse, SentProgress, StreamPoint
 from router.frontend.text.tokenizer import token_text
@@ -62,12 +61,10 @@ class InferenceService:
 
     async def Generate(self, raw: bytes, context: Context) -> AsyncIterator[inference_pb2.GenerateResponse]:
         received_s, auth = time.monotonic(), self._calls.of(context)
-        prepared = await self._handler.prepare("grpc_generate", raw, auth, client=_client(context))
-        assert isinstance(prepared, PreparedGenerate)
-        request = inference_pb2.GenerateRequest.FromString(prepared.message)
-        asked = _client_request(
-            request, prepared.prompt, context.time_remaining(), auth, received_s, _traceparent(context)
-        )
+        request, is_chat = await self._handler.prepare("grpc_generate", raw, auth, client=_client(context))
+        assert isinstance(request, inference_pb2.GenerateRequest)
+        prompt = TokenPrompt(request.token_ids.ids, is_chat)
+        asked = _client_request(request, prompt, context.time_remaining(), auth, received_s, _traceparent(context))
         progress, has_begun = SentProgress(asked.point), asked.point.resumptions > 0
 
         async def beat() -> None:

@@ -60,14 +60,6 @@ class PreparationOutcome:
     """Tokens that were counted, also for a request that was refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedGenerate:
-    """A gRPC request without its prompt, and the prompt as tokens."""
-
-    message: bytes
-    prompt: TokenPrompt
-
-
 def prepare(work: Work, text: Text) -> PreparationOutcome:
     """Prepares one request. It never raises ServeError: the outcome holds it."""
     outcome = PreparationOutcome()
@@ -119,14 +111,14 @@ class _Preparation:
         self._outcome.tokens += len(tokens)
         return _json({"prompt": self._text.decode(tokens, skip_special_tokens=False)})
 
-    def grpc_generate(self) -> PreparedGenerate:
+    def grpc_generate(self) -> tuple[inference_pb2.GenerateRequest, bool]:
+        """Returns the message with its prompt as tokens, and whether that was a chat."""
         message = _message(inference_pb2.GenerateRequest, self._work.body)
         check_model(message.model or None, self._work.model)
         options_of(message)
         (prompt,) = self._prompts([prompt_of(message)])
-        for name in ("text", "chat", "token_ids"):
-            message.ClearField(name)
-        return PreparedGenerate(message.SerializeToString(), prompt)
+        message.token_ids.CopyFrom(inference_pb2.TokenIds(ids=prompt.ids))
+        return message, prompt.is_chat
 
     def grpc_tokenize(self) -> bytes:
         """Returns the serialized response."""

@@ -228,7 +228,7 @@ def test_a_hub_id_is_ready_once_its_snapshot_is_marked(tmp_path: Path) -> None:
 
 def test_a_hub_that_does_not_answer_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="owner/name: the hub did not deliver it"):
+    with pytest.raises(ConfigError, match="owner/name: the download from the hub failed"):
         fetch.fetch("owner/name", "float32", silent)
 
 

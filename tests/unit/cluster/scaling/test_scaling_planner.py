@@ -90,7 +90,7 @@ def test_a_load_that_doubles_gets_more_of_what_it_lacks_within_half_a_minute_and
     assert during.prefill >= need(16.0).prefill
     assert after.total < during.total
     assert all(count <= most for count, most in zip(after.pair, need_as_drawn(12.0).pair, strict=True))
-    assert "are needed for" in next(each.why for each in outlooks[120:] if each.wanted != before)
+    assert "have been needed for" in next(each.why for each in outlooks[120:] if each.wanted != before)
 
 
 @pytest.mark.parametrize("seed", range(2))
