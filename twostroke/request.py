@@ -29,7 +29,6 @@ SEEDS = 2**64
 class FinishReason(enum.StrEnum):
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
     ERROR = "error"
 
 

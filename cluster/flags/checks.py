@@ -19,11 +19,6 @@ def positive(flag: str, value: float | None) -> None:
         raise ConfigError(f"{flag} must be positive, got {value:g}", field=field_of(flag))
 
 
-def at_least_zero(flag: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{flag} must be at least 0, got {value:g}", field=field_of(flag))
-
-
 def file_can_be_made(flag: str, path: str | None) -> None:
     """Check that a result can be written, before hours of measuring."""
     if path is None or path == STDOUT:

@@ -34,6 +34,7 @@ class ActiveTenants:
     def __init__(self) -> None:
         self._arrived_at_s: dict[ActiveTenant, float] = {}
         """The longest ago comes first."""
+        self._by_priority: Counter[int] = Counter()
 
     @property
     def are_several(self) -> bool:
@@ -41,14 +42,22 @@ class ActiveTenants:
 
     def has_rivals(self, claim: ActiveTenant) -> bool:
         """Tells whether there are others whose class is not below its own."""
-        return any(each != claim and each.priority >= claim.priority for each in self._arrived_at_s)
+        others = sum(count for priority, count in self._by_priority.items() if priority >= claim.priority)
+        return others > (claim in self._arrived_at_s)
 
     def arrived(self, request: QueuedRequest, now_s: float) -> None:
         claim = ActiveTenant.of(request)
-        self._arrived_at_s.pop(claim, None)
+        if self._arrived_at_s.pop(claim, None) is None:
+            self._by_priority[claim.priority] += 1
         self._arrived_at_s[claim] = now_s
         while next(iter(self._arrived_at_s.values())) + REMEMBERED_S < now_s:
-            del self._arrived_at_s[next(iter(self._arrived_at_s))]
+            self._forget(next(iter(self._arrived_at_s)))
+
+    def _forget(self, claim: ActiveTenant) -> None:
+        del self._arrived_at_s[claim]
+        self._by_priority[claim.priority] -= 1
+        if not self._by_priority[claim.priority]:
+            del self._by_priority[claim.priority]
 
 
 class Slots:

@@ -35,6 +35,8 @@ MOST_ENDING = 0.25
 """Share of a worker's slots that may be expected to be given back while a request is on its way, where several tenants
 are active: requests that hold slots may want longer outputs than those that have ended, and other tenants would wait
 behind them. A single tenant waits behind nobody else, and what waits at the worker shows in the predicted times."""
+MOST_LONE_ENDING = 4.0
+"""The same where one tenant is active: a worker's own queue is bounded, and what it refuses nobody keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +172,12 @@ class Capacity:
         )
         if not load.waiting:
             waiting -= max(0, load.slots - load.running)
-        step_s = decode.cost.of_streams(load.running, 0)
+        step_s = max(decode.cost.of_streams(load.running, 0), load.seconds_per_step)
         output_s = self._selector.output_tokens * step_s
         ending = load.running * self.ahead_s(decode) / output_s if output_s > 0 else 0.0
-        if self.tenants.are_several:
-            ending = min(ending, MOST_ENDING * load.slots)
+        most = MOST_ENDING if self.tenants.are_several else MOST_LONE_ENDING
+        if load.slots:
+            ending = min(ending, most * load.slots)
         return 1 + ending - waiting
 
     def next_free_s(self, workers: Workers, now_s: float) -> float | None:

@@ -28,6 +28,8 @@ LEAST_COST_S = 1e-4
 """Least cost of a request: turns of cost zero would never end."""
 STALE_SPARED = 64
 """Stale entries that a class's heap may have, besides as many as there are tenants, before they are swept out."""
+MOST_LOOKED_AT = 256
+"""Tenants that stand for all where a share of the queue is predicted: each arrival asks for it."""
 MOST_OVERDRAWN = 2048
 """Tenants of a class without queued requests that are remembered; beyond, those that have had least are forgotten."""
 
@@ -208,11 +210,9 @@ class FairQueue:
             position = bisect.bisect_left(own.ranks, rank)
             own_s = own.queued_s * position / len(own.ranks)
             start_s = own.served_s + own_s
-        others_s = sum(
-            min(tenant.queued_s, max(0.0, start_s + self.quantum_s - tenant.served_s))
-            for tenant in group.tenants.values()
-            if tenant is not own
-        )
+        others = [each for each in itertools.islice(group.tenants.values(), MOST_LOOKED_AT) if each is not own]
+        given_s = sum(min(each.queued_s, max(0.0, start_s + self.quantum_s - each.served_s)) for each in others)
+        others_s = given_s * (len(group.tenants) - (own is not None)) / max(1, len(others))
         return min(1.0, (own_s + others_s) / group.queued_s)
 
     def _least_urgent_below(self, request: QueuedRequest) -> RequestId | None:

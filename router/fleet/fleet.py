@@ -125,6 +125,12 @@ class Fleet:
         return bool(statuses & {WorkerStatus.SERVING, WorkerStatus.SUSPECT})
 
     @property
+    def hears_workers(self) -> bool:
+        """A decode worker is there, though it may be silent since a moment, or take no new requests."""
+        here = (WorkerStatus.SERVING, WorkerStatus.SUSPECT, WorkerStatus.DRAINING)
+        return any(w.status in here for w in self.decode_workers())
+
+    @property
     def is_leaving(self) -> bool:
         """Every decode worker drains and no other one is coming: no worker will take a request any more."""
         return {w.status for w in self.decode_workers()} == {WorkerStatus.DRAINING} and not self._awaits_decode

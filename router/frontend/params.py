@@ -15,7 +15,7 @@ from router.frontend.auth.auth import ANONYMOUS, AuthContext
 from router.frontend.json_body import Body, Integer, Number, Strings, TokenIds, as_number, wrong_kind
 from router.frontend.resume import StreamPoint
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
-from twostroke.request import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, SamplingParams
+from twostroke.request import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MOST_TOKENS, SamplingParams
 
 MAX_CHOICES = 128
 """Choices for one prompt; more is a mistake in the client, or an attack."""
@@ -98,8 +98,8 @@ class AnswerOptions(Body):
 
     n: Integer = 1
     max_tokens: Integer | None = None
-    max_tokens_field: str = "max_tokens"
-    """The name that the client used."""
+    max_completion_tokens: Integer | None = None
+    """OpenAI's newer name of `max_tokens`, which wins."""
     min_tokens: Integer = 0
     temperature: Number = 1.0
     top_k: Integer | None = None
@@ -244,13 +244,17 @@ def check_prompt(prompt: TokenPrompt, facts: ServingFacts) -> None:
 
 def answer_length(prompt: TokenPrompt, options: AnswerOptions, facts: ServingFacts) -> int:
     """Returns the tokens that the output may have. Raises ContextLengthExceeded for more than can ever fit."""
-    prompt_tokens, wanted = len(prompt.ids), options.max_tokens
+    prompt_tokens, wanted, field = len(prompt.ids), options.max_tokens, "max_tokens"
+    if options.max_completion_tokens is not None:
+        wanted, field = options.max_completion_tokens, "max_completion_tokens"
     room = facts.context_tokens - prompt_tokens
     if wanted is None:
         return room if prompt.is_chat else min(max(COMPLETION_MAX_TOKENS, options.min_tokens), room)
+    if wanted < 1:
+        raise InvalidRequest(f"{field} must be from 1 to {MOST_TOKENS}, got {wanted}", field=field)
     if wanted > room:
         parts = f"{prompt_tokens} in the {prompt_field(prompt)}, {wanted} in the completion"
-        raise _too_long(f"you requested {prompt_tokens + wanted} tokens ({parts})", facts, options.max_tokens_field)
+        raise _too_long(f"you requested {prompt_tokens + wanted} tokens ({parts})", facts, field)
     return wanted
 
 

@@ -135,12 +135,12 @@ class SentProgress:
 class Pulse:
     """Sends a sign of life to a client that gets nothing else, so that it does not leave.
 
-    A router that knows of no worker sends none: it may be the one that is cut off, and another router may serve.
+    `beat` sends none where nothing has begun, nor where the router hears no worker: it may be the one that is cut off,
+    and another router may serve.
     """
 
-    def __init__(self, beat: Callable[[], Awaitable[None]], can_serve: Callable[[], bool]) -> None:
+    def __init__(self, beat: Callable[[], Awaitable[None]]) -> None:
         self._beat = beat
-        self._can_serve = can_serve
         self._last_s = time.monotonic()
         self.turns = asyncio.Lock()
         """Held while a message or a beat is sent."""
@@ -170,8 +170,7 @@ class Pulse:
                 continue
             async with self.turns:
                 self.sent()
-                if self._can_serve():
-                    await self._beat()
+                await self._beat()
 
 
 class Seeds:

@@ -118,6 +118,10 @@ class RouterCore:
         return not self._is_draining and self._fleet.can_serve
 
     @property
+    def hears_workers(self) -> bool:
+        return self._fleet.hears_workers
+
+    @property
     def is_draining(self) -> bool:
         return self._is_draining
 

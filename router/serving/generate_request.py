@@ -55,6 +55,10 @@ class Dispatcher(Protocol):
     def is_ready(self) -> bool: ...
 
     @property
+    def hears_workers(self) -> bool:
+        """A decode worker is there, though it may be silent since a moment, or drain."""
+
+    @property
     def is_draining(self) -> bool: ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[tuple[int, TokenDelta], None]:

@@ -26,7 +26,9 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 LOOK_S = 0.2
-"""Between two looks at the number of descriptors."""
+"""Between two looks at the descriptors' numbers."""
+LOOK_ANYWAY_S = 2.0
+"""Between two looks at the connections where the numbers are the same: one may stand for another connection by now."""
 SPARE = 1024
 """Connections beyond the limit that may come between two looks; gRPC closes what comes beyond those."""
 
@@ -67,7 +69,7 @@ class Connections:
         connection here."""
         self._descriptors: list[str] = []
         """At the last look."""
-        self._admitted: set[_Seen] = set()
+        self._admitted: dict[_Seen, Peer] = {}
         """Connections over which somebody has been let in, however long ago."""
         self._strangers: set[_Seen] = set()
         """The other connections."""
@@ -88,44 +90,49 @@ class Connections:
                 self._forget_idle()
 
     def is_known(self, peer: str) -> bool:
-        return peer in self._known
+        return peer in self._known or _peer_of(peer) in self._admitted.values()
 
     async def keep(self, addresses: Iterable[str]) -> None:
         """Make room where there are too many, until cancelled. `addresses`: where the server listens."""
         self._ports = frozenset(int(address.rpartition(":")[2]) for address in addresses)
+        looked_at_s = 0.0
         while True:
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(OSError):  # no descriptor is left to look with: one will be, at another look
-                descriptors = os.listdir(_FOLDER)
-                if self._strangers or descriptors != self._descriptors or len(descriptors) > self.most:
-                    self._descriptors = descriptors
-                    seen = await asyncio.to_thread(self._look)
-                    self._end_greedy(seen)
-                    self._make_room(seen)
+                descriptors, now_s = os.listdir(_FOLDER), time.monotonic()
+                is_new = descriptors != self._descriptors or now_s >= looked_at_s + LOOK_ANYWAY_S
+                if self._strangers or is_new or len(descriptors) > self.most:
+                    self._descriptors, looked_at_s = descriptors, now_s
+                    seen, greedy = await asyncio.to_thread(self._look)
+                    doomed = [*self._greedy_again(seen, greedy), *self._too_many(seen)]
+                    if doomed:
+                        await asyncio.to_thread(_end, doomed)
 
-    def _end_greedy(self, seen: list[_Seen]) -> None:
-        """End strangers that had sent too much at the last look already, and were not let in since."""
-        known, now_s = {_peer_of(name) for name in self._known}, time.monotonic()
-        self._admitted = {each for each in seen if each in self._admitted or each.peer in known}
+    def _greedy_again(self, seen: list[_Seen], greedy: set[_Seen]) -> set[_Seen]:
+        """Return strangers that had sent too much at the last look already, and were not let in since."""
+        known = {_peer_of(name) for name in self._known}
+        self._admitted = {each: each.peer for each in seen if each in self._admitted or each.peer in known}
         self._strangers = {each for each in seen if each not in self._admitted}
-        greedy = {each for each in self._strangers if self._is_greedy(each, now_s)}
-        for each in greedy & self._greedy:
-            _end(each)
+        greedy, before = greedy & self._strangers, self._greedy
         self._greedy = greedy
+        return greedy & before
 
-    def _make_room(self, seen: list[_Seen]) -> None:
+    def _too_many(self, seen: list[_Seen]) -> list[_Seen]:
+        """Return the connections that make room: strangers', then those that have been idle for longest."""
         too_many = len(seen) - self.most
         if too_many <= 0:
-            return
+            return []
         ranks = {_peer_of(name): rank for rank, name in enumerate(self._known, 1)}
         busy = {_peer_of(name) for name, calls in self._known.items() if calls}
         idle = [each for each in seen if each.peer not in busy]
-        idle.sort(key=lambda each: (ranks.get(each.peer, 0), each.since_s, each.inode))
-        for each in idle[:too_many]:
-            _end(each)
+        idle.sort(key=lambda each: (each in self._admitted, ranks.get(each.peer, 0), each.since_s, each.inode))
+        return idle[:too_many]
 
-    def _look(self) -> list[_Seen]:
-        """The connections that are there. On a thread of its own: of thousands it takes some milliseconds."""
+    def _look(self) -> tuple[list[_Seen], set[_Seen]]:
+        """Return the connections that are there, and those of strangers that have sent too much.
+
+        It runs on a thread of its own: of thousands of connections it takes some milliseconds.
+        """
         now_s, seen = time.monotonic(), dict[tuple[int, int], _Seen | None]()
         for name in os.listdir(_FOLDER):
             descriptor = int(name)
@@ -137,7 +144,8 @@ class Connections:
                 key = descriptor, status.st_ino
                 seen[key] = self._seen[key] if key in self._seen else self._connection(*key, now_s)
         self._seen = seen
-        return [each for each in seen.values() if each is not None]
+        found = [each for each in seen.values() if each is not None]
+        return found, {each for each in found if each not in self._admitted and self._is_greedy(each, now_s)}
 
     def _is_greedy(self, stranger: _Seen, now_s: float) -> bool:
         allowed_bytes = self._strangers_bytes + STRANGERS_BYTES_PER_S * (now_s - stranger.since_s)
@@ -158,14 +166,15 @@ class Connections:
             del self._known[peer]
 
 
-def _end(seen: _Seen) -> None:
-    """The number may mean another file by now; the inode tells."""
-    own = _duplicate(seen.descriptor)
-    if own is None:
-        return
-    with own, contextlib.suppress(OSError):  # it may be over
-        if os.fstat(own.fileno()).st_ino == seen.inode:
-            own.shutdown(socket.SHUT_RDWR)
+def _end(doomed: Iterable[_Seen]) -> None:
+    """End connections. A number may mean another file by now; the inode tells."""
+    for seen in doomed:
+        own = _duplicate(seen.descriptor)
+        if own is None:
+            continue
+        with own, contextlib.suppress(OSError):  # it may be over
+            if os.fstat(own.fileno()).st_ino == seen.inode:
+                own.shutdown(socket.SHUT_RDWR)
 
 
 def _received_bytes(seen: _Seen) -> int:

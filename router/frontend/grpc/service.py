@@ -68,10 +68,10 @@ class InferenceService:
         progress, has_begun = SentProgress(asked.point), asked.point.resumptions > 0
 
         async def beat() -> None:
-            if has_begun:
+            if has_begun and self._handler.dispatcher.hears_workers:
                 await context.write(inference_pb2.GenerateResponse(request_id=asked.request_id))
 
-        pulse = Pulse(beat, lambda: self._handler.dispatcher.is_ready)
+        pulse = Pulse(beat)
         last: list[inference_pb2.GenerateResponse] = []
 
         async def send(event: TextEvent) -> None:

@@ -121,10 +121,11 @@ class AnswerResponse(Response):
         events = _EventStream(send, scope.get("extensions", {}).get(WRITE_PART))
 
         async def beat() -> None:
-            if events.is_started or self._request.point.resumptions:
+            has_begun = events.is_started or self._request.point.resumptions > 0
+            if has_begun and self._handler.dispatcher.hears_workers:
                 await events.send_comment()
 
-        pulse = Pulse(beat, lambda: self._handler.dispatcher.is_ready)
+        pulse = Pulse(beat)
 
         async def forward(event: TextEvent) -> None:
             async with pulse.turns:  # several prompts are answered at once: what a token says was sent goes before it

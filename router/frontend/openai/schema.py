@@ -187,12 +187,10 @@ def _request(
 
 
 def _options(body: Mapping[str, Any], logprobs: int | None) -> AnswerOptions:
-    length = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     top_k = body.get("top_k")
     special = {
-        "max_tokens": body.get(length),
-        "max_tokens_field": length,
-        "top_k": None if top_k in (0, -1) else top_k,
+        "max_tokens": body.get("max_tokens") if body.get("max_completion_tokens") is None else None,
+        "top_k": None if top_k in (0, -1) and not isinstance(top_k, bool) else top_k,
         "logprobs": logprobs,
     }
     return AnswerOptions.read({**body, **special})

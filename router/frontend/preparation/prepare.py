@@ -69,6 +69,8 @@ def prepare(work: Work, text: Text) -> PreparationOutcome:
         outcome.error = without_frames(error)
     except MemoryError:
         outcome.error = InvalidRequest("the request takes more memory to read than one request may have")
+    except RecursionError:
+        outcome.error = InvalidRequest("the request is nested too deeply")
     return outcome
 
 

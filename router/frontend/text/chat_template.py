@@ -137,16 +137,17 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yields all strings in a value of JSON."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield key
-            yield from _texts(entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from _texts(entry)
+    """Yields all strings in a value of JSON, in any order. Depth costs nothing."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, Mapping):
+            yield from one
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
 
 
 def _cut_at_tag(rendered: str) -> str:

@@ -77,6 +77,10 @@ class ScriptedDispatcher:
     def is_ready(self) -> bool:
         return self.facts_now is not None
 
+    @property
+    def hears_workers(self) -> bool:
+        return self.facts_now is not None
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[tuple[int, TokenDelta]]:
         self.requests.append(request)
         self.open_ids.add(request.request_id)

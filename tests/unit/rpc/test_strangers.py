@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import threading
 from collections.abc import AsyncIterator
 
 import grpc
@@ -233,3 +234,45 @@ async def test_a_connection_that_was_let_in_stays_so_when_its_peer_is_forgotten(
             await ask_load(server.address)
         await asyncio.sleep(10 * connections.LOOK_S)
         assert channel.get_state() is grpc.ChannelConnectivity.READY
+
+
+async def test_strangers_are_looked_at_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of them would hold it for a tenth of a second at each look."""
+    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+    threads: list[threading.Thread] = []
+    count = connections._received_bytes
+
+    def counted(seen: connections._Seen) -> int:
+        threads.append(threading.current_thread())
+        return count(seen)
+
+    monkeypatch.setattr(connections, "_received_bytes", counted)
+    async with serving() as server:
+        host, _, port = server.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(20):
+            while len(threads) < 3:
+                await asyncio.sleep(0.02)
+        writer.close()
+    assert threading.main_thread() not in threads
+
+
+async def test_a_forgotten_client_is_known_while_its_connection_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+    monkeypatch.setattr(connections, "SPARE", 2)
+    kept = connections.Connections(1, 1 << 20)
+    async with serving() as server:
+        host, _, port = server.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        address, own_port = writer.get_extra_info("sockname")
+        mine = f"ipv4:{address}:{own_port}"
+        keeping = asyncio.create_task(kept.keep([server.address]))
+        with kept.calling(mine):
+            await asyncio.sleep(0.2)
+        for other in range(6):
+            with kept.calling(f"ipv4:127.0.0.9:{other}"):
+                pass
+        assert mine not in kept._known
+        assert kept.is_known(mine)
+        keeping.cancel()
+        writer.close()

@@ -8,7 +8,7 @@ import pytest
 
 from router.admission.active_tenants import ActiveTenant, ActiveTenants
 from router.admission.admission import HEADS, MOST_DECIDED
-from router.admission.capacity import MOST_ENDING
+from router.admission.capacity import MOST_ENDING, MOST_LONE_ENDING
 from router.admission.queued_request import Placement, Refused, Rules
 from router.routing.policies import policy_named
 from router.routing.policies.priced import Priced
@@ -16,6 +16,7 @@ from tests.unit.router.virtual import REMOTE, TOKEN_S, VirtualFleet, fleet_worke
 from twostroke.config import Role
 from twostroke.ids import RequestId
 from twostroke.request import Siblings
+from twostroke.rpc.v1 import control_pb2
 
 OWN_S = 160 * TOKEN_S
 SLOW_FIRST = 3200
@@ -369,3 +370,41 @@ def test_a_claimant_that_has_not_asked_for_a_minute_is_forgotten():
     assert fleet.admission.capacity.tenants.are_several
     fleet.run()
     assert not fleet.admission.capacity.tenants.are_several
+
+
+def test_a_lone_tenants_burst_of_short_answers_waits_here_and_not_where_it_would_be_refused():
+    """The worker's own queue is bounded: beyond it, requests would get an error though there is room here."""
+    slots = 64
+    fleet = VirtualFleet(Rules(), prefill=1)
+    costs = control_pb2.StepCosts(step_s=0.01, prompt_token_s=2e-5, step_tokens=2048, step_target_s=0.04)
+    load = control_pb2.Load(
+        pages_free=10**6, pages_total=10**6, costs=costs, running=slots, slots=slots, prefill_busy_s=1.0
+    )
+    for worker in (fleet.decode[0], fleet.workers["p0"].fleet_worker):
+        worker.report(load, 0.0)
+    for _ in range(300):
+        fleet.admission._selector.ended(1)
+    sent = 0
+    for number in range(1000):
+        request = fleet.queued(f"r{number}", tokens=32, most_output_tokens=1)
+        entered = fleet.admission.enter(request, fleet.serving, 0.0)
+        verdicts = [entered, *fleet.admission.wake(fleet.serving, 0.0)]
+        sent += sum(isinstance(verdict, Placement) for verdict in verdicts)
+    assert slots < sent <= (1 + MOST_LONE_ENDING) * slots + 1
+    assert fleet.admission.queued == 1000 - sent
+
+
+def test_a_tenant_has_rivals_only_in_classes_that_are_not_below_its_own():
+    active = ActiveTenants()
+    fleet = VirtualFleet()
+    mine = fleet.queued("mine", tenant="a", priority=1)
+    claim = ActiveTenant.of(mine)
+    active.arrived(fleet.queued("below", tenant="b", priority=0), 0.0)
+    assert not active.has_rivals(claim)
+    active.arrived(mine, 0.0)
+    active.arrived(mine, 1.0)
+    assert not active.has_rivals(claim), "it is no rival of its own"
+    active.arrived(fleet.queued("equal", tenant="c", priority=1), 2.0)
+    assert active.has_rivals(claim)
+    active.arrived(mine, 100.0)
+    assert not active.has_rivals(claim), "the others came long ago"

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from router.admission.fair_queue import MOST_OVERDRAWN, SIBLINGS_AT_ONCE, FairQueue
+from router.admission.fair_queue import MOST_LOOKED_AT, MOST_OVERDRAWN, SIBLINGS_AT_ONCE, FairQueue
 from router.admission.queued_request import QueuedRequest
 from twostroke.ids import RequestId
 from twostroke.request import Siblings
@@ -283,3 +283,15 @@ def calls_of(function) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+def test_many_tenants_with_equal_queues_are_predicted_from_some_of_them() -> None:
+    """Each arrival asks: a client without a key can be a new tenant with each request."""
+    shares = []
+    for tenants in (MOST_LOOKED_AT - 1, 20 * MOST_LOOKED_AT):
+        queue = FairQueue()
+        for number in range(tenants):
+            add(queue, queued(f"r{number}", f"t{number}"))
+        queue.quantum_s = 1.0
+        shares.append(queue.share_before(queued("new", "new")))
+    assert shares == pytest.approx([1.0, 1.0])

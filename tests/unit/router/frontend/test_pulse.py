@@ -47,10 +47,17 @@ async def test_a_stream_that_stands_still_beats_for_a_client_that_would_go_on_el
 async def test_a_router_that_knows_of_no_worker_lets_its_clients_leave(
     frontend: Frontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(frontend.dispatcher), "is_ready", False)
+    monkeypatch.setattr(type(frontend.dispatcher), "hears_workers", False)
     lines = await lines_while_it_stalls(frontend, 2, RESUMABLE)
     assert sum(line.startswith("data:") for line in lines) >= 2
     assert not [line for line in lines if line.startswith(":")]
+
+
+async def test_a_router_that_takes_no_new_requests_still_beats_for_those_that_it_has(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(frontend.dispatcher), "is_ready", False)
+    assert ": going on" in await lines_while_it_stalls(frontend, 2, RESUMABLE)
 
 
 async def test_who_has_not_asked_to_go_on_elsewhere_gets_messages_alone(frontend: Frontend) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer
 
 from router.frontend.params import ChatPrompt
-from router.frontend.text.chat_template import ChatTemplate
+from router.frontend.text.chat_template import ChatTemplate, Guard, SpecialTexts
 from router.frontend.text.tokenizer import ByteText, TokenizerText, load_text, token_text
 from twostroke.errors import ConfigError, InvalidRequest, UnsupportedFeature
 
@@ -241,3 +242,20 @@ def test_no_special_token_comes_of_client_texts_that_are_joined_or_normalized(tm
     chat = ChatPrompt(messages=tuple({"role": "system", "content": each} for each in said), variables=variables)
     own = [] if "bos_token" in variables else [0]
     assert specials_of(text, text.encode_chat(chat)) == [*own, 1]
+
+
+def nested(depth: int, strings: int) -> ChatPrompt:
+    inner: list[object] = [""] * strings
+    for _ in range(depth):
+        inner = [inner]
+    return ChatPrompt(messages=({"role": "user", "content": "hi"},), variables={"a": inner})
+
+
+def test_how_deeply_a_client_nests_its_variables_costs_nothing() -> None:
+    seconds = []
+    for depth in (1, 800):
+        chat = nested(depth, 5000)
+        started_s = time.thread_time()
+        Guard(SpecialTexts(["<|im_start|>"]), chat)
+        seconds.append(time.thread_time() - started_s)
+    assert seconds[1] < 10 * seconds[0]
