@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from twostroke.errors import (
+    InternalError,
     PeerLost,
     TransferFailed,
 )
@@ -83,7 +84,7 @@ async def test_an_answer_survives_death_after_death_as_long_as_it_gets_on(fleet,
 async def test_a_request_that_its_workers_never_survive_is_given_up(fleet, ask):
     worker = await fleet.add("decode-0", fail_answers=TransferFailed("again"))
     core = await fleet.core()
-    with pytest.raises(TransferFailed):
+    with pytest.raises(InternalError, match="workers were lost in a row: again"):
         await ask(core).task
     assert 2 <= len(worker.opens) <= 10
 
