@@ -244,8 +244,7 @@ class WorkerLink:
     def forget(self, stream: TokenStream) -> None:
         """Delivers no more tokens to it; the caller decides whether the worker has to be told."""
         self._streams.pop((stream.request_id, stream.attempt), None)
-        if self._numbered.get(stream.number) is stream:
-            del self._numbered[stream.number]
+        self._unnumber(stream)
 
     async def close(self, stream: TokenStream) -> bool:
         """Tells the worker that the request is no longer wanted. Returns False where it could not be told."""
@@ -371,9 +370,16 @@ class WorkerLink:
                 self._repair(stream, tasks)
 
     def _number(self, stream: TokenStream, number: int) -> None:
-        if number:
+        """Takes the worker's number of a stream in place of an earlier one; 0 is none."""
+        if number and number != stream.number:
+            self._unnumber(stream)
             stream.number = number
+        if number:
             self._numbered[number] = stream
+
+    def _unnumber(self, stream: TokenStream) -> None:
+        if self._numbered.get(stream.number) is stream:
+            del self._numbered[stream.number]
 
     def _repair(self, stream: TokenStream, tasks: asyncio.TaskGroup) -> None:
         """Asks for what is missing, unless that has been done already."""
