@@ -143,10 +143,13 @@ class TokenStream:
         Raises the error that ended the stream, or what `take` has raised.
         """
         self._take = take
-        deltas, self._deltas = self._deltas, []
-        for delta in deltas:
-            self._deliver(delta)
-        await self._ended.wait()
+        try:
+            deltas, self._deltas = self._deltas, []
+            for delta in deltas:
+                self._deliver(delta)
+            await self._ended.wait()
+        finally:
+            self._take = _ignore  # what reads it holds it
         if self._finish is None:
             assert self._error is not None
             raise self._error
@@ -167,6 +170,10 @@ class TokenStream:
         if delta.finish is not None:
             self._finish = delta.finish
             self._ended.set()
+
+
+def _ignore(_: TokenDelta) -> None:
+    """Takes what comes for a stream that nobody reads any more."""
 
 
 class WorkerLink:

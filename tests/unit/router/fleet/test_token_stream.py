@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 
 import pytest
 from hypothesis import given
@@ -91,3 +93,18 @@ async def test_what_its_reader_raises_ends_this_stream_and_nothing_else() -> Non
     with pytest.raises(ValueError, match="a bug"):
         await reading
     assert not stream.is_complete
+
+
+async def test_a_stream_that_was_read_leaves_no_garbage() -> None:
+    stream = TokenStream(None, RequestId("r#0"), 0, 0)
+    gone = weakref.ref(stream)
+    reading = asyncio.ensure_future(stream.read(lambda _, stream=stream: None))
+    await asyncio.sleep(0)
+    stream.feed(entry(0, 1, "stop"))
+    assert await reading is FinishReason.STOP
+    gc.disable()
+    try:
+        del stream, reading
+        assert gone() is None
+    finally:
+        gc.enable()
