@@ -212,7 +212,9 @@ class FairQueue:
             start_s = own.served_s + own_s
         others = [each for each in itertools.islice(group.tenants.values(), MOST_LOOKED_AT) if each is not own]
         given_s = sum(min(each.queued_s, max(0.0, start_s + self.quantum_s - each.served_s)) for each in others)
-        others_s = given_s * (len(group.tenants) - (own is not None)) / max(1, len(others))
+        rest = len(group.tenants) - (own is not None) - len(others)
+        rest_s = group.queued_s - sum(each.queued_s for each in (*others, *([] if own is None else [own])))
+        others_s = given_s + min(max(0.0, rest_s), given_s * rest / max(1, len(others)))
         return min(1.0, (own_s + others_s) / group.queued_s)
 
     def _least_urgent_below(self, request: QueuedRequest) -> RequestId | None:

@@ -159,12 +159,12 @@ class TokenStream:
         if self._take is None:
             self._deltas.append(delta)
             return
-        if self._finish is not None:
+        if self._finish is not None or self._take is _ignore:
             return
         try:
             self._take(delta)
         except Exception as error:  # of this request alone: the link has others
-            self._error = error
+            self._error, self._take = error, _ignore
             self._ended.set()
             return
         if delta.finish is not None:

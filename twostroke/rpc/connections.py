@@ -69,8 +69,9 @@ class Connections:
         connection here."""
         self._descriptors: list[str] = []
         """At the last look."""
-        self._admitted: dict[_Seen, Peer] = {}
+        self._admitted: set[_Seen] = set()
         """Connections over which somebody has been let in, however long ago."""
+        self._admitted_peers: frozenset[Peer] = frozenset()
         self._strangers: set[_Seen] = set()
         """The other connections."""
         self._greedy: set[_Seen] = set()
@@ -90,7 +91,7 @@ class Connections:
                 self._forget_idle()
 
     def is_known(self, peer: str) -> bool:
-        return peer in self._known or _peer_of(peer) in self._admitted.values()
+        return peer in self._known or _peer_of(peer) in self._admitted_peers
 
     async def keep(self, addresses: Iterable[str]) -> None:
         """Make room where there are too many, until cancelled. `addresses`: where the server listens."""
@@ -111,7 +112,8 @@ class Connections:
     def _greedy_again(self, seen: list[_Seen], greedy: set[_Seen]) -> set[_Seen]:
         """Return strangers that had sent too much at the last look already, and were not let in since."""
         known = {_peer_of(name) for name in self._known}
-        self._admitted = {each: each.peer for each in seen if each in self._admitted or each.peer in known}
+        self._admitted = {each for each in seen if each in self._admitted or each.peer in known}
+        self._admitted_peers = frozenset(each.peer for each in self._admitted)
         self._strangers = {each for each in seen if each not in self._admitted}
         greedy, before = greedy & self._strangers, self._greedy
         self._greedy = greedy

@@ -63,7 +63,7 @@ class InferenceService:
         received_s, auth = time.monotonic(), self._calls.of(context)
         request, is_chat = await self._handler.prepare("grpc_generate", raw, auth, client=_client(context))
         assert isinstance(request, inference_pb2.GenerateRequest)
-        prompt = TokenPrompt(request.token_ids.ids, is_chat)
+        prompt = TokenPrompt(tuple(request.token_ids.ids), is_chat)
         asked = _client_request(request, prompt, context.time_remaining(), auth, received_s, _traceparent(context))
         progress, has_begun = SentProgress(asked.point), asked.point.resumptions > 0
 

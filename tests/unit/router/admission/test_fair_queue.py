@@ -295,3 +295,13 @@ def test_many_tenants_with_equal_queues_are_predicted_from_some_of_them() -> Non
         queue.quantum_s = 1.0
         shares.append(queue.share_before(queued("new", "new")))
     assert shares == pytest.approx([1.0, 1.0])
+
+
+def test_tenants_that_are_not_looked_at_have_no_more_queued_than_they_have() -> None:
+    queue = FairQueue()
+    for number in range(MOST_LOOKED_AT):
+        add(queue, queued(f"h{number}", f"heavy {number}", cost_s=10.0))
+    for number in range(2000):
+        add(queue, queued(f"l{number}", f"light {number}", cost_s=0.01))
+    queue.quantum_s = 1.0
+    assert queue.share_before(queued("new", "new")) == pytest.approx((256 + 20) / (2560 + 20))

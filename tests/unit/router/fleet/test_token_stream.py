@@ -108,3 +108,18 @@ async def test_a_stream_that_was_read_leaves_no_garbage() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+async def test_an_error_of_its_reader_is_not_hidden_by_an_end_that_came_before_it_read() -> None:
+    stream = TokenStream(None, RequestId("r#0"), 0, 0)
+    stream.feed(entry(0, 1))
+    stream.feed(entry(1, 1, "stop"))
+    seen: list[TokenDelta] = []
+
+    def fail(delta: TokenDelta) -> None:
+        seen.append(delta)
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        await stream.read(fail)
+    assert tokens_of(seen) == [0]

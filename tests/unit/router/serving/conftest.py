@@ -185,10 +185,11 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
 
     async def Tokens(self, request, context):  # noqa: N802
         queue = self.streams[request.router_id] = asyncio.Queue()
+        numbers: dict[tuple[str, int], int] = {}
         try:
             yield worker_pb2.TokenBatch()
             while (batch := await queue.get()) is not None:
-                yield batch
+                yield in_columns(batch, numbers)
         finally:
             if self.streams.get(request.router_id) is queue:
                 del self.streams[request.router_id]
@@ -274,6 +275,17 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
                 yield message
         finally:
             self.subscribers.discard(queue)
+
+
+def in_columns(batch: worker_pb2.TokenBatch, numbers: dict[tuple[str, int], int]) -> worker_pb2.TokenBatch:
+    """Return the batch of one entry as a worker sends it; `numbers` are those of its connection so far."""
+    (entry,) = batch.entries
+    name = entry.request_id, entry.attempt
+    is_plain = len(entry.tokens) == 1 and not entry.finish_reason and not entry.tokens[0].HasField("logprob")
+    if name in numbers and is_plain:
+        return worker_pb2.TokenBatch(numbers=[numbers[name]], positions=[entry.position], tokens=[entry.tokens[0].id])
+    entry.number = numbers.setdefault(name, len(numbers) + 1)
+    return batch
 
 
 class FakeFleet(fleet_pb2_grpc.FleetServicer):
