@@ -114,7 +114,7 @@ class OutputStream:
         return detach_notices
 
     def _next_batch(self) -> worker_pb2.TokenBatch:
-        """Take all that is to be sent: most requests have one more token, which takes three numbers."""
+        """Return all that is to be sent. A request with one more plain token takes one place in each column."""
         entries = self._take_detach_notices()
         numbers: list[int] = []
         positions: list[int] = []

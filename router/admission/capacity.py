@@ -36,7 +36,8 @@ MOST_ENDING = 0.25
 are active: requests that hold slots may want longer outputs than those that have ended, and other tenants would wait
 behind them. A single tenant waits behind nobody else, and what waits at the worker shows in the predicted times."""
 MOST_LONE_ENDING = 4.0
-"""The same where one tenant is active: a worker's own queue is bounded, and what it refuses nobody keeps."""
+"""The same limit where one tenant is active. A worker's own queue is bounded (`max_waiting`), and a request that it
+refuses fails, although the router could have kept it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class TokenStream:
                 self._deliver(delta)
             await self._ended.wait()
         finally:
-            self._take = _ignore  # what reads it holds it
+            self._take = _ignore  # the reader refers to this stream: together they would be a cycle
         if self._finish is None:
             assert self._error is not None
             raise self._error
