@@ -205,10 +205,6 @@ class PrefixIndex:
         changes = [TierChange(tier, tuple(_on(held, tier)), ()) for tier in Tier]
         return batch_of(held.sequence, changes, held.block_count, held.xor, snapshot=True)
 
-    def hashes_of(self, worker: WorkerId, tier: Tier = Tier.DEVICE) -> frozenset[BlockHash]:
-        held = self._workers.get(worker)
-        return frozenset(_on(held, tier)) if held is not None else frozenset()
-
     def leading_blocks(
         self, hashes: Sequence[BlockHash], also: Coming | None = None
     ) -> dict[WorkerId, tuple[int, ...]]:

@@ -183,7 +183,7 @@ class RequestState:
             self._replay(self._recovered)
             if self._recovered.finish not in (None, FinishReason.ERROR):
                 return self._recovered.finish
-            stream = await self._take_over(self._recovered)
+            stream = await self._reattach(self._recovered)
         losses = _Losses()
         next_worker: WorkerId | None = None
         avoided: WorkerId | None = None
@@ -218,7 +218,7 @@ class RequestState:
         self._stats.arrived(0, recovered.cached_tokens, time.monotonic())
         self._emit(TokenDelta(0, recovered.tokens))
 
-    async def _take_over(self, recovered: Recovered) -> TokenStream | None:
+    async def _reattach(self, recovered: Recovered) -> TokenStream | None:
         """Attaches to it at its worker. Returns None where it has to be placed again."""
         if recovered.finish is not None:
             return None

@@ -116,7 +116,7 @@ class Prompts(Settings):
     prompt_spread: float = setting(
         0.0,
         least=0,
-        most=0.99,
+        below=1,
         unit="FRACTION",
         help="draw lengths uniformly within this fraction of --prompt-tokens",
     )

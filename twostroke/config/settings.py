@@ -53,6 +53,7 @@ class Setting:
     """What 0 means."""
     above: float | None = None
     most: float | None = None
+    below: float | None = None
     power_of_two: bool = False
     choices: tuple[str, ...] = ()
     pattern: str | None = None
@@ -70,6 +71,7 @@ class Setting:
             and (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
             and (not self.power_of_two or value.bit_count() == 1)  # type: ignore[union-attr]  # a whole number
         )
 
@@ -83,6 +85,8 @@ class Setting:
         prefix = "a power of two " if self.power_of_two else ""
         if self.least is not None and self.most is not None:
             return f"{prefix}from {self.least} to {self.most}"
+        if self.least is not None and self.below is not None:
+            return f"at least {self.least} and below {self.below}"
         if self.above is not None:
             return "positive and finite" if self.most is None else f"more than {self.above} and at most {self.most}"
         if self.least is not None:

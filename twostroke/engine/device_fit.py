@@ -62,7 +62,6 @@ def read_memory(device: torch.device) -> MemoryReading:
 
 def working_bytes(hidden: int, intermediate: int, vocab: int, *, tokens: int, samples: int, recorded: int) -> int:
     """Return a generous size of a step's widest moment: in and out of the widest layer, and draws from all logits.
-    `recorded` counts the rows of all recordings together.
 
     `recorded`: rows of all recordings together.
     """

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from router.routing.prefix_index import Applied, PrefixIndex
 from tests.chaos.injection.event_faults import EventFaults, FaultRates
+from tests.unit.router.index_blocks import hashes_of
 from twostroke.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of
 from twostroke.kv_cache.events import EventLog, digest_term
@@ -143,7 +144,7 @@ def equals(index: PrefixIndex, worker: Worker) -> bool:
         shown is not None
         and shown.digest == worker.digest
         and index.epoch_of(worker.id) == worker.epoch
-        and all(index.hashes_of(worker.id, tier) == worker.held[tier] for tier in Tier)
+        and all(hashes_of(index, worker.id, tier) == worker.held[tier] for tier in Tier)
     )
 
 

@@ -12,6 +12,7 @@ from router.serving.dispatcher import RouterCore
 from tests.chaos.injection import event_faults
 from tests.chaos.injection.injector import Injector
 from tests.chaos.injection.product import injected
+from tests.unit.router.index_blocks import hashes_of
 from twostroke.config import RouterConfig, RoutingConfig
 from twostroke.errors import ConfigError, Draining
 from twostroke.ids import BlockHash
@@ -24,7 +25,7 @@ CHAIN = block_hashes_of(list(range(320)), 16)
 
 
 def index_equals_truth(core: RouterCore, *workers) -> bool:
-    return all(core._routing.index.hashes_of(worker.worker_id) == worker.log_names for worker in workers)
+    return all(hashes_of(core._routing.index, worker.worker_id) == worker.log_names for worker in workers)
 
 
 async def test_a_router_needs_a_fleet_address_and_a_known_policy():

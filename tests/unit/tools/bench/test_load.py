@@ -87,6 +87,11 @@ def test_prompt_lengths_spread_over_the_whole_stated_range(options: Any) -> None
     assert all(len(SPELLER.token_ids(request.prompt)) == request.prompt_tokens for request in plan[:50])
 
 
+def test_prompts_may_be_spread_nearly_from_nothing_to_twice_their_length(options: Any) -> None:
+    plan = plan_for(options("--num-requests", "200", "--prompt-tokens", "100", "--prompt-spread", "0.999"))
+    assert all(1 <= request.prompt_tokens <= 200 for request in plan)
+
+
 @pytest.mark.parametrize("vocab_size", [16, 256, 30000])
 def test_every_token_lies_in_the_vocabulary(vocab_size: int) -> None:
     speller = Speller(vocab_size, seed=0)
