@@ -35,9 +35,9 @@ MOST_ENDING = 0.25
 """Share of a worker's slots that may be expected to be given back while a request is on its way, where several tenants
 are active: requests that hold slots may want longer outputs than those that have ended, and other tenants would wait
 behind them. A single tenant waits behind nobody else, and what waits at the worker shows in the predicted times."""
-MOST_LONE_ENDING = 4.0
-"""The same limit where one tenant is active. A worker's own queue is bounded (`max_waiting`), and a request that it
-refuses fails, although the router could have kept it."""
+MOST_LONE_ENDING = 0.25
+"""Share of a worker's own queue for such requests where one tenant is active: what it refuses nobody keeps, and other
+routers send there, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +176,9 @@ class Capacity:
         step_s = max(decode.cost.of_streams(load.running, 0), load.seconds_per_step)
         output_s = self._selector.output_tokens * step_s
         ending = load.running * self.ahead_s(decode) / output_s if output_s > 0 else 0.0
-        most = MOST_ENDING if self.tenants.are_several else MOST_LONE_ENDING
-        if load.slots:
-            ending = min(ending, most * load.slots)
+        most = MOST_ENDING * load.slots if self.tenants.are_several else MOST_LONE_ENDING * load.max_waiting
+        if most:
+            ending = min(ending, most)
         return 1 + ending - waiting
 
     def next_free_s(self, workers: Workers, now_s: float) -> float | None:

@@ -193,6 +193,7 @@ class WorkerHost:
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
             slots=self.config.schedule.max_num_seqs,
+            max_waiting=self.config.schedule.max_waiting,
             queued_tokens=queued.all_tokens,
             pages_total=self.pool.total,
             pages_free=self.pool.count(PageState.FREE),

@@ -144,6 +144,7 @@ async def test_a_subscriber_over_rpc_can_prove_that_it_knows_the_workers_blocks(
             assert len(known) == batch.block_count
             assert _xor(known) == batch.digest
             assert batch.load.pages_total == 12
+            assert batch.load.max_waiting == worker.host.config.schedule.max_waiting
         assert removed > 0
         call.cancel()
         await channel.close()

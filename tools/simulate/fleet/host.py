@@ -355,6 +355,7 @@ class SimulatedHost:
                 state=control_pb2.WORKER_STATE_SERVING,
                 pages_total=self.pool.total,
                 slots=shape.max_num_seqs,
+                max_waiting=self.config.schedule.max_waiting,
                 costs=costs,
                 links=links,
                 tiers=[self.host_memory.rate] if self.host_memory is not None else [],

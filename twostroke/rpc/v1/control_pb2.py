@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etwostroke/rpc/v1/control.proto\x12\x0ctwostroke.v1\"\x16\n\x14GetServerInfoRequest\"\xd1\x01\n\nServerInfo\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12(\n\x05state\x18\x06 \x01(\x0e\x32\x19.twostroke.v1.WorkerState\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\x12\x14\n\x0chttp_address\x18\x08 \x01(\t\x12\x14\n\x0cgrpc_address\x18\t \x01(\t\"\x15\n\x13GetModelInfoRequest\"\xa7\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\npage_bytes\x18\x07 \x01(\x04\x12\x12\n\npool_pages\x18\x08 \x01(\r\"\x10\n\x0eGetLoadRequest\"<\n\x0fGetLoadResponse\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.twostroke.v1.WorkerLoad\"k\n\nWorkerLoad\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12 \n\x04load\x18\x02 \x01(\x0b\x32\x12.twostroke.v1.Load\x12(\n\x06server\x18\x03 \x01(\x0b\x32\x18.twostroke.v1.ServerInfo\"\xd5\x03\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x13\n\x0bpages_total\x18\x04 \x01(\r\x12\x12\n\npages_free\x18\x05 \x01(\r\x12\x14\n\x0cpages_cached\x18\x06 \x01(\r\x12\x16\n\x0epages_arriving\x18\x07 \x01(\r\x12\x14\n\x0cpages_active\x18\x08 \x01(\r\x12\x19\n\x11pages_quarantined\x18\t \x01(\r\x12\x19\n\x11seconds_per_token\x18\n \x01(\x01\x12\x18\n\x10seconds_per_step\x18\x0b \x01(\x01\x12(\n\x05state\x18\x0c \x01(\x0e\x32\x19.twostroke.v1.WorkerState\x12\x10\n\x08queued_s\x18\r \x01(\x01\x12\x16\n\x0eprefill_busy_s\x18\x0e \x01(\x01\x12&\n\x05\x63osts\x18\x0f \x01(\x0b\x32\x17.twostroke.v1.StepCosts\x12%\n\x05links\x18\x10 \x03(\x0b\x32\x16.twostroke.v1.LinkRate\x12%\n\x05tiers\x18\x11 \x03(\x0b\x32\x16.twostroke.v1.TierRate\x12\r\n\x05slots\x18\x12 \x01(\r\"\xb8\x01\n\tStepCosts\x12\x0e\n\x06step_s\x18\x01 \x01(\x01\x12\x10\n\x08stream_s\x18\x02 \x01(\x01\x12\x17\n\x0f\x63ontext_token_s\x18\x03 \x01(\x01\x12\x15\n\rprompt_step_s\x18\x04 \x01(\x01\x12\x16\n\x0eprompt_token_s\x18\x05 \x01(\x01\x12\x15\n\rprompt_pair_s\x18\x06 \x01(\x01\x12\x13\n\x0bstep_tokens\x18\x07 \x01(\r\x12\x15\n\rstep_target_s\x18\x08 \x01(\x01\"E\n\x08LinkRate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tlatency_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\x03 \x01(\x01\"<\n\x08TierRate\x12 \n\x04tier\x18\x01 \x01(\x0e\x32\x12.twostroke.v1.Tier\x12\x0e\n\x06page_s\x18\x02 \x01(\x01\"T\n\x18SubscribeKvEventsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x16\n\x0estart_sequence\x18\x02 \x01(\x04\x12\x11\n\tworker_id\x18\x03 \x01(\t\"\x91\x02\n\x0cKvEventBatch\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x10\n\x08snapshot\x18\x04 \x01(\x08\x12\x0e\n\x06stored\x18\x05 \x01(\x0c\x12\x0f\n\x07removed\x18\x06 \x01(\x0c\x12\x0f\n\x07\x63leared\x18\x07 \x01(\x08\x12\x13\n\x0b\x62lock_count\x18\x08 \x01(\x04\x12\x0e\n\x06\x64igest\x18\t \x01(\x0c\x12 \n\x04load\x18\n \x01(\x0b\x32\x12.twostroke.v1.Load\x12-\n\x0blower_tiers\x18\x0b \x03(\x0b\x32\x18.twostroke.v1.TierChange\x12\x13\n\x0bpublished_s\x18\x0c \x01(\x01\"O\n\nTierChange\x12 \n\x04tier\x18\x01 \x01(\x0e\x32\x12.twostroke.v1.Tier\x12\x0e\n\x06stored\x18\x02 \x01(\x0c\x12\x0f\n\x07removed\x18\x03 \x01(\x0c\"O\n\x0c\x44rainRequest\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01\x12+\n\nsuccessors\x18\x02 \x03(\x0b\x32\x17.twostroke.v1.Successor\">\n\tSuccessor\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"&\n\rDrainResponse\x12\x15\n\ropen_requests\x18\x01 \x01(\r\"\x1f\n\x0fGetTraceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"m\n\x10GetTraceResponse\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12&\n\x05spans\x18\x02 \x03(\x0b\x32\x17.twostroke.v1.TraceSpan\x12\x11\n\tforgotten\x18\x03 \x01(\x08\x12\x0e\n\x06silent\x18\x04 \x03(\t\"\xfa\x01\n\tTraceSpan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07process\x18\x02 \x01(\t\x12\x10\n\x08trace_id\x18\x03 \x01(\t\x12\x0f\n\x07span_id\x18\x04 \x01(\x06\x12\x11\n\tparent_id\x18\x05 \x01(\x06\x12\x0f\n\x07start_s\x18\x06 \x01(\x01\x12\r\n\x05\x65nd_s\x18\x07 \x01(\x01\x12\x30\n\nattributes\x18\x08 \x03(\x0b\x32\x1c.twostroke.v1.TraceAttribute\x12(\n\x06\x65vents\x18\t \x03(\x0b\x32\x18.twostroke.v1.TraceEvent\x12\x12\n\x05\x65rror\x18\n \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_error\"Z\n\nTraceEvent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\x12\x30\n\nattributes\x18\x03 \x03(\x0b\x32\x1c.twostroke.v1.TraceAttribute\"j\n\x0eTraceAttribute\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x0f\n\x05whole\x18\x03 \x01(\x12H\x00\x12\x10\n\x06number\x18\x04 \x01(\x01H\x00\x12\x0e\n\x04\x66lag\x18\x05 \x01(\x08H\x00\x42\x07\n\x05value\"\x15\n\x13\x46orgetCachedRequest\"&\n\x14\x46orgetCachedResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04*\x92\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x18\n\x14WORKER_STATE_SERVING\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x15\n\x11WORKER_STATE_DEAD\x10\x04*K\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_DISK\x10\x03\x32\xab\x04\n\x07\x43ontrol\x12M\n\rGetServerInfo\x12\".twostroke.v1.GetServerInfoRequest\x1a\x18.twostroke.v1.ServerInfo\x12J\n\x0cGetModelInfo\x12!.twostroke.v1.GetModelInfoRequest\x1a\x17.twostroke.v1.ModelInfo\x12\x46\n\x07GetLoad\x12\x1c.twostroke.v1.GetLoadRequest\x1a\x1d.twostroke.v1.GetLoadResponse\x12Y\n\x11SubscribeKvEvents\x12&.twostroke.v1.SubscribeKvEventsRequest\x1a\x1a.twostroke.v1.KvEventBatch0\x01\x12@\n\x05\x44rain\x12\x1a.twostroke.v1.DrainRequest\x1a\x1b.twostroke.v1.DrainResponse\x12U\n\x0c\x46orgetCached\x12!.twostroke.v1.ForgetCachedRequest\x1a\".twostroke.v1.ForgetCachedResponse\x12I\n\x08GetTrace\x12\x1d.twostroke.v1.GetTraceRequest\x1a\x1e.twostroke.v1.GetTraceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etwostroke/rpc/v1/control.proto\x12\x0ctwostroke.v1\"\x16\n\x14GetServerInfoRequest\"\xd1\x01\n\nServerInfo\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12(\n\x05state\x18\x06 \x01(\x0e\x32\x19.twostroke.v1.WorkerState\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\x12\x14\n\x0chttp_address\x18\x08 \x01(\t\x12\x14\n\x0cgrpc_address\x18\t \x01(\t\"\x15\n\x13GetModelInfoRequest\"\xa7\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\npage_bytes\x18\x07 \x01(\x04\x12\x12\n\npool_pages\x18\x08 \x01(\r\"\x10\n\x0eGetLoadRequest\"<\n\x0fGetLoadResponse\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.twostroke.v1.WorkerLoad\"k\n\nWorkerLoad\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12 \n\x04load\x18\x02 \x01(\x0b\x32\x12.twostroke.v1.Load\x12(\n\x06server\x18\x03 \x01(\x0b\x32\x18.twostroke.v1.ServerInfo\"\xea\x03\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x13\n\x0bpages_total\x18\x04 \x01(\r\x12\x12\n\npages_free\x18\x05 \x01(\r\x12\x14\n\x0cpages_cached\x18\x06 \x01(\r\x12\x16\n\x0epages_arriving\x18\x07 \x01(\r\x12\x14\n\x0cpages_active\x18\x08 \x01(\r\x12\x19\n\x11pages_quarantined\x18\t \x01(\r\x12\x19\n\x11seconds_per_token\x18\n \x01(\x01\x12\x18\n\x10seconds_per_step\x18\x0b \x01(\x01\x12(\n\x05state\x18\x0c \x01(\x0e\x32\x19.twostroke.v1.WorkerState\x12\x10\n\x08queued_s\x18\r \x01(\x01\x12\x16\n\x0eprefill_busy_s\x18\x0e \x01(\x01\x12&\n\x05\x63osts\x18\x0f \x01(\x0b\x32\x17.twostroke.v1.StepCosts\x12%\n\x05links\x18\x10 \x03(\x0b\x32\x16.twostroke.v1.LinkRate\x12%\n\x05tiers\x18\x11 \x03(\x0b\x32\x16.twostroke.v1.TierRate\x12\r\n\x05slots\x18\x12 \x01(\r\x12\x13\n\x0bmax_waiting\x18\x13 \x01(\r\"\xb8\x01\n\tStepCosts\x12\x0e\n\x06step_s\x18\x01 \x01(\x01\x12\x10\n\x08stream_s\x18\x02 \x01(\x01\x12\x17\n\x0f\x63ontext_token_s\x18\x03 \x01(\x01\x12\x15\n\rprompt_step_s\x18\x04 \x01(\x01\x12\x16\n\x0eprompt_token_s\x18\x05 \x01(\x01\x12\x15\n\rprompt_pair_s\x18\x06 \x01(\x01\x12\x13\n\x0bstep_tokens\x18\x07 \x01(\r\x12\x15\n\rstep_target_s\x18\x08 \x01(\x01\"E\n\x08LinkRate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tlatency_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\x03 \x01(\x01\"<\n\x08TierRate\x12 \n\x04tier\x18\x01 \x01(\x0e\x32\x12.twostroke.v1.Tier\x12\x0e\n\x06page_s\x18\x02 \x01(\x01\"T\n\x18SubscribeKvEventsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x16\n\x0estart_sequence\x18\x02 \x01(\x04\x12\x11\n\tworker_id\x18\x03 \x01(\t\"\x91\x02\n\x0cKvEventBatch\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x10\n\x08snapshot\x18\x04 \x01(\x08\x12\x0e\n\x06stored\x18\x05 \x01(\x0c\x12\x0f\n\x07removed\x18\x06 \x01(\x0c\x12\x0f\n\x07\x63leared\x18\x07 \x01(\x08\x12\x13\n\x0b\x62lock_count\x18\x08 \x01(\x04\x12\x0e\n\x06\x64igest\x18\t \x01(\x0c\x12 \n\x04load\x18\n \x01(\x0b\x32\x12.twostroke.v1.Load\x12-\n\x0blower_tiers\x18\x0b \x03(\x0b\x32\x18.twostroke.v1.TierChange\x12\x13\n\x0bpublished_s\x18\x0c \x01(\x01\"O\n\nTierChange\x12 \n\x04tier\x18\x01 \x01(\x0e\x32\x12.twostroke.v1.Tier\x12\x0e\n\x06stored\x18\x02 \x01(\x0c\x12\x0f\n\x07removed\x18\x03 \x01(\x0c\"O\n\x0c\x44rainRequest\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01\x12+\n\nsuccessors\x18\x02 \x03(\x0b\x32\x17.twostroke.v1.Successor\">\n\tSuccessor\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"&\n\rDrainResponse\x12\x15\n\ropen_requests\x18\x01 \x01(\r\"\x1f\n\x0fGetTraceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"m\n\x10GetTraceResponse\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12&\n\x05spans\x18\x02 \x03(\x0b\x32\x17.twostroke.v1.TraceSpan\x12\x11\n\tforgotten\x18\x03 \x01(\x08\x12\x0e\n\x06silent\x18\x04 \x03(\t\"\xfa\x01\n\tTraceSpan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07process\x18\x02 \x01(\t\x12\x10\n\x08trace_id\x18\x03 \x01(\t\x12\x0f\n\x07span_id\x18\x04 \x01(\x06\x12\x11\n\tparent_id\x18\x05 \x01(\x06\x12\x0f\n\x07start_s\x18\x06 \x01(\x01\x12\r\n\x05\x65nd_s\x18\x07 \x01(\x01\x12\x30\n\nattributes\x18\x08 \x03(\x0b\x32\x1c.twostroke.v1.TraceAttribute\x12(\n\x06\x65vents\x18\t \x03(\x0b\x32\x18.twostroke.v1.TraceEvent\x12\x12\n\x05\x65rror\x18\n \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_error\"Z\n\nTraceEvent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\x12\x30\n\nattributes\x18\x03 \x03(\x0b\x32\x1c.twostroke.v1.TraceAttribute\"j\n\x0eTraceAttribute\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x0f\n\x05whole\x18\x03 \x01(\x12H\x00\x12\x10\n\x06number\x18\x04 \x01(\x01H\x00\x12\x0e\n\x04\x66lag\x18\x05 \x01(\x08H\x00\x42\x07\n\x05value\"\x15\n\x13\x46orgetCachedRequest\"&\n\x14\x46orgetCachedResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04*\x92\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x18\n\x14WORKER_STATE_SERVING\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x15\n\x11WORKER_STATE_DEAD\x10\x04*K\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_DISK\x10\x03\x32\xab\x04\n\x07\x43ontrol\x12M\n\rGetServerInfo\x12\".twostroke.v1.GetServerInfoRequest\x1a\x18.twostroke.v1.ServerInfo\x12J\n\x0cGetModelInfo\x12!.twostroke.v1.GetModelInfoRequest\x1a\x17.twostroke.v1.ModelInfo\x12\x46\n\x07GetLoad\x12\x1c.twostroke.v1.GetLoadRequest\x1a\x1d.twostroke.v1.GetLoadResponse\x12Y\n\x11SubscribeKvEvents\x12&.twostroke.v1.SubscribeKvEventsRequest\x1a\x1a.twostroke.v1.KvEventBatch0\x01\x12@\n\x05\x44rain\x12\x1a.twostroke.v1.DrainRequest\x1a\x1b.twostroke.v1.DrainResponse\x12U\n\x0c\x46orgetCached\x12!.twostroke.v1.ForgetCachedRequest\x1a\".twostroke.v1.ForgetCachedResponse\x12I\n\x08GetTrace\x12\x1d.twostroke.v1.GetTraceRequest\x1a\x1e.twostroke.v1.GetTraceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twostroke.rpc.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=2747
-  _globals['_WORKERSTATE']._serialized_end=2893
-  _globals['_TIER']._serialized_start=2895
-  _globals['_TIER']._serialized_end=2970
+  _globals['_WORKERSTATE']._serialized_start=2768
+  _globals['_WORKERSTATE']._serialized_end=2914
+  _globals['_TIER']._serialized_start=2916
+  _globals['_TIER']._serialized_end=2991
   _globals['_GETSERVERINFOREQUEST']._serialized_start=48
   _globals['_GETSERVERINFOREQUEST']._serialized_end=70
   _globals['_SERVERINFO']._serialized_start=73
@@ -50,39 +50,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKERLOAD']._serialized_start=557
   _globals['_WORKERLOAD']._serialized_end=664
   _globals['_LOAD']._serialized_start=667
-  _globals['_LOAD']._serialized_end=1136
-  _globals['_STEPCOSTS']._serialized_start=1139
-  _globals['_STEPCOSTS']._serialized_end=1323
-  _globals['_LINKRATE']._serialized_start=1325
-  _globals['_LINKRATE']._serialized_end=1394
-  _globals['_TIERRATE']._serialized_start=1396
-  _globals['_TIERRATE']._serialized_end=1456
-  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_start=1458
-  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_end=1542
-  _globals['_KVEVENTBATCH']._serialized_start=1545
-  _globals['_KVEVENTBATCH']._serialized_end=1818
-  _globals['_TIERCHANGE']._serialized_start=1820
-  _globals['_TIERCHANGE']._serialized_end=1899
-  _globals['_DRAINREQUEST']._serialized_start=1901
-  _globals['_DRAINREQUEST']._serialized_end=1980
-  _globals['_SUCCESSOR']._serialized_start=1982
-  _globals['_SUCCESSOR']._serialized_end=2044
-  _globals['_DRAINRESPONSE']._serialized_start=2046
-  _globals['_DRAINRESPONSE']._serialized_end=2084
-  _globals['_GETTRACEREQUEST']._serialized_start=2086
-  _globals['_GETTRACEREQUEST']._serialized_end=2117
-  _globals['_GETTRACERESPONSE']._serialized_start=2119
-  _globals['_GETTRACERESPONSE']._serialized_end=2228
-  _globals['_TRACESPAN']._serialized_start=2231
-  _globals['_TRACESPAN']._serialized_end=2481
-  _globals['_TRACEEVENT']._serialized_start=2483
-  _globals['_TRACEEVENT']._serialized_end=2573
-  _globals['_TRACEATTRIBUTE']._serialized_start=2575
-  _globals['_TRACEATTRIBUTE']._serialized_end=2681
-  _globals['_FORGETCACHEDREQUEST']._serialized_start=2683
-  _globals['_FORGETCACHEDREQUEST']._serialized_end=2704
-  _globals['_FORGETCACHEDRESPONSE']._serialized_start=2706
-  _globals['_FORGETCACHEDRESPONSE']._serialized_end=2744
-  _globals['_CONTROL']._serialized_start=2973
-  _globals['_CONTROL']._serialized_end=3528
+  _globals['_LOAD']._serialized_end=1157
+  _globals['_STEPCOSTS']._serialized_start=1160
+  _globals['_STEPCOSTS']._serialized_end=1344
+  _globals['_LINKRATE']._serialized_start=1346
+  _globals['_LINKRATE']._serialized_end=1415
+  _globals['_TIERRATE']._serialized_start=1417
+  _globals['_TIERRATE']._serialized_end=1477
+  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_start=1479
+  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_end=1563
+  _globals['_KVEVENTBATCH']._serialized_start=1566
+  _globals['_KVEVENTBATCH']._serialized_end=1839
+  _globals['_TIERCHANGE']._serialized_start=1841
+  _globals['_TIERCHANGE']._serialized_end=1920
+  _globals['_DRAINREQUEST']._serialized_start=1922
+  _globals['_DRAINREQUEST']._serialized_end=2001
+  _globals['_SUCCESSOR']._serialized_start=2003
+  _globals['_SUCCESSOR']._serialized_end=2065
+  _globals['_DRAINRESPONSE']._serialized_start=2067
+  _globals['_DRAINRESPONSE']._serialized_end=2105
+  _globals['_GETTRACEREQUEST']._serialized_start=2107
+  _globals['_GETTRACEREQUEST']._serialized_end=2138
+  _globals['_GETTRACERESPONSE']._serialized_start=2140
+  _globals['_GETTRACERESPONSE']._serialized_end=2249
+  _globals['_TRACESPAN']._serialized_start=2252
+  _globals['_TRACESPAN']._serialized_end=2502
+  _globals['_TRACEEVENT']._serialized_start=2504
+  _globals['_TRACEEVENT']._serialized_end=2594
+  _globals['_TRACEATTRIBUTE']._serialized_start=2596
+  _globals['_TRACEATTRIBUTE']._serialized_end=2702
+  _globals['_FORGETCACHEDREQUEST']._serialized_start=2704
+  _globals['_FORGETCACHEDREQUEST']._serialized_end=2725
+  _globals['_FORGETCACHEDRESPONSE']._serialized_start=2727
+  _globals['_FORGETCACHEDRESPONSE']._serialized_end=2765
+  _globals['_CONTROL']._serialized_start=2994
+  _globals['_CONTROL']._serialized_end=3549
 # @@protoc_insertion_point(module_scope)
