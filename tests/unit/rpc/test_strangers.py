@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import socket
 import threading
 from collections.abc import AsyncIterator
 
@@ -276,3 +277,47 @@ async def test_a_forgotten_client_is_known_while_its_connection_is_there(monkeyp
         assert kept.is_known(mine)
         keeping.cancel()
         writer.close()
+
+
+async def test_strangers_make_room_before_a_client_whose_peer_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+    monkeypatch.setattr(connections, "SPARE", 4)
+    callers = Callers(most_connections=4)
+    async with serving(callers) as server, grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.unary_unary(LOAD)(b"", metadata=(("twostroke-token", "secret"),), timeout=60)
+        assert await call == b""
+        for _ in range(12):
+            await asyncio.sleep(2 * connections.LOOK_S)
+            await ask_load(server.address)
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(7):
+                await _stranger("silent", server.address, stack)
+            await asyncio.sleep(10 * connections.LOOK_S)
+            assert channel.get_state() is grpc.ChannelConnectivity.READY
+
+
+async def test_a_stranger_that_takes_the_numbers_of_a_client_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LOOK_S", 0.01)
+    monkeypatch.setattr(connections, "LOOK_ANYWAY_S", 0.05)
+    kept = connections.Connections(10, 1 << 20)
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        address: tuple[str, int] = listener.getsockname()
+        keeping = asyncio.create_task(kept.keep([f"127.0.0.1:{address[1]}"]))
+        clients = [stack.enter_context(end) for end in _connected(listener)]
+        host, port = clients[0].getsockname()
+        async with asyncio.timeout(20):
+            with kept.calling(f"ipv4:{host}:{port}"):
+                while not kept._admitted or kept._strangers:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            for old, new in zip(clients, _connected(listener), strict=True):
+                os.dup2(new.fileno(), old.fileno())
+                new.close()
+            while not kept._strangers:
+                await asyncio.sleep(0.01)
+        keeping.cancel()
+
+
+def _connected(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
+    client = socket.create_connection(listener.getsockname())
+    return client, listener.accept()[0]

@@ -12,6 +12,7 @@ from router.admission.capacity import MOST_ENDING, MOST_LONE_ENDING
 from router.admission.queued_request import Placement, Refused, Rules
 from router.routing.policies import policy_named
 from router.routing.policies.priced import Priced
+from tests.unit.router.calls import calls_of
 from tests.unit.router.virtual import REMOTE, TOKEN_S, VirtualFleet, fleet_worker, reporting
 from twostroke.config import Role
 from twostroke.ids import RequestId
@@ -414,3 +415,14 @@ def test_a_tenant_has_rivals_only_in_classes_that_are_not_below_its_own():
     assert active.has_rivals(claim)
     active.arrived(mine, 100.0)
     assert not active.has_rivals(claim), "the others came long ago"
+
+
+def test_asking_for_rivals_costs_the_same_however_many_tenants_are_active():
+    fleet, calls = VirtualFleet(), []
+    claim = ActiveTenant.of(fleet.queued("mine", tenant="mine", priority=1))
+    for tenants in (5, 500):
+        active = ActiveTenants()
+        for number in range(tenants):
+            active.arrived(fleet.queued(f"r{number}", tenant=f"t{number}", priority=0), 0.0)
+        calls.append(calls_of(lambda active=active: active.has_rivals(claim)))
+    assert calls[1] < 2 * calls[0]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import random
-import sys
 from collections import Counter
 
 import pytest
 
 from router.admission.fair_queue import MOST_LOOKED_AT, MOST_OVERDRAWN, SIBLINGS_AT_ONCE, FairQueue
 from router.admission.queued_request import QueuedRequest
+from tests.unit.router.calls import calls_of
 from twostroke.ids import RequestId
 from twostroke.request import Siblings
 
@@ -268,23 +269,6 @@ def test_tenants_that_come_and_go_behind_others_leave_nothing():
     assert queue.first(2) == ["urgent", "stays"]
 
 
-def calls_of(function) -> int:
-    """Work that does not depend on how busy the machine is."""
-    count = 0
-
-    def note(frame, event, argument) -> None:
-        nonlocal count
-        count += 1
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
-
-
 def test_many_tenants_with_equal_queues_are_predicted_from_some_of_them() -> None:
     """Each arrival asks: a client without a key can be a new tenant with each request."""
     shares = []
@@ -295,6 +279,14 @@ def test_many_tenants_with_equal_queues_are_predicted_from_some_of_them() -> Non
         queue.quantum_s = 1.0
         shares.append(queue.share_before(queued("new", "new")))
     assert shares == pytest.approx([1.0, 1.0])
+
+
+def test_predicting_a_share_costs_the_same_however_many_tenants_wait() -> None:
+    calls = []
+    for tenants in (MOST_LOOKED_AT, 20 * MOST_LOOKED_AT):
+        queue = filled(*(queued(f"r{number}", f"t{number}") for number in range(tenants)))
+        calls.append(calls_of(functools.partial(queue.share_before, queued("new", "new"))))
+    assert calls[1] < 1.5 * calls[0]
 
 
 def test_tenants_that_are_not_looked_at_have_no_more_queued_than_they_have() -> None:

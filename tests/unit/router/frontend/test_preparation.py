@@ -325,7 +325,15 @@ async def test_without_keys_addresses_take_turns_and_who_waits_is_held_to_its_de
 def test_what_is_nested_too_deeply_for_its_template_is_the_clients_mistake(smollm2_dir: Path) -> None:
     text = load_text(smollm2_dir)
     for depth in range(900, 1000, 5):
-        variables = '{"a":' + "[" * depth + '"<|im_start|>"' + "]" * depth + "}"
-        body = f'{{"messages":[{{"role":"user","content":"x"}}],"chat_template_kwargs":{variables}}}'.encode()
-        outcome = prepare(work_of("chat", body), text)
-        assert outcome.error is None or isinstance(outcome.error, InvalidRequest)
+        nested = '{"a":' + "[" * depth + '"<|im_start|>"' + "]" * depth + "}"
+        variables = f'{{"messages":[{{"role":"user","content":"x"}}],"chat_template_kwargs":{nested}}}'.encode()
+        called = {"type": "function", "function": {"name": "f", "arguments": nested}}
+        said = {
+            "messages": [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": None, "tool_calls": [called]},
+            ]
+        }
+        for body in (variables, said):
+            outcome = prepare(work_of("chat", body), text)
+            assert outcome.error is None or isinstance(outcome.error, InvalidRequest)

@@ -70,6 +70,19 @@ async def test_a_first_token_is_waited_for_in_silence_so_that_a_failure_has_its_
     assert not [line for line in lines if line.startswith(":")]
 
 
+async def test_nobody_asks_for_workers_where_no_sign_of_life_is_due(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer takes a look at every worker. A request that begins asks once."""
+    asked: list[object] = []
+    for name in ("is_ready", "hears_workers"):
+        monkeypatch.setattr(type(frontend.dispatcher), name, property(lambda core: asked.append(core) or True))
+    await lines_while_it_stalls(frontend, 0, RESUMABLE)
+    silent = len(asked)
+    await lines_while_it_stalls(frontend, 2, RESUMABLE)
+    assert len(asked) - silent > 2 * silent
+
+
 async def test_a_resumed_stream_beats_before_its_first_token(frontend: Frontend) -> None:
     whole = await frontend.http.post("/v1/completions", json=BODY, headers=RESUMABLE)
     token = next(line for line in whole.text.splitlines() if line.startswith("id: ")).removeprefix("id: ")

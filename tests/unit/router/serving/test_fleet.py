@@ -308,6 +308,8 @@ async def test_while_every_decode_worker_drains_a_request_fails_at_once(fleet, a
     with pytest.raises(Draining, match="every decode worker drains"):
         async with asyncio.timeout(10):
             await ask(core, request_id="new").task
+    assert not core.is_ready
+    assert core.hears_workers, "clients of the others may go on waiting"
     worker.hold_at = None
     assert (await answer.task).is_right
 
