@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from importlib import metadata
 from typing import Any
 
@@ -17,6 +18,7 @@ from router.frontend.request_handler import RequestHandler
 from twostroke.config import Role
 from twostroke.errors import InvalidRequest, PeerLost
 from twostroke.ids import Epoch
+from twostroke.rpc.clock import machine_name
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -44,6 +46,8 @@ class RouterControlService(control_pb2_grpc.ControlServicer):
             metrics_address=self._addresses.metrics,
             http_address=self._addresses.http,
             grpc_address=self._addresses.grpc,
+            clock_ns=time.monotonic_ns(),
+            machine=machine_name(),
         )
 
     async def GetModelInfo(self, request: control_pb2.GetModelInfoRequest, context: Context) -> control_pb2.ModelInfo:
@@ -84,6 +88,13 @@ class RouterControlService(control_pb2_grpc.ControlServicer):
 
     async def GetTrace(self, request: control_pb2.GetTraceRequest, context: Context) -> control_pb2.GetTraceResponse:
         return await self._handler.dispatcher.trace(request.name)
+
+    async def Profile(
+        self, request: control_pb2.ProfileRequest, context: Context
+    ) -> AsyncIterator[control_pb2.ProfilePart]:
+        async with aclosing(self._handler.dispatcher.profile(request)) as parts:
+            async for part in parts:
+                yield part
 
     def _fingerprint(self) -> str:
         try:

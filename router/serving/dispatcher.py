@@ -7,11 +7,13 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 
 from router.fleet.broadcast import forget_cached, traces_at
 from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
+from router.fleet.profiles import recording_at
 from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker import Worker
 from router.fleet.worker_link import TokenDelta
@@ -29,10 +31,19 @@ from twostroke.config import RouterConfig
 from twostroke.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.block import extend_hashes
+from twostroke.profiler import Profiler
 from twostroke.request import FinishReason
 from twostroke.rpc.membership import Membership
+from twostroke.rpc.profiles import profile_here
 from twostroke.rpc.traces import known_of
-from twostroke.rpc.v1.control_pb2 import GetTraceResponse, KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
+from twostroke.rpc.v1.control_pb2 import (
+    GetTraceResponse,
+    KvEventBatch,
+    ProfilePart,
+    ProfileRequest,
+    SubscribeKvEventsRequest,
+    WorkerLoad,
+)
 from twostroke.tracing.setup import recorder_of
 
 log = logging.getLogger(__name__)
@@ -60,6 +71,7 @@ class RouterCore:
         self._fleet = Fleet(
             config, self.membership, self.router_id, metrics, self._routing, self._worker_gone, self._worker_back
         )
+        self._profiler = Profiler()
         self.recorder = recorder_of(self.router_id, ROLE, config.tracing, metrics.registry)
         self._demand = DemandReporter(self.router_id, self._fleet)
         self._with: Dependencies | None = None
@@ -169,6 +181,14 @@ class RouterCore:
         known.spans.extend(span for one in answers if one.stream == known.stream for span in one.spans)
         known.silent.extend(silent)
         return known
+
+    async def profile(self, request: ProfileRequest) -> AsyncGenerator[ProfilePart, None]:
+        workers = () if request.alone else self._fleet.workers
+        async with recording_at(workers, self.membership, request.seconds) as others:
+            for parts in (profile_here(self._profiler, self.recorder, request.seconds, ROLE), *others):
+                async with aclosing(parts):
+                    async for part in parts:
+                        yield part
 
     async def drain(self, deadline_s: float) -> int:
         if not self._is_draining:

@@ -9,7 +9,14 @@ from typing import Protocol
 from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker_link import TokenDelta
 from twostroke.request import SamplingParams, Siblings
-from twostroke.rpc.v1.control_pb2 import GetTraceResponse, KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
+from twostroke.rpc.v1.control_pb2 import (
+    GetTraceResponse,
+    KvEventBatch,
+    ProfilePart,
+    ProfileRequest,
+    SubscribeKvEventsRequest,
+    WorkerLoad,
+)
 from twostroke.tracing.context import TraceContext
 
 
@@ -79,6 +86,9 @@ class Dispatcher(Protocol):
 
     async def trace(self, name: str) -> GetTraceResponse:
         """Returns what this router and its workers know of a request, or of a stream."""
+
+    def profile(self, request: ProfileRequest) -> AsyncGenerator[ProfilePart, None]:
+        """Records for some seconds where time goes, here and at the workers, then yields it process by process."""
 
     async def forget_cached(self) -> int:
         """Lets every worker forget the blocks that no request uses now. Returns how many those were."""

@@ -70,6 +70,10 @@ RUN_BY: dict[str, tuple[str, str]] = {
         "tests/cluster/test_traces.py::test_a_request_is_one_trace_over_all_processes_and_its_waterfall_needs_no_collector",
         '"trace"',
     ),
+    "twostroke profile": (
+        "tests/cluster/test_profile.py::test_a_profile_shows_the_steps_that_workers_ran_and_the_requests_they_were_for",
+        "profiled(",
+    ),
     "twostroke serve --help": (
         "tests/unit/cluster/commands/test_serve_flags.py::test_every_command_explains_itself",
         '[command, "--help"]',

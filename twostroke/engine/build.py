@@ -19,6 +19,7 @@ from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.models.digest import DIGEST_BYTES, weights_digest
+from twostroke.profiler import Profiler
 from twostroke.scheduler.batch import Runner
 
 if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
@@ -64,18 +65,19 @@ class BuiltEngine:
         self.memory.close()
 
 
-def build_runner(config: WorkerConfig, model_dir: Path | None) -> BuiltEngine:
+def build_runner(config: WorkerConfig, model_dir: Path | None, profiler: Profiler | None = None) -> BuiltEngine:
     """Claim the page memory and load the model. `model_dir` is None for a paced model alone.
 
-    Raises ConfigError or UnsupportedModel before anything is started.
+    The runner shows `profiler` the parts of its steps. Raises ConfigError or UnsupportedModel before anything is
+    started.
     """
     if config.model.is_paced:
         return _build_paced(config)
     assert model_dir is not None, "a real model needs its directory"
-    return _build_model(config, model_dir)
+    return _build_model(config, model_dir, profiler)
 
 
-def _build_model(config: WorkerConfig, model_dir: Path) -> BuiltEngine:
+def _build_model(config: WorkerConfig, model_dir: Path, profiler: Profiler | None) -> BuiltEngine:
     # These load torch and transformers: 300 MB and seconds that a fleet of paced workers does without.
     from twostroke.engine.device_fit import resolve_device
     from twostroke.models.registry import read_spec
@@ -85,7 +87,7 @@ def _build_model(config: WorkerConfig, model_dir: Path) -> BuiltEngine:
     build = _build_on_cpu if device.type == "cpu" else _build_on_device
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as thread:
         weights = thread.submit(weights_digest, model_dir)  # while the model is loaded
-        built = build(config, spec, model_dir, device)
+        built = build(config, spec, model_dir, device, profiler)
         try:
             fingerprint = f"{built.model.fingerprint};tensors={weights.result()}"
         except BaseException:
@@ -94,7 +96,9 @@ def _build_model(config: WorkerConfig, model_dir: Path) -> BuiltEngine:
     return replace(built, model=replace(built.model, fingerprint=fingerprint))
 
 
-def _build_on_cpu(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device: torch.device) -> BuiltEngine:
+def _build_on_cpu(
+    config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device: torch.device, profiler: Profiler | None
+) -> BuiltEngine:
     from twostroke.engine.runner import ModelRunner
     from twostroke.kernels.cpu.build import arithmetic_identity, load_kernels
     from twostroke.models.catalog import cache_dir
@@ -116,6 +120,7 @@ def _build_on_cpu(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _devic
                 block_size=facts.block_size,
                 cores=cores,
                 with_head=config.can_sample,
+                profiler=profiler,
             )
         except BaseException:
             cores.close()
@@ -125,7 +130,9 @@ def _build_on_cpu(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _devic
     return _with_memory(facts, PageMemory(facts.pages, facts.page_bytes), load)
 
 
-def _build_on_device(config: WorkerConfig, spec: ModelSpec, model_dir: Path, device: torch.device) -> BuiltEngine:
+def _build_on_device(
+    config: WorkerConfig, spec: ModelSpec, model_dir: Path, device: torch.device, _profiler: Profiler | None
+) -> BuiltEngine:
     from torch import set_num_threads
 
     from twostroke.device.memory import DeviceMemory

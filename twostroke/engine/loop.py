@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
+from twostroke.profiler import ENGINE, Profiler
 from twostroke.scheduler.batch import Batch, Runner, StepResult
+from twostroke.scheduler.cost import StepTerms
+
+Result = TypeVar("Result")
 
 THREAD_NAME = "engine"
 """Name of the thread, in this process and in the system's list of threads."""
@@ -17,15 +23,20 @@ THREAD_NAME = "engine"
 class EngineThread:
     """Runs steps one after the other on a thread of its own; a step's exception is raised where it was awaited."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, profiler: Profiler | None = None) -> None:
         self._runner = runner
+        self.profiler = profiler or Profiler()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME, initializer=_show_name)
         self.is_lost = False
         """Nobody waits for it any more: it may never come back from the step in flight. Its process is about to end."""
 
     def start(self, batch: Batch) -> asyncio.Future[StepResult]:
         """The step is on its way before this returns."""
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._runner.run, batch)
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._run, batch)
+
+    async def between_steps(self, call: Callable[[], Result]) -> Result:
+        """Run `call` on the thread, after the step in flight."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def give_up(self) -> None:
         self.is_lost = True
@@ -35,13 +46,31 @@ class EngineThread:
         """Wait for the step in flight, whose result nobody may be waiting for any more."""
         if self.is_lost:
             return
-        await asyncio.get_running_loop().run_in_executor(self._thread, int)
+        await self.between_steps(int)
 
     def close(self) -> None:
         """Wait for the step in flight, then close the runner on the thread that used it."""
         assert not self.is_lost, "it may never answer"
         self._thread.submit(self._runner.close).result()
         self._thread.shutdown()
+
+    def _run(self, batch: Batch) -> StepResult:
+        if not self.profiler.is_on:
+            return self._runner.run(batch)
+        with self.profiler.slice(ENGINE, "step", _facts(batch)):
+            return self._runner.run(batch)
+
+
+def _facts(batch: Batch) -> dict[str, float]:
+    terms = StepTerms.of(batch)
+    return {
+        "rows": len(batch.tokens),
+        "sequences": batch.sequences,
+        "streams": terms.streams,
+        "context_tokens": terms.context_tokens,
+        "prompt_tokens": terms.prompt_tokens,
+        "prompt_pairs": terms.prompt_pairs,
+    }
 
 
 def _show_name() -> None:

@@ -24,6 +24,7 @@ from twostroke.models.choice import load_model
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
+from twostroke.profiler import ENGINE, KernelRecords, Profiler
 from twostroke.scheduler.batch import Batch, StepResult
 
 
@@ -40,7 +41,9 @@ class ModelRunner:
         block_size: int,
         cores: Cores,
         with_head: bool,
+        profiler: Profiler | None = None,
     ) -> None:
+        self._profiler = profiler or Profiler()
         self._cores = cores
         torch.set_num_threads(len(cores.home))
         self._neighbours = cores.neighbours()
@@ -91,7 +94,8 @@ class ModelRunner:
         torch.get_num_threads()  # a new thread learns of the limit by asking; until then oneDNN takes every core
         with torch.inference_mode(), nullcontext() if self._team is None else self._team_step(self._team, batch):
             logits = self.logits(batch)
-            tokens = () if logits is None else sample(logits, batch.samples)
+            with self._profiler.slice(ENGINE, "sample"):
+                tokens = () if logits is None else sample(logits, batch.samples)
         return StepResult(tokens, time.perf_counter() - started_s)
 
     @contextmanager
@@ -108,6 +112,12 @@ class ModelRunner:
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
         """Write the KV of all tokens; the logits behind `batch.samples`, or None where there are none."""
+        with self._profiler.slice(ENGINE, "prepare"):
+            tokens, ragged, sample_rows = self._prepare(batch)
+        with self._profiler.slice(ENGINE, "forward", kernels=ragged.kernels):
+            return self._model.forward(tokens, ragged, sample_rows)
+
+    def _prepare(self, batch: Batch) -> tuple[torch.Tensor, RaggedBatch, torch.Tensor | None]:
         positions = torch.from_numpy(batch.positions)
         ragged = RaggedBatch(
             positions=positions,
@@ -117,10 +127,10 @@ class ModelRunner:
             write_slots=torch.from_numpy(batch.write_slots),
             cosines=self._cosines[positions],
             sines=self._sines[positions],
+            kernels=KernelRecords() if self._profiler.is_on else None,
         )
         rows = [ragged.query_starts[row.row + 1] - 1 for row in batch.samples]
-        sample_rows = torch.tensor(rows) if rows else None
-        return self._model.forward(torch.from_numpy(batch.tokens), ragged, sample_rows)
+        return torch.from_numpy(batch.tokens), ragged, torch.tensor(rows) if rows else None
 
     def close(self) -> None:
         """Let go of weights and of the view of the pages, so that the page memory can be unmapped."""

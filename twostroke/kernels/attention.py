@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from twostroke.profiler import KernelRecords
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedBatch:
@@ -29,6 +31,8 @@ class RaggedBatch:
     cosines: torch.Tensor
     """float32 [T, head_dim / 2], of each token's position"""
     sines: torch.Tensor
+    kernels: KernelRecords | None = None
+    """Native kernels are recorded here while somebody profiles."""
 
     @property
     def sequences(self) -> int:

@@ -36,7 +36,7 @@ class NativeTransformer:
         self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
     ) -> torch.Tensor | None:
         step = self._backend.begin(batch)
-        return self._forward(tokens.int(), step.address, sample_rows)
+        return self._forward(tokens.int(), step.address, sample_rows, batch.kernels)
 
 
 def _layer(layer: LayerWeights) -> ForwardLayer:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +66,7 @@ class Recorder:
         self._measure = measure
         self._kept: OrderedDict[str, list[Span]] = OrderedDict()
         self._gone: OrderedDict[str, None] = OrderedDict()
+        self._watcher: Callable[[Span], None] | None = None
 
     def root(self, name: str, request_id: str, header: str) -> OpenSpan:
         """Begin the span in which a request comes in; `header` is what the client says of its own trace, if
@@ -95,6 +97,15 @@ class Recorder:
         """It was here, too long ago."""
         return any(_is_meant(stream, meaning) for meaning in _meanings(name) for stream in self._gone)
 
+    @contextlib.contextmanager
+    def watched(self, watcher: Callable[[Span], None]) -> Iterator[None]:
+        """Pass every span that ends within the block to `watcher`, too."""
+        self._watcher = watcher
+        try:
+            yield
+        finally:
+            self._watcher = None
+
     def close(self) -> None:
         """May take a moment: not on an event loop."""
         self._exporter.close()
@@ -117,6 +128,8 @@ class Recorder:
     def _count(self, span: Span) -> None:
         if self._measure is not None:
             self._measure(span.name, span.end_s - span.start_s)
+        if self._watcher is not None:
+            self._watcher(span)
 
     def _forget_some(self) -> None:
         while len(self._kept) > MOST_REQUESTS:

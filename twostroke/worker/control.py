@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
 
 import grpc.aio
 
 from twostroke.fault_points import Point, reach
 from twostroke.ids import WorkerId
+from twostroke.kv_cache.memory import PageMemory
 from twostroke.rpc.events import batch_to_message
+from twostroke.rpc.profiles import profile_here
 from twostroke.rpc.traces import known_of
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 from twostroke.worker.host import WorkerHost
+from twostroke.worker.machine_limits import limits_of
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +65,16 @@ class WorkerControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.GetTraceRequest, context: Context
     ) -> control_pb2.GetTraceResponse:
         return known_of(self._host.recorder, request.name)
+
+    async def Profile(  # noqa: N802
+        self, request: control_pb2.ProfileRequest, context: Context
+    ) -> AsyncIterator[control_pb2.ProfilePart]:
+        host = self._host
+        role = host.config.role.value
+        limits = partial(limits_of, host.config, host.engine) if isinstance(host.memory, PageMemory) else None
+        async with aclosing(profile_here(host.engine.profiler, host.recorder, request.seconds, role, limits)) as parts:
+            async for part in parts:
+                yield part
 
     async def ForgetCached(  # noqa: N802
         self, request: control_pb2.ForgetCachedRequest, context: Context

@@ -19,6 +19,7 @@ from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.models.catalog import locate
+from twostroke.profiler import Profiler
 from twostroke.worker.steps.rates import Rates
 
 SWITCH_INTERVAL_S = 0.0005
@@ -43,11 +44,11 @@ class _PoolListener:
 
 
 class EngineState:
-    def __init__(self, built: BuiltEngine) -> None:
+    def __init__(self, built: BuiltEngine, profiler: Profiler) -> None:
         self.facts = built.model
         self.memory = built.memory
         self.determinism = built.determinism
-        self.engine = EngineThread(built.runner)
+        self.engine = EngineThread(built.runner, profiler)
         self.rates = Rates()
         self.is_calibrated = False
         self._listener = _PoolListener(built.memory)
@@ -57,7 +58,8 @@ class EngineState:
     async def load(cls, config: WorkerConfig) -> EngineState:
         """Load the model on a thread, because that takes seconds."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        return cls(await asyncio.to_thread(_build, config))
+        profiler = Profiler()
+        return cls(await asyncio.to_thread(_build, config, profiler), profiler)
 
     def begin_epoch(self, epoch: Epoch) -> EventLog:
         """Return the event log of a new epoch; it begins with the cached blocks.
@@ -85,11 +87,11 @@ class EngineState:
         self.memory.close()
 
 
-def _build(config: WorkerConfig) -> BuiltEngine:
+def _build(config: WorkerConfig, profiler: Profiler) -> BuiltEngine:
     model = config.model
     if model.is_paced:
         return build_runner(config, None)
     directory = locate(model.model, model.dtype)
     if directory is None:
         raise ConfigError(f"model {model.model!r} is not on this machine; run: twostroke model pull {model.model}")
-    return build_runner(config, directory)
+    return build_runner(config, directory, profiler)

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from twostroke import __version__
@@ -17,9 +17,12 @@ from twostroke.ids import Epoch, SessionId
 from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
+from twostroke.profiler import WORK_LOOP, Profiler
+from twostroke.rpc.clock import machine_name
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
+from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
 from twostroke.telemetry import MetricsServer
 from twostroke.tracing.setup import recorder_of
@@ -87,6 +90,7 @@ class WorkerHost:
             config.schedule.step_target_s,
             engine_state.rates,
             self._check,
+            engine_state.engine.profiler,
         )
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
         names = config.runtime.transports or default_names(engine_state.memory)
@@ -170,6 +174,8 @@ class WorkerHost:
             version=__version__,
             state=self.state,
             metrics_address=self._metrics_server.address,
+            clock_ns=time.monotonic_ns(),
+            machine=machine_name(),
         )
 
     def model_info(self) -> control_pb2.ModelInfo:
@@ -245,7 +251,21 @@ def _scheduler_of(config: WorkerConfig, engine_state: EngineState) -> Scheduler:
         align_chunks=config.role is Role.PREFILL,
         on_gpu=not isinstance(engine_state.memory, PageMemory),
     )
-    return Scheduler(engine_state.pool, config.schedule, limits)
+    builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids)
+    profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
+    return Scheduler(engine_state.pool, config.schedule, limits, profiled)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledBuilder:
+    """Shows the part of planning that builds the batch to whoever profiles."""
+
+    builder: StepBuilder
+    profiler: Profiler
+
+    def build(self, chunks: Sequence[Chunk]) -> Step:
+        with self.profiler.slice(WORK_LOOP, "build batch"):
+            return self.builder.build(chunks)
 
 
 class EventFeed:

@@ -16,18 +16,22 @@ from cluster.flags.checks import STDOUT
 from tests.bench.kernels.bench_attention import bench_decode, bench_prefill
 from tests.bench.kernels.bench_linear import bench_linear
 from tests.bench.kernels.bench_step import bench_step
-from tests.bench.kernels.limits import measured_limits
 from tests.bench.kernels.options import KernelOptions
 from tests.bench.kernels.setting import Setting, check_kernels, setting_of
-from tests.bench.kernels.timing import Limits, Result
+from tests.bench.kernels.timing import Result
 from tools.output import write_json
 from twostroke.errors import ConfigError
+from twostroke.kernels.limits import Limits, Shape, measured_limits
 from twostroke.models import catalog
 from twostroke.models.registry import read_spec
 
 SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""
 
+BUFFER_BYTES = 512 << 20
+"""Far more than caches hold."""
+SHAPES: tuple[Shape, ...] = ((512, 576, 3072), (1024, 1024, 1024), (2048, 2048, 2048))
+"""Rows, inputs, outputs: which is fastest differs between machines."""
 COLUMNS = 120
 """A table's width where no terminal says one."""
 
@@ -82,7 +86,10 @@ def as_json(options: KernelOptions, limits: ByThreads, results: Sequence[Result]
 
 def _limits(options: KernelOptions) -> ByThreads:
     dtype: torch.dtype = getattr(torch, options.model.dtype)
-    return {threads: measured_limits(threads, dtype, options.repeats) for threads in options.threads}
+    return {
+        threads: measured_limits(threads, dtype, options.repeats, buffer_bytes=BUFFER_BYTES, shapes=SHAPES)
+        for threads in options.threads
+    }
 
 
 def _reached(result: Result) -> Limits:

@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tests.bench.kernels import limits as limits_module
-from tests.bench.kernels import run
+from tests.bench.kernels import run, session
 from tests.bench.kernels.bench_attention import Span, attention_work
 from tests.bench.kernels.bench_linear import products_of
 from tests.bench.kernels.bench_step import step_work
 from tests.bench.kernels.options import options_from
 from tests.bench.kernels.setting import Setting
-from tests.bench.kernels.timing import Limits, Result, Timed, Work, timed
+from tests.bench.kernels.timing import Result, Timed, Work, timed
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import OVERRIDE
+from twostroke.kernels.limits import Limits
 from twostroke.models.registry import read_spec
 
 TINY = LlamaConfig(
@@ -87,7 +87,7 @@ def test_a_step_reads_all_weights_but_the_embedding(setting: Setting) -> None:
 def test_every_part_is_timed_with_every_choice_of_kernels(
     arguments: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(limits_module, "BUFFER_BYTES", 1 << 20)
+    monkeypatch.setattr(session, "BUFFER_BYTES", 1 << 20)
     monkeypatch.setenv(OVERRIDE, "portable")
     out = tmp_path / "kernels.json"
     flags = ("--model", str(tiny), "--repeats", "1", "--kernels", "best,torch", "--json", str(out))
@@ -132,7 +132,7 @@ def test_a_wrong_flag_is_refused_by_name(arguments: Any, flags: list[str], field
 
 
 def test_kernels_that_this_cpu_has_not_are_refused(arguments: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits_module, "BUFFER_BYTES", 1 << 20)
+    monkeypatch.setattr(session, "BUFFER_BYTES", 1 << 20)
     with pytest.raises(ConfigError, match=r"neon is not what this CPU can run; it can run: .*torch"):
         run(arguments("kernels", "--model", str(tiny), "--repeats", "1", "--kernels", "neon"))
 

@@ -7,23 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The best that was measured with some number of threads."""
-
-    threads: int
-    read_bytes_per_s: float
-    operations_per_s: float
-    """Rate of matrix products in the model's dtype; a multiplication and its addition are two."""
-
-    def or_better(self, other: Limits) -> Limits:
-        """The higher of both, each: what was reached once can be reached."""
-        return Limits(
-            self.threads,
-            max(self.read_bytes_per_s, other.read_bytes_per_s),
-            max(self.operations_per_s, other.operations_per_s),
-        )
+from twostroke.kernels.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import torch
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import NativeLinear, PanelLinear
 from twostroke.kernels.cpu.team import Team
+from twostroke.profiler import KernelRecords
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
@@ -59,6 +60,7 @@ class NativeCall(ctypes.Structure):
         ("samples", _NUMBER),
         ("logits", _POINTER),
         ("step", _POINTER),
+        ("kernels", _POINTER),
     )
 
 
@@ -116,13 +118,16 @@ class NativeForward:
         self._address = new(native)
         weakref.finalize(self, kernels.function("twostroke_forward_free", (_POINTER,)), self._address)
 
-    def __call__(self, tokens: torch.Tensor, step: int, sampled: torch.Tensor | None) -> torch.Tensor | None:
+    def __call__(
+        self, tokens: torch.Tensor, step: int, sampled: torch.Tensor | None, kernels: KernelRecords | None = None
+    ) -> torch.Tensor | None:
         """float32 logits [len(sampled), vocab] of those rows; None for `sampled` ends with the last layer's KV.
 
-        `step` is the address of the attention's step.
+        `step` is the address of the attention's step. Each kernel is recorded in `kernels`.
         """
         assert tokens.dtype == torch.int32, "the kernel walks these by index"
         call = NativeCall(tokens=tokens.data_ptr(), rows=len(tokens), step=step)
+        call.kernels = None if kernels is None else ctypes.addressof(kernels)
         logits = None
         if sampled is not None:
             assert self._head is not None, "sampling on a worker without a head"

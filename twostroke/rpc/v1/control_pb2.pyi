@@ -36,7 +36,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("server_id", "role", "epoch", "fingerprint", "version", "state", "metrics_address", "http_address", "grpc_address")
+    __slots__ = ("server_id", "role", "epoch", "fingerprint", "version", "state", "metrics_address", "http_address", "grpc_address", "clock_ns", "machine")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,8 @@ class ServerInfo(_message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     role: str
     epoch: str
@@ -55,7 +57,9 @@ class ServerInfo(_message.Message):
     metrics_address: str
     http_address: str
     grpc_address: str
-    def __init__(self, server_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., metrics_address: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ...) -> None: ...
+    clock_ns: int
+    machine: str
+    def __init__(self, server_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., metrics_address: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., clock_ns: _Optional[int] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()
@@ -318,6 +322,85 @@ class TraceAttribute(_message.Message):
     number: float
     flag: bool
     def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ..., whole: _Optional[int] = ..., number: _Optional[float] = ..., flag: _Optional[bool] = ...) -> None: ...
+
+class ProfileRequest(_message.Message):
+    __slots__ = ("seconds", "alone")
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    alone: bool
+    def __init__(self, seconds: _Optional[float] = ..., alone: _Optional[bool] = ...) -> None: ...
+
+class ProfilePart(_message.Message):
+    __slots__ = ("process", "about", "slices", "spans", "failure")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    process: str
+    about: ProfiledProcess
+    slices: _containers.RepeatedCompositeFieldContainer[ProfileSlice]
+    spans: _containers.RepeatedCompositeFieldContainer[TraceSpan]
+    failure: str
+    def __init__(self, process: _Optional[str] = ..., about: _Optional[_Union[ProfiledProcess, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[ProfileSlice, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[TraceSpan, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class ProfiledProcess(_message.Message):
+    __slots__ = ("role", "machine", "pid", "clock_offset_ns", "clock_error_ns", "wall_offset_ns", "begin_ns", "end_ns", "dropped", "limits")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_NS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_ERROR_NS_FIELD_NUMBER: _ClassVar[int]
+    WALL_OFFSET_NS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    machine: str
+    pid: int
+    clock_offset_ns: int
+    clock_error_ns: int
+    wall_offset_ns: int
+    begin_ns: int
+    end_ns: int
+    dropped: int
+    limits: MachineLimits
+    def __init__(self, role: _Optional[str] = ..., machine: _Optional[str] = ..., pid: _Optional[int] = ..., clock_offset_ns: _Optional[int] = ..., clock_error_ns: _Optional[int] = ..., wall_offset_ns: _Optional[int] = ..., begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., dropped: _Optional[int] = ..., limits: _Optional[_Union[MachineLimits, _Mapping]] = ...) -> None: ...
+
+class MachineLimits(_message.Message):
+    __slots__ = ("threads", "read_bytes_per_s", "operations_per_s")
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    threads: int
+    read_bytes_per_s: float
+    operations_per_s: float
+    def __init__(self, threads: _Optional[int] = ..., read_bytes_per_s: _Optional[float] = ..., operations_per_s: _Optional[float] = ...) -> None: ...
+
+class ProfileSlice(_message.Message):
+    __slots__ = ("track", "name", "start_ns", "end_ns", "facts", "kernels")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    TRACK_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    track: str
+    name: str
+    start_ns: int
+    end_ns: int
+    facts: _containers.ScalarMap[str, float]
+    kernels: bytes
+    def __init__(self, track: _Optional[str] = ..., name: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., facts: _Optional[_Mapping[str, float]] = ..., kernels: _Optional[bytes] = ...) -> None: ...
 
 class ForgetCachedRequest(_message.Message):
     __slots__ = ()

@@ -71,6 +71,11 @@ class ControlStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceResponse.FromString,
                 _registered_method=True)
+        self.Profile = channel.unary_stream(
+                '/twostroke.v1.Control/Profile',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ProfilePart.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -125,6 +130,14 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Profile(self, request, context):
+        """Record for some seconds where time goes, then return it in parts (on a router: its own parts and its workers').
+        One profile at a time; it ends with the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +175,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetTrace,
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceResponse.SerializeToString,
+            ),
+            'Profile': grpc.unary_stream_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ProfileRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ProfilePart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -355,6 +373,33 @@ class Control:
             '/twostroke.v1.Control/GetTrace',
             twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/twostroke.v1.Control/Profile',
+            twostroke_dot_rpc_dot_v1_dot_control__pb2.ProfileRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_control__pb2.ProfilePart.FromString,
             options,
             channel_credentials,
             insecure,

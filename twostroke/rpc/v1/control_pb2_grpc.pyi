@@ -48,6 +48,10 @@ class ControlStub:
     """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement."""
     GetTrace: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetTraceRequest, _control_pb2.GetTraceResponse]
     """What happened to one of the latest requests, and when (on a router: also as its workers know it)."""
+    Profile: _grpc.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.ProfilePart]
+    """Record for some seconds where time goes, then return it in parts (on a router: its own parts and its workers').
+    One profile at a time; it ends with the call.
+    """
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -69,6 +73,10 @@ class ControlAsyncStub(ControlStub):
     """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement."""
     GetTrace: _aio.UnaryUnaryMultiCallable[_control_pb2.GetTraceRequest, _control_pb2.GetTraceResponse]  # type: ignore[assignment]
     """What happened to one of the latest requests, and when (on a router: also as its workers know it)."""
+    Profile: _aio.UnaryStreamMultiCallable[_control_pb2.ProfileRequest, _control_pb2.ProfilePart]  # type: ignore[assignment]
+    """Record for some seconds where time goes, then return it in parts (on a router: its own parts and its workers').
+    One profile at a time; it ends with the call.
+    """
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
@@ -129,5 +137,15 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.GetTraceResponse, _abc.Awaitable[_control_pb2.GetTraceResponse]]:
         """What happened to one of the latest requests, and when (on a router: also as its workers know it)."""
+
+    @_abc_1.abstractmethod
+    def Profile(
+        self,
+        request: _control_pb2.ProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.ProfilePart], _abc.AsyncIterator[_control_pb2.ProfilePart]]:
+        """Record for some seconds where time goes, then return it in parts (on a router: its own parts and its workers').
+        One profile at a time; it ends with the call.
+        """
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -15,6 +15,7 @@ from typing import Protocol
 from twostroke.engine.loop import EngineThread
 from twostroke.errors import EngineLost
 from twostroke.fault_points import Point, reach
+from twostroke.profiler import WORK_LOOP, Profiler
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import Budget, Queued, StepTerms
@@ -65,6 +66,7 @@ class WorkLoop:
         step_target_s: float,
         rates: Rates,
         check: EngineCheck,
+        profiler: Profiler,
     ) -> None:
         self._scheduler = scheduler
         self._engine = engine
@@ -75,6 +77,7 @@ class WorkLoop:
         self._wake = asyncio.Event()
         self.rates = rates
         self._check = check
+        self._profiler = profiler
         self.prefill_busy_s = 0.0
         """Step time spent on prompt tokens since the epoch began."""
 
@@ -100,11 +103,13 @@ class WorkLoop:
         emissions: list[Emission] = []
         while True:
             self._wake.clear()
-            step = self._plan(role)
+            with self._profiler.slice(WORK_LOOP, "plan"):
+                step = self._plan(role)
             running = None if step is None else self._start(step)
             # The previous step's tokens are sent while the engine runs the next step.
-            role.emitted(emissions)
-            self._progress.notify()
+            with self._profiler.slice(WORK_LOOP, "send"):
+                role.emitted(emissions)
+                self._progress.notify()
             if step is not None and running is not None:
                 emissions = await self._update(step, running, role)
             else:
@@ -135,6 +140,10 @@ class WorkLoop:
             await self._recover(step, error, role)
             return []
         reach(Point.WORKER_COMPUTED)
+        with self._profiler.slice(WORK_LOOP, "update"):
+            return self._account_for(step, result, role)
+
+    def _account_for(self, step: Step, result: StepResult, role: RoleHandlers) -> list[Emission]:
         terms = StepTerms.of(step.batch)
         self.rates.observe(terms, result.seconds)
         prompt_share = self.rates.cost.prompt_share(terms)

@@ -19,7 +19,16 @@ from twostroke.errors import ConfigError
 from twostroke.models.catalog import hub_marker
 
 CHOOSING = (
-    *(("status",), ("chat",), ("doctor",), ("trace",), ("bench",), ("bench", "compare"), ("bench", "goodput")),
+    *(
+        ("status",),
+        ("chat",),
+        ("doctor",),
+        ("trace",),
+        ("profile",),
+        ("bench",),
+        ("bench", "compare"),
+        ("bench", "goodput"),
+    ),
     *(("drain",), ("scale",), ("role",), ("restart",), ("down",)),
 )
 """Commands that go to a server of this user where no address is given."""

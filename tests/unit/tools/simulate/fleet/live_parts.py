@@ -15,6 +15,7 @@ from tools.simulate.fleet.host import SimulatedHost
 from tools.simulate.fleet.pulls import COPY_PAGES, carry
 from tools.simulate.fleet.steps import SAMPLED, Flight, StepWatch
 from twostroke.ids import PageId
+from twostroke.profiler import Profiler
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import BatchBuilder, Step, StepBuilder
@@ -112,7 +113,8 @@ class LiveLoop:
         engine: Any = Device(host)
         progress: Any = SimpleNamespace(notify=host.notify)
         rates = KnownRates(host.budget)
-        self._loop = WorkLoop(host.scheduler, engine, host.metrics, progress, host.shape.step_target_s, rates, check)
+        target_s = host.shape.step_target_s
+        self._loop = WorkLoop(host.scheduler, engine, host.metrics, progress, target_s, rates, check, Profiler())
         self._task: asyncio.Task[None] | None = None
 
     @property

@@ -1,0 +1,1 @@
+"""Profiles of a running cluster: collected from its routers, as a Chrome trace, and as a table."""

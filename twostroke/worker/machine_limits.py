@@ -1,0 +1,74 @@
+"""The machine's limits, for a profile: measured when first asked for, and kept for all workers and later runs.
+
+Each trial takes some milliseconds of the engine thread, between two steps, so that steps of this worker do not
+disturb it. Workers of one machine measure one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from twostroke.config import WorkerConfig
+from twostroke.engine.loop import EngineThread
+from twostroke.models.catalog import cache_dir
+from twostroke.rpc.v1 import control_pb2
+
+if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
+    from twostroke.kernels.limits import Limits, Run
+
+REPEATS: Final = 3
+BUFFER_BYTES: Final = 192 << 20
+"""Bytes of memory that are read: more than most caches hold, and read within some ten milliseconds."""
+SHAPES: Final = ((512, 576, 3072), (1024, 1024, 1024))
+"""Products that take some ten milliseconds of one core."""
+
+
+async def limits_of(config: WorkerConfig, engine: EngineThread) -> control_pb2.MachineLimits | None:
+    """Return what the threads of a worker that computes on the CPU can do at most; None for a paced model."""
+    if config.model.is_paced:
+        return None
+    loop = asyncio.get_running_loop()
+
+    def between_steps(call: Callable[[], None]) -> None:
+        asyncio.run_coroutine_threadsafe(engine.between_steps(call), loop).result()
+
+    limits = await asyncio.to_thread(kept_or_measured, cache_dir(), config, between_steps)
+    return control_pb2.MachineLimits(**asdict(limits))
+
+
+def kept_or_measured(folder: Path, config: WorkerConfig, run: Run) -> Limits:
+    import torch
+
+    from twostroke.kernels.limits import Limits, measured_limits
+
+    threads, dtype = config.runtime.threads, config.model.dtype
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "limits.json").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        kept = _read(file.read())
+        key = f"{platform.node()} {threads} {dtype}"
+        if key in kept:
+            return Limits(**kept[key])
+        limits = measured_limits(
+            threads, getattr(torch, dtype), REPEATS, buffer_bytes=BUFFER_BYTES, shapes=SHAPES, run=run
+        )
+        file.truncate(0)
+        file.write(json.dumps(kept | {key: asdict(limits)}))
+        return limits
+
+
+def _read(text: str) -> dict[str, Any]:
+    """Return what was measured before; nothing where the file is new, or a machine went down while it was written."""
+    try:
+        kept = json.loads(text)
+    except ValueError:
+        return {}
+    return kept if isinstance(kept, dict) else {}
