@@ -42,6 +42,10 @@ def for_local_cluster(token_file: Path) -> None:
             # With Ray's defaults (1000 and 1000) callers learn of an actor's death after one to two seconds.
             "RAY_timeout_ms_task_wait_for_death_info": "100",
             "RAY_core_worker_internal_heartbeat_ms": "200",
+            # Nobody collects Ray's own metrics and events, for which each of its processes has timers.
+            "RAY_enable_metrics_collection": "0",
+            "RAY_task_events_report_interval_ms": "0",
+            "RAY_event_stats": "0",
         },
         without=("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN", "RAY_RUNTIME_ENV_HOOK", *CLIENT_KEYS),
     )

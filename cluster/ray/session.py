@@ -16,6 +16,7 @@ from typing import Any
 import ray
 import ray.exceptions
 
+from cluster.ray.local_node import local_nodes
 from cluster.ray.placement import HEAD_RESOURCE, HEAD_RESOURCE_SHARE, Node, nodes_from_ray
 from cluster.spec import NAMESPACE, SUPERVISOR, FleetSpec
 from cluster.supervisor.supervisor import SupervisorActor
@@ -34,16 +35,17 @@ def start_local(folder: Path, num_cpus: int = 0) -> None:
     `num_cpus`: what our actors ask for, usually none. Ray starts an idle process for each CPU that it has.
     """
     try:
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=str(folder),
-        )
+        with local_nodes():
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(folder),
+            )
     except Exception as error:  # Ray raises all kinds, bare Exception among them
         raise ConfigError(f"Ray cannot be started on this machine: {error}") from error
     _silence()

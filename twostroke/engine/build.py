@@ -78,12 +78,12 @@ def build_runner(config: WorkerConfig, model_dir: Path | None, profiler: Profile
 
 
 def _build_model(config: WorkerConfig, model_dir: Path, profiler: Profiler | None) -> BuiltEngine:
-    # These load torch and transformers: 300 MB and seconds that a fleet of paced workers does without.
+    # These load torch: hundreds of MB and seconds that a fleet of paced workers does without.
     from twostroke.engine.device_fit import resolve_device
-    from twostroke.models.registry import read_spec
+    from twostroke.models.known_specs import known_spec
 
     device = resolve_device(config.model.device)
-    spec = read_spec(model_dir, config.model.max_model_len)
+    spec = known_spec(model_dir, config.model.max_model_len)
     build = _build_on_cpu if device.type == "cpu" else _build_on_device
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as thread:
         weights = thread.submit(weights_digest, model_dir)  # while the model is loaded

@@ -88,7 +88,7 @@ class Pages(abc.ABC):
 
 
 class PageMemory(Pages):
-    """Pages in one memfd, pre-faulted, which other processes of the host can map.
+    """Pages in one memfd, allocated at once, which other processes of the host can map.
 
     Layout: `generations` (one u64 per page), padding to the system's page size, then the pages.
     Raises ConfigError if the machine's memory cannot hold it.
