@@ -23,6 +23,7 @@ even one that is wrong in a single bit of a slot), and a stream that was moved g
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from dataclasses import dataclass
@@ -135,9 +136,8 @@ class PacedRunner:
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
-        for sequence in range(batch.sequences):
-            self._advance(batch, sequence)
-        tokens = tuple(self._sample(batch, row) for row in batch.samples)
+        self._advance(batch)
+        tokens = self._sample(batch) if batch.samples else ()
         planned_s = self._cost.of(StepTerms.of(batch))
         time.sleep(max(0.0, started_s + planned_s - time.perf_counter()))
         return StepResult(tokens, time.perf_counter() - started_s)
@@ -146,32 +146,41 @@ class PacedRunner:
         """Let go of the pages, so that their memory can be unmapped."""
         del self._slots
 
-    def _advance(self, batch: Batch, sequence: int) -> None:
-        """Write the running hashes of one sequence's new tokens."""
-        rows = slice(batch.query_starts[sequence], batch.query_starts[sequence + 1])
-        first = int(batch.positions[rows.start])
-        before = np.uint64(0) if first == 0 else self._slot_of(batch.block_tables[sequence], first - 1)
-        shares = _mix((batch.tokens[rows].astype(np.uint64) << np.uint64(32)) + batch.positions[rows].astype(np.uint64))
-        pages, offsets = np.divmod(batch.write_slots[rows], self._block_size)
-        self._slots[pages, offsets] = np.cumsum(shares, dtype=np.uint64) + before
+    def _advance(self, batch: Batch) -> None:
+        """Write the running hashes of all new tokens."""
+        starts, positions = batch.query_starts[:-1], batch.positions
+        first = positions[starts]
+        before = np.where(first > 0, self._slots_at(batch.block_tables, np.maximum(first - 1, 0)), np.uint64(0))
+        shares = _mix((batch.tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64))
+        sums = np.cumsum(shares, dtype=np.uint64)
+        before += shares[starts] - sums[starts]
+        pages, offsets = np.divmod(batch.write_slots, self._block_size)
+        self._slots[pages, offsets] = sums + np.repeat(before, np.diff(batch.query_starts))
 
-    def _slot_of(self, block_table: npt.NDArray[np.int32], position: int) -> np.uint64:
-        block, offset = divmod(position, self._block_size)
-        slot: np.uint64 = self._slots[block_table[block], offset]
-        return slot
+    def _slots_at(self, tables: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> Hashes:
+        """Return the running hash of each sequence up to its position."""
+        blocks, offsets = np.divmod(positions, self._block_size)
+        slots: Hashes = self._slots[tables[np.arange(len(tables)), blocks], offsets]
+        return slots
 
-    def _sample(self, batch: Batch, row: SampleRow) -> SampledToken:
-        table, context_len = batch.block_tables[row.row], int(batch.context_lens[row.row])
-        blocks = context_len // self._block_size
-        ends = self._slots[table[:blocks], self._block_size - 1]
-        order = np.arange(1, len(ends) + 1, dtype=np.uint64) * _STRIDE
-        state = int(_mix(ends ^ order).sum(dtype=np.uint64)) + int(self._slot_of(table, context_len - 1))
-        if blocks:
-            state += int(_mix(self._slots[table[context_len % blocks]]).sum(dtype=np.uint64))
-        if row.params.temperature > 0:
-            state ^= _mix_one(row.params.seed + row.params.choice * int(_STRIDE))
-        token = self._token(_mix_one(state), row.banned)
-        logprobs = row.params.logprobs
+    def _sample(self, batch: Batch) -> tuple[SampledToken, ...]:
+        rows = [sample.row for sample in batch.samples]
+        tables, context_lens = batch.block_tables[rows], batch.context_lens[rows]
+        blocks = context_lens // self._block_size
+        ends = self._slots[tables, self._block_size - 1]
+        ranks = np.arange(tables.shape[1])
+        shares = _mix(ends ^ ((ranks + 1).astype(np.uint64) * _STRIDE))
+        states = np.where(ranks < blocks[:, None], shares, np.uint64(0)).sum(axis=1, dtype=np.uint64)
+        states += self._slots_at(tables, context_lens - 1)
+        whole = tables[np.arange(len(rows)), context_lens % np.maximum(blocks, 1)]
+        states += np.where(blocks > 0, _mix(self._slots[whole]).sum(axis=1, dtype=np.uint64), np.uint64(0))
+        seeds = [sample.params.seed + sample.params.choice * int(_STRIDE) for sample in batch.samples]
+        draws = np.array([sample.params.temperature > 0 for sample in batch.samples])
+        states ^= np.where(draws, _mix(np.array([seed % (1 << 64) for seed in seeds], np.uint64)), np.uint64(0))
+        return tuple(map(self._sampled, _mix(states).tolist(), batch.samples))
+
+    def _sampled(self, number: int, sample: SampleRow) -> SampledToken:
+        token, logprobs = self._token(number, sample.banned), sample.params.logprobs
         if logprobs is None:
             return SampledToken(token)
         return SampledToken(token, 0.0, ((token, 0.0),) if logprobs else ())
@@ -182,8 +191,13 @@ class PacedRunner:
         if eos is not None and lot == 0 and eos not in banned:
             return eos
         first, count = _LETTERS if self._spec.vocab >= sum(_LETTERS) else (0, self._spec.vocab)
-        tokens = [token for token in range(first, first + count) if token not in banned and token != eos]
+        tokens = _allowed(first, count, banned, eos)
         return tokens[number % len(tokens)]
+
+
+@functools.lru_cache(maxsize=64)
+def _allowed(first: int, count: int, banned: tuple[int, ...], eos: int | None) -> tuple[int, ...]:
+    return tuple(token for token in range(first, first + count) if token not in banned and token != eos)
 
 
 def _mix(numbers: Hashes) -> Hashes:
@@ -193,10 +207,6 @@ def _mix(numbers: Hashes) -> Hashes:
     z = (z ^ (z >> np.uint64(27))) * _MIX_2
     mixed: Hashes = z ^ (z >> np.uint64(31))
     return mixed
-
-
-def _mix_one(number: int) -> int:
-    return int(_mix(np.array([number % (1 << 64)], dtype=np.uint64))[0])
 
 
 def _require(holds: bool, key: str, requirement: str, value: object) -> None:
