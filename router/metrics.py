@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from twostroke.telemetry import ITL_BUCKETS_S, TTFT_BUCKETS_S, introduce
 
@@ -30,6 +37,36 @@ class Comparison:
     """Seconds that it took. None: an earlier attempt had failed, which no prediction includes."""
 
 
+class SentTokens(Collector):
+    """Tokens sent to clients, and the gaps between those of one choice.
+
+    They are plain numbers until they are scraped: prometheus_client takes a lock for each that it counts.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._gaps = [0] * (len(ITL_BUCKETS_S) + 1)
+        self._gaps_s = 0.0
+
+    def add(self, gap_s: float | None) -> None:
+        """`gap_s`: since the choice's token before, if there was one."""
+        self._tokens += 1
+        if gap_s is not None:
+            self._gaps[bisect_left(ITL_BUCKETS_S, gap_s)] += 1
+            self._gaps_s += gap_s
+
+    def collect(self) -> Iterable[Metric]:
+        tokens = CounterMetricFamily("twostroke_generation_tokens", "Tokens sent to clients.", labels=("role",))
+        tokens.add_metric((ROLE,), self._tokens)
+        yield tokens
+        gaps = HistogramMetricFamily(
+            "twostroke_inter_token_latency_seconds", "Between two tokens of one choice.", labels=("role",)
+        )
+        bounds = [*map(floatToGoString, (*ITL_BUCKETS_S, math.inf))]
+        gaps.add_metric((ROLE,), [*zip(bounds, accumulate(self._gaps), strict=True)], self._gaps_s)
+        yield gaps
+
+
 class RouterMetrics:
     """Attributes without further labels are ready to use. The packages add metrics of their own."""
 
@@ -37,14 +74,12 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self.expiries = introduce(self.registry, ROLE)
         self.ttft_seconds = self.histogram("ttft_seconds", "Request received to first token sent.", TTFT_BUCKETS_S)
-        self.inter_token_latency_seconds = self.histogram(
-            "inter_token_latency_seconds", "Between two tokens of one choice.", ITL_BUCKETS_S
-        )
+        self.sent_tokens = SentTokens()
+        self.registry.register(self.sent_tokens)
         self.request_duration_seconds = self.histogram(
             "request_duration_seconds", "Request received to last token sent.", DURATION_BUCKETS_S
         )
         self.prompt_tokens_total = self.counter("prompt_tokens", "Prompt tokens of accepted requests.")
-        self.generation_tokens_total = self.counter("generation_tokens", "Tokens sent to clients.")
         self.cached_tokens_total = self.counter("cached_tokens", "Prompt tokens whose KV was reused.")
         self._add_truth()
         self.request_log_dropped_total = self.counter(

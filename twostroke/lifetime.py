@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 
 class Instant(enum.StrEnum):
@@ -33,7 +33,7 @@ class Lifetime:
     def mark(self, instant: Instant) -> None:
         self._at_s.setdefault(instant, self._clock())
 
-    def merge(self, at_s: dict[str, float]) -> None:
+    def merge(self, at_s: Mapping[str, float]) -> None:
         """Take over instants that another process marked."""
         for name, when in at_s.items():
             self._at_s.setdefault(Instant(name), when)

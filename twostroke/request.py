@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from twostroke.errors import InvalidRequest
 from twostroke.ids import BlockHash, RequestId
@@ -146,8 +147,9 @@ class Request:
         return [*self.prompt, *(sampled.token for sampled in self.emitted)]
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
+    """It is a tuple because one is made for every token."""
+
     token: int
     logprob: float | None = None
     """Natural log of the token's probability before temperature and truncation, after penalties and bias."""

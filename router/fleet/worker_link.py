@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
 import grpc.aio
 from google.protobuf.message import Message
@@ -64,9 +64,9 @@ _LINK_TROUBLE = frozenset(
 """Codes that gRPC itself gives when a connection or a process ends under a call."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
-    """Tokens by which one choice has grown, and its end where it has ended."""
+class TokenDelta(NamedTuple):
+    """Tokens by which one choice has grown, and its end where it has ended. It is a tuple: one is made for every
+    token."""
 
     position: int
     """Position of the first of them in the choice's output."""
@@ -74,7 +74,7 @@ class TokenDelta:
     finish: FinishReason | None = None
     cached_tokens: int = 0
     """Prompt tokens whose KV was not computed for this request."""
-    lifetime: dict[str, float] = field(default_factory=dict)
+    lifetime: Mapping[str, float] = MappingProxyType({})
     """Instants that the worker has marked."""
 
 

@@ -7,13 +7,15 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from router.fleet.serving_facts import ServingFacts
+from router.fleet.worker_link import TokenDelta
 from router.frontend.auth.auth import AuthContext
-from router.frontend.output_share import OutputShare
+from router.frontend.output_share import AT_ONCE, OutputShare
 from router.frontend.params import ClientRequest, answer_length, check_prompt, sampling_params
 from router.frontend.preparation.prepare import Work, check_model
 from router.frontend.preparation.preparer import Preparer
@@ -41,9 +43,11 @@ class Usage:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class TextEvent:
-    """One token of one choice with the text it adds, or the end of that choice with the text held back until then."""
+class TextEvent(NamedTuple):
+    """One token of one choice with the text it adds, or the end of that choice with the text held back until then.
+
+    It is a tuple because one is made for every token.
+    """
 
     choice: int
     """Counted over all prompts: prompt i of n choices each has choices i*n to i*n + n - 1."""
@@ -60,7 +64,20 @@ class TextEvent:
     """The client has it (but for the usage): the stream is resumed."""
 
 
-Sink = Callable[[TextEvent], Awaitable[None]]
+class Sink(Protocol):
+    """Takes the events of one output to its client."""
+
+    @property
+    def is_ready(self) -> bool:
+        """All that was put has left, and what is put now can leave at once, by `flush`."""
+
+    def put(self, event: TextEvent) -> None: ...
+
+    def flush(self) -> None:
+        """Lets what was put leave together, in one write."""
+
+    async def drain(self) -> None:
+        """Returns once all that was put has left, however slowly the client reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +171,7 @@ class RequestHandler:
         return any(aborted)
 
     async def answer(self, request: ClientRequest, sink: Sink) -> None:
-        """Sends every event of the output to `sink`. Raises ServeError; cancelling this call cancels everywhere."""
+        """Gives every event of the output to `sink`. Raises ServeError; cancelling this call cancels everywhere."""
         status = Cancelled.label()
         span = self._recorder.root("request", request.point.stream, request.traceparent)
         span.start_s -= time.monotonic() - request.received_s
@@ -259,6 +276,7 @@ class _Output:
         sink: Sink,
     ) -> None:
         self._handler = handler
+        self._sent_tokens = handler.metrics.sent_tokens
         self._client_request = request
         self._requests = requests
         self._facts = facts
@@ -276,7 +294,8 @@ class _Output:
         ranks = [rank for rank, request in enumerate(self._requests) if len(request.ended_choices) < n]
         if not ranks:
             if not self._point.is_complete:
-                await self._sink(TextEvent(0, "", usage=self._usage(), is_sent=True))
+                self._sink.put(TextEvent(0, "", usage=self._usage(), is_sent=True))
+                await self._sink.drain()
             return
         if len(ranks) == 1:
             await self._run_prompt(ranks[0])
@@ -294,27 +313,41 @@ class _Output:
         self._client_request.auth.spend(len(request.prompt))
         if not request.resumptions:
             handler.metrics.prompt_tokens_total.inc(len(request.prompt))
-        choices = self._choices(rank)
+        prompt = _Prompt(request, self._choices(rank))
         cached: dict[int, int] = {}
-        share, client = handler.share, self._client_request.tenant or self._point.stream
-        async with contextlib.aclosing(handler.dispatcher.generate(request)) as deltas:
+        deltas = handler.dispatcher.generate(request, partial(self._take_at_once, prompt))
+        async with contextlib.aclosing(deltas):
             async for number, delta in deltas:
-                choice = choices[number]
+                prompt.waits = True
+                choice = prompt.choices[number]
                 for position, token in enumerate(delta.tokens, delta.position):
-                    if share.is_over:
-                        await share.turn(client)
-                    if await self._take_token(choice, token, position):
-                        await handler.dispatcher.finish_early(request, number)
+                    await self._turn()
+                    self._take_token(prompt, number, token, position)
+                    await self._sink.drain()
                 if delta.finish is not None and not choice.is_finished:
-                    if share.is_over:
-                        await share.turn(client)
+                    await self._turn()
                     cached[number] = delta.cached_tokens
-                    if len(cached) == len(choices):  # the later choices of a prompt always reuse the first
+                    if len(cached) == len(prompt.choices):  # the later choices of a prompt always reuse the first
                         self._cached_tokens += min(cached.values())
                         handler.metrics.cached_tokens_total.inc(min(cached.values()))
-                    await self._finish(choice, delta.finish)
-        if not all(choice.is_finished for choice in choices.values()):
+                    self._finish(choice, delta.finish)
+                    await self._sink.drain()
+                prompt.waits = False
+        if not all(choice.is_finished for choice in prompt.choices.values()):
             raise InternalError(f"the output of {request.request_id} ended without a finish reason")
+
+    async def _turn(self) -> None:
+        if self._handler.share.is_over:
+            await self._handler.share.turn(self._client_request.tenant or self._point.stream)
+
+    def _take_at_once(self, prompt: _Prompt, number: int, delta: TokenDelta) -> bool:
+        """Sends tokens as they arrive. Returns False where they have to wait: for earlier ones, or for the client."""
+        if prompt.waits or not self._sink.is_ready or len(delta.tokens) > AT_ONCE or self._handler.share.is_over:
+            return False
+        for position, token in enumerate(delta.tokens, delta.position):
+            self._take_token(prompt, number, token, position)
+        self._sink.flush()
+        return True
 
     def _choices(self, rank: int) -> dict[int, _Choice]:
         """Returns the choices of one prompt that have something left to say."""
@@ -334,21 +367,23 @@ class _Output:
             choices[number] = _Choice(index, len(request.prompt), text, self._point.sent[index].tokens or 0)
         return choices
 
-    async def _take_token(self, choice: _Choice, token: SampledToken, position: int) -> bool:
-        """Sends one token. Returns True where a stop string ends the choice with it."""
+    def _take_token(self, prompt: _Prompt, number: int, token: SampledToken, position: int) -> None:
+        """Gives one token to the sink. Where a stop string ends its choice with it, no more are asked for."""
+        choice = prompt.choices[number]
+        text = choice.text
         if choice.text.is_stopped:
-            return False
+            return
         self._completion_tokens += 1
-        text = choice.text.feed(token.token)
+        new = text.feed(token.token)
         is_sent = position < choice.sent_tokens
         if not is_sent:
             self._client_request.auth.spend(1)
             self._observe(choice)
-        counts = choice.prompt_tokens, choice.text.tokens
-        await self._sink(TextEvent(choice.index, text, *counts, token=token, is_sent=is_sent))
-        return choice.text.is_stopped
+        self._sink.put(TextEvent(choice.index, new, choice.prompt_tokens, text.tokens, token, is_sent=is_sent))
+        if text.is_stopped:
+            self._handler.dispatcher.finish_early(prompt.request, number)
 
-    async def _finish(self, choice: _Choice, reason: FinishReason) -> None:
+    def _finish(self, choice: _Choice, reason: FinishReason) -> None:
         choice.is_finished = True
         rest = choice.text.flush()
         if choice.text.is_stopped:
@@ -360,7 +395,7 @@ class _Output:
         self._choices_left -= 1
         usage = self._usage() if self._choices_left == 0 else None
         counts = choice.prompt_tokens, choice.text.tokens
-        await self._sink(TextEvent(choice.index, rest, *counts, finish=reason, usage=usage))
+        self._sink.put(TextEvent(choice.index, rest, *counts, finish=reason, usage=usage))
         if usage is not None:
             log.info(
                 "request done request=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d ms=%.1f",
@@ -376,14 +411,12 @@ class _Output:
         return Usage(prompt_tokens, self._completion_tokens, self._cached_tokens)
 
     def _observe(self, choice: _Choice) -> None:
-        now, metrics = time.monotonic(), self._handler.metrics
-        metrics.generation_tokens_total.inc()
-        if choice.last_token_s is not None:
-            metrics.inter_token_latency_seconds.observe(now - choice.last_token_s)
-        elif not self._has_token:
-            self._has_token = True
-            metrics.ttft_seconds.observe(now - self._client_request.received_s)
+        now, last = time.monotonic(), choice.last_token_s
         choice.last_token_s = now
+        self._sent_tokens.add(None if last is None else now - last)
+        if not self._has_token:
+            self._has_token = True
+            self._handler.metrics.ttft_seconds.observe(now - self._client_request.received_s)
 
 
 @dataclass(slots=True)
@@ -397,6 +430,16 @@ class _Choice:
     """Tokens that the client has already."""
     is_finished: bool = False
     last_token_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """One prompt that is being answered."""
+
+    request: GenerateRequest
+    choices: dict[int, _Choice]
+    waits: bool = False
+    """Tokens of it wait for their turn, or for the client: what comes now must not overtake them."""
 
 
 def _log_failure(request_id: str, error: ServeError) -> None:

@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import quote, unquote
 
 from router.serving.attempts import MOST_RESUMPTIONS
@@ -132,45 +133,46 @@ class SentProgress:
         return ",".join(_run(sent, len(list(alike))) for sent, alike in runs)
 
 
-class Pulse:
-    """Sends a sign of life to a client that gets nothing else, so that it does not leave.
+class PulsedStream(Protocol):
+    """A stream to a client that must not be silent for long."""
 
-    `beat` sends none where nothing has begun, nor where the router hears no worker: it may be the one that is cut off,
-    and another router may serve.
+    turn: asyncio.Lock
+    """Held while a message or a beat is sent."""
+    sent_s: float
+    """Instant at which the client was last sent anything."""
+
+    async def beat(self) -> None:
+        """Sends a sign of life. The caller has the turn."""
+
+
+async def with_pulse(work: Awaitable[None], stream: PulsedStream, may_beat: Callable[[], bool]) -> None:
+    """Waits for `work`, and beats where it sends nothing for `PULSE_S`, so that the client does not leave.
+
+    `may_beat` is false where nothing has begun, and where the router hears no worker: it may be the one that is cut
+    off, and another router may serve.
     """
-
-    def __init__(self, beat: Callable[[], Awaitable[None]]) -> None:
-        self._beat = beat
-        self._last_s = time.monotonic()
-        self.turns = asyncio.Lock()
-        """Held while a message or a beat is sent."""
-
-    def sent(self) -> None:
-        """A message has been sent to the client."""
-        self._last_s = time.monotonic()
-
-    async def during(self, work: Awaitable[None]) -> None:
-        """Waits for `work`, and beats where it sends nothing for `PULSE_S`."""
-        beating = asyncio.create_task(self._keep_beating())
-        try:
-            await work
-        except asyncio.CancelledError:
+    beating = asyncio.create_task(_keep_beating(stream, may_beat))
+    try:
+        await work
+    except asyncio.CancelledError:
+        beating.cancel()
+        raise
+    finally:
+        async with stream.turn:  # never in the middle of a beat: what is sent next would run into it
             beating.cancel()
-            raise
-        finally:
-            async with self.turns:  # never in the middle of a beat: what is sent next would run into it
-                beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)  # what it met, the next message meets too
+        await asyncio.gather(beating, return_exceptions=True)  # what it met, the next message meets too
 
-    async def _keep_beating(self) -> None:
-        while True:
-            left_s = self._last_s + PULSE_S - time.monotonic()
-            if left_s > 0:
-                await asyncio.sleep(left_s)
-                continue
-            async with self.turns:
-                self.sent()
-                await self._beat()
+
+async def _keep_beating(stream: PulsedStream, may_beat: Callable[[], bool]) -> None:
+    while True:
+        left_s = stream.sent_s + PULSE_S - time.monotonic()
+        if left_s > 0:
+            await asyncio.sleep(left_s)
+            continue
+        async with stream.turn:
+            stream.sent_s = time.monotonic()
+            if may_beat():
+                await stream.beat()
 
 
 class Seeds:

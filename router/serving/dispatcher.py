@@ -21,7 +21,7 @@ from router.metrics import ROLE, RouterMetrics
 from router.routing.policies import policy_named
 from router.routing.reservations import Reservations
 from router.routing.routing_state import RoutingState
-from router.serving.generate_request import GenerateRequest
+from router.serving.generate_request import GenerateRequest, Take, take_nothing
 from router.serving.migration import Migration
 from router.serving.placement import Placer
 from router.serving.recovery import Recovered, recover
@@ -137,22 +137,24 @@ class RouterCore:
     def is_draining(self) -> bool:
         return self._is_draining
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[tuple[int, TokenDelta], None]:
+    async def generate(
+        self, request: GenerateRequest, take: Take = take_nothing
+    ) -> AsyncGenerator[tuple[int, TokenDelta], None]:
         recovered = await self._recover(request) if request.resumptions else {}
         hashes = await hash_blocks(request, self._fleet.facts.block_size)
-        opened = self._begin(request, hashes, recovered)
+        opened = self._begin(request, hashes, recovered, take)
         try:
             left = len(request.sampling) - len(request.ended_choices)
             while left:
                 event = await opened.events.get()
-                if isinstance(event, ServeError):
+                if isinstance(event, Exception):
                     raise event
                 yield event
                 left -= event[1].finish is not None
         finally:
             await self._retire(opened)
 
-    async def finish_early(self, request: GenerateRequest, choice: int) -> None:
+    def finish_early(self, request: GenerateRequest, choice: int) -> None:
         opened = self._open.get(request.request_id)
         if opened is not None and opened.request is request:  # not that of another connection that resumed it
             opened.finish_early(choice)
@@ -278,7 +280,11 @@ class RouterCore:
         return recovered
 
     def _begin(
-        self, request: GenerateRequest, hashes: tuple[BlockHash, ...], recovered: Mapping[int, Recovered]
+        self,
+        request: GenerateRequest,
+        hashes: tuple[BlockHash, ...],
+        recovered: Mapping[int, Recovered],
+        take: Take,
     ) -> _OpenChoices:
         """Checks what only the dispatcher knows, and begins every choice."""
         if self._is_draining:
@@ -286,7 +292,7 @@ class RouterCore:
         if request.request_id in self._open:
             raise InvalidRequest(f"a request with id {request.request_id!r} is open already", field="request_id")
         assert self._with is not None, "generate() before start()"
-        opened = _OpenChoices(request, hashes, self._with, recovered)
+        opened = _OpenChoices(request, hashes, self._with, recovered, take)
         self._open[request.request_id] = opened
         self._idle.clear()
         return opened
@@ -322,7 +328,7 @@ async def hash_blocks(request: GenerateRequest, block_size: int) -> tuple[BlockH
 
 
 class _OpenChoices:
-    """The open choices of one request, and the queue in which their tokens come together."""
+    """The open choices of one request, and the queue in which tokens wait that are not taken at once."""
 
     def __init__(
         self,
@@ -330,11 +336,13 @@ class _OpenChoices:
         hashes: tuple[BlockHash, ...],
         dependencies: Dependencies,
         recovered: Mapping[int, Recovered],
+        take: Take,
     ) -> None:
         self.request = request
-        self.events: asyncio.Queue[tuple[int, TokenDelta] | ServeError] = asyncio.Queue()
+        self.events: asyncio.Queue[tuple[int, TokenDelta] | Exception] = asyncio.Queue()
+        self._take = take
         self._choices = {
-            choice: RequestState(request, choice, hashes, dependencies, self.events.put_nowait, recovered.get(choice))
+            choice: RequestState(request, choice, hashes, dependencies, self._report, recovered.get(choice))
             for choice in range(len(request.sampling))
             if choice not in request.ended_choices
         }
@@ -356,6 +364,16 @@ class _OpenChoices:
             for state in self._choices.values():
                 state.leave_open()
         self.fail(error)
+
+    def _report(self, event: tuple[int, TokenDelta] | ServeError) -> None:
+        if isinstance(event, tuple) and event[1].finish is None and self.events.empty():
+            try:
+                if self._take(*event):
+                    return
+            except Exception as error:  # it ends this request, not its decode worker
+                self.events.put_nowait(error)
+                return
+        self.events.put_nowait(event)
 
     def fail(self, error: ServeError) -> None:
         for task in self._tasks.values():

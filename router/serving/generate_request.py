@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +51,14 @@ class GenerateRequest:
     """The span that it is part of."""
 
 
+Take = Callable[[int, TokenDelta], bool]
+"""Takes a delta of a choice at once, or returns False."""
+
+
+def take_nothing(choice: int, delta: TokenDelta) -> bool:
+    return False
+
+
 class Dispatcher(Protocol):
     """Owns open requests: places them on workers and carries their tokens back."""
 
@@ -68,13 +76,18 @@ class Dispatcher(Protocol):
     @property
     def is_draining(self) -> bool: ...
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[tuple[int, TokenDelta], None]:
+    def generate(
+        self, request: GenerateRequest, take: Take = take_nothing
+    ) -> AsyncGenerator[tuple[int, TokenDelta], None]:
         """Yields (choice, delta) from the first token on, also of a stream that is resumed, until every choice ends.
+
+        Tokens that come while nothing waits to be yielded are given to `take` first, at once and without a task. What
+        it returns False for is yielded, and so is every end.
 
         Raises ServeError. Closing the iterator (`aclose`, or cancelling its consumer) cancels the request everywhere.
         """
 
-    async def finish_early(self, request: GenerateRequest, choice: int) -> None:
+    def finish_early(self, request: GenerateRequest, choice: int) -> None:
         """A stop string was found: that choice needs no more tokens. Its end (STOP) follows at once."""
 
     async def abort(self, request_id: str) -> bool:

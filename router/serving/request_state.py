@@ -267,22 +267,20 @@ class RequestState:
         """Reports what arrives until the worker's end of it; an earlier end closes the attempt there."""
         try:
             with self._with.migration.watching(stream, self._request_now):
-                return await stream.read(lambda delta: self._take(delta, stream))
+                return await stream.read(functools.partial(self._take, stream))
         finally:
             self._with.placer.queue.left(self.request_id)
             stream.link.forget(stream)
             if not stream.is_complete and not self._is_left_open:
                 self._with.links.close_later(stream)
 
-    def _point(self, delta: TokenDelta) -> Point:
-        if delta.finish is not None:
-            return Point.ROUTER_FINISHED
-        return Point.ROUTER_TOKEN if self._emitted else Point.ROUTER_FIRST_TOKEN
-
-    def _take(self, delta: TokenDelta, stream: TokenStream) -> None:
+    def _take(self, stream: TokenStream, delta: TokenDelta) -> None:
         if self._has_ended:
             return  # its task does not know it yet
-        reach(self._point(delta))
+        if delta.finish is not None:
+            reach(Point.ROUTER_FINISHED)
+        else:
+            reach(Point.ROUTER_TOKEN if self._emitted else Point.ROUTER_FIRST_TOKEN)
         if delta.lifetime:
             self._stats.lifetime.merge(delta.lifetime)
         if delta.tokens and stream is not self._begun_at:
@@ -298,8 +296,8 @@ class RequestState:
     def _emit(self, delta: TokenDelta) -> None:
         """Reports its tokens. The end is reported apart: `end` knows what was reused over all attempts."""
         if delta.tokens:
-            self._report((self.choice, delta if delta.finish is None else dataclasses.replace(delta, finish=None)))
-            self._emitted += delta.tokens
+            self._emitted += delta.tokens  # first: reporting may end it
+            self._report((self.choice, delta if delta.finish is None else delta._replace(finish=None)))
 
     def _note_reopening(self, worker: WorkerId, error: ServeError) -> None:
         self._with.metrics.reopened_requests_total.inc()

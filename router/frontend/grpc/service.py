@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import time
@@ -18,8 +19,8 @@ from router.frontend.auth.auth import AuthContext, Authenticator
 from router.frontend.grpc.schema import options_of
 from router.frontend.params import ClientRequest, TokenPrompt, check_request_id, check_salt, priority_class
 from router.frontend.request_handler import RequestHandler, TextEvent
-from router.frontend.resume import Pulse, SentProgress, StreamPoint
-from router.frontend.text.tokenizer import token_text
+from router.frontend.resume import SentProgress, StreamPoint, with_pulse
+from router.frontend.text.tokenizer import Text, token_text
 from twostroke.errors import UnsupportedFeature
 from twostroke.request import SampledToken
 from twostroke.rpc.channel import call_timeout_s
@@ -65,35 +66,14 @@ class InferenceService:
         assert isinstance(request, inference_pb2.GenerateRequest)
         prompt = TokenPrompt(tuple(request.token_ids.ids), is_chat)
         asked = _client_request(request, prompt, context.time_remaining(), auth, received_s, _traceparent(context))
-        progress, has_begun = SentProgress(asked.point), asked.point.resumptions > 0
-
-        async def beat() -> None:
-            if has_begun and self._handler.dispatcher.hears_workers:
-                await context.write(inference_pb2.GenerateResponse(request_id=asked.request_id))
-
-        pulse = Pulse(beat)
-        last: list[inference_pb2.GenerateResponse] = []
-
-        async def send(event: TextEvent) -> None:
-            nonlocal has_begun
-            if event.is_sent:
-                return
-            message = self._message(asked.request_id, event)
-            sent = progress.sent_token if event.finish is None else progress.finished
-            message.resume_token = sent(event.choice)
-            if event.usage is None:
-                async with pulse.turns:
-                    await context.write(message)
-                    pulse.sent()
-                has_begun = True
-            else:
-                last.append(message)
-
+        messages = _Messages(asked, self._handler.text, context)
+        has_begun, dispatcher = asked.point.resumptions > 0, self._handler.dispatcher
         # Messages are written from inside the call, not yielded, so that a client that goes away cancels the answer
         # wherever it stands.
-        await pulse.during(self._handler.answer(asked, send))
-        for message in last:
-            yield message
+        answering = self._handler.answer(asked, messages)
+        await with_pulse(answering, messages, lambda: (has_begun or messages.is_started) and dispatcher.hears_workers)
+        if messages.last is not None:
+            yield messages.last
 
     async def Tokenize(self, raw: bytes, context: Context) -> bytes:
         """Returns the serialized response."""
@@ -133,8 +113,50 @@ class InferenceService:
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
 
-    def _message(self, request_id: str, event: TextEvent) -> inference_pb2.GenerateResponse:
-        message = inference_pb2.GenerateResponse(request_id=request_id, index=event.choice, text=event.text)
+
+class _Messages:
+    """The messages of one answer. gRPC takes none without a wait."""
+
+    is_ready = False
+
+    def __init__(self, request: ClientRequest, text: Text, context: Context) -> None:
+        self._request_id = request.request_id
+        self._text = text
+        self._context = context
+        self._progress = SentProgress(request.point)
+        self._unsent: list[inference_pb2.GenerateResponse] = []
+        self.last: inference_pb2.GenerateResponse | None = None
+        """The message that ends the stream."""
+        self.is_started = False
+        self.sent_s = time.monotonic()
+        self.turn = asyncio.Lock()
+
+    def put(self, event: TextEvent) -> None:
+        if event.is_sent:
+            return
+        message = self._message(event)
+        sent = self._progress.sent_token if event.finish is None else self._progress.finished
+        message.resume_token = sent(event.choice)
+        if event.usage is None:
+            self._unsent.append(message)
+        else:
+            self.last = message
+
+    def flush(self) -> None: ...
+
+    async def drain(self) -> None:
+        async with self.turn:
+            unsent, self._unsent = self._unsent, []
+            for message in unsent:
+                await self._context.write(message)
+                self.is_started = True
+                self.sent_s = time.monotonic()
+
+    async def beat(self) -> None:
+        await self._context.write(inference_pb2.GenerateResponse(request_id=self._request_id))
+
+    def _message(self, event: TextEvent) -> inference_pb2.GenerateResponse:
+        message = inference_pb2.GenerateResponse(request_id=self._request_id, index=event.choice, text=event.text)
         if event.token is not None:
             message.token_ids.append(event.token.token)
             if event.token.logprob is not None:
@@ -149,10 +171,10 @@ class InferenceService:
         assert token.logprob is not None
         return inference_pb2.TokenLogprob(
             token_id=token.token,
-            token=token_text(self._handler.text, token.token),
+            token=token_text(self._text, token.token),
             logprob=token.logprob,
             top=[
-                inference_pb2.TokenLogprob(token_id=other, token=token_text(self._handler.text, other), logprob=logprob)
+                inference_pb2.TokenLogprob(token_id=other, token=token_text(self._text, other), logprob=logprob)
                 for other, logprob in token.top
             ],
         )

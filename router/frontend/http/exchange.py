@@ -24,9 +24,19 @@ _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NO_BODY = (204, 304)
 
 WRITE_PART = "twostroke.write_part"
-"""Name of the ASGI extension: a function that writes bytes of a streamed body without passing the middleware."""
+"""Name of the ASGI extension by which parts of a streamed body are written without passing the middleware."""
 
 Headers = list[tuple[bytes, bytes]]
+
+
+class PartWriter(Protocol):
+    """The extension `WRITE_PART`."""
+
+    @property
+    def takes_parts(self) -> bool:
+        """Tells whether a part can be written now. Where it cannot, `send` has to, which waits for the client."""
+
+    def write_part(self, data: bytes) -> None: ...
 
 
 class ExchangeConnection(Protocol):
@@ -101,7 +111,7 @@ class Exchange:
 
     async def run(self, app: ASGIApp) -> None:
         try:
-            await app({**self.scope, "extensions": {WRITE_PART: self.write_part}}, self.receive, self.send)
+            await app({**self.scope, "extensions": {WRITE_PART: self}}, self.receive, self.send)
         except asyncio.CancelledError:
             self._abort_unless_complete()
             raise
@@ -140,12 +150,12 @@ class Exchange:
         else:
             raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
 
-    def write_part(self, data: bytes) -> bool:
-        """Writes a part of a streamed body, as `send` does. Returns False, and writes nothing, where `send` has to."""
-        if self.is_gone or self.is_complete or self._head or not (self._is_chunked and self._wire.is_writable):
-            return False
+    @property
+    def takes_parts(self) -> bool:
+        return self._is_chunked and self._wire.is_writable and not (self._head or self.is_gone or self.is_complete)
+
+    def write_part(self, data: bytes) -> None:
         self._wire.write(b"%x\r\n%s\r\n" % (len(data), data))
-        return True
 
     def _abort_unless_complete(self) -> None:
         if not self.is_complete and not self.is_gone:

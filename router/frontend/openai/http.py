@@ -6,18 +6,19 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from router.frontend.http.exchange import WRITE_PART
+from router.frontend.http.exchange import WRITE_PART, PartWriter
 from router.frontend.openai.reply import Reply, encoded, error_body
 from router.frontend.params import ClientRequest
 from router.frontend.request_handler import RequestHandler, TextEvent
-from router.frontend.resume import Pulse
+from router.frontend.resume import with_pulse
 from twostroke.errors import Cancelled, Draining, InvalidApiKey, Overloaded, ServeError, without_frames
 
 Value = TypeVar("Value")
@@ -93,12 +94,9 @@ class AnswerResponse(Response):
         await _watched(answering(scope, receive, send), receive)
 
     async def _send_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def keep(event: TextEvent) -> None:
-            self._reply.add(event)
-
         response: Response
         try:
-            await self._handler.answer(self._request, keep)
+            await self._handler.answer(self._request, _Body(self._reply))
             response = await self._whole()
         except ServeError as error:
             response = error_response(error)
@@ -118,67 +116,96 @@ class AnswerResponse(Response):
         return "".join(encoder.iterencode(self._reply.body())).encode()
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = _EventStream(send, scope.get("extensions", {}).get(WRITE_PART))
-
-        async def beat() -> None:
-            has_begun = events.is_started or self._request.point.resumptions > 0
-            if has_begun and self._handler.dispatcher.hears_workers:
-                await events.send_comment()
-
-        pulse = Pulse(beat)
-
-        async def forward(event: TextEvent) -> None:
-            async with pulse.turns:  # several prompts are answered at once: what a token says was sent goes before it
-                for token, chunk in self._reply.chunks(event):
-                    await events.send(chunk, token)
-                    pulse.sent()
-
+        events = _EventStream(self._reply, send, scope.get("extensions", {}).get(WRITE_PART))
         try:
-            work = self._handler.answer(self._request, forward)
-            await (pulse.during(work) if self._request.is_resumable else work)
-            await events.send("[DONE]")
+            work = self._handler.answer(self._request, events)
+            if self._request.is_resumable:
+                has_begun, dispatcher = self._request.point.resumptions > 0, self._handler.dispatcher
+                work = with_pulse(work, events, lambda: (has_begun or events.is_started) and dispatcher.hears_workers)
+            await work
+            await events.end("[DONE]")
         except ServeError as error:
             if not events.is_started:
                 await error_response(error)(scope, receive, send)
                 return
             if isinstance(error, Draining) and self._request.is_resumable:
                 return  # cut, not closed: a client that sees no end goes on at another router
-            await events.send(encoded(error_body(error)))
-        await events.close()
+            await events.end(encoded(error_body(error)))
+
+
+class _Body:
+    """Keeps every event for the body."""
+
+    is_ready = True
+
+    def __init__(self, reply: Reply) -> None:
+        self.put = reply.add
+
+    def flush(self) -> None: ...
+
+    async def drain(self) -> None: ...
 
 
 class _EventStream:
-    def __init__(self, send: Send, write_part: Callable[[bytes], bool] | None) -> None:
-        """`write_part`: how the server lets parts of a body be written at once, if it does."""
+    """Server-sent events. What the connection takes at once is written at once, the rest through ASGI."""
+
+    def __init__(self, reply: Reply, send: Send, parts: PartWriter | None) -> None:
+        self._reply = reply
         self._send = send
-        self._write_part = write_part
+        self._parts = parts
+        self._unsent: list[str] = []
         self.is_started = False
+        self.sent_s = time.monotonic()
+        self.turn = asyncio.Lock()
+        """Held while anything is sent through ASGI: what a token says was sent goes before it."""
 
-    async def send(self, data: str, token: str = "") -> None:
-        """Sends an event. `token` is what a client sends to resume after it.
+    @property
+    def is_ready(self) -> bool:
+        parts = self._parts
+        return parts is not None and parts.takes_parts and not self._unsent and not self.turn.locked()
 
-        Only clients that ask for it get comments and lines other than data: stock clients take each line for a message,
-        or drop messages with other lines.
-        """
-        await self._write(f"id: {token}\ndata: {data}\n\n" if token else f"data: {data}\n\n")
+    def put(self, event: TextEvent) -> None:
+        for token, chunk in self._reply.chunks(event):
+            self._unsent.append(_sse(chunk, token))
 
-    async def send_comment(self) -> None:
-        await self._write(": going on\n\n")
+    def flush(self) -> None:
+        if self._parts is not None and self._unsent:
+            self._parts.write_part("".join(self._unsent).encode())
+            self._unsent.clear()
+            self.sent_s = time.monotonic()
 
-    async def _write(self, event: str) -> None:
+    async def drain(self) -> None:
+        async with self.turn:
+            await self._write(is_last=False)
+
+    async def beat(self) -> None:
+        self._unsent.append(": going on\n\n")
+        await self._write(is_last=False)
+
+    async def end(self, data: str) -> None:
+        self._unsent.append(_sse(data))
+        async with self.turn:
+            await self._write(is_last=True)
+
+    async def _write(self, *, is_last: bool) -> None:
+        if not (self._unsent or is_last):
+            return
         if not self.is_started:
             self.is_started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
-        data = event.encode()
-        if self._write_part is None or not self._write_part(data):
-            await self._send(_body(data, more=True))
-
-    async def close(self) -> None:
-        await self._send(_body(b"", more=False))
+        data = "".join(self._unsent).encode()
+        self._unsent.clear()
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        self.sent_s = time.monotonic()
 
 
-def _body(data: bytes, *, more: bool) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": more}
+def _sse(data: str, token: str = "") -> str:
+    """Returns an event. `token` is what a client sends to resume after it.
+
+    Only clients that ask for it get comments and lines other than data: stock clients take each line for a message, or
+    drop messages with other lines.
+    """
+    return f"id: {token}\ndata: {data}\n\n" if token else f"data: {data}\n\n"
 
 
 async def _watched(work: Coroutine[Any, Any, Value], receive: Receive) -> asyncio.Task[Value]:

@@ -27,7 +27,7 @@ Json = dict[str, Any]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def encoded(value: Json | str) -> str:
+def encoded(value: Json) -> str:
     return _ENCODER.encode(value)
 
 
@@ -101,7 +101,9 @@ class Reply:
         """
         choice = self._choices[event.choice]
         if choice.frame is not None and event.finish is None and not event.is_sent:
-            return [(self._progress.sent_token(event.choice), encoded(event.text).join(choice.frame))]
+            return [
+                (self._progress.sent_token(event.choice), json.encoder.encode_basestring(event.text).join(choice.frame))
+            ]
         chunks = [(token, encoded(chunk)) for token, chunk in self._chunks(event)]
         if self._is_plain and choice.frame is None:
             choice.frame = self._frame(event.choice)
@@ -120,7 +122,9 @@ class Reply:
     def _frame(self, index: int) -> tuple[str, str]:
         """Returns what stands before and after the text in every chunk of a choice."""
         part = self._part(TextEvent(index, FRAMED))
-        before, _, after = encoded(self._chunk({"index": index, **part}, None, 0, 0)).rpartition(encoded(FRAMED))
+        before, _, after = encoded(self._chunk({"index": index, **part}, None, 0, 0)).rpartition(
+            json.encoder.encode_basestring(FRAMED)
+        )
         return before, after
 
     def _chunks(self, event: TextEvent) -> list[tuple[str, Json]]:

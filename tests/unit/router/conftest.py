@@ -19,7 +19,7 @@ from router.frontend.request_handler import RequestHandler
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.server import RouterServer
-from router.serving.generate_request import GenerateRequest
+from router.serving.generate_request import GenerateRequest, Take, take_nothing
 from tests.hand_cut import HandCutTransport
 from tests.inline_preparer import InlinePreparer
 from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig
@@ -81,7 +81,9 @@ class ScriptedDispatcher:
     def hears_workers(self) -> bool:
         return self.facts_now is not None
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[tuple[int, TokenDelta]]:
+    async def generate(
+        self, request: GenerateRequest, take: Take = take_nothing
+    ) -> AsyncIterator[tuple[int, TokenDelta]]:
         self.requests.append(request)
         self.open_ids.add(request.request_id)
         self.all_closed.clear()
@@ -90,7 +92,8 @@ class ScriptedDispatcher:
         self._aborted[request.request_id] = asyncio.Event()
         try:
             async for event in self._play(request):
-                yield event
+                if event[1].finish is not None or not take(*event):
+                    yield event
         finally:
             self.open_ids.discard(request.request_id)
             if not self.open_ids:
@@ -118,7 +121,7 @@ class ScriptedDispatcher:
             await asyncio.sleep(0)
             position += 1
 
-    async def finish_early(self, request: GenerateRequest, index: int) -> None:
+    def finish_early(self, request: GenerateRequest, index: int) -> None:
         self.early.append((request.request_id, index))
 
     async def abort(self, request_id: str) -> bool:

@@ -74,7 +74,7 @@ def spoil_tokens(worker: Running, is_corrupt: Callable[[SampleRow], bool]) -> No
     def corrupt(batch: Batch) -> StepResult:
         result = run(batch)
         tokens = (
-            replace(token, is_sound=not is_corrupt(row))
+            token._replace(is_sound=not is_corrupt(row))
             for token, row in zip(result.tokens, batch.samples, strict=True)
         )
         return replace(result, tokens=tuple(tokens))

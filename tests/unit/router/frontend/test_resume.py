@@ -160,14 +160,22 @@ async def _events(body: dict[str, Any], texts: tuple[str, str], point: StreamPoi
     reply = Reply(wanted, point, "toy", ByteText(), SentProgress(point))
     events: list[tuple[str, Any]] = []
 
-    async def sink(event: TextEvent) -> None:
-        for token, encoded in reply.chunks(event):
-            chunk = json.loads(encoded)
-            if chunk.get("usage"):  # what was found cached, each life says for itself
-                del chunk["usage"]["prompt_tokens_details"]
-            events.append((token, {**chunk, "created": 0}))
+    class Events:
+        is_ready = True
 
-    await handler.answer(ClientRequest(point=point, is_resumable=True, prompts=prompts, options=wanted.options), sink)
+        def put(self, event: TextEvent) -> None:
+            for token, encoded in reply.chunks(event):
+                chunk = json.loads(encoded)
+                if chunk.get("usage"):  # what was found cached, each life says for itself
+                    del chunk["usage"]["prompt_tokens_details"]
+                events.append((token, {**chunk, "created": 0}))
+
+        def flush(self) -> None: ...
+
+        async def drain(self) -> None: ...
+
+    ask = ClientRequest(point=point, is_resumable=True, prompts=prompts, options=wanted.options)
+    await handler.answer(ask, Events())
     return events
 
 
@@ -181,7 +189,7 @@ def _prepared(body: dict[str, Any]) -> tuple[OpenAIRequest, tuple[TokenPrompt, .
 class _Replaying(ScriptedDispatcher):
     """Whatever a resumed stream has settled already is not played again."""
 
-    async def generate(self, request):  # type: ignore[no-untyped-def]  # as its parent's
+    async def generate(self, request, take=None):  # type: ignore[no-untyped-def]  # as its parent's
         async for event in super().generate(request):
             if event[0] not in request.ended_choices:
                 yield event

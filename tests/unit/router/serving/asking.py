@@ -48,16 +48,28 @@ class Ask:
         self.tokens: dict[int, list[int]] = {i: [] for i in range(len(request.sampling))}
         self.positions: dict[int, list[int]] = {i: [] for i in range(len(request.sampling))}
         self.finishes: dict[int, TokenDelta] = {}
+        self._deltas = 0
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> Ask:
-        async with contextlib.aclosing(self.core.generate(self.request)) as events:
+        async with contextlib.aclosing(self.core.generate(self.request, self._take)) as events:
             async for index, delta in events:
-                self.tokens[index] += [sampled.token for sampled in delta.tokens]
-                self.positions[index] += range(delta.position, delta.position + len(delta.tokens))
+                self._keep(index, delta)
                 if delta.finish is not None:
                     self.finishes[index] = delta
         return self
+
+    def _take(self, index: int, delta: TokenDelta) -> bool:
+        """Take every third delta at once; the others wait."""
+        self._deltas += 1
+        if self._deltas % 3:
+            return False
+        self._keep(index, delta)
+        return True
+
+    def _keep(self, index: int, delta: TokenDelta) -> None:
+        self.tokens[index] += [sampled.token for sampled in delta.tokens]
+        self.positions[index] += range(delta.position, delta.position + len(delta.tokens))
 
     async def has(self, count: int, index: int = 0) -> None:
         await eventually(lambda: len(self.tokens[index]) >= count or self.task.done())

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from router.fleet.worker_link import TokenDelta
 from router.serving.dispatcher import HASHED_TOKENS, hash_blocks
 from router.serving.generate_request import GenerateRequest
 from router.serving.request_state import MAX_LOSSES
@@ -268,9 +269,9 @@ async def test_a_choice_finished_early_ends_as_stop_and_is_closed(fleet, ask, so
     answer = ask(core, n=2)
     await answer.has(5, 0)
     await answer.has(5, 1)
-    await core.finish_early(answer.request, 0)
-    await core.finish_early(answer.request, 0)
-    await core.finish_early(replace(answer.request, request_id="nobody"), 0)
+    core.finish_early(answer.request, 0)
+    core.finish_early(answer.request, 0)
+    core.finish_early(replace(answer.request, request_id="nobody"), 0)
     await soon(lambda: 0 in answer.finishes)
     assert answer.finishes[0].finish == "stop"
     await soon(lambda: worker.closed == [("r#0", 0)])
@@ -281,6 +282,55 @@ async def test_a_choice_finished_early_ends_as_stop_and_is_closed(fleet, ask, so
     assert [ended.output_tokens for ended in core._demand.ended] == [5, 20], (
         "a stop string ends an answer like any other"
     )
+
+
+async def test_tokens_that_are_taken_at_once_are_not_yielded(fleet):
+    await fleet.add("decode-0")
+    core, taken = await fleet.core(), list[TokenDelta]()
+
+    def take(choice: int, delta: TokenDelta) -> bool:
+        taken.append(delta)
+        return True
+
+    (end,) = [delta async for _, delta in core.generate(request_of(tokens=20), take)]
+    assert end.finish == "length"
+    assert end.tokens == ()
+    assert [delta.position for delta in taken] == list(range(20))
+
+
+async def test_a_stop_string_ends_a_choice_while_its_token_is_taken(fleet, soon):
+    worker = await fleet.add("decode-0")
+    core, request, taken = await fleet.core(), request_of(tokens=20), list[TokenDelta]()
+
+    def take(choice: int, delta: TokenDelta) -> bool:
+        taken.append(delta)
+        if len(taken) == 3:
+            core.finish_early(request, choice)
+        return True
+
+    (end,) = [delta async for _, delta in core.generate(request, take)]
+    assert (end.finish, end.position, len(taken)) == ("stop", 3, 3)
+    await soon(lambda: worker.closed == [("r#0", 0)])
+
+
+async def test_a_failure_to_take_a_token_ends_that_request_alone(fleet, ask):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    other = ask(core, request_id="other")
+    await other.has(5)
+
+    def fail(choice: int, delta: TokenDelta) -> bool:
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        await anext(core.generate(request_of(tokens=20), fail))
+    worker.hold_at = None
+    assert (await other.task).is_right
+
+
+def request_of(tokens: int) -> GenerateRequest:
+    sampling = SamplingParams(seed=1, max_tokens=tokens)
+    return GenerateRequest(request_id="r", prompt=(1, 2, 3), sampling=(sampling,), deadline_s=None)
 
 
 async def test_an_aborted_request_ends_as_cancelled(fleet, ask, soon):

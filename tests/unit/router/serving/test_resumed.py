@@ -70,7 +70,7 @@ async def test_a_connection_that_was_left_cannot_end_a_choice_of_the_one_that_go
     await earlier.has(5)
     resumed = ask(core, resumptions=1)
     await resumed.has(5)
-    await core.finish_early(earlier.request, 0)
+    core.finish_early(earlier.request, 0)
     worker.hold_at = None
     assert (await resumed.task).is_right
     with pytest.raises(Cancelled):
