@@ -6,7 +6,7 @@ were served at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,8 +22,6 @@ TRACKS: Final = {ENGINE: 1, WORK_LOOP: 2}
 """Thread ids of a process's tracks; those of requests follow."""
 FIRST_REQUESTS: Final = 10
 ROLES: Final = ("router", "prefill", "decode")
-FIRST_TOKEN: Final = "first token"
-"""Name of the event at which an answer's first token came, and of the wait for it."""
 
 
 def events_of(profiles: Sequence[ProcessProfile]) -> Iterator[Event]:
@@ -84,8 +82,7 @@ class _Process:
 
     def _requests(self) -> Iterator[Event]:
         lanes: list[_Lane] = []
-        waits = (wait for span in self.profile.spans if (wait := _wait_for_first_token(span, self.profile.spans)))
-        for span in sorted([*self.profile.spans, *waits], key=lambda span: (span.start_s, -span.end_s)):
+        for span in sorted(self.profile.spans, key=lambda span: (span.start_s, -span.end_s)):
             lane = next((lane for lane in lanes if lane.takes(span)), None)
             if lane is None:
                 lanes.append(lane := _Lane())
@@ -126,16 +123,3 @@ class _Process:
 
     def _named(self, what: str, tid: int, **names: Value) -> Event:
         return {"ph": "M", "name": what, "pid": self.pid, "tid": tid, "args": names}
-
-
-def _wait_for_first_token(
-    answer: control_pb2.TraceSpan, spans: Iterable[control_pb2.TraceSpan]
-) -> control_pb2.TraceSpan | None:
-    """Return the part of a router's answer from its first placement to its first token."""
-    came_s = next((event.at_s for event in answer.events if event.name == FIRST_TOKEN), None)
-    placed_s = min((span.end_s for span in spans if span.parent_id == answer.span_id), default=None)
-    if came_s is None or placed_s is None or placed_s >= came_s:
-        return None
-    return control_pb2.TraceSpan(
-        name=f"wait for {FIRST_TOKEN}", trace_id=answer.trace_id, start_s=placed_s, end_s=came_s
-    )

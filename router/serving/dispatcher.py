@@ -34,7 +34,7 @@ from twostroke.kv_cache.block import extend_hashes
 from twostroke.profiler import Profiler
 from twostroke.request import FinishReason
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.profiles import profile_here
+from twostroke.rpc.profiles import ProfiledParts, profile_here
 from twostroke.rpc.traces import known_of
 from twostroke.rpc.v1.control_pb2 import (
     GetTraceResponse,
@@ -187,7 +187,7 @@ class RouterCore:
     async def profile(self, request: ProfileRequest) -> AsyncGenerator[ProfilePart, None]:
         workers = () if request.alone else self._fleet.workers
         async with recording_at(workers, self.membership, request.seconds) as others:
-            for parts in (profile_here(self._profiler, self.recorder, request.seconds, ROLE), *others):
+            for parts in (profile_here(ProfiledParts(ROLE, self.recorder, self._profiler), request.seconds), *others):
                 async with aclosing(parts):
                     async for part in parts:
                         yield part

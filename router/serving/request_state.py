@@ -41,6 +41,7 @@ from twostroke.kv_cache.block import extend_hashes
 from twostroke.lifetime import Instant
 from twostroke.request import FinishReason, Request, SampledToken
 from twostroke.tracing.recorder import Recorder
+from twostroke.tracing.span import OpenSpan
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +129,8 @@ class RequestState:
         if recovered is None:  # otherwise another router has counted it
             dependencies.demand.begins()
         self._span = dependencies.recorder.begin("answer", request.request_id, request.trace)
+        self._wait: OpenSpan | None = None
+        """The time from its latest placement to its first token."""
 
     def leave_open(self) -> None:
         """Cancelling does not close it at its decode worker: a router will attach to it there."""
@@ -207,9 +210,11 @@ class RequestState:
     async def _place(self, at: WorkerId | None, avoided: WorkerId | None) -> TokenStream:
         is_urgent = self._stats.attempts > 0 or self._recovered is not None
         with self._span.part("route") as span:
-            return await self._with.placer.place(
+            stream = await self._with.placer.place(
                 self._request_now(), self._stats, span, is_urgent=is_urgent, at=at, avoided=avoided
             )
+        self._wait = self._span.begin("wait")
+        return stream
 
     def _replay(self, recovered: Recovered) -> None:
         """Reports what another router has had already."""
@@ -290,6 +295,8 @@ class RequestState:
         self._stats.arrived(len(delta.tokens), delta.cached_tokens, time.monotonic())
         if is_first:
             self._span.event("first token")
+            if self._wait is not None:
+                self._wait.end()
             self._log_first_token(stream)
         self._emit(delta)
 

@@ -29,6 +29,7 @@ TREE = {
     "prepare": "request",
     "answer": "request",
     "route": "answer",
+    "wait": "answer",
     "attempt": "answer",
     "queue": ("attempt", "prefill"),
     "pull": "attempt",

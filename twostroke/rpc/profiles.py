@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from twostroke.errors import InvalidRequest
 from twostroke.profiler import Profile, Profiler, Slice, size_bytes_of
@@ -22,44 +23,59 @@ PART_BYTES = 256 << 10
 """A message holds so much, so that serving goes on between two of them."""
 
 
-async def profile_here(
-    profiler: Profiler,
-    recorder: Recorder,
-    seconds: float,
-    role: str,
-    limits_of: Callable[[], Awaitable[control_pb2.MachineLimits | None]] | None = None,
-) -> AsyncGenerator[control_pb2.ProfilePart, None]:
-    """Record for some seconds, then yield what was recorded. `limits_of` is called in between.
+async def _now_ns() -> int:
+    return time.monotonic_ns()
 
-    Raises Overloaded while another profile runs.
-    """
+
+async def _no_limits() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledParts:
+    """The parts of a process that take part in a profile."""
+
+    role: str
+    recorder: Recorder
+    profiler: Profiler
+    pause_ns: Callable[[], Awaitable[int]] = _now_ns
+    """Waits until no step runs, and returns the time of that moment."""
+    limits: Callable[[], Awaitable[control_pb2.MachineLimits | None]] = _no_limits
+
+
+async def profile_here(parts: ProfiledParts, seconds: float) -> AsyncGenerator[control_pb2.ProfilePart, None]:
+    """Record whole steps for some seconds, then yield what was recorded. Raises Overloaded during another profile."""
     if not 0 < seconds <= MOST_SECONDS:
         raise InvalidRequest(f"seconds must be above 0 and at most {MOST_SECONDS:.0f}, got {seconds}", field="seconds")
-    with profiler.recording() as profile, recorder.watched(profile.add):
-        begin_ns = time.monotonic_ns()
+    with parts.profiler.recording() as profile, parts.recorder.watched(profile.add):
+        begin_ns = await parts.pause_ns()
         await asyncio.sleep(seconds)
-        end_ns = time.monotonic_ns()
+        end_ns = await parts.pause_ns()
+    process = parts.recorder.process
     about = control_pb2.ProfiledProcess(
-        role=role,
+        role=parts.role,
         machine=socket.gethostname(),
         pid=os.getpid(),
         wall_offset_ns=time.time_ns() - time.monotonic_ns(),
         begin_ns=begin_ns,
         end_ns=end_ns,
         dropped=profile.dropped,
-        limits=None if limits_of is None else await limits_of(),
+        limits=await parts.limits(),
     )
-    yield control_pb2.ProfilePart(process=recorder.process, about=about)
-    for items in _parts(profile):
-        yield _part(recorder.process, items)
+    yield control_pb2.ProfilePart(process=process, about=about)
+    for items in _batches(profile, begin_ns, end_ns):
+        yield _part(process, items)
         await asyncio.sleep(0)  # other calls first
 
 
-def _parts(profile: Profile) -> Iterator[Sequence[Slice | Span]]:
+def _batches(profile: Profile, begin_ns: int, end_ns: int) -> Iterator[Sequence[Slice | Span]]:
+    """Yield what was recorded, without the parts of steps that are not in it as a whole."""
     items: list[Slice | Span] = []
     size_bytes = 0
     while profile.items:
         item = profile.items.popleft()
+        if isinstance(item, Slice) and not begin_ns <= item.start_ns < end_ns:
+            continue
         items.append(item)
         size_bytes += size_bytes_of(item)
         if size_bytes > PART_BYTES:

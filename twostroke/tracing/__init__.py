@@ -4,6 +4,7 @@ request                     router: received to last token sent; child of the cl
 ├── prepare                 router: template, tokens, checks
 └── answer                  router: one choice, over as many workers as it takes; resumptions, moves, retries are events
     ├── route               router: waiting for a turn, choosing (with the decision's breakdown), opening
+    ├── wait                router: opened to first token
     └── attempt             decode worker: opened to ended
         ├── queue           waiting for pages; once more after each preemption
         ├── pull            pages from the page source or a peer: how many, bytes, over which transport

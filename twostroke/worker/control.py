@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -13,7 +14,7 @@ from twostroke.fault_points import Point, reach
 from twostroke.ids import WorkerId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.rpc.events import batch_to_message
-from twostroke.rpc.profiles import profile_here
+from twostroke.rpc.profiles import ProfiledParts, profile_here
 from twostroke.rpc.traces import known_of
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 from twostroke.worker.host import WorkerHost
@@ -69,10 +70,15 @@ class WorkerControlService(control_pb2_grpc.ControlServicer):
     async def Profile(  # noqa: N802
         self, request: control_pb2.ProfileRequest, context: Context
     ) -> AsyncIterator[control_pb2.ProfilePart]:
-        host = self._host
-        role = host.config.role.value
-        limits = partial(limits_of, host.config, host.engine) if isinstance(host.memory, PageMemory) else None
-        async with aclosing(profile_here(host.engine.profiler, host.recorder, request.seconds, role, limits)) as parts:
+        host, engine = self._host, self._host.engine
+        profiled = ProfiledParts(
+            host.config.role.value,
+            host.recorder,
+            engine.profiler,
+            partial(engine.between_steps, time.monotonic_ns),
+            partial(limits_of, host.config, engine, is_on_cpu=isinstance(host.memory, PageMemory)),
+        )
+        async with aclosing(profile_here(profiled, request.seconds)) as parts:
             async for part in parts:
                 yield part
 

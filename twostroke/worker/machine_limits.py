@@ -30,9 +30,9 @@ SHAPES: Final = ((512, 576, 3072), (1024, 1024, 1024))
 """Products that take some ten milliseconds of one core."""
 
 
-async def limits_of(config: WorkerConfig, engine: EngineThread) -> control_pb2.MachineLimits | None:
-    """Return what the threads of a worker that computes on the CPU can do at most; None for a paced model."""
-    if config.model.is_paced:
+async def limits_of(config: WorkerConfig, engine: EngineThread, *, is_on_cpu: bool) -> control_pb2.MachineLimits | None:
+    """Return what the threads of a worker can do at most; None if a device computes, or nothing does."""
+    if config.model.is_paced or not is_on_cpu:
         return None
     loop = asyncio.get_running_loop()
 

@@ -53,15 +53,11 @@ def worker(name: str = "decode-0", *, clock_offset_ns: int = 0, begin_ms: int = 
     )
 
 
-def span(
-    name: str, start_ms: float, end_ms: float, trace: int = 1, span_id: int = 1, parent_id: int = 0, **events_ms: float
-) -> control_pb2.TraceSpan:
+def span(name: str, start_ms: float, end_ms: float, trace: int = 1, **events_ms: float) -> control_pb2.TraceSpan:
     """A span by the wall clock of `worker`."""
     return control_pb2.TraceSpan(
         name=name,
         trace_id=f"{trace:032x}",
-        span_id=span_id,
-        parent_id=parent_id,
         start_s=1e9 + start_ms / 1e3,
         end_s=1e9 + end_ms / 1e3,
         events=[

@@ -65,18 +65,6 @@ def test_requests_at_the_same_time_get_lanes_of_their_own_and_a_lane_is_used_aga
     assert named(events, "decode")[0]["tid"] != named(events, "chunk")[0]["tid"]
 
 
-def test_the_router_shows_how_long_a_placed_answer_waited_for_its_first_token() -> None:
-    profile = worker("router")
-    profile.spans += [
-        span("answer", 101, 140, span_id=5, first_token=120),
-        span("route", 101, 104, span_id=6, parent_id=5),
-        span("answer", 110, 130, trace=2, span_id=7),
-    ]
-    events = list(events_of([profile]))
-    (wait,) = named(events, "wait for first token")
-    assert (wait["ts"], wait["dur"]) == pytest.approx((4000, 16_000), abs=1)
-
-
 def test_a_span_that_began_before_the_recording_begins_with_it_and_says_how_long_it_was() -> None:
     profile = worker()
     profile.spans.append(span("attempt", 40, 110))
