@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import torch
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import AttentionBackend
+from twostroke.kernels.cpu.arena import Arena
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import NativeLinears
+from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.linear import TorchLinears
 from twostroke.kernels.steady import SteadyLinears
 from twostroke.models.native_transformer import NativeTransformer
+from twostroke.models.packed_weights import PackedModel
 from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import Model, Transformer
 from twostroke.models.weights import load_weights
@@ -36,8 +40,8 @@ def load_model(
     what `is_deterministic` asks for; the native call always does.
     """
     if kernels is not None and isinstance(backend, NativeAttention) and NativeLinears.serve(kernels, dtype):
-        linears = NativeLinears(kernels, backend.team, is_int8=is_int8)
-        weights = load_weights(directory, spec, dtype, with_head=with_head, linears=linears)
+        linears = functools.partial(_native_linears, kernels, backend.team, is_int8)
+        weights = PackedModel(directory, spec, dtype, is_int8, linears).load(with_head=with_head)
         return NativeTransformer(spec, weights, backend, kernels)
     if is_int8:
         raise ConfigError(
@@ -49,3 +53,7 @@ def load_model(
         directory, spec, dtype, with_head=with_head, linears=SteadyLinears() if is_deterministic else TorchLinears()
     )
     return Transformer(spec, weights, backend)
+
+
+def _native_linears(kernels: Kernels, team: Team | None, is_int8: bool, arena: Arena) -> NativeLinears:
+    return NativeLinears(kernels, team, is_int8=is_int8, arena=arena)

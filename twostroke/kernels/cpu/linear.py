@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch.nn import functional
 
+from twostroke.kernels.cpu.arena import Arena, PrivateArena
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 
@@ -21,8 +21,6 @@ BFLOAT16, INT8 = 0, 1
 """`Kind` of native/linear.h."""
 
 INTO_BFLOAT16: Final = 0
-
-ARENA_BYTES: Final = 64 << 20
 
 
 class NativeLinear(ctypes.Structure):
@@ -66,7 +64,10 @@ class PanelLinear:
 class NativeLinears:
     """Packs weights for the machine at hand. `is_int8` halves what a step reads, at the price of some exactness."""
 
-    def __init__(self, kernels: Kernels, team: Team | None, *, is_int8: bool = False) -> None:
+    def __init__(
+        self, kernels: Kernels, team: Team | None, *, is_int8: bool = False, arena: Arena | None = None
+    ) -> None:
+        """`arena`: where the packed weights lie; memory of their own where it is None."""
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._product = kernels.function(
             "twostroke_linear",
@@ -74,7 +75,7 @@ class NativeLinears:
         )
         self._team = team
         self._is_int8 = is_int8
-        self._arena = _Arena()
+        self._arena = arena or PrivateArena()
 
     @staticmethod
     def serve(kernels: Kernels, dtype: torch.dtype) -> bool:
@@ -128,21 +129,3 @@ def _quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 def _by_panel(facts: torch.Tensor) -> torch.Tensor:
     return facts.view(len(facts) // PANEL, PANEL, -1).transpose(1, 2)
-
-
-class _Arena:
-    """Memory of large pages: with small ones, address translation takes half of the speed at which weights stream."""
-
-    def __init__(self) -> None:
-        self._free = memoryview(b"")
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor`'s elements end to end, next to what was copied before."""
-        count = tensor.numel() * tensor.element_size()
-        if len(self._free) < count:
-            region = mmap.mmap(-1, -(-count // ARENA_BYTES) * ARENA_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            region.madvise(mmap.MADV_HUGEPAGE)
-            self._free = memoryview(region)
-        place = torch.frombuffer(self._free[:count], dtype=tensor.dtype).view(tensor.shape)
-        self._free = self._free[-(-count // 64) * 64 :]
-        return place.copy_(tensor)

@@ -1,0 +1,133 @@
+"""A file of packed weights is whole or not there, and only what this user alone can write to is read."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from twostroke.kernels.cpu.arena import LARGE_PAGE_BYTES
+from twostroke.models import packed_file
+from twostroke.models.packed_file import mapped
+
+CONTENT = bytes(range(256)) * (LARGE_PAGE_BYTES // 256)
+DIES_WHILE_WRITING = """
+import os, signal, sys
+from pathlib import Path
+from twostroke.models.packed_file import mapped
+
+def write(file):
+    file.write(bytes(1 << 20))
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+mapped(Path(sys.argv[1]), write)
+"""
+
+
+@pytest.fixture(autouse=True)
+def large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of tests may lie on a file system without them."""
+    monkeypatch.setattr(packed_file, "is_in_large_pages", lambda region: True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "packed" / "model.weights"
+
+
+def write(file: BinaryIO) -> None:
+    file.write(CONTENT)
+
+
+def never(file: BinaryIO) -> None:
+    raise AssertionError("it is there already")
+
+
+def content(region: mmap.mmap | None) -> bytes:
+    assert region is not None
+    return region[:]
+
+
+def test_the_second_worker_maps_what_the_first_one_wrote(path: Path) -> None:
+    assert content(mapped(path, write)) == content(mapped(path, never)) == CONTENT
+    region = mapped(path, never)
+    assert region is not None
+    with pytest.raises(TypeError):
+        region[0:1] = b"x"
+
+
+def test_whoever_dies_while_writing_leaves_no_half_file_and_no_lock(path: Path) -> None:
+    died = subprocess.run([sys.executable, "-c", DIES_WHILE_WRITING, str(path)], check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert not path.exists()
+    assert content(mapped(path, write)) == CONTENT
+
+
+def test_an_error_of_the_writer_leaves_nothing_and_is_raised(path: Path) -> None:
+    def fail(file: BinaryIO) -> None:
+        file.write(CONTENT)
+        raise KeyError("a tensor")
+
+    with pytest.raises(KeyError):
+        mapped(path, fail)
+    assert [file.suffix for file in path.parent.iterdir()] == [".lock"]
+
+
+def test_a_full_disk_is_no_reason_to_fail(path: Path) -> None:
+    def fill(file: BinaryIO) -> None:
+        raise OSError("no space left on device")
+
+    assert mapped(path, fill) is None
+
+
+def test_nobody_waits_forever_for_a_writer_that_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_file, "WAIT_S", 0.0)
+    path.parent.mkdir()
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert mapped(path, never) is None
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_others_can_write_to_is_not_read(path: Path, what: str) -> None:
+    mapped(path, write)
+    (path if what == "file" else path.parent).chmod(0o777)
+    assert mapped(path, never) is None
+
+
+def test_another_user_s_file_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped(path, write)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert mapped(path, never) is None
+
+
+def test_a_link_is_not_followed_and_a_cut_file_is_not_read(path: Path, tmp_path: Path) -> None:
+    path.parent.mkdir(mode=0o700)
+    (tmp_path / "elsewhere").write_bytes(CONTENT)
+    path.symlink_to(tmp_path / "elsewhere")
+    assert mapped(path, never) is None
+    path.unlink()
+    path.write_bytes(CONTENT[:-1])
+    assert mapped(path, never) is None
+
+
+def test_where_pages_are_small_nothing_is_shared(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_file, "is_in_large_pages", lambda region: False)
+    assert mapped(path, write) is None
+
+
+def test_files_that_nobody_has_used_for_long_are_removed(path: Path) -> None:
+    mapped(path, write)
+    other = path.with_name("other.weights")
+    os.utime(path, (1.0, 1.0))
+    mapped(other, write)
+    assert not path.exists()
+    assert content(mapped(other, never)) == CONTENT

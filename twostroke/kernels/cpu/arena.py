@@ -1,0 +1,82 @@
+"""The memory of packed weights: private, or a file that all workers of a host map."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import BinaryIO, Final, Protocol
+
+import numpy as np
+import torch
+
+ARENA_BYTES: Final = 64 << 20
+LARGE_PAGE_BYTES: Final = 2 << 20
+ALIGNMENT: Final = 64
+"""A tensor begins at a multiple of so many bytes."""
+
+
+class Arena(Protocol):
+    """Memory of large pages: with small ones, address translation takes a fifth to a half of the speed of weights."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`'s elements end to end, behind what was copied before."""
+
+
+class PrivateArena:
+    """Memory of this process."""
+
+    def __init__(self) -> None:
+        self._free = memoryview(b"")
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        count = _bytes_of(tensor)
+        if len(self._free) < count:
+            region = mmap.mmap(-1, -(-count // ARENA_BYTES) * ARENA_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            region.madvise(mmap.MADV_HUGEPAGE)
+            self._free = memoryview(region)
+        place = torch.frombuffer(self._free[:count], dtype=tensor.dtype).view(tensor.shape)
+        self._free = self._free[_padded(count, ALIGNMENT) :]
+        return place.copy_(tensor)
+
+
+class WritingArena:
+    """Writes into a file what a `MappedArena` will find there."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        whole = tensor.contiguous()
+        content = whole.view(-1).view(torch.uint8).numpy()
+        self._file.write(content.data)
+        self._file.write(bytes(_padded(len(content), ALIGNMENT) - len(content)))
+        return whole
+
+    def finish(self) -> None:
+        """Fill up the last large page."""
+        size = self._file.tell()
+        self._file.write(bytes(_padded(size, LARGE_PAGE_BYTES) - size))
+
+
+class MappedArena:
+    """Finds what a `WritingArena` was given, for the same tensors in the same order. Their elements are not read."""
+
+    def __init__(self, region: mmap.mmap) -> None:
+        """`region` may be read-only. It stays mapped for as long as a tensor lies in it."""
+        self._bytes = (ctypes.c_char * len(region)).from_address(np.frombuffer(region, np.uint8).ctypes.data)
+        self._bytes.region = region  # type: ignore[attr-defined]  # which keeps it mapped
+        self._offset = 0
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        offset, count = self._offset, tensor.numel()
+        assert offset + _bytes_of(tensor) <= len(self._bytes), "the file was written for these tensors"
+        self._offset += _padded(_bytes_of(tensor), ALIGNMENT)
+        return torch.frombuffer(self._bytes, dtype=tensor.dtype, count=count, offset=offset).view(tensor.shape)
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _padded(count: int, unit: int) -> int:
+    return -(-count // unit) * unit

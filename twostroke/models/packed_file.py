@@ -1,0 +1,140 @@
+"""A file of packed weights, which the workers of one user on one host map, so that the weights are there once.
+
+It gets its name when all of it is on the disk, so nobody maps half of one, whoever dies meanwhile. Writers take turns
+by a lock that ends with its holder. Only files and folders that this user alone can write to are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import mmap
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from twostroke.kernels.cpu.arena import LARGE_PAGE_BYTES
+
+log = logging.getLogger(__name__)
+
+WAIT_S: Final = 120.0
+"""Seconds to wait for another process that writes the same file. After that, weights of one's own are packed."""
+PAUSE_S: Final = 0.05
+UNUSED_S: Final = 14 * 86400.0
+"""Age at which a file that nobody has mapped since is removed when another one is written."""
+_POPULATE_READ: Final = 22
+"""MADV_POPULATE_READ of Linux 5.14. Python lacks it."""
+
+
+def mapped(path: Path, write: Callable[[BinaryIO], None]) -> mmap.mmap | None:
+    """Return the file as read-only memory; `write` makes its content where it is not there yet.
+
+    None where it cannot be had, or not in large pages: weights stream faster from private memory then.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(path.parent.lstat(), stat.S_ISDIR, path.parent)
+        if not path.exists():
+            with _lock(path.with_suffix(".lock")):
+                if not path.exists():
+                    _write(path, write)
+        return _map(path)
+    except OSError as error:
+        log.warning("weights are not shared with other workers: path=%s error=%s", path, error)
+        return None
+
+
+def _map(path: Path) -> mmap.mmap | None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        _check_owner(status, stat.S_ISREG, path)
+        if status.st_size == 0 or status.st_size % LARGE_PAGE_BYTES:
+            raise OSError("the file has a size that nobody writes")
+        region = mmap.mmap(descriptor, status.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+    region.madvise(mmap.MADV_HUGEPAGE)
+    region.madvise(_POPULATE_READ)
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    if not is_in_large_pages(region):
+        log.info("weights are not shared: this kernel maps their file in small pages path=%s", path)
+        return None
+    return region
+
+
+def is_in_large_pages(region: mmap.mmap) -> bool:
+    """Whether the kernel maps most of a file's region in large pages."""
+    start = f"{np.frombuffer(region, np.uint8).ctypes.data:x}-"
+    with open("/proc/self/smaps", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith(start):
+                facts = dict(line.split(":", 1) for line in _until_next(lines))
+                return int(facts.get("FilePmdMapped", "0 kB").split()[0]) * 1024 * 2 > len(region)
+    return False
+
+
+def _until_next(lines: Iterator[str]) -> Iterator[str]:
+    """Yield the facts of one region, of which VmFlags is the last."""
+    for line in lines:
+        yield line
+        if line.startswith("VmFlags"):
+            return
+
+
+def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    _remove_unused(path.parent)
+    started_s = time.monotonic()
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".packing-", delete=False) as file:
+        try:
+            write(file)  # type: ignore[arg-type]  # typeshed's wrapper of a BinaryIO is none itself
+            file.flush()
+            os.fsync(file.fileno())
+            # Only what is read from the disk again is put into large pages.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.replace(file.name, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file.name)
+            raise
+    log.info("weights packed path=%s bytes=%d seconds=%.1f", path, path.stat().st_size, time.monotonic() - started_s)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Take turns with other writers of the file. Raises TimeoutError when another one takes too long."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        until_s = time.monotonic() + WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise TimeoutError("another process has been writing it for too long") from None
+            time.sleep(PAUSE_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _check_owner(status: os.stat_result, is_kind: Callable[[int], bool], path: Path) -> None:
+    if not is_kind(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{path} can be written to by other users")
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove what was abandoned, and what nobody has mapped for long. Workers that have it mapped keep it."""
+    for file in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - file.stat().st_mtime > UNUSED_S:
+                file.unlink()

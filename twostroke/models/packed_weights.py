@@ -1,0 +1,69 @@
+"""The weights of a model as the native kernels want them, from a file that the host's workers share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from twostroke.kernels.cpu import arena as arenas
+from twostroke.kernels.cpu import linear
+from twostroke.kernels.cpu.arena import Arena, MappedArena, PrivateArena, WritingArena
+from twostroke.kernels.cpu.linear import NativeLinears
+from twostroke.models import weights as loading
+from twostroke.models.catalog import cache_dir
+from twostroke.models.digest import weights_digest
+from twostroke.models.files import TensorFiles
+from twostroke.models.packed_file import mapped
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights import LayerWeights, ModelWeights, load_weights
+
+
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """Names one way to pack one model."""
+
+    directory: Path
+    spec: ModelSpec
+    dtype: torch.dtype
+    is_int8: bool
+    make_linears: Callable[[Arena], NativeLinears]
+
+    def load(self, *, with_head: bool) -> ModelWeights:
+        """Raises ConfigError naming a tensor that is missing or has another shape than the config says."""
+        region = mapped(self._path(), self._write)
+        return self._load(PrivateArena() if region is None else MappedArena(region), with_head=with_head)
+
+    def _write(self, file: BinaryIO) -> None:
+        """Write all that any worker needs: what a worker without a head needs is the beginning of it."""
+        arena = WritingArena(file)
+        self._load(arena, with_head=True)
+        arena.finish()
+
+    def _load(self, arena: Arena, *, with_head: bool) -> ModelWeights:
+        """Nothing that is returned lies in the model's own files, so that they do not stay mapped."""
+        spec = self.spec
+        with TensorFiles(self.directory, self.dtype) as files:
+            embedding = arena.copy(files.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size))
+        weights = load_weights(self.directory, spec, self.dtype, with_head=with_head, linears=self.make_linears(arena))
+        layers = tuple(_detached(layer) for layer in weights.layers)
+        return replace(weights, embedding=embedding, layers=layers, norm=weights.norm.clone())
+
+    def _path(self) -> Path:
+        code = b"".join(Path(module.__file__ or "").read_bytes() for module in (arenas, linear, loading))
+        facts = f"{weights_digest(self.directory)} {self.spec} {self.dtype} {self.is_int8}".encode()
+        return cache_dir() / "packed" / f"{hashlib.blake2b(facts + code, digest_size=16).hexdigest()}.weights"
+
+
+def _detached(layer: LayerWeights) -> LayerWeights:
+    return replace(
+        layer,
+        attention_norm=layer.attention_norm.clone(),
+        q_norm=None if layer.q_norm is None else layer.q_norm.clone(),
+        k_norm=None if layer.k_norm is None else layer.k_norm.clone(),
+        mlp_norm=layer.mlp_norm.clone(),
+    )
