@@ -14,7 +14,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from tests.cluster.processes import PATIENCE_S, TOKEN, ProcessCluster, generate_request, running_cluster
+from cluster.clients.admin_access import AdminAccess
+from cluster.profiles.collecting import collect
+from tests.cluster.processes import PATIENCE_S, SHOWN, TOKEN, ProcessCluster, generate_request, running_cluster
 from tests.unit.cluster.profiles.profiles import check_events, named
 from tools.cli import main
 from twostroke.config import ModelConfig, ScheduleConfig
@@ -112,3 +114,11 @@ async def test_a_profile_tells_who_died_meanwhile_and_ends_with_its_call(
         assert await asyncio.to_thread(main, ["profile", "0", "--admin", cluster.admin]) == 2
         assert "seconds must be above 0" in capsys.readouterr().err
         await profiled(cluster, tmp_path / "again.json", "0.1")
+
+
+async def test_of_several_routers_one_asks_the_workers() -> None:
+    async with running_cluster(prefill=1, decode=1, routers=2, model=PACED, schedule=BY_64) as cluster:
+        admins = tuple(router.addresses.admin for router in cluster.routers.values())
+        found = await asyncio.to_thread(collect, AdminAccess(admins, SHOWN), 0.2)
+        assert sorted(profile.about.role for profile in found) == ["decode", "prefill", "router", "router"]
+        assert not any(profile.failure for profile in found)
