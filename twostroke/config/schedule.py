@@ -18,11 +18,13 @@ class ScheduleConfig(Settings):
         help="most tokens in one step",
         default_text=f"{CPU_STEP_TOKENS} on CPUs, {GPU_STEP_TOKENS} on GPUs; twice --max-num-seqs where that is more",
     )
-    step_target_ms: float = setting(
-        40.0,
+    step_target_ms: float | None = setting(
+        None,
         above=0,
         unit="MS",
-        help="target length of a step in which streams run; it bounds the prompt tokens that run beside them",
+        help="target length of a step in which streams run while prompts wait; it bounds the prompt tokens that run "
+        "beside them",
+        default_text="on CPUs at most 5 times the step of a lone stream, and less beside many; else 40",
     )
     max_waiting: int = setting(
         1024, is_hidden=True, least=1, help="requests or pulls that may wait without pages; one more is refused"
@@ -35,8 +37,8 @@ class ScheduleConfig(Settings):
     )
 
     @property
-    def step_target_s(self) -> float:
-        return self.step_target_ms / 1e3
+    def step_target_s(self) -> float | None:
+        return None if self.step_target_ms is None else self.step_target_ms / 1e3
 
     def step_tokens(self, *, on_gpu: bool = False) -> int:
         """Tokens in one step: few enough that short prompts are done soon, enough that weights are read seldom."""

@@ -63,6 +63,8 @@ class WorkerConfig(Settings):
     cache: CacheConfig = group(CacheConfig, "cache")
     schedule: ScheduleConfig = group(ScheduleConfig, "schedule")
     runtime: RuntimeConfig = group(RuntimeConfig, "workers")
+    slo_itl_s: float | None = None
+    """Time between two tokens that the cluster promises: steps beside which prompts wait are no longer."""
     pull_timeout_s: float = setting(
         300.0,
         is_hidden=True,

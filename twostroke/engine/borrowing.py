@@ -29,8 +29,8 @@ def kind_of(batch: Batch) -> Kind:
 
 
 class Borrowing:
-    def __init__(self) -> None:
-        self.wanted = False
+    def __init__(self, *, begins: bool = False) -> None:
+        self.wanted = begins
         """Whether the next step should borrow what it can."""
         self._seconds: dict[bool, dict[Kind, list[float]]] = {True: {}, False: {}}
         """Seconds of the last few steps of each kind, with and without borrowed cores."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from twostroke.config import PACED_PREFIX, WorkerConfig
 from twostroke.engine.cores import Cores
@@ -52,12 +52,27 @@ class LoadedModel:
     """Workers whose fingerprints differ hold different KV and never exchange pages."""
 
 
+class Neighbours(Protocol):
+    """The other workers of a host whose cores may be borrowed."""
+
+    def tell_prompts(self, count: int) -> None:
+        """Tell them how many prompts wait here."""
+
+    def prompts_beside(self) -> int:
+        """Return how many prompts wait there and would be computed sooner with cores of this worker."""
+
+
+Loaded = tuple[Runner, Determinism, Neighbours | None]
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
     model: LoadedModel
     memory: Pages
     runner: Runner
     determinism: Determinism
+    neighbours: Neighbours | None = None
+    """Workers that this one lends its cores to and borrows from, if it has any use for that."""
 
     def close(self) -> None:
         """Close both. A runner on an engine thread is closed by that thread; then only `memory` is left to close."""
@@ -109,7 +124,7 @@ def _build_on_cpu(
         arithmetic = arithmetic_identity(load_kernels(cache_dir() / "kernels"))
         facts = replace(facts, fingerprint=f"{facts.fingerprint};arithmetic={arithmetic}-{config.runtime.threads}")
 
-    def load(memory: PageMemory) -> tuple[Runner, Determinism]:
+    def load(memory: PageMemory) -> Loaded:
         cores = Cores.claim(config.runtime.threads, pin=config.runtime.pin, borrow=config.runtime.borrow)
         try:
             runner = ModelRunner(
@@ -125,7 +140,7 @@ def _build_on_cpu(
         except BaseException:
             cores.close()
             raise
-        return runner, runner.determinism
+        return runner, runner.determinism, runner if runner.can_borrow else None
 
     return _with_memory(facts, PageMemory(facts.pages, facts.page_bytes), load)
 
@@ -152,9 +167,9 @@ def _build_on_device(
     plan = DevicePlan.of(config, spec, device)
     facts = _model_facts(config, spec, model_dir, plan.pages(config.cache))
 
-    def load(memory: DeviceMemory) -> tuple[Runner, Determinism]:
+    def load(memory: DeviceMemory) -> Loaded:
         with TensorFiles(model_dir, plan.torch_dtype, device) as files:
-            return make_device_runner(plan, files, memory.tensor, accelerator_for(device)), DEVICE
+            return make_device_runner(plan, files, memory.tensor, accelerator_for(device)), DEVICE, None
 
     return _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device), load)
 
@@ -187,7 +202,7 @@ def _build_paced(config: WorkerConfig) -> BuiltEngine:
         revision=f"vocab-{spec.vocab}-page-{page_bytes};tokenizer=bytes",
     )
     memory = PageMemory(facts.pages, page_bytes)
-    return _with_memory(facts, memory, lambda memory: (PacedRunner(spec, memory, block_size=block_size), PACED))
+    return _with_memory(facts, memory, lambda memory: (PacedRunner(spec, memory, block_size=block_size), PACED, None))
 
 
 def _facts(
@@ -229,9 +244,7 @@ def _facts(
     )
 
 
-def _with_memory(
-    facts: LoadedModel, memory: Memory, make_runner: Callable[[Memory], tuple[Runner, Determinism]]
-) -> BuiltEngine:
+def _with_memory(facts: LoadedModel, memory: Memory, make_runner: Callable[[Memory], Loaded]) -> BuiltEngine:
     try:
         return BuiltEngine(facts, memory, *make_runner(memory))
     except BaseException:

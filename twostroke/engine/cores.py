@@ -2,7 +2,8 @@
 
 Each worker owns as many cores as it has threads. A core's owner holds a lock on a file of that core for as long as it
 lives, so the cores of a worker that dies are free at once. Cores of others may be borrowed while they idle: by leases
-that `kernels.cpu.team` keeps in the same folder.
+that `kernels.cpu.team` keeps in the same folder. Each worker also says there how many prompts wait for it to
+compute, so that others leave their cores idle between steps that nobody hurries for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import mmap
 import os
 import stat
 import time
@@ -30,6 +32,9 @@ STEP_PATIENCE_S = 0.02
 """The same where a step waits."""
 
 RETRY_S = 0.001
+
+MOST_CORES = 4096
+"""Cores of a host whose owners can say how many prompts wait."""
 
 
 def usable_cores() -> list[int]:
@@ -63,6 +68,10 @@ class Cores:
         self._borrows = False
         self._owned: list[int] = []
         """Files, locked."""
+        self._others: tuple[int, ...] = ()
+        """Cores that other workers owned at the last look."""
+        self._prompts: memoryview | None = None
+        """How many prompts wait, by the owner's first core; shared with the other workers."""
         self._look_at_s = 0.0
 
     @classmethod
@@ -77,6 +86,7 @@ class Cores:
         try:
             with _locked(folder, PATIENCE_S):
                 owned = _own_free(folder, threads)
+                prompts = _map_prompts(folder)
         except OSError as error:
             log.warning("cores are shared with whoever runs on them: %s cannot be used: %s", folder, error)
             return shared
@@ -89,35 +99,53 @@ class Cores:
             return shared
         cores = cls(tuple(owned), pin=pin)
         cores.folder, cores._borrows, cores._owned = folder, borrow, list(owned.values())
+        cores._prompts = prompts
+        cores.tell_prompts(0)
         log.info("cores home=%s folder=%s", ",".join(map(str, cores.home)), folder)
         return cores
 
     def neighbours(self) -> tuple[int, ...]:
         """Cores that other living workers own, to be borrowed while those idle."""
         self._look_at_s = time.monotonic() + LOOK_S
-        if self.folder is None or not self._borrows:
-            return ()
-        others = (core for core in usable_cores() if core not in self.home)
-        with contextlib.suppress(OSError), _locked(self.folder, STEP_PATIENCE_S):
-            return tuple(core for core in others if _is_owned(_owner_file(self.folder, core)))
-        return ()
+        self._others = self._find_others()
+        return self._others if self._borrows else ()
 
     @property
     def should_look(self) -> bool:
         """Neighbours may have changed since they were looked up."""
-        return self._borrows and time.monotonic() >= self._look_at_s
+        return self.folder is not None and time.monotonic() >= self._look_at_s
+
+    def tell_prompts(self, count: int) -> None:
+        """Tell the other workers how many prompts would be computed sooner with their cores."""
+        if self._prompts is not None and self.home[0] < MOST_CORES:
+            self._prompts[self.home[0]] = count if self._borrows else 0
+
+    def prompts_beside(self) -> int:
+        """Return how many prompts wait at other workers that would borrow a core."""
+        prompts = self._prompts
+        return 0 if prompts is None else sum(prompts[core] for core in self._others if core < MOST_CORES)
 
     def close(self) -> None:
         """Whoever goes last removes the folder; what a killed worker left there goes with it."""
         if self.folder is None:
             return
         folder, self.folder = self.folder, None
+        self.tell_prompts(0)
+        self._prompts = None
         _close_all(self._owned)
         with contextlib.suppress(OSError), _locked(folder, PATIENCE_S):
             if not any(map(_is_owned, folder.glob("owner-*"))):
                 for file in folder.iterdir():
                     file.unlink()
                 folder.rmdir()
+
+    def _find_others(self) -> tuple[int, ...]:
+        if self.folder is None:
+            return ()
+        others = (core for core in usable_cores() if core not in self.home)
+        with contextlib.suppress(OSError), _locked(self.folder, STEP_PATIENCE_S):
+            return tuple(core for core in others if _is_owned(_owner_file(self.folder, core)))
+        return ()
 
 
 def _owner_file(folder: Path, core: int) -> Path:
@@ -161,6 +189,16 @@ def _is_same_file(opened: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(opened), path.stat())
     except FileNotFoundError:
         return False
+
+
+def _map_prompts(folder: Path) -> memoryview:
+    size = 4 * MOST_CORES
+    file = os.open(folder / "prompts", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.posix_fallocate(file, 0, size)
+        return memoryview(mmap.mmap(file, size)).cast("I")
+    finally:
+        os.close(file)
 
 
 def _own_free(folder: Path, count: int) -> dict[int, int]:

@@ -47,7 +47,7 @@ class ModelRunner:
         self._cores = cores
         torch.set_num_threads(len(cores.home))
         self._neighbours = cores.neighbours()
-        self._borrowing = Borrowing()
+        self._borrowing = Borrowing(begins=not with_head)  # long steps of prompts gain most
         kind: torch.dtype = getattr(torch, model.dtype)
         pool = _pool_tensor(memory, spec, block_size, kind)
         kernels = load_kernels(cache_dir() / "kernels")
@@ -107,8 +107,20 @@ class ModelRunner:
         started_s = time.perf_counter()
         with team.step():
             yield
-            borrowed = team.threads_now - len(self._cores.home)
+            borrowed = team.most_borrowed
         self._borrowing.observe(kind_of(batch), time.perf_counter() - started_s, borrowed)
+
+    @property
+    def can_borrow(self) -> bool:
+        """Whether steps get shorter by cores of others: the team's kernels do nearly all of their work."""
+        return isinstance(self._model, NativeTransformer)
+
+    def tell_prompts(self, count: int) -> None:
+        """Tell the other workers of this host how many prompts wait here, while their cores make steps shorter."""
+        self._cores.tell_prompts(count if self._borrowing.wanted else 0)
+
+    def prompts_beside(self) -> int:
+        return self._cores.prompts_beside()
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
         """Write the KV of all tokens; the logits behind `batch.samples`, or None where there are none."""

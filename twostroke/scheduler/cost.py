@@ -108,6 +108,10 @@ class Queued:
         return self.tokens + self.stream_tokens
 
 
+FIRST_TOKEN_WEIGHT = 4.0
+"""A prompt's second of waiting weighs as much as a second by which so many streams fall behind their own pace."""
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """The target length of a step in which streams run."""
@@ -116,6 +120,20 @@ class Budget:
     cost: StepCost
     most_prompt_tokens: int
     """Most prompt tokens for which predictions are trusted."""
+    prompts: int | None = None
+    """Prompts that wait for the time that streams leave: steps are shorter than the target where that harms the streams
+    more than it helps so few prompts. None keeps to the target."""
+
+    def step_s(self, streams: int, context_tokens: int) -> float:
+        """Return the best length of a step.
+
+        Steps of x times the streams' own length harm each stream by (x - 1)^2 / 2, because a little is hardly noticed,
+        and help each prompt by FIRST_TOKEN_WEIGHT * (x - 1). The x with the least sum is where both grow alike.
+        """
+        own_s = self.cost.of_streams(streams, context_tokens)
+        if self.prompts is None or not own_s:
+            return self.target_s
+        return min(self.target_s, own_s * (1 + FIRST_TOKEN_WEIGHT * self.prompts / streams))
 
     def prompt_tokens(self, streams: int, context_tokens: int, prompt_context_tokens: int = 0) -> int:
         """Return how many prompt tokens fit beside the streams, which attend to `context_tokens` in all.
@@ -123,7 +141,8 @@ class Budget:
         The prompt tokens attend to `prompt_context_tokens` before them.
         """
         cost = self.cost
-        left_s = self.target_s - cost.of_streams(streams, context_tokens) - cost.prompt_step_s
+        own_s = cost.of_streams(streams, context_tokens)
+        left_s = self.step_s(streams, context_tokens) - own_s - cost.prompt_step_s
         token_s = cost.prompt_token_s + prompt_context_tokens * cost.prompt_pair_s
         fitting = _most(max(0.0, left_s), token_s, cost.prompt_pair_s / 2)
         return max(MIN_PROMPT_TOKENS, int(min(fitting, self.most_prompt_tokens)))

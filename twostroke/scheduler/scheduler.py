@@ -83,6 +83,24 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def prompts(self) -> int:
+        """Sequences that wait for their first token, or for their pages where nothing is sampled."""
+        return len(self._waiting) + sum(not sequence.answer_tokens for sequence in self._running)
+
+    def lone_streams(self) -> tuple[int, int] | None:
+        """Return the streams and the tokens that they attend to, or None if the next step may run anything else."""
+        streams = context_tokens = 0
+        for sequence in self._running:
+            self._catch_up(sequence)
+            first = sequence.first_query
+            if sequence.answer_tokens and len(sequence.known) - first <= 1:
+                streams += 1
+                context_tokens += len(sequence.known)
+            elif self._runnable_end(sequence, self._limits.block_size) > first:
+                return None
+        return (streams, context_tokens) if streams else None
+
+    @property
     def queued_tokens(self) -> int:
         """Tokens known but not computed, without those that a pull is writing; equal blocks count once."""
         return self.queued().all_tokens

@@ -49,6 +49,7 @@ class EngineState:
         self.memory = built.memory
         self.determinism = built.determinism
         self.engine = EngineThread(built.runner, profiler)
+        self.neighbours = built.neighbours
         self.rates = Rates()
         self.is_calibrated = False
         self._listener = _PoolListener(built.memory)

@@ -24,6 +24,7 @@ from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
+from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.telemetry import MetricsServer
 from twostroke.tracing.setup import recorder_of
 from twostroke.transfer.base import Identity, PageEndpoint
@@ -38,6 +39,7 @@ from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps import calibration
 from twostroke.worker.steps.calibration import CalibrationLimits, calibrate
 from twostroke.worker.steps.engine_check import EngineCheck, probe_batch
+from twostroke.worker.steps.sharing import Sharing
 from twostroke.worker.steps.work_loop import WorkLoop
 
 log = logging.getLogger(__name__)
@@ -87,7 +89,7 @@ class WorkerHost:
             self.engine,
             self.metrics,
             self.progress,
-            config.schedule.step_target_s,
+            Sharing(self.scheduler, engine_state.rates, _step_target_of(config, engine_state), engine_state.neighbours),
             engine_state.rates,
             self._check,
             engine_state.engine.profiler,
@@ -215,7 +217,7 @@ class WorkerHost:
             costs=control_pb2.StepCosts(
                 **dataclasses.asdict(cost),
                 step_tokens=self.scheduler.step_tokens,
-                step_target_s=self.config.schedule.step_target_s,
+                step_target_s=self.loop.budget.step_s(queued.streams, queued.context_tokens),
             ),
             links=[
                 control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
@@ -254,6 +256,13 @@ def _scheduler_of(config: WorkerConfig, engine_state: EngineState) -> Scheduler:
     builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids)
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
     return Scheduler(engine_state.pool, config.schedule, limits, profiled)
+
+
+def _step_target_of(config: WorkerConfig, engine_state: EngineState) -> StepTarget:
+    """Cores are shared, and their costs differ from machine to machine; a device of its own keeps to the usual."""
+    computes_on_cores = isinstance(engine_state.memory, PageMemory) and not config.model.is_paced
+    usual_s = None if computes_on_cores else USUAL_S
+    return StepTarget(config.schedule.step_target_s or usual_s, config.slo_itl_s)
 
 
 @dataclass(frozen=True, slots=True)

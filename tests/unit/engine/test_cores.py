@@ -187,3 +187,35 @@ def test_more_threads_than_cores_are_refused_by_the_name_of_the_flag(folder: Pat
 
 def test_only_cores_that_this_process_may_use_count() -> None:
     assert usable_cores() == sorted(os.sched_getaffinity(0))
+
+
+def test_workers_hear_of_the_prompts_that_wait_beside_them(folder: Path) -> None:
+    one, two, proud = claim(folder), claim(folder, 2), claim(folder, borrow=False)
+    for cores in (one, two, proud):
+        cores.neighbours()
+        cores.tell_prompts(3)
+    assert (one.prompts_beside(), two.prompts_beside(), proud.prompts_beside()) == (3, 3, 6), "one borrows nothing"
+    two.tell_prompts(0)
+    assert one.prompts_beside() == 0
+    for cores in (two, one, proud):
+        cores.close()
+    assert not folder.exists()
+
+
+def test_prompts_of_a_killed_worker_hold_nobody_up(folder: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from twostroke.engine.cores import Cores\n"
+        "cores = Cores.claim(1, pin=False, borrow=True, folder=Path(sys.argv[1])); cores.tell_prompts(2)\n"
+        "print(flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        survivor = claim(folder)
+        survivor.neighbours()
+        assert survivor.prompts_beside() == 2
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    survivor.neighbours()
+    assert survivor.prompts_beside() == 0
+    survivor.close()

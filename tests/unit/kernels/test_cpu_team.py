@@ -135,6 +135,21 @@ def test_a_borrowed_core_is_given_back_within_a_long_region(kernels: Kernels, tm
     assert ran.count(0, 0, last) <= 1, "every task before the stop ran, but one that a thread took as the stop came"
 
 
+def test_a_core_that_falls_idle_within_a_step_helps_with_the_rest_of_it(kernels: Kernels, tmp_path: Path) -> None:
+    with (
+        team_of(kernels, (0,), (1,), tmp_path, borrow_after_us=1) as borrower,
+        team_of(kernels, (1,), (), tmp_path) as owner,
+    ):
+        with owner.step():
+            borrower._begin(borrower.address)
+            assert parts_of(kernels, borrower) == 1
+            assert borrower.most_borrowed == 0
+        time.sleep(0.002)
+        assert parts_of(kernels, borrower) == 2
+        borrower._end(borrower.address)
+        assert borrower.most_borrowed == 1
+
+
 def hold_once(team: Team, held: list[int]) -> None:
     with team.step():
         held.append(team.threads_now)

@@ -35,8 +35,9 @@ class Team:
     """One thread per core. Kernels use more than the calling thread only within a `step`; one thread opens steps.
 
     With a `directory`, workers of a host share cores by leases kept there: a step waits for its `home` cores, which
-    borrowers yield between two kernels, and takes those of the `borrowable` cores whose owners are idle. Without one,
-    the home cores are simply a number of threads. `pin` binds each thread to its core, the calling one included.
+    borrowers yield between two kernels, and takes those of the `borrowable` cores whose owners are idle, or fall idle
+    before it ends. Without one, the home cores are simply a number of threads. `pin` binds each thread to its core, the
+    calling one included.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Team:
         self._begin = kernels.function("twostroke_team_begin", (_POINTER,))
         self._end = kernels.function("twostroke_team_end", (_POINTER,))
         self._threads_now = kernels.function("twostroke_team_threads_now", (_POINTER,), _NUMBER)
+        self._most_borrowed = kernels.function("twostroke_team_most_borrowed", (_POINTER,), _NUMBER)
         self._free = kernels.function("twostroke_team_free", (_POINTER,))
         self._home = home
         self._borrowable = borrowable
@@ -76,6 +78,11 @@ class Team:
     def threads_now(self) -> int:
         """Cores held by the open step; 0 between steps."""
         return 0 if self.address is None else int(self._threads_now(self.address))
+
+    @property
+    def most_borrowed(self) -> int:
+        """Cores that the open step, or else the last one, borrowed at once at most."""
+        return 0 if self.address is None else int(self._most_borrowed(self.address))
 
     def borrow_from(self, borrowable: tuple[int, ...]) -> None:
         """From now on these cores may be borrowed; where that fails, the same as before. No step is open."""

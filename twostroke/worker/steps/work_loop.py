@@ -7,6 +7,7 @@ sends the previous step's tokens and serves rpcs; the next plan sees what they c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from twostroke.worker.condition import Condition
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.steps.engine_check import EngineCheck
 from twostroke.worker.steps.rates import Rates
+from twostroke.worker.steps.sharing import Sharing
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ class WorkLoop:
         engine: EngineThread,
         metrics: WorkerMetrics,
         progress: Condition,
-        step_target_s: float,
+        sharing: Sharing,
         rates: Rates,
         check: EngineCheck,
         profiler: Profiler,
@@ -73,11 +75,13 @@ class WorkLoop:
         self._metrics = metrics
         self._progress = progress
         """Notified after every step and every arrival: blocks may have become readable."""
-        self._step_target_s = step_target_s
+        self._sharing = sharing
         self._wake = asyncio.Event()
         self.rates = rates
         self._check = check
         self._profiler = profiler
+        self._began_s = 0.0
+        """When the latest step began."""
         self.prefill_busy_s = 0.0
         """Step time spent on prompt tokens since the epoch began."""
 
@@ -88,7 +92,7 @@ class WorkLoop:
     @property
     def budget(self) -> Budget:
         """Time budget of the next step in which streams run."""
-        return self.rates.budget(self._step_target_s)
+        return self._sharing.budget
 
     @property
     def queued_s(self) -> float:
@@ -103,6 +107,14 @@ class WorkLoop:
         emissions: list[Emission] = []
         while True:
             self._wake.clear()
+            self._admit(role)
+            pause_s = self._sharing.pause_s(asyncio.get_running_loop().time() - self._began_s)
+            if pause_s > 0:
+                role.emitted(emissions)
+                emissions = []
+                self._progress.notify()
+                await self._rest(pause_s)
+                continue
             with self._profiler.slice(WORK_LOOP, "plan"):
                 step = self._plan(role)
             running = None if step is None else self._start(step)
@@ -118,14 +130,24 @@ class WorkLoop:
 
     def _start(self, step: Step) -> asyncio.Future[StepResult]:
         reach(Point.WORKER_STEP)
+        self._began_s = asyncio.get_running_loop().time()
         return self._engine.start(step.batch)
 
-    def _plan(self, role: RoleHandlers) -> Step | None:
+    async def _rest(self, seconds: float) -> None:
+        """Wait for that long, or until something changes."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+    def _admit(self, role: RoleHandlers) -> None:
         for admission in self._scheduler.admit():
             self._metrics.admitted(admission.sequence)
             role.admitted(admission)
         role.planning()
+
+    def _plan(self, role: RoleHandlers) -> Step | None:
         step = self._scheduler.plan(self.budget)
+        self._sharing.tell(step)
         for sequence in self._scheduler.take_preempted():
             self._metrics.preemptions.inc()
             log.info("preempted request=%s known=%d", sequence.request_id, len(sequence.known))

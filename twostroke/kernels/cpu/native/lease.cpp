@@ -16,12 +16,6 @@ namespace {
 constexpr int64_t SECOND_NS = 1000000000;
 constexpr int64_t LOOK_NS = SECOND_NS / 1000;  // a borrower that dies wakes nobody
 
-int64_t now_ns() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return int64_t(now.tv_sec) * SECOND_NS + now.tv_nsec;
-}
-
 bool try_lock(int file) {
     int failed;
     do failed = flock(file, LOCK_EX | LOCK_NB);
@@ -46,6 +40,12 @@ int open_cell(const std::string &path) {
 }
 
 }  // namespace
+
+int64_t now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return int64_t(now.tv_sec) * SECOND_NS + now.tv_nsec;
+}
 
 Lease::Lease(const std::string &folder, int core) {
     const std::string path = folder + "/core-" + std::to_string(core);

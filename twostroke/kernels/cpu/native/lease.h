@@ -19,6 +19,8 @@ struct LeaseCell {
 };
 static_assert(sizeof(LeaseCell) == 16 && std::atomic<uint32_t>::is_always_lock_free, "processes share it as it is");
 
+int64_t now_ns();  // on that clock
+
 class Lease {
   public:
     Lease(const std::string &folder, int core);  // throws std::system_error

@@ -1,5 +1,6 @@
 #include "team.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <linux/futex.h>
@@ -11,6 +12,7 @@ namespace twostroke {
 namespace {
 
 constexpr int SPINS = 20000;           // about half a millisecond; then a helper parks, be the step open or not
+constexpr int64_t LOOK_NS = 500000;  // between two looks for idle cores: a look costs a call to the system
 constexpr int SPINS_BEFORE_YIELD = 2000;  // the caller, whose helper may share a core with somebody
 
 void pause_core() {
@@ -70,20 +72,37 @@ void Team::begin() {
         pin_this_thread(seats_[0]->core);
         pinned_caller_ = std::this_thread::get_id();
     }
-    for (auto &slot : seats_) {
-        if (!acquire(*slot)) continue;
-        active_.push_back(slot.get());
-        if (slot != seats_[0]) {
-            slot->may_spin.store(true, std::memory_order_relaxed);
-            tell(*slot, false);
-        }
-    }
+    most_borrowed_ = 0;
+    for (auto &slot : seats_)
+        if (acquire(*slot)) take(*slot);
+    is_open_ = true;
+    look_at_ns_ = now_ns() + LOOK_NS;
+}
+
+void Team::take(Seat &slot) {
+    active_.push_back(&slot);
+    slot.is_active = true;
+    if (!slot.is_home) most_borrowed_ = std::max(most_borrowed_, int(active_.size() - cores_.home.size()));
+    if (&slot == seats_[0].get()) return;
+    slot.may_spin.store(true, std::memory_order_relaxed);
+    tell(slot, false);
+}
+
+// A core that falls idle within a step helps with what is left of it.
+void Team::borrow_idle() {
+    if (!is_open_ || active_.size() == seats_.size()) return;
+    const int64_t now = now_ns();
+    if (now < look_at_ns_) return;
+    look_at_ns_ = now + LOOK_NS;
+    for (auto &slot : seats_)
+        if (!slot->is_active && acquire(*slot)) take(*slot);
 }
 
 void Team::end() {
     yield_wanted();
     for (Seat *slot : active_) release(*slot);
     active_.clear();
+    is_open_ = false;
 }
 
 bool Team::acquire(Seat &slot) {
@@ -95,6 +114,7 @@ bool Team::acquire(Seat &slot) {
 
 void Team::release(Seat &slot) {
     slot.may_spin.store(false, std::memory_order_relaxed);
+    slot.is_active = false;
     if (!slot.lease) return;
     if (slot.is_home)
         slot.lease->release_home();
@@ -125,6 +145,7 @@ bool Team::give_back_if_wanted(int part) {
 
 void Team::run(Work work, void *context) {
     yield_wanted();
+    borrow_idle();
     if (active_.size() <= 1) return work(context, 0, 1);
     work_ = work;
     context_ = context;
@@ -193,6 +214,8 @@ TWOSTROKE_EXPORT void twostroke_team_begin(Team *team) { team->begin(); }
 TWOSTROKE_EXPORT void twostroke_team_end(Team *team) { team->end(); }
 
 TWOSTROKE_EXPORT int64_t twostroke_team_threads_now(const Team *team) { return team->threads_now(); }
+
+TWOSTROKE_EXPORT int64_t twostroke_team_most_borrowed(const Team *team) { return team->most_borrowed(); }
 
 TWOSTROKE_EXPORT void twostroke_team_free(Team *team) { delete team; }
 

@@ -36,6 +36,7 @@ class Team {
     void begin();
     void end();
     int threads_now() const { return int(active_.size()); }
+    int most_borrowed() const { return most_borrowed_; }  // at once, in the open step or the last one
 
     // f(part, parts) for every part, the caller's included; returns when all are done.
     template <class F>
@@ -57,6 +58,7 @@ class Team {
         int part = 0;
         int core = 0;
         bool is_home = false;
+        bool is_active = false;  // in the open step
         bool is_given_back = false;  // within a region, by its own part
         std::unique_ptr<Lease> lease;
         std::thread helper;
@@ -67,12 +69,17 @@ class Team {
     void dismiss();
     void tell(Seat &slot, bool has_work);
     void yield_wanted();
+    void take(Seat &slot);
+    void borrow_idle();
     bool acquire(Seat &slot);
     void release(Seat &slot);
 
     const TeamCores cores_;
     std::vector<std::unique_ptr<Seat>> seats_;
     std::vector<Seat *> active_;  // of the open step, the caller's first
+    bool is_open_ = false;
+    int most_borrowed_ = 0;
+    int64_t look_at_ns_ = 0;  // when to look for idle cores again, within a step
     std::thread::id pinned_caller_;
     Work work_ = nullptr;
     void *context_ = nullptr;

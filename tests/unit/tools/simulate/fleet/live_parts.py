@@ -22,12 +22,14 @@ from twostroke.scheduler.batching import BatchBuilder, Step, StepBuilder
 from twostroke.scheduler.cost import Budget, StepTerms
 from twostroke.scheduler.scheduler import AdmittedSequence, Emission
 from twostroke.scheduler.sequence import Sequence as KnownSequence
+from twostroke.scheduler.step_target import StepTarget
 from twostroke.transfer.base import PageEndpoint, ReadOutcome, TransferResult
 from twostroke.worker.condition import Condition
 from twostroke.worker.pulls.pages_service import PagesService
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits, PullReport, PullSpec
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps.rates import Rates
+from twostroke.worker.steps.sharing import Sharing
 from twostroke.worker.steps.work_loop import RoleHandlers, WorkLoop
 
 NEVER_S = 1e6
@@ -69,7 +71,7 @@ class KnownRates(Rates):
         self._budget = budget
         self.cost = budget.cost
 
-    def budget(self, target_s: float) -> Budget:
+    def budget(self, target_s: float, prompts: int | None = None) -> Budget:
         return self._budget
 
     def observe(self, terms: StepTerms, seconds: float) -> None: ...
@@ -113,8 +115,8 @@ class LiveLoop:
         engine: Any = Device(host)
         progress: Any = SimpleNamespace(notify=host.notify)
         rates = KnownRates(host.budget)
-        target_s = host.shape.step_target_s
-        self._loop = WorkLoop(host.scheduler, engine, host.metrics, progress, target_s, rates, check, Profiler())
+        sharing = Sharing(host.scheduler, rates, StepTarget(host.shape.step_target_s))
+        self._loop = WorkLoop(host.scheduler, engine, host.metrics, progress, sharing, rates, check, Profiler())
         self._task: asyncio.Task[None] | None = None
 
     @property

@@ -1,0 +1,48 @@
+"""How a worker shares time between its streams and the prompts that wait, here and at other workers of its host.
+
+Workers that compute on a host's cores lend them to each other while they idle (`twostroke.engine.cores`). So a worker
+that runs nothing but streams pauses between steps while prompts wait at its neighbours, up to the step target.
+"""
+
+from __future__ import annotations
+
+from twostroke.engine.build import Neighbours
+from twostroke.scheduler.batching import Step
+from twostroke.scheduler.cost import Budget
+from twostroke.scheduler.scheduler import Scheduler
+from twostroke.scheduler.step_target import StepTarget
+from twostroke.worker.steps.rates import Rates
+
+
+class Sharing:
+    def __init__(
+        self, scheduler: Scheduler, rates: Rates, target: StepTarget, neighbours: Neighbours | None = None
+    ) -> None:
+        self._scheduler = scheduler
+        self._rates = rates
+        self._target = target
+        self._neighbours = neighbours
+
+    @property
+    def budget(self) -> Budget:
+        """Time budget of the next step in which streams run."""
+        return self._budget_for(self._scheduler.prompts)
+
+    def pause_s(self, since_begin_s: float) -> float:
+        """Return for how long to run nothing, because prompts elsewhere gain more by this worker's cores.
+
+        The latest step began `since_begin_s` ago.
+        """
+        prompts = self._neighbours.prompts_beside() if self._neighbours is not None else 0
+        streams = self._scheduler.lone_streams() if prompts else None
+        return 0.0 if streams is None else self._budget_for(prompts).step_s(*streams) - since_begin_s
+
+    def tell(self, step: Step | None) -> None:
+        """Tell the neighbours how many prompts wait here, now that this step has been planned."""
+        if self._neighbours is not None:
+            computes_prompts = step is not None and len(step.batch.tokens) > step.batch.sequences
+            self._neighbours.tell_prompts(self._scheduler.prompts if computes_prompts else 0)
+
+    def _budget_for(self, prompts: int) -> Budget:
+        target = self._target
+        return self._rates.budget(target.most_s(self._rates.cost), None if target.is_given else max(1, prompts))
