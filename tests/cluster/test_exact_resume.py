@@ -13,7 +13,6 @@ import pytest
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.metrics_page import total
 from twostroke.config import CacheConfig, ModelConfig
-from twostroke.kernels.cpu.build import VARIANTS, chosen_variants
 
 PROMPT = [504, 3575, 282, 4649, 314, 260, 2240, 282, 1005, 29, 1398, 253, 1343, 327, 354, 28, 284, 1449, 30]
 """Nineteen tokens of ordinary text: one full block and a tail."""
@@ -84,15 +83,9 @@ def stops(text: str) -> list[str]:
     return [text[len(text) * share // 100 :][:20] for share in (30, 45, 60, 75)]
 
 
-def native_bfloat16() -> bool:
-    return chosen_variants()[:1] == VARIANTS[:1]
-
-
 @pytest.mark.parametrize(("dtype", "kills"), [("float32", 1), ("bfloat16", 2)])
 async def test_streams_that_move_are_the_same_to_the_last_bit(smollm2_dir: Path, dtype: str, kills: int) -> None:
     """float32 with --deterministic; bfloat16 as it is, since the native kernels keep it."""
-    if dtype == "bfloat16" and not native_bfloat16():
-        pytest.skip("this CPU computes bfloat16 through torch")
     model = ModelConfig(dtype=dtype, deterministic=dtype == "float32")
     async with running_cluster(
         prefill=1,

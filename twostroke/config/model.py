@@ -30,8 +30,8 @@ class ModelConfig(Settings):
     deterministic: bool = setting(
         False, help="a stream's tokens depend on no other stream, whatever dies; refused where that cannot be kept"
     )
-    """What a row computes depends neither on the rows beside it nor on how its prompt is cut. bfloat16 on a CPU with
-    AVX-512 BF16 keeps it anyway; elsewhere it costs time, and on CUDA it is refused."""
+    """What a row computes depends neither on the rows beside it nor on how its prompt is cut. bfloat16 on a CPU
+    keeps it anyway where there is a compiler; elsewhere it costs time, and on CUDA it is refused."""
     device: str = setting(
         "auto",
         pattern=r"auto|cpu|cuda(:\d+)?",

@@ -74,7 +74,7 @@ def check_deterministic(
     if not (np.array_equal(memory.data[: len(pages)], written) and np.array_equal(again, whole)):
         raise ConfigError(
             "--deterministic cannot be kept on this machine: a prompt has other bits in chunks beside another one "
-            "than alone; use --dtype bfloat16 on a CPU with AVX-512 BF16, or leave --deterministic away",
+            "than alone; use --dtype bfloat16 with a C++ compiler, or leave --deterministic away",
             field="deterministic",
         )
 

@@ -104,7 +104,7 @@ def agreeing_sizes(product: Linear, inputs: int, dtype: torch.dtype) -> tuple[in
     ):
         raise ConfigError(
             "--deterministic cannot be kept on this machine: its matrix products give a row other bits in another "
-            "place; use --dtype bfloat16 on a CPU with AVX-512 BF16, or leave --deterministic away",
+            "place; use --dtype bfloat16 with a C++ compiler, or leave --deterministic away",
             field="deterministic",
         )
     return tuple(size for size in SIZES if torch.equal(SteadyLinear(product, (first, size))(x), expected))

@@ -12,7 +12,7 @@ from twostroke.kernels.attention import AttentionBackend
 from twostroke.kernels.cpu.arena import Arena
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.cpu.linear import NativeLinears
+from twostroke.kernels.cpu.linear import SERVED, NativeLinears
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.linear import TorchLinears
 from twostroke.kernels.steady import SteadyLinears
@@ -39,13 +39,13 @@ def load_model(
     Raises ConfigError where int8 weights are asked for and there is no kernel for them, and where torch cannot keep
     what `is_deterministic` asks for; the native call always does.
     """
-    if kernels is not None and isinstance(backend, NativeAttention) and NativeLinears.serve(kernels, dtype):
+    if kernels is not None and isinstance(backend, NativeAttention) and dtype == SERVED:
         linears = functools.partial(_native_linears, kernels, backend.team, is_int8)
         weights = PackedModel(directory, spec, dtype, is_int8, linears).load(with_head=with_head)
         return NativeTransformer(spec, weights, backend, kernels)
     if is_int8:
         raise ConfigError(
-            "--weights int8 needs --dtype bfloat16, a C++ compiler and a CPU with AVX-512 BF16 and VNNI; "
+            "--weights int8 needs --dtype bfloat16 and a C++ compiler; "
             "leave --weights away to serve the weights as they are",
             field="weights",
         )

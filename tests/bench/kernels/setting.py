@@ -15,7 +15,7 @@ from tests.bench.kernels.timing import Result, Timed, Work
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import OVERRIDE, TORCH, Kernels, chosen_variants, load_kernels
-from twostroke.kernels.cpu.linear import NativeLinears
+from twostroke.kernels.cpu.linear import SERVED, NativeLinears
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.linear import Linears, TorchLinears
 from twostroke.models.catalog import cache_dir
@@ -49,7 +49,7 @@ class Setting:
     def linears(self) -> Linears:
         """Pack the weights as a worker does. Raises ConfigError for int8 weights where nothing computes them."""
         is_int8 = self.model.weights == "int8"
-        if self.kernels is not None and NativeLinears.serve(self.kernels, self.dtype):
+        if self.kernels is not None and self.dtype == SERVED:
             return NativeLinears(self.kernels, self.team, is_int8=is_int8)
         if is_int8:
             raise ConfigError(f"--weights int8: {self.kernels_name} kernels on this CPU have none", field="weights")

@@ -8,12 +8,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.build import Kernels, chosen_variants
 from twostroke.kernels.cpu.linear import GROUP, NativeLinears
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.linear import make_linear
 
 ROWS = (1, 2, 5, 7, 8, 12, 13, 25, 100, 197)
+
+
+@pytest.fixture(params=[variant.name for variant in chosen_variants()])
+def kernels(built_kernels: dict[str, Kernels], request: pytest.FixtureRequest) -> Kernels:
+    return built_kernels[request.param]
 
 
 @pytest.fixture
@@ -29,8 +34,6 @@ def team(kernels: Kernels) -> Iterator[Team]:
 
 
 def packer(kernels: Kernels, team: Team | None, *, is_int8: bool = False) -> NativeLinears:
-    if not NativeLinears.serve(kernels, torch.bfloat16):
-        pytest.skip("this CPU computes bfloat16 through torch")
     return NativeLinears(kernels, team, is_int8=is_int8)
 
 
@@ -119,12 +122,6 @@ def test_int8_weights_of_odd_width_stay_bfloat16(kernels: Kernels) -> None:
     weight, x = numbers(40, GROUP + 2), numbers(3, GROUP + 2, seed=1)
     int8, exact = (packer(kernels, None, is_int8=is_int8).linear(weight) for is_int8 in (True, False))
     assert torch.equal(int8(x), exact(x))
-
-
-def test_only_cpus_with_the_instructions_serve_and_only_bfloat16(built_kernels: dict[str, Kernels]) -> None:
-    for variant, kernels in built_kernels.items():
-        assert NativeLinears.serve(kernels, torch.bfloat16) == (variant == "avx512_bf16")
-        assert not NativeLinears.serve(kernels, torch.float32)
 
 
 def steps_of_64th(rows: int, inputs: int) -> torch.Tensor:

@@ -16,7 +16,6 @@ from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.cpu.linear import NativeLinears
 from twostroke.kernels.steady import SIZES as TILES
 from twostroke.kernels.steady import agreeing_sizes
 from twostroke.models.choice import load_model
@@ -55,8 +54,6 @@ class Served:
         name, is_native, is_int8 = PATHS[path]
         dtype: torch.dtype = getattr(torch, name)
         usable = kernels if is_native else None
-        if dtype == torch.bfloat16 and is_native and not NativeLinears.serve(kernels, dtype):
-            pytest.skip("this CPU computes bfloat16 through torch")
         spec = read_spec(directory)
         self.pool = torch.zeros(SEQUENCES * BLOCKS, *spec.page_shape(BLOCK), dtype=dtype)
         attention = choose_attention(

@@ -14,7 +14,6 @@ from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.cpu.linear import NativeLinears
 from twostroke.kernels.torch_attention import TorchAttention
 from twostroke.models.choice import load_model
 from twostroke.models.native_transformer import NativeTransformer
@@ -66,8 +65,6 @@ class Served:
 
 
 def native(directory: Path, kernels: Kernels, *, is_int8: bool = False, with_head: bool = True) -> Served:
-    if not NativeLinears.serve(kernels, torch.bfloat16):
-        pytest.skip("this CPU computes bfloat16 through torch")
     spec = read_spec(directory)
     pool = torch.zeros(PAGES, *spec.page_shape(BLOCK), dtype=torch.bfloat16)
     backend = NativeAttention(pool, spec.heads, spec.head_dim**-0.5, kernels)

@@ -22,6 +22,9 @@ BFLOAT16, INT8 = 0, 1
 
 INTO_BFLOAT16: Final = 0
 
+SERVED: Final = torch.bfloat16
+"""The dtype of the activations, and of the weights before they are packed."""
+
 
 class NativeLinear(ctypes.Structure):
     """`Linear` of native/linear.h, field by field."""
@@ -49,7 +52,7 @@ class PanelLinear:
         """The tensors that `native` points into."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        assert x.dtype == torch.bfloat16, "these kernels are for bfloat16"
+        assert x.dtype == SERVED, "these kernels are for bfloat16"
         short = self.native.inputs - x.shape[1]
         if short:
             x = functional.pad(x, (0, short))
@@ -76,11 +79,6 @@ class NativeLinears:
         self._team = team
         self._is_int8 = is_int8
         self._arena = arena or PrivateArena()
-
-    @staticmethod
-    def serve(kernels: Kernels, dtype: torch.dtype) -> bool:
-        """Whether this machine has the kernels for weights and activations of `dtype`."""
-        return dtype == torch.bfloat16 and bool(kernels.function("twostroke_linear_is_supported", (), ctypes.c_int32)())
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PanelLinear:
         return self._pack(weight, bias, len(weight), is_gated=False)

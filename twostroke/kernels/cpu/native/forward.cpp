@@ -7,8 +7,6 @@
 #include "fused.h"
 #include "linear.h"
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -99,7 +97,7 @@ class Forward {
             finish(team, layer);
         }
         const Linear &head = *model_.head;
-        linear(team, head, normed(team, model_.norm, head, call.logits, head.outputs), Into::FLOAT32, quantised_);
+        linear(team, head, normed(team, model_.norm, head, call.logits, head.outputs), Into::FLOAT32, prepared_);
     }
 
   private:
@@ -117,7 +115,7 @@ class Forward {
         const Layer &layer = model_.layers[index];
         const int64_t dim = model_.head_dim, stride = qkv_stride();
         uint16_t *q = qkv_.rows(rows_, stride), *k = q + model_.heads * dim, *v = k + model_.kv_heads * dim;
-        linear(team, layer.qkv, normed(team, layer.attention_norm, layer.qkv, q, stride), Into::BFLOAT16, quantised_);
+        linear(team, layer.qkv, normed(team, layer.attention_norm, layer.qkv, q, stride), Into::BFLOAT16, prepared_);
         if (layer.q_norm) {
             head_norm(team, q, rows_, stride, model_.heads, dim, layer.q_norm, model_.epsilon);
             head_norm(team, k, rows_, stride, model_.kv_heads, dim, layer.k_norm, model_.epsilon);
@@ -143,16 +141,16 @@ class Forward {
         const int64_t hidden = model_.hidden, inputs = layer.down.inputs;
         float *x = x_.rows(rows_, hidden);
         uint16_t *attended = attended_.rows(rows_, attended_stride()), *inner = inner_.rows(rows_, inputs);
-        linear(team, layer.output, {attended, attended_stride(), rows_, x, hidden}, Into::ADD, quantised_);
-        linear(team, layer.gated, normed(team, layer.mlp_norm, layer.gated, inner, inputs), Into::BFLOAT16, quantised_);
-        linear(team, layer.down, {inner, inputs, rows_, x, hidden}, Into::ADD, quantised_);
+        linear(team, layer.output, {attended, attended_stride(), rows_, x, hidden}, Into::ADD, prepared_);
+        linear(team, layer.gated, normed(team, layer.mlp_norm, layer.gated, inner, inputs), Into::BFLOAT16, prepared_);
+        linear(team, layer.down, {inner, inputs, rows_, x, hidden}, Into::ADD, prepared_);
     }
 
     const Model model_;
     int64_t rows_ = 0;
     Buffer<float> x_;
     Buffer<uint16_t> normed_, qkv_, attended_, inner_;
-    Quantised quantised_;
+    Prepared prepared_;
 };
 
 }  // namespace twostroke
@@ -166,5 +164,3 @@ TWOSTROKE_EXPORT void twostroke_forward_free(Forward *forward) { delete forward;
 TWOSTROKE_EXPORT void twostroke_forward_run(Forward *forward, Team *team, const Call *call) {
     forward->run(team, *call);
 }
-
-#endif

@@ -45,13 +45,13 @@ struct Rows {
     int64_t y_stride;
 };
 
-// Activations as a product with int8 weights takes them: x = (quantised - 128) * scale.
-struct Quantised {
-    std::vector<uint8_t> values;  // [row][inputs]
-    std::vector<float> scales;    // [row][inputs / GROUP]
+// Activations in the form in which a machine multiplies them with one kind of weights.
+struct Prepared {
+    std::vector<uint8_t> values;
+    std::vector<float> scales;  // INT8: [row][inputs / GROUP]
 };
 
 // Where it is gated, y is silu(gate) * value, of the sums.
-void linear(Team *team, const Linear &w, const Rows &rows, Into into, Quantised &scratch);
+void linear(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &prepared);
 
 }  // namespace twostroke

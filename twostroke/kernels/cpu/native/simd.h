@@ -75,4 +75,11 @@ inline F rough_exp2_of_negative(F x) {
     return mul(p, bits_to_exponent(exponent));
 }
 
+// x / (1 + e^-x), which far below is as good as zero.
+inline F silu(F x) {
+    x = max(set1(-127.0f), x);  // in this order what is not a number stays so
+    const F power = exp2_of_negative(min(mul(x, set1(-1.44269504f)), set1(127.0f)));
+    return div(x, add(power, set1(1.0f)));
+}
+
 }  // namespace twostroke::simd

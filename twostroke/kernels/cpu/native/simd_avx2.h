@@ -20,7 +20,9 @@ inline F set1(float x) { return _mm256_set1_ps(x); }
 inline F add(F a, F b) { return _mm256_add_ps(a, b); }
 inline F sub(F a, F b) { return _mm256_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm256_div_ps(a, b); }
 inline F max(F a, F b) { return _mm256_max_ps(a, b); }
+inline F min(F a, F b) { return _mm256_min_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 
 inline float reduce_add(F x) {
@@ -53,6 +55,17 @@ inline __m128i narrow(F x, BFloat16) {
     return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
 }
 inline __m128i narrow(F x, Float16) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+using I = __m256i;  // W words of 32 bits, each an integer, two bfloat16, two int16 or four int8
+
+inline I load_words(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+inline I set1_word(int32_t x) { return _mm256_set1_epi32(x); }
+inline F first_bfloat16(I x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+inline F second_bfloat16(I x) { return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int(0xffff0000)))); }
+inline I even_int8(I x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); }
+inline I odd_int8(I x) { return _mm256_srai_epi16(x, 8); }
+inline I add_products(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+inline F to_floats(I x) { return _mm256_cvtepi32_ps(x); }
 
 inline F load(const float *p) { return _mm256_loadu_ps(p); }
 inline F load_part(const float *p, int n) { return _mm256_maskload_ps(p, first_lanes(n)); }

@@ -18,7 +18,9 @@ inline F set1(float x) { return _mm512_set1_ps(x); }
 inline F add(F a, F b) { return _mm512_add_ps(a, b); }
 inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm512_div_ps(a, b); }
 inline F max(F a, F b) { return _mm512_max_ps(a, b); }
+inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 inline float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(F x) { return _mm512_reduce_max_ps(x); }

@@ -11,7 +11,8 @@
 namespace twostroke::simd {
 
 typedef float F __attribute__((vector_size(16)));
-typedef int32_t I __attribute__((vector_size(16)));
+typedef int32_t I __attribute__((vector_size(16)));  // words: each an integer, two bfloat16, two int16 or four int8
+typedef int16_t Halves __attribute__((vector_size(16)));
 constexpr int W = 4;
 
 inline F zero() { return F{0, 0, 0, 0}; }
@@ -19,7 +20,9 @@ inline F set1(float x) { return F{x, x, x, x}; }
 inline F add(F a, F b) { return a + b; }
 inline F sub(F a, F b) { return a - b; }
 inline F mul(F a, F b) { return a * b; }
+inline F div(F a, F b) { return a / b; }
 inline F max(F a, F b) { return a > b ? a : b; }
+inline F min(F a, F b) { return a < b ? a : b; }
 #if defined(__aarch64__)
 inline F fma(F a, F b, F c) { return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 #else
@@ -73,6 +76,19 @@ inline void from_float(float x, Float16 &y) {
         bits = (bits - 0x38000000 + 0xfff + ((bits >> 13) & 1)) >> 13;  // to nearest, ties to even
     y.bits = uint16_t(bits) | sign;
 }
+
+inline I load_words(const void *p) {
+    I x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+inline I set1_word(int32_t x) { return I{x, x, x, x}; }
+inline F first_bfloat16(I x) { return (F)(x << 16); }
+inline F second_bfloat16(I x) { return (F)(x & int32_t(0xffff0000)); }
+inline I even_int8(I x) { return (I)((Halves)((Halves)x << 8) >> 8); }
+inline I odd_int8(I x) { return (I)((Halves)x >> 8); }
+inline I add_products(I sum, I a, I b) { return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16); }
+inline F to_floats(I x) { return __builtin_convertvector(x, F); }
 
 template <class T>
 inline F load_part(const T *p, int n) {
