@@ -15,22 +15,11 @@ namespace {
 
 constexpr int64_t CHUNK = 96;  // rows of a unit of work; a panel stays in the first cache meanwhile
 
-// As few as there can be, but two where one would be longer than bringing the panel from memory: a second one's reads
-// are from the cache, and it has time to bring the next panel.
-int64_t passes_of(int64_t rows) { return std::max((rows + PASS_ROWS - 1) / PASS_ROWS, int64_t(rows < 8 ? 1 : 2)); }
-
-template <int R>
-void multiply_rows(const Linear &w, int64_t panel, const Rows &rows, const Prepared &prepared, int64_t first,
-                   const Ahead &ahead, bool is_only_pass, float *sums) {
-    if (is_only_pass) return multiply<R, true>(w, panel, rows, prepared, first, ahead, sums);
-    multiply<R, false>(w, panel, rows, prepared, first, ahead, sums);
-}
-
-// A function for each number of rows that a pass may have.
-using Multiply = decltype(&multiply_rows<1>);
+// One function for each number of rows that a pass may have.
+using Multiply = decltype(&multiply<1>);
 template <size_t... R>
 constexpr std::array<Multiply, sizeof...(R)> multiplies_of(std::index_sequence<R...>) {
-    return {multiply_rows<int(R) + 1>...};
+    return {multiply<int(R) + 1>...};
 }
 constexpr auto MULTIPLIES = multiplies_of(std::make_index_sequence<PASS_ROWS>());
 
@@ -59,19 +48,14 @@ void finish(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int
     }
 }
 
-// Rows first .. end with one panel, in passes of nearly equal size, which together bring the next panel closer.
-void unit(const Linear &w, int64_t panel, const Rows &rows, const Prepared &prepared, int64_t first, int64_t end, Into into,
-          bool has_next) {
+// Rows first .. end with one panel, in passes of nearly equal size.
+void unit(const Linear &w, int64_t panel, const Rows &rows, const Prepared &prepared, int64_t first, int64_t end,
+          Into into, bool has_next) {
     alignas(64) float sums[PASS_ROWS * PANEL];
-    const int64_t panel_bytes = PANEL * w.inputs * (w.kind == INT8 ? 1 : 2);
-    const int64_t steps = panel_bytes / (2 * LINE);
-    const char *next = (const char *)w.panels + (panel + 1) * panel_bytes;
     const int64_t passes = passes_of(end - first);
     for (int64_t pass = 0; pass < passes; pass++) {
         const int64_t from = first + (end - first) * pass / passes, to = first + (end - first) * (pass + 1) / passes;
-        const int64_t done = 2 * pass / passes, due = 2 * (pass + 1) / passes;
-        const Ahead ahead{next + done * steps * LINE, has_next ? due - done : 0};
-        MULTIPLIES[size_t(to - from - 1)](w, panel, rows, prepared, from, ahead, passes == 1, sums);
+        MULTIPLIES[size_t(to - from - 1)](w, panel, rows, prepared, from, {pass, passes, has_next}, sums);
         finish(w, panel, rows, from, to - from, into, sums);
     }
 }

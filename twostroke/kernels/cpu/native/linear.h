@@ -51,6 +51,12 @@ struct Prepared {
     std::vector<float> scales;  // INT8: [row][inputs / GROUP]
 };
 
+// One of the passes that a panel's rows are cut into.
+struct Pass {
+    int64_t index, count;
+    bool has_next;  // another panel comes after this one
+};
+
 // Where it is gated, y is silu(gate) * value, of the sums.
 void linear(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &prepared);
 

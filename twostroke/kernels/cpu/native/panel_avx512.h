@@ -4,13 +4,31 @@
 
 #include <algorithm>
 
-#include "panel.h"
+#include "linear.h"
 #include "simd.h"
 
 namespace twostroke {
 
 constexpr int64_t PASS_ROWS = 12;  // as many as registers hold sums for
 constexpr int LANES = simd::W;
+constexpr int64_t AHEAD = 8192;  // bytes that a single pass over a panel is ahead of its reading
+constexpr int64_t LINE = 64;
+
+// The share of the next panel that one pass over this one brings closer: `lines` per step, of which each reads two.
+struct Ahead {
+    const char *next = nullptr;
+    int64_t lines = 0;
+};
+
+inline void bring(const Ahead &ahead, int64_t step, const char *here, bool is_only_pass) {
+    if (is_only_pass) {
+        __builtin_prefetch(here + AHEAD);
+        __builtin_prefetch(here + AHEAD + LINE);
+        return;
+    }
+    for (int64_t line = 0; line < ahead.lines; line++)
+        __builtin_prefetch(ahead.next + (step * ahead.lines + line) * LINE, 0, 2);
+}
 
 inline __m512i broadcast4(const void *at) {
     int32_t bits;
@@ -92,8 +110,8 @@ void multiply_int8(const Linear &w, int64_t panel, const uint8_t *x, const float
 }
 
 template <int R, bool IS_ONLY_PASS>
-void multiply(const Linear &w, int64_t panel, const Rows &rows, const Prepared &prepared, int64_t first,
-              const Ahead &ahead, float *sums) {
+void multiply_as(const Linear &w, int64_t panel, const Rows &rows, const Prepared &prepared, int64_t first,
+                 const Ahead &ahead, float *sums) {
     if (w.kind == BFLOAT16) {
         const uint16_t *x = rows.x + first * rows.x_stride;
         return multiply_bfloat16<R, IS_ONLY_PASS>(w, panel, x, rows.x_stride, ahead, sums);
@@ -101,6 +119,22 @@ void multiply(const Linear &w, int64_t panel, const Rows &rows, const Prepared &
     const uint8_t *x = prepared.values.data() + first * w.inputs;
     const float *scales = prepared.scales.data() + first * (w.inputs / GROUP);
     multiply_int8<R, IS_ONLY_PASS>(w, panel, x, scales, ahead, sums);
+}
+
+// As few as there can be, but two where one would be longer than bringing the panel from memory: a second one's reads
+// are from the cache, and it has time to bring the next panel.
+inline int64_t passes_of(int64_t rows) {
+    return std::max((rows + PASS_ROWS - 1) / PASS_ROWS, int64_t(rows < 8 ? 1 : 2));
+}
+
+template <int R>
+void multiply(const Linear &w, int64_t panel, const Rows &rows, const Prepared &prepared, int64_t first,
+              const Pass &pass, float *sums) {
+    if (pass.count == 1) return multiply_as<R, true>(w, panel, rows, prepared, first, {}, sums);
+    const int64_t panel_bytes = PANEL * w.inputs * (w.kind == INT8 ? 1 : 2), steps = panel_bytes / (2 * LINE);
+    const int64_t done = 2 * pass.index / pass.count, due = 2 * (pass.index + 1) / pass.count;
+    const char *next = (const char *)w.panels + (panel + 1) * panel_bytes + done * steps * LINE;
+    multiply_as<R, false>(w, panel, rows, prepared, first, {next, pass.has_next ? due - done : 0}, sums);
 }
 
 // bfloat16 is multiplied as it lies in the rows.

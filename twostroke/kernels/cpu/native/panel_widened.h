@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "panel.h"
+#include "linear.h"
 #include "simd.h"
 
 namespace twostroke {
@@ -17,117 +17,115 @@ constexpr int MOST_SUMS = 24;  // vectors, of the 32 registers
 constexpr int MOST_SUMS = 12;  // of 16
 #endif
 constexpr int64_t PASS_ROWS = MOST_SUMS / 2;
-constexpr int PANEL_VECTORS = int(PANEL) / simd::W;
+constexpr int64_t STEP_BYTES = PANEL * 4;  // of a panel: one word of each output
+constexpr int64_t AHEAD = 8192;            // bytes that the first pass over a panel is ahead of its reading
 
-// The vectors of a panel that are summed at once for so many rows.
+// The vectors of a panel that are summed side by side: all of them for a few rows, whose sums would otherwise wait for
+// each other, and then as many as leave registers for every row.
 constexpr int vectors_of(int rows) {
-    int vectors = PANEL_VECTORS;
-    while (vectors > 1 && rows * vectors > MOST_SUMS) vectors /= 2;
+    int vectors = int(PANEL) / simd::W;
+    while (vectors > 2 && rows * vectors > MOST_SUMS - 4) vectors /= 2;
     return vectors;
 }
 
+inline int64_t passes_of(int64_t rows) { return (rows + PASS_ROWS - 1) / PASS_ROWS; }
+
+inline void bring(const char *here) {
+    for (int64_t at = 0; at < STEP_BYTES; at += 64) __builtin_prefetch(here + AHEAD + at);
+}
+
 // Sums of R rows of float32 with V vectors of a panel from `weights` on, into sums [R][32].
-template <int R, int V, bool IS_ONLY_PASS>
-void multiply_floats(const char *weights, int64_t pairs, const float *x, int64_t x_stride, const Ahead &ahead,
-                     float *sums) {
-    simd::F sum[R][V];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 16
-        for (int v = 0; v < V; v++) sum[r][v] = simd::zero();
-    for (int64_t step = 0; step < pairs; step++) {
-        const char *here = weights + step * 2 * LINE;
-        bring(ahead, step, here, IS_ONLY_PASS);
+template <int R, int V, bool IS_FIRST_PASS>
+void multiply_floats(const char *weights, int64_t steps, const float *x, int64_t x_stride, float *to) {
+    simd::F sums[R][V];
+#pragma GCC unroll 32
+    for (int i = 0; i < R * V; i++) sums[i / V][i % V] = simd::zero();
+    for (int64_t step = 0; step < steps; step++) {
+        if (IS_FIRST_PASS) bring(weights + step * STEP_BYTES);
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             simd::F w[V];
 #pragma GCC unroll 16
             for (int v = 0; v < V; v++) {
-                const simd::I pair = simd::load_words(here + v * simd::W * 4);
+                const simd::I pair = simd::load_words(weights + step * STEP_BYTES + v * simd::W * 4);
                 w[v] = half ? simd::second_bfloat16(pair) : simd::first_bfloat16(pair);
             }
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++) {
                 const simd::F factor = simd::set1(x[r * x_stride + 2 * step + half]);
 #pragma GCC unroll 16
-                for (int v = 0; v < V; v++) sum[r][v] = simd::fma(w[v], factor, sum[r][v]);
+                for (int v = 0; v < V; v++) simd::add_product(sums[r][v], w[v], factor);
             }
         }
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 16
-        for (int v = 0; v < V; v++) simd::store(sums + r * PANEL + v * simd::W, sum[r][v]);
+#pragma GCC unroll 32
+    for (int i = 0; i < R * V; i++) simd::store(to + i / V * PANEL + i % V * simd::W, sums[i / V][i % V]);
 }
 
-// The dots of one group of inputs. `x` has two words for four inputs: the first and third, the second and fourth.
-template <int R, int V, bool IS_ONLY_PASS>
-void multiply_group(const char *weights, int64_t first_step, const int32_t *x, int64_t x_stride, const Ahead &ahead,
-                    simd::I (&dots)[R][V]) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 16
-        for (int v = 0; v < V; v++) dots[r][v] = simd::set1_word(0);
-    for (int64_t step = first_step; step < first_step + GROUP / 4; step++) {
-        const char *here = weights + step * 2 * LINE;
-        bring(ahead, step, here, IS_ONLY_PASS);
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            simd::I w[V];
-#pragma GCC unroll 16
-            for (int v = 0; v < V; v++) {
-                const simd::I four = simd::load_words(here + v * simd::W * 4);
-                w[v] = half ? simd::odd_int8(four) : simd::even_int8(four);
-            }
-#pragma GCC unroll 16
-            for (int r = 0; r < R; r++) {
-                const simd::I two = simd::set1_word(x[r * x_stride + 2 * step + half]);
-#pragma GCC unroll 16
-                for (int v = 0; v < V; v++) dots[r][v] = simd::add_products(dots[r][v], w[v], two);
-            }
-        }
-    }
-}
-
-// Exact within a group, float32 across groups. `scales` are the weights' from the first of the V vectors on.
-template <int R, int V, bool IS_ONLY_PASS>
+// The same with int8 weights and activations: exact within a group, float32 across groups. `scales` are the weights', as
+// the panel lies from `weights` on. `x` has two words for four inputs: the first and third, the second and fourth.
+template <int R, int V, bool IS_FIRST_PASS>
 void multiply_int8(const char *weights, const float *scales, int64_t groups, const int32_t *x, const float *x_scales,
-                   const Ahead &ahead, float *sums) {
-    for (int r = 0; r < R; r++) std::fill(sums + r * PANEL, sums + r * PANEL + V * simd::W, 0.0f);
+                   float *to) {
+    constexpr int64_t GROUP_STEPS = GROUP / 4;
+    const int64_t steps = groups * GROUP_STEPS, x_stride = 2 * steps;
+    for (int r = 0; r < R; r++) std::fill(to + r * PANEL, to + r * PANEL + V * simd::W, 0.0f);
     for (int64_t group = 0; group < groups; group++) {
         simd::I dots[R][V];
-        multiply_group<R, V, IS_ONLY_PASS>(weights, group * (GROUP / 4), x, groups * (GROUP / 2), ahead, dots);
+#pragma GCC unroll 32
+        for (int i = 0; i < R * V; i++) dots[i / V][i % V] = simd::set1_word(0);
+        for (int64_t step = group * GROUP_STEPS; step < (group + 1) * GROUP_STEPS; step++) {
+            if (IS_FIRST_PASS) bring(weights + step * STEP_BYTES);
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                simd::I w[V];
 #pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            const simd::F scale = simd::set1(x_scales[r * groups + group]);
+                for (int v = 0; v < V; v++) {
+                    const simd::I four = simd::load_words(weights + step * STEP_BYTES + v * simd::W * 4);
+                    w[v] = half ? simd::odd_int8(four) : simd::even_int8(four);
+                }
 #pragma GCC unroll 16
-            for (int v = 0; v < V; v++) {
-                float *sum = sums + r * PANEL + v * simd::W;
-                const simd::F by = simd::mul(scale, simd::load(scales + group * PANEL + v * simd::W));
-                simd::store(sum, simd::fma(simd::to_floats(dots[r][v]), by, simd::load(sum)));
+                for (int r = 0; r < R; r++) {
+                    const simd::I two = simd::set1_word(x[r * x_stride + 2 * step + half]);
+#pragma GCC unroll 16
+                    for (int v = 0; v < V; v++) dots[r][v] = simd::add_products(dots[r][v], w[v], two);
+                }
             }
+        }
+#pragma GCC unroll 32
+        for (int i = 0; i < R * V; i++) {
+            const int r = i / V, v = i % V;
+            const simd::F scale = simd::load(scales + group * PANEL + v * simd::W);
+            const simd::F by = simd::mul(simd::set1(x_scales[r * groups + group]), scale);
+            float *sum = to + r * PANEL + v * simd::W;
+            simd::store(sum, simd::fma(simd::to_floats(dots[r][v]), by, simd::load(sum)));
         }
     }
 }
 
-template <int R, bool IS_ONLY_PASS>
-void multiply(const Linear &w, int64_t panel, const Rows &, const Prepared &prepared, int64_t first, const Ahead &ahead,
-              float *sums) {
-    constexpr int V = vectors_of(R);
-    const int64_t groups = w.inputs / GROUP, words = w.inputs / (w.kind == INT8 ? 4 : 2);
-    const char *weights = (const char *)w.panels + panel * PANEL * 4 * words;
-    for (int column = 0; column < PANEL; column += V * simd::W, weights += V * simd::W * 4) {
-        const Ahead now = column ? Ahead{} : ahead;
+template <int R, bool IS_FIRST_PASS>
+void multiply_as(const Linear &w, int64_t panel, const Prepared &prepared, int64_t first, float *sums) {
+    constexpr int V = vectors_of(R), COLUMNS = V * simd::W;
+    const int64_t groups = w.inputs / GROUP, steps = w.inputs / (w.kind == INT8 ? 4 : 2);
+    const char *weights = (const char *)w.panels + panel * steps * STEP_BYTES;
+    for (int column = 0; column < PANEL; column += COLUMNS, weights += COLUMNS * 4, sums += COLUMNS) {
         if (w.kind == BFLOAT16) {
             const float *x = (const float *)prepared.values.data() + first * w.inputs;
-            multiply_floats<R, V, IS_ONLY_PASS>(weights, words, x, w.inputs, now, sums + column);
+            multiply_floats<R, V, IS_FIRST_PASS>(weights, steps, x, w.inputs, sums);
         } else {
             const int32_t *x = (const int32_t *)prepared.values.data() + first * (w.inputs / 2);
+            const float *x_scales = prepared.scales.data() + first * groups;
             const float *scales = w.scales + panel * groups * PANEL + column;
-            multiply_int8<R, V, IS_ONLY_PASS>(weights, scales, groups, x, prepared.scales.data() + first * groups, now,
-                                              sums + column);
+            multiply_int8<R, V, IS_FIRST_PASS>(weights, scales, groups, x, x_scales, sums);
         }
     }
+}
+
+template <int R>
+void multiply(const Linear &w, int64_t panel, const Rows &, const Prepared &prepared, int64_t first, const Pass &pass,
+              float *sums) {
+    if (pass.index == 0) return multiply_as<R, true>(w, panel, prepared, first, sums);
+    multiply_as<R, false>(w, panel, prepared, first, sums);
 }
 
 inline int64_t prepared_bytes(const Linear &w) { return w.inputs * (w.kind == INT8 ? 2 : 4); }
@@ -140,14 +138,14 @@ inline void quantise_group(const BFloat16 *x, int32_t *words, float &scale) {
     }
     scale = simd::reduce_max(peak) / 127.0f;
     const simd::F inverse = simd::set1(scale > 0 ? 1.0f / scale : 0.0f);
-    uint32_t rounded[GROUP];  // adding 1.5 * 2^23 rounds, and leaves the integer in the lowest bits
-    for (int i = 0; i < GROUP; i += simd::W) {
-        const simd::F shifted = simd::add(simd::mul(simd::load(x + i), inverse), simd::set1(0x1.8p23f));
-        simd::store((float *)rounded + i, shifted);
-    }
+    float shifted[GROUP];  // adding 1.5 * 2^23 rounds, and leaves the integer in the lowest bits
+    for (int i = 0; i < GROUP; i += simd::W)
+        simd::store(shifted + i, simd::add(simd::mul(simd::load(x + i), inverse), simd::set1(0x1.8p23f)));
+    uint32_t bits[GROUP];
+    std::memcpy(bits, shifted, sizeof bits);
     for (int i = 0; i < GROUP; i += 4)
         for (int half = 0; half < 2; half++)
-            words[i / 2 + half] = int32_t((rounded[i + half] & 0xffff) | rounded[i + half + 2] << 16);
+            words[i / 2 + half] = int32_t((bits[i + half] & 0xffff) | bits[i + half + 2] << 16);
 }
 
 inline void prepare_row(const Linear &w, const uint16_t *x, uint8_t *values, float *scales) {

@@ -22,6 +22,7 @@ inline F div(F a, F b) { return _mm512_div_ps(a, b); }
 inline F max(F a, F b) { return _mm512_max_ps(a, b); }
 inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline void add_product(F &sum, F a, F b) { sum = fma(a, b, sum); }
 inline float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
 

@@ -28,6 +28,7 @@ inline F fma(F a, F b, F c) { return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a
 #else
 inline F fma(F a, F b, F c) { return a * b + c; }  // two roundings: there may be no instruction that makes one of them
 #endif
+inline void add_product(F &sum, F a, F b) { sum = fma(a, b, sum); }
 inline float reduce_add(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 inline float reduce_max(F x) {
     float highest = x[0];
