@@ -77,7 +77,7 @@ class _Process:
                 "flops": kernel.operations,
             }
             if share is not None:
-                facts["share_of_limit"] = round(share, 3)
+                facts["share_of_limit"] = round(share, 4)
             yield self._slice(TRACKS[piece.track], kernel.name, "kernel", kernel.start_ns, kernel.end_ns, facts)
 
     def _requests(self) -> Iterator[Event]:

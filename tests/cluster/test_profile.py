@@ -122,3 +122,26 @@ async def test_of_several_routers_one_asks_the_workers() -> None:
         found = await asyncio.to_thread(collect, AdminAccess(admins, SHOWN), 0.2)
         assert sorted(profile.about.role for profile in found) == ["decode", "prefill", "router", "router"]
         assert not any(profile.failure for profile in found)
+
+
+async def test_the_kernels_of_a_real_model_fill_the_forward_passes_that_a_profile_shows(
+    tmp_path: Path, smollm2_dir: Path
+) -> None:
+    model = ModelConfig(model=str(smollm2_dir), dtype="bfloat16")
+    async with (
+        running_cluster(prefill=1, decode=1, model=model, model_dir=smollm2_dir, schedule=BY_64) as cluster,
+        loaded(cluster),
+    ):
+        trace = await profiled(cluster, tmp_path / "trace.json", "3")
+    events, pids = trace["traceEvents"], pids_of(trace["traceEvents"])
+    for process in ("prefill", "decode"):
+        steps_s, forwards_s = (seconds_of(events, name, pids[process]) for name in ("step", "forward"))
+        kernels = [event for event in events if event.get("cat") == "kernel" and event["pid"] == pids[process]]
+        kernels_s = sum(event["dur"] for event in kernels) / 1e6
+        assert 0.5 * steps_s < forwards_s <= steps_s
+        assert 0.8 * forwards_s < kernels_s <= forwards_s
+        least_s = sum(event["args"]["share_of_limit"] * event["dur"] for event in kernels) / 1e6
+        assert 0 < least_s <= 1.5 * kernels_s, "faster than what this machine was seen to do, but for small weights"
+    assert trace["otherData"]["decode-0"]["limit_read_gb_per_s"] > 0
+    heads = {event["pid"] for event in named(events, "head")}
+    assert heads == {pids["decode"]}, "a prefill worker samples nothing"

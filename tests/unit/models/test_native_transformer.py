@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
+from tests.bench.kernels.bench_linear import products_of
 from tests.unit.models.test_registry import SIZES, saved
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
@@ -22,6 +24,7 @@ from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import Model, Transformer
 from twostroke.models.weights import load_weights
+from twostroke.profiler import KERNELS, KernelRecord, KernelRecords
 
 WIDE = SIZES | {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 
@@ -44,7 +47,11 @@ class Served:
     model: Model
 
     def logits(
-        self, sequences: list[torch.Tensor], starts: list[int], sampled: list[int] | None
+        self,
+        sequences: list[torch.Tensor],
+        starts: list[int],
+        sampled: list[int] | None,
+        records: KernelRecords | None = None,
     ) -> torch.Tensor | None:
         """Return the logits of one step that computes each sequence from its start on."""
         positions = [torch.arange(start, len(s)) for s, start in zip(sequences, starts, strict=True)]
@@ -59,6 +66,7 @@ class Served:
             write_slots=torch.cat([10 * BLOCK * index + p for index, p in enumerate(positions)]),
             cosines=cosines[at],
             sines=sines[at],
+            kernels=records,
         )
         tokens = torch.cat([s[start:] for s, start in zip(sequences, starts, strict=True)]).int()
         return self.model.forward(tokens, batch, None if sampled is None else torch.tensor(sampled))
@@ -134,6 +142,38 @@ def test_a_worker_without_head_writes_the_same_pages(tmp_path: Path, kernels: Ke
     pools = [served.model._backend.pool for served in (headless, whole)]  # type: ignore[attr-defined]  # what it wrote
     assert torch.equal(*pools)
     assert pools[0].any()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_profile_has_every_kernel_with_its_time_and_work_and_changes_no_bit(
+    name: str, tmp_path: Path, kernels: Kernels
+) -> None:
+    saved(MODELS[name], tmp_path)
+    served, records = native(tmp_path, kernels), KernelRecords()
+    sequences, begin_ns = [prompt(9), prompt(5)], time.monotonic_ns()
+    logits = served.logits(sequences, [8, 2], [3], records)
+    end_ns = time.monotonic_ns()
+    assert logits is not None
+    plain = served.logits(sequences, [8, 2], [3])
+    assert plain is not None
+    assert torch.equal(logits, plain)
+    found = [(KERNELS[row[4]], row) for row in KernelRecord.iter_unpack(records.packed())]
+    norms = ["head norm"] if name == "qwen3" else []
+    layer = ["norm", "qkv", *norms, "rope and store", "attention", "output", "norm", "gate and up", "down"]
+    assert [kind for kind, _ in found] == ["embedding", *layer * served.spec.layers, "norm", "head"]
+    times = [at for _, row in found for at in row[:2]]
+    assert [begin_ns, *times, end_ns] == sorted([begin_ns, *times, end_ns])
+    spec = served.spec
+    assert {row[2:4] for kind, row in found if kind == "attention"} == {
+        (2.0 * 2 * (9 + 5) * spec.kv_heads * spec.head_dim, 4.0 * (9 + 3 + 4 + 5) * spec.heads * spec.head_dim)
+    }
+    products = products_of(spec)
+    for kind, row in found:
+        if kind in products:
+            outputs, inputs = products[kind]
+            rows = 1 if row[5] == spec.layers - 1 and kind != "qkv" else 4
+            assert row[2:4] == (2.0 * outputs * inputs, 2.0 * outputs * inputs * rows), kind
+            assert row[6] == rows
 
 
 def test_int8_weights_without_their_kernels_are_refused_by_name(tmp_path: Path) -> None:

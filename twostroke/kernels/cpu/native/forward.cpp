@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "fused.h"
 #include "linear.h"
+#include "profile.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -68,6 +69,7 @@ struct Call {
     int64_t samples;         // 0: stop once the last layer's keys and values are stored
     float *logits;           // [samples, vocab]
     const AttentionStep *step;
+    KernelRecords *kernels;  // null while nobody profiles
 };
 
 template <class T>
@@ -87,9 +89,15 @@ class Forward {
 
     void run(Team *team, const Call &call) {
         rows_ = call.rows;
-        gather(model_.embedding, call.tokens, rows_, model_.hidden, x_.rows(rows_, model_.hidden));
+        kernels_ = call.kernels;
+        layer_ = 0;
+        if (kernels_) attention_work_ = work_of_attention(*call.step);
+        profiled(team, KernelKind::EMBEDDING, work_of_rows(rows_, model_.hidden), [&] {
+            gather(model_.embedding, call.tokens, rows_, model_.hidden, x_.rows(rows_, model_.hidden));
+        });
         for (int64_t layer = 0; layer < model_.layer_count; layer++) {
             const bool is_last = layer == model_.layer_count - 1;
+            layer_ = int32_t(layer);
             store(team, layer, call);
             if (is_last && call.samples == 0) return;
             attend(team, layer, call);
@@ -97,17 +105,30 @@ class Forward {
             finish(team, layer);
         }
         const Linear &head = *model_.head;
-        linear(team, head, normed(team, model_.norm, head, call.logits, head.outputs), Into::FLOAT32, prepared_);
+        multiply(team, KernelKind::HEAD, head, normed(team, model_.norm, head, call.logits, head.outputs),
+                 Into::FLOAT32);
     }
 
   private:
+    template <class F>
+    void profiled(const Team *team, KernelKind kind, const Work &work, F kernel) {
+        if (!kernels_) return kernel();
+        kernels_->record({0, 0, work, kind, layer_, int32_t(rows_), 0}, team, kernel);
+    }
+
+    void multiply(Team *team, KernelKind kind, const Linear &w, const Rows &rows, Into into) {
+        profiled(team, kind, work_of(w, rows.count), [&] { linear(team, w, rows, into, prepared_); });
+    }
+
     int64_t qkv_stride() const { return (model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
     int64_t attended_stride() const { return model_.heads * model_.head_dim; }
 
     // The residual stream, normalised, as what `w` multiplies.
     Rows normed(Team *team, const float *weight, const Linear &w, void *y, int64_t y_stride) {
         uint16_t *to = normed_.rows(rows_, w.inputs);
-        rms_norm(team, x_.rows(rows_, model_.hidden), rows_, model_.hidden, weight, model_.epsilon, to, w.inputs);
+        profiled(team, KernelKind::NORM, work_of_rows(rows_, model_.hidden), [&] {
+            rms_norm(team, x_.rows(rows_, model_.hidden), rows_, model_.hidden, weight, model_.epsilon, to, w.inputs);
+        });
         return {to, w.inputs, rows_, y, y_stride};
     }
 
@@ -115,17 +136,23 @@ class Forward {
         const Layer &layer = model_.layers[index];
         const int64_t dim = model_.head_dim, stride = qkv_stride();
         uint16_t *q = qkv_.rows(rows_, stride), *k = q + model_.heads * dim, *v = k + model_.kv_heads * dim;
-        linear(team, layer.qkv, normed(team, layer.attention_norm, layer.qkv, q, stride), Into::BFLOAT16, prepared_);
+        multiply(team, KernelKind::QKV, layer.qkv, normed(team, layer.attention_norm, layer.qkv, q, stride),
+                 Into::BFLOAT16);
         if (layer.q_norm) {
-            head_norm(team, q, rows_, stride, model_.heads, dim, layer.q_norm, model_.epsilon);
-            head_norm(team, k, rows_, stride, model_.kv_heads, dim, layer.k_norm, model_.epsilon);
+            profiled(team, KernelKind::HEAD_NORM, work_of_rows(rows_, (model_.heads + model_.kv_heads) * dim), [&] {
+                head_norm(team, q, rows_, stride, model_.heads, dim, layer.q_norm, model_.epsilon);
+                head_norm(team, k, rows_, stride, model_.kv_heads, dim, layer.k_norm, model_.epsilon);
+            });
         }
-        store_kv(team, *call.step, index, q, stride, k, stride, v, stride);
+        profiled(team, KernelKind::STORE, work_of_rows(rows_, stride), [&] {
+            store_kv(team, *call.step, index, q, stride, k, stride, v, stride);
+        });
     }
 
     void attend(Team *team, int64_t layer, const Call &call) {
         uint16_t *q = qkv_.rows(rows_, qkv_stride()), *out = attended_.rows(rows_, attended_stride());
-        twostroke::attend(team, *call.step, layer, q, qkv_stride(), out);
+        profiled(team, KernelKind::ATTENTION, attention_work_,
+                 [&] { twostroke::attend(team, *call.step, layer, q, qkv_stride(), out); });
     }
 
     // Go on with these rows alone.
@@ -141,13 +168,17 @@ class Forward {
         const int64_t hidden = model_.hidden, inputs = layer.down.inputs;
         float *x = x_.rows(rows_, hidden);
         uint16_t *attended = attended_.rows(rows_, attended_stride()), *inner = inner_.rows(rows_, inputs);
-        linear(team, layer.output, {attended, attended_stride(), rows_, x, hidden}, Into::ADD, prepared_);
-        linear(team, layer.gated, normed(team, layer.mlp_norm, layer.gated, inner, inputs), Into::BFLOAT16, prepared_);
-        linear(team, layer.down, {inner, inputs, rows_, x, hidden}, Into::ADD, prepared_);
+        multiply(team, KernelKind::OUTPUT, layer.output, {attended, attended_stride(), rows_, x, hidden}, Into::ADD);
+        multiply(team, KernelKind::GATED, layer.gated, normed(team, layer.mlp_norm, layer.gated, inner, inputs),
+                 Into::BFLOAT16);
+        multiply(team, KernelKind::DOWN, layer.down, {inner, inputs, rows_, x, hidden}, Into::ADD);
     }
 
     const Model model_;
     int64_t rows_ = 0;
+    int32_t layer_ = 0;
+    KernelRecords *kernels_ = nullptr;
+    Work attention_work_{};
     Buffer<float> x_;
     Buffer<uint16_t> normed_, qkv_, attended_, inner_;
     Prepared prepared_;

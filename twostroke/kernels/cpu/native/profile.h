@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -31,31 +32,32 @@ struct KernelRecords {
     static constexpr int64_t MOST = 2048;
     KernelRecord records[MOST];
     int64_t count;
+
+    // Runs `kernel` and adds the record with its times and threads, as long as there is room.
+    template <class F>
+    void record(KernelRecord about, const Team *team, F kernel) {
+        about.start_ns = now_ns();
+        kernel();
+        about.end_ns = now_ns();
+        about.threads = team ? std::max(1, team->threads_now()) : 1;
+        if (count < MOST) records[count++] = about;
+    }
+
+    static int64_t now_ns() {
+        return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+    }
 };
 
-inline int64_t now_ns() {
-    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Runs the kernel, and records it where somebody profiles.
-template <class F>
-void profiled(KernelRecords *into, KernelRecord record, const Team *team, F kernel) {
-    if (!into || into->count == KernelRecords::MOST) return kernel();
-    record.start_ns = now_ns();
-    kernel();
-    record.end_ns = now_ns();
-    record.threads = team ? team->threads_now() : 1;
-    into->records[into->count++] = record;
-}
-
-// Weights are read once; activations, which caches hold, are counted where they are all that is read.
+// Weights are read once. Activations lie in caches: they count where there is nothing else to read.
 inline Work work_of(const Linear &w, int64_t rows) {
     const double weights = double(w.inputs) * double(w.outputs) * (w.is_gated ? 2 : 1);
     return {weights * (w.kind == INT8 ? 1 : 2), 2 * weights * double(rows)};
 }
 
-inline Work work_of_norm(int64_t rows, int64_t width) {
-    return {double(rows) * double(width) * (sizeof(float) + sizeof(uint16_t)), double(rows) * double(width) * 4};
+// One pass over rows of activations.
+inline Work work_of_rows(int64_t rows, int64_t width) {
+    const double values = double(rows) * double(width);
+    return {values * (sizeof(float) + sizeof(uint16_t)), values * 4};
 }
 
 // Every key and value of a sequence is read once; a query and a key, or weights and values, are 2 * dim.
