@@ -12,7 +12,8 @@ from cluster.commands.profile import write
 from cluster.profiles.chrome_trace import events_of
 from cluster.profiles.collecting import ProcessProfile
 from cluster.profiles.table import lines_of, sums_of
-from tests.unit.cluster.profiles.profiles import MS, check_events, named, span, worker
+from tests.unit.cluster.profiles.profiles import MS, check_events, kernel, named, piece, span, worker
+from twostroke.profiler import ENGINE
 
 
 def test_the_file_is_json_of_events_as_the_format_asks() -> None:
@@ -41,6 +42,16 @@ def test_a_step_holds_its_parts_and_the_forward_pass_its_kernels() -> None:
         "share_of_limit": 0.5,  # 10 MB at 10 GB/s are 1 ms of 2
     }
     assert named(events, "attention")[0]["args"]["share_of_limit"] == 0.25, "two threads may do twice as much in 4 ms"
+
+
+def test_a_product_that_was_faster_than_the_measured_limit_raises_it() -> None:
+    profile = worker()
+    profile.raise_limits()
+    assert profile.about.limits.operations_per_s == 100e9, "its products were slower"
+    profile.slices.append(piece(ENGINE, "forward", 120, 130, kernel("down", 121, 122, 1e6, 500e6, threads=2)))
+    profile.raise_limits()
+    assert profile.about.limits.operations_per_s == 250e9
+    assert named(events_of([profile]), "down")[0]["args"]["share_of_limit"] == 1
 
 
 def test_processes_of_several_machines_stand_on_one_time_line() -> None:
