@@ -93,7 +93,7 @@ async def test_a_profile_shows_the_steps_that_workers_ran_and_the_requests_they_
         assert 0.3 < shown_s <= 1.1 * counted_s, "more than was counted over a longer time"
         for name, process in {"request": "router", "wait": "router", "prefill": "prefill"}.items():
             assert seconds_of(events, name, pids[process]) > 0, name
-        for name in ("attempt", "queue", "pull", "plan", "build batch", "send", "update"):
+        for name in ("attempt", "queue", "pull", "admit", "plan", "build batch", "send", "update"):
             assert seconds_of(events, name, pids["decode"]) > 0, name
         assert {event["args"]["transport"] for event in named(events, "pull")} == {"shm"}
         assert "decode-0: " in capsys.readouterr().out

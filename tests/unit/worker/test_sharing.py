@@ -9,6 +9,7 @@ import pytest
 from tests.unit.scheduler.bench import Bench
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import decode, eventually, prompt_of
+from twostroke.profiler import WORK_LOOP, Slice
 from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.step_target import StepTarget
 from twostroke.worker.steps.rates import Rates
@@ -89,3 +90,20 @@ async def test_a_first_token_does_not_wait_for_the_end_of_a_pause() -> None:
         neighbours.beside = 0
         loop.wake()
         await running.done.wait()
+
+
+async def test_a_profile_shows_the_pauses_beside_the_other_parts_of_the_loop() -> None:
+    neighbours = FakeNeighbours()
+    async with decode() as worker, router_to(worker) as router:
+        loop = worker.host.loop
+        loop._sharing = Sharing(worker.host.scheduler, loop.rates, StepTarget(3600.0), neighbours)
+        with worker.host.engine.profiler.recording() as profile:
+            running = await router.open(prompt_of(20), 200)
+            await eventually(lambda: len(running.tokens) >= 2)
+            neighbours.beside = 1
+            await (await router.open(prompt_of(21), 1, request_id="other")).done.wait()
+            neighbours.beside = 0
+            loop.wake()
+            await running.done.wait()
+        parts = {item.name for item in profile.items if isinstance(item, Slice) and item.track == WORK_LOOP}
+        assert parts == {"admit", "plan", "build batch", "send", "update", "pause"}

@@ -107,21 +107,20 @@ class WorkLoop:
         emissions: list[Emission] = []
         while True:
             self._wake.clear()
-            self._admit(role)
+            with self._profiler.slice(WORK_LOOP, "admit"):
+                self._admit(role)
             pause_s = self._sharing.pause_s(asyncio.get_running_loop().time() - self._began_s)
             if pause_s > 0:
-                role.emitted(emissions)
+                self._send(emissions, role)
                 emissions = []
-                self._progress.notify()
-                await self._rest(pause_s)
+                with self._profiler.slice(WORK_LOOP, "pause"):
+                    await self._rest(pause_s)
                 continue
             with self._profiler.slice(WORK_LOOP, "plan"):
                 step = self._plan(role)
             running = None if step is None else self._start(step)
             # The previous step's tokens are sent while the engine runs the next step.
-            with self._profiler.slice(WORK_LOOP, "send"):
-                role.emitted(emissions)
-                self._progress.notify()
+            self._send(emissions, role)
             if step is not None and running is not None:
                 emissions = await self._update(step, running, role)
             else:
@@ -132,6 +131,11 @@ class WorkLoop:
         reach(Point.WORKER_STEP)
         self._began_s = asyncio.get_running_loop().time()
         return self._engine.start(step.batch)
+
+    def _send(self, emissions: list[Emission], role: RoleHandlers) -> None:
+        with self._profiler.slice(WORK_LOOP, "send"):
+            role.emitted(emissions)
+            self._progress.notify()
 
     async def _rest(self, seconds: float) -> None:
         """Wait for that long, or until something changes."""
