@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from twostroke.scheduler.cost import StepCost
 
 USUAL_S = 0.04
-"""Where nothing is known: a reader does not notice shorter steps."""
+"""The target where nothing is known, and the least: a reader does not notice shorter steps."""
 SLOWER = 5.0
 """A lone stream may become so many times slower."""
 CHAT_TOKENS = 512
-"""Context of the lone stream."""
+"""Tokens that the lone stream attends to."""
 NOTICED_S = 0.1
 """Longer steps are noticed. Where a stream's own are that long, they may become twice as long."""
 
