@@ -57,6 +57,7 @@ async def _a_busy_epoch() -> None:
 
 
 def test_nothing_is_left_of_a_worker_that_has_shut_down() -> None:
+    gc.collect()
     memories = page_memories()  # of other tests, whose engines hang for good
     asyncio.run(_a_busy_epoch())
     gc.collect()  # gRPC's own threads and sockets end with the last of its objects, each in its own time
@@ -64,7 +65,7 @@ def test_nothing_is_left_of_a_worker_that_has_shut_down() -> None:
     for _ in range(3):
         asyncio.run(_a_busy_epoch())
     gc.collect()
-    assert page_memories() == memories
+    assert page_memories() <= memories
     give_up_s = time.monotonic() + GRPC_ENDS_S
     while len(open_files()) > files or set(threading.enumerate()) - threads:
         left = {thread.name for thread in set(threading.enumerate()) - threads}
