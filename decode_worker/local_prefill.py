@@ -21,7 +21,12 @@ class LocalPrefill:
         self._timer: asyncio.TimerHandle | None = None
 
     def consider(self, requests: Iterable[RequestState]) -> None:
-        """Stop one pull whose prompt would be computed sooner here; called before each step is planned."""
+        """Stop one pull whose prompt would be computed sooner here; called before each step is planned.
+
+        Where prompts are computed with this worker's cores anyway, two at once would each take twice as long.
+        """
+        if self._host.loop.lends:
+            return
         pulls = [pull for pull in self._host.pulls.open_pulls() if not pull.spec.is_from_peer]
         if len(pulls) < 2 or any(pull.is_stopped for pull in pulls):
             return

@@ -12,8 +12,12 @@ from twostroke.scheduler.batch import Batch
 
 TRIED_STEPS = 5
 """Steps of one kind that are timed on each side of a comparison."""
-FIRST_STEPS, MOST_STEPS = 16, 2048
-"""Between two comparisons; twice as many after each that changed nothing."""
+HOPELESS_STEPS = 2
+"""Steps of a trial that end it if each takes longer than usual."""
+FIRST_S, MOST_S = 0.16, 60.0
+"""Seconds of steps between two comparisons; twice as many after each that changed nothing."""
+TRIALS_APART = 20
+"""Times as long as a trial that changed nothing took, before the next one."""
 WORTH = 0.85
 """The other way must take less than this share of the time on average to be preferred: stalls count in full."""
 CONTEXT_TOKENS = 2048
@@ -29,14 +33,15 @@ def kind_of(batch: Batch) -> Kind:
 
 
 class Borrowing:
-    def __init__(self, *, begins: bool = False) -> None:
-        self.wanted = begins
+    def __init__(self) -> None:
+        self.wanted = False
         """Whether the next step should borrow what it can."""
         self._seconds: dict[bool, dict[Kind, list[float]]] = {True: {}, False: {}}
         """Seconds of the last few steps of each kind, with and without borrowed cores."""
         self._is_trial = False
         self._steps = 0
-        self._between_steps = FIRST_STEPS
+        self._spent_s = 0.0
+        self._between_s = FIRST_S
 
     def observe(self, kind: Kind, seconds: float, borrowed: int) -> None:
         """A step took that long on that many borrowed cores."""
@@ -46,27 +51,35 @@ class Borrowing:
         times.append(seconds)
         del times[:-TRIED_STEPS]
         self._steps += 1
+        self._spent_s += seconds
         if self._is_trial:
-            if len(times) == TRIED_STEPS or self._steps >= 4 * TRIED_STEPS:
+            if len(times) == TRIED_STEPS or self._steps >= 4 * TRIED_STEPS or self._is_hopeless(kind):
                 self._end_trial(kind)
-        elif self._steps >= self._between_steps and len(times) == TRIED_STEPS:
+        elif self._spent_s >= self._between_s and len(times) == TRIED_STEPS:
             self._begin_trial()
+
+    def _is_hopeless(self, kind: Kind) -> bool:
+        tried, usual = self._tried_and_usual(kind)
+        return len(tried) >= HOPELESS_STEPS and len(usual) == TRIED_STEPS and min(tried) > max(usual)
 
     def _begin_trial(self) -> None:
         self.wanted = not self.wanted
         self._seconds[self.wanted].clear()
-        self._is_trial, self._steps = True, 0
+        self._is_trial, self._steps, self._spent_s = True, 0, 0.0
+
+    def _tried_and_usual(self, kind: Kind) -> tuple[list[float], list[float]]:
+        return self._seconds[self.wanted].get(kind, []), self._seconds[not self.wanted].get(kind, [])
 
     def _end_trial(self, kind: Kind) -> None:
-        tried, usual = (self._seconds[way].get(kind, ()) for way in (self.wanted, not self.wanted))
+        tried, usual = self._tried_and_usual(kind)
         is_better = len(tried) == len(usual) == TRIED_STEPS and statistics.fmean(tried) < WORTH * statistics.fmean(
             usual
         )
         if is_better:
-            self._between_steps = FIRST_STEPS
+            self._between_s = FIRST_S
         else:
             self.wanted = not self.wanted
-            self._between_steps = min(MOST_STEPS, 2 * self._between_steps)
+            self._between_s = min(MOST_S, max(2 * self._between_s, TRIALS_APART * self._spent_s))
         for times in self._seconds.values():
             times.clear()
-        self._is_trial, self._steps = False, 0
+        self._is_trial, self._steps, self._spent_s = False, 0, 0.0

@@ -47,7 +47,7 @@ class ModelRunner:
         self._cores = cores
         torch.set_num_threads(len(cores.home))
         self._neighbours = cores.neighbours()
-        self._borrowing = Borrowing(begins=not with_head)  # long steps of prompts gain most
+        self._borrowing = Borrowing()
         kind: torch.dtype = getattr(torch, model.dtype)
         pool = _pool_tensor(memory, spec, block_size, kind)
         kernels = load_kernels(cache_dir() / "kernels")

@@ -23,6 +23,10 @@ class Loop(Protocol):
     def budget(self) -> Budget: ...
     @property
     def queued_s(self) -> float: ...
+    @property
+    def lends(self) -> bool:
+        """Prompts that wait beside this worker are computed with its cores too."""
+
     def wake(self) -> None: ...
 
 

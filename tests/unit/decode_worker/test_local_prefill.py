@@ -16,6 +16,7 @@ from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler import local_prefill as choice
 from twostroke.scheduler.local_prefill import ANSWER_S, PrefillSpeeds, choose
 from twostroke.worker.pulls.pull_client import OpenPull, PullSpec
+from twostroke.worker.steps.sharing import Sharing
 
 SAME_PACE = PrefillSpeeds(chunk_blocks=32, source_s=0.01, local_s=0.01)
 
@@ -200,3 +201,19 @@ async def test_streams_go_on_while_a_prompt_is_computed_beside_them() -> None:
         await asyncio.gather(talker.done.wait(), reader.done.wait())
         assert talker.tokens == expected_tokens(prompt, 60)
         assert reader.tokens == expected_tokens(long, 4)
+
+
+async def test_a_worker_whose_cores_compute_the_prompts_already_takes_none_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Sharing, "prompts_beside", property(lambda sharing: 1))
+    async with (
+        prefill(model=SLOW, schedule=CHUNK) as source,
+        decode(model=SLOW, schedule=CHUNK) as target,
+        router_to(target) as router,
+    ):
+        answers = [
+            await router.open(prompt_of(8 * BLOCK, seed=i), 4, request_id=str(i), source=source) for i in range(4)
+        ]
+        await asyncio.gather(*(answer.done.wait() for answer in answers))
+        assert target.metric("local_prefills_total") == 0

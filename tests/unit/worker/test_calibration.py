@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from tests.unit.engine.tiny import PAGE_BYTES, save_tiny
 from tests.unit.worker.rig import decode, paced, prefill
 from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
-from twostroke.engine.borrowing import FIRST_STEPS
+from twostroke.engine.borrowing import TRIED_STEPS
 from twostroke.engine.build import build_runner
 from twostroke.engine.loop import EngineThread
 from twostroke.engine.paced_runner import PacedSpec
@@ -92,7 +93,7 @@ def test_the_first_step_of_a_kind_does_not_count_where_runners_warm_up() -> None
 def test_a_sweep_is_too_short_to_make_a_worker_try_the_cores_of_others() -> None:
     runner = Priced(StepCost())
     calibrated(runner, reach(), COMPUTED_BUDGET)
-    assert len(runner.ran) < FIRST_STEPS
+    assert max(Counter(runner.ran).values()) < TRIED_STEPS
 
 
 def test_on_a_slow_machine_one_step_of_each_kind_is_all() -> None:

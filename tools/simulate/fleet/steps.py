@@ -217,6 +217,10 @@ class SimulatedLoop:
             self._queue.at(self._queue.now_s, self._begin_if_idle)
 
     @property
+    def lends(self) -> bool:
+        return False
+
+    @property
     def queued_s(self) -> float:
         """Predicted seconds until every prompt token that is to be computed here is computed."""
         return self.budget.drain_s(self._scheduler.queued(), self._scheduler.step_tokens)

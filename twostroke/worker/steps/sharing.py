@@ -28,12 +28,17 @@ class Sharing:
         """Time budget of the next step in which streams run."""
         return self._budget_for(self._scheduler.prompts)
 
+    @property
+    def prompts_beside(self) -> int:
+        """Prompts that wait at other workers and are computed sooner with cores of this one."""
+        return self._neighbours.prompts_beside() if self._neighbours is not None else 0
+
     def pause_s(self, since_begin_s: float) -> float:
         """Return for how long to run nothing, because prompts elsewhere gain more by this worker's cores.
 
         The latest step began `since_begin_s` ago.
         """
-        prompts = self._neighbours.prompts_beside() if self._neighbours is not None else 0
+        prompts = self.prompts_beside
         streams = self._scheduler.lone_streams() if prompts else None
         return 0.0 if streams is None else self._budget_for(prompts).step_s(*streams) - since_begin_s
 

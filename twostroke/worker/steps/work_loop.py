@@ -95,6 +95,11 @@ class WorkLoop:
         return self._sharing.budget
 
     @property
+    def lends(self) -> bool:
+        """Prompts that wait beside this worker are computed with its cores too."""
+        return self._sharing.prompts_beside > 0
+
+    @property
     def queued_s(self) -> float:
         """Predicted time until every queued prompt token is computed."""
         return self.drain_s(self._scheduler.queued())

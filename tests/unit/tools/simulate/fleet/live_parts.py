@@ -120,6 +120,10 @@ class LiveLoop:
         self._task: asyncio.Task[None] | None = None
 
     @property
+    def lends(self) -> bool:
+        return self._loop.lends
+
+    @property
     def queued_s(self) -> float:
         return self._loop.queued_s
 
