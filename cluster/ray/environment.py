@@ -46,6 +46,13 @@ def for_local_cluster(token_file: Path) -> None:
             "RAY_enable_metrics_collection": "0",
             "RAY_task_events_report_interval_ms": "0",
             "RAY_event_stats": "0",
+            # A node of a few actors has little to look at, and every look wakes a process.
+            "RAY_memory_monitor_refresh_ms": "1000",
+            "RAY_raylet_report_resources_period_milliseconds": "500",
+            "RAY_raylet_check_gc_period_milliseconds": "1000",
+            "RAY_object_manager_timer_freq_ms": "1000",
+            "RAY_kill_idle_workers_interval_ms": "1000",
+            "RAY_io_context_event_loop_lag_collection_interval_ms": "0",
         },
         without=("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN", "RAY_RUNTIME_ENV_HOOK", *CLIENT_KEYS),
     )

@@ -35,6 +35,10 @@ COMMANDS = {
         "tests.bench.host_cost",
         "processor time that router and decode worker spend on each token, beside the model",
     ),
+    "startup": Command(
+        "tests.bench.startup",
+        "how long `serve` takes until it is ready, and what it takes while nobody asks",
+    ),
     "decisions": Command("tests.bench.decisions", "how long the router thinks about one request, in a large fleet"),
 }
 PROGRAM = Program("python -m tests.bench", "Measure the product's parts.", COMMANDS)
