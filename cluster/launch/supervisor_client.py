@@ -23,6 +23,10 @@ from twostroke.errors import ConfigError, PeerLost, ServeError
 CRASHES_TO_GIVE_UP = 3
 """Crashes of a worker that never served before the start is given up."""
 RETRY_S = 0.2
+STARTING_S = 1.0
+"""Longest time between two looks at a fleet that starts, so that its activities are shown."""
+QUIET_S = 10.0
+"""The same once all serve. A change of the fleet is told at once."""
 REJOIN_S = 1.0
 STOP_S = SHUTDOWN_S + 10.0
 """Seconds for the supervisor to end its workers, on a busy machine; it kills each one after `SHUTDOWN_S`."""
@@ -180,7 +184,8 @@ class SupervisorClient:
         version = -1
         while True:
             try:
-                snapshot: FleetSnapshot = await self._supervisor.snapshot.remote(version)
+                timeout_s = QUIET_S if self._all_serve.is_set() else STARTING_S
+                snapshot: FleetSnapshot = await self._supervisor.snapshot.remote(version, timeout_s)
             except ray.exceptions.RayActorError:
                 version = -1
                 await asyncio.sleep(RETRY_S)
@@ -239,7 +244,9 @@ class SupervisorClient:
             raise type(worker.last_error)(f"{worker_id}: {worker.last_error.message}", field=worker.last_error.field)
         if observed.stage is WorkerStage.SERVING and (known is None or known.serving != worker.serving):
             assert worker.serving is not None
-            self._announcer.say(f"{worker_id} serves at {worker.serving.address} (epoch {worker.serving.epoch})")
+            serving = worker.serving
+            pool = f"pages for {serving.pool_tokens:,} tokens in {serving.pool_bytes / (1 << 20):,.0f} MiB"
+            self._announcer.say(f"{worker_id} serves at {serving.address} (epoch {serving.epoch}): {pool}")
             if worker.serving.advice and worker.serving.advice not in self._advice:
                 self._advice.add(worker.serving.advice)
                 self._announcer.warn(worker.serving.advice)

@@ -49,6 +49,9 @@ class Serving:
     """Role of this epoch."""
     advice: str = ""
     """Advice for the operator; empty where there is none."""
+    pool_bytes: int = 0
+    pool_tokens: int = 0
+    """What its page pool takes, and how many tokens fit into it."""
 
 
 class PlainWorker(Protocol):
@@ -138,7 +141,16 @@ class MountedWorker:
         info = await self._worker.ready()
         self._has_served = True
         collector.freeze_loaded_objects()
-        return Serving(info.address, info.epoch, info.fingerprint, info.metrics_address, self._role, info.advice)
+        return Serving(
+            info.address,
+            info.epoch,
+            info.fingerprint,
+            info.metrics_address,
+            self._role,
+            info.advice,
+            info.pool_bytes,
+            info.pool_tokens,
+        )
 
     async def shutdown(self) -> None:
         """Return when a serving worker has cleaned up; the supervisor then kills the process or begins the next epoch.

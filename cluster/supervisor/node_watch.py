@@ -16,7 +16,7 @@ from twostroke.errors import PeerLost
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+LOOK_S = 2.0
 """Seconds between two looks. A preemption is announced half a minute ahead or more."""
 
 

@@ -59,6 +59,9 @@ class ReadyInfo:
     pid: int
     advice: str = ""
     """Advice to the operator (see LoadedModel), or empty."""
+    pool_bytes: int = 0
+    pool_tokens: int = 0
+    """What its page pool takes, and how many tokens fit into it."""
 
 
 class WorkerHost:
@@ -165,6 +168,8 @@ class WorkerHost:
             metrics_address=self._metrics_server.address,
             pid=pid,
             advice=self.facts.advice,
+            pool_bytes=self.facts.pages * self.facts.page_bytes,
+            pool_tokens=self.facts.pages * self.facts.block_size,
         )
 
     def server_info(self) -> control_pb2.ServerInfo:

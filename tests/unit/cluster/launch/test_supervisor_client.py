@@ -30,7 +30,7 @@ class PlayedSupervisor:
     async def _run(self) -> None:
         await asyncio.Event().wait()
 
-    async def _snapshot(self, after_version: int) -> FleetSnapshot:
+    async def _snapshot(self, after_version: int, timeout_s: float) -> FleetSnapshot:
         if after_version >= 0:
             await asyncio.Event().wait()
         return FleetSnapshot(0, self._workers)
@@ -38,7 +38,7 @@ class PlayedSupervisor:
 
 def worker(name: str, stage: WorkerStage, advice: str = "") -> SupervisedWorker:
     serving = (
-        Serving("127.0.0.1:1", "1.0000000000000001", "", "", Role.DECODE, advice)
+        Serving("127.0.0.1:1", "1.0000000000000001", "", "", Role.DECODE, advice, 3 << 20, 1024)
         if stage is WorkerStage.SERVING
         else None
     )
@@ -73,3 +73,8 @@ async def test_what_workers_advise_is_told_once_whoever_says_it(capsys: pytest.C
         *(worker(f"decode-{number}", WorkerStage.SERVING, "it holds 448 tokens") for number in range(3))
     )
     assert capsys.readouterr().err.count("it holds 448 tokens") == 1
+
+
+async def test_what_a_page_pool_holds_is_told_when_its_worker_serves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await is_complete(worker("decode-0", WorkerStage.SERVING))
+    assert "pages for 1,024 tokens in 3 MiB" in capsys.readouterr().err
