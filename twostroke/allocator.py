@@ -37,15 +37,19 @@ def give_large_buffers_back() -> None:
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
+def give_holes_back() -> None:
+    """Return the free memory between the objects of the heap to the system. Does nothing without glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 async def give_freed_memory_back() -> None:
     """Return free memory to the system whenever the process has grown, until cancelled. Does nothing without glibc.
 
     Thousands of calls that wait at the same time take small pieces of the heap. When they have ended, the objects that
     lie between those pieces keep them (malloc_trim(3)).
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is None:
-        return
     usual_bytes, wait_s = rss_bytes(), LOOK_S
     while True:
         await asyncio.sleep(wait_s)
@@ -54,7 +58,7 @@ async def give_freed_memory_back() -> None:
         if before_bytes < usual_bytes + GROWN_BYTES:
             wait_s = LOOK_S
             continue
-        await asyncio.to_thread(trim, 0)
+        await asyncio.to_thread(give_holes_back)
         after_bytes = rss_bytes()
         if wait_s < MOST_WAIT_S:  # what is in use now may be free soon
             wait_s *= 2

@@ -23,3 +23,19 @@ assert gc.collect() > 0, "what comes later is collected as ever"
 
 def test_what_was_loaded_is_never_looked_at_again_and_what_comes_later_is_collected() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=60)
+
+
+HOLES = """
+from twostroke import collector
+from twostroke.allocator import rss_bytes
+
+buffers = [bytearray(100_000) for _ in range(2_000)]
+del buffers[::2]
+before = rss_bytes()
+collector.freeze_loaded_objects()
+assert before - rss_bytes() > 50 << 20, "holes of 100 MB stay"
+"""
+
+
+def test_the_holes_that_loading_has_left_go_back_to_the_system() -> None:
+    subprocess.run([sys.executable, "-c", HOLES], check=True)

@@ -29,6 +29,8 @@ WAIT_S: Final = 120.0
 PAUSE_S: Final = 0.05
 UNUSED_S: Final = 14 * 86400.0
 """Age at which a file that nobody has mapped since is removed when another one is written."""
+LEAST_SHARE: Final = 0.5
+"""Share in large pages below which weights stream so slowly that each worker has its own."""
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ of Linux 5.14. Python lacks it."""
 
@@ -58,28 +60,37 @@ def _map(path: Path) -> mmap.mmap | None:
         _check_owner(status, stat.S_ISREG, path)
         if status.st_size == 0 or status.st_size % LARGE_PAGE_BYTES:
             raise OSError("the file has a size that nobody writes")
-        region = mmap.mmap(descriptor, status.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        region = _populated(descriptor, status.st_size)
+        share = share_in_large_pages(region)
+        if share < 1.0:  # it is cached in small pages, as after a copy: what nobody has mapped is read again
+            region.close()
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            region = _populated(descriptor, status.st_size)
+            share = share_in_large_pages(region)
     finally:
         os.close(descriptor)
-    region.madvise(mmap.MADV_HUGEPAGE)
-    region.madvise(_POPULATE_READ)
     with contextlib.suppress(OSError):
         os.utime(path)
-    if not is_in_large_pages(region):
-        log.info("weights are not shared: this kernel maps their file in small pages path=%s", path)
-        return None
+    log.info("packed weights mapped path=%s in_large_pages=%.2f", path, share)
+    return region if share >= LEAST_SHARE else None
+
+
+def _populated(descriptor: int, size: int) -> mmap.mmap:
+    region = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    region.madvise(mmap.MADV_HUGEPAGE)
+    region.madvise(_POPULATE_READ)
     return region
 
 
-def is_in_large_pages(region: mmap.mmap) -> bool:
-    """Whether the kernel maps most of a file's region in large pages."""
+def share_in_large_pages(region: mmap.mmap) -> float:
+    """Return the share of a file's region that the kernel maps in large pages."""
     start = f"{np.frombuffer(region, np.uint8).ctypes.data:x}-"
     with open("/proc/self/smaps", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith(start):
                 facts = dict(line.split(":", 1) for line in _until_next(lines))
-                return int(facts.get("FilePmdMapped", "0 kB").split()[0]) * 1024 * 2 > len(region)
-    return False
+                return int(facts.get("FilePmdMapped", "0 kB").split()[0]) * 1024 / len(region)
+    return 0.0
 
 
 def _until_next(lines: Iterator[str]) -> Iterator[str]:

@@ -35,7 +35,7 @@ mapped(Path(sys.argv[1]), write)
 @pytest.fixture(autouse=True)
 def large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of tests may lie on a file system without them."""
-    monkeypatch.setattr(packed_file, "is_in_large_pages", lambda region: True)
+    monkeypatch.setattr(packed_file, "share_in_large_pages", lambda region: 1.0)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_link_is_not_followed_and_a_cut_file_is_not_read(path: Path, tmp_path:
 
 
 def test_where_pages_are_small_nothing_is_shared(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_file, "is_in_large_pages", lambda region: False)
+    monkeypatch.setattr(packed_file, "share_in_large_pages", lambda region: 0.25)
     assert mapped(path, write) is None
 
 

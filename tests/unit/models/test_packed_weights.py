@@ -33,7 +33,7 @@ class NoProducts(Kernels):
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(packed_file, "is_in_large_pages", lambda region: True)
+    monkeypatch.setattr(packed_file, "share_in_large_pages", lambda region: 1.0)
     return tmp_path / "cache"
 
 
