@@ -20,12 +20,15 @@ from rich.table import Table
 from cluster.flags.checks import STDOUT
 from tests import process_table
 from tests.bench.startup.options import StartupOptions
-from tests.cluster.served import starting
+from tests.cluster.served import Server, starting
 from tools.output import write_json
+from twostroke.errors import PeerLost
 from twostroke.models.catalog import cache_dir
 
 POOLS = "/memfd:twostroke-pages"
 """Name of page pools among a process's mappings."""
+PATIENCE_S = 300.0
+LOOK_S = 0.02
 READ_FILES = ("digests", "specs")
 """Folders beside the models: what an earlier start has kept about them."""
 
@@ -66,11 +69,25 @@ def _measure(options: StartupOptions) -> Startup:
     with tempfile.TemporaryDirectory(prefix="startup-") as folder, contextlib.ExitStack() as stack:
         cache = _fresh_cache(Path(folder)) if options.first else cache_dir()
         began_s = time.monotonic()
-        server = stack.enter_context(starting(Path(folder), *shlex.split(options.serve), TWOSTROKE_CACHE=str(cache)))
-        server.until_printed("ready after")
+        # torch makes a folder for what it compiles, beside the files of the server, which must leave none.
+        compiled = f"{folder}/inductor"
+        serving = starting(
+            Path(folder), *shlex.split(options.serve), TWOSTROKE_CACHE=str(cache), TORCHINDUCTOR_CACHE_DIR=compiled
+        )
+        server = stack.enter_context(serving)
+        _until_ready(server)
         ready_s = time.monotonic() - began_s
         time.sleep(options.settle)
         return Startup(ready_s=ready_s, processes=tuple(_costs(server.processes(), options.idle)))
+
+
+def _until_ready(server: Server) -> None:
+    """Raises PeerLost where the server ends before, or takes longer than compilers ever take."""
+    until_s = time.monotonic() + PATIENCE_S
+    while "ready after" not in server.printed:
+        if server.process.poll() is not None or time.monotonic() > until_s:
+            raise PeerLost(f"the server is not ready:\n{server.printed}")
+        time.sleep(LOOK_S)
 
 
 def _fresh_cache(folder: Path) -> Path:
