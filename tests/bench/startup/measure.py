@@ -39,7 +39,7 @@ class ProcessCost:
 
     title: str
     start_s: float
-    """Processor time until the cluster was ready and settled."""
+    """Processor time until the cluster was ready, and a pause later."""
     idle_percent: float
     """Share of a core while nobody asks."""
     own_mb: float
@@ -77,7 +77,7 @@ def _measure(options: StartupOptions) -> Startup:
         server = stack.enter_context(serving)
         _until_ready(server)
         ready_s = time.monotonic() - began_s
-        time.sleep(options.settle)
+        time.sleep(options.pause)
         return Startup(ready_s=ready_s, processes=tuple(_costs(server.processes(), options.idle)))
 
 

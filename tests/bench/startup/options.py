@@ -14,7 +14,7 @@ from twostroke.config.settings import Settings, group, setting
 class StartupOptions(Settings):
     rounds: int = setting(5, least=1, help="starts, of which the medians count")
     first: bool = setting(False, help="each start is a machine's first one: kernels are compiled, weights packed")
-    settle: float = setting(5.0, least=0, unit="S", help="time between readiness and the measurement")
+    pause: float = setting(5.0, least=0, unit="S", help="time between readiness and the measurement")
     idle: float = setting(20.0, above=0, unit="S", help="time of the measurement of processor time")
     serve: str = setting("", unit="FLAGS", help="further flags of `twostroke serve`, in one word")
     json_path: str | None = json_file()

@@ -14,7 +14,7 @@ from twostroke.kv_cache.memory import PageMemory
 
 def test_all_processes_are_counted_from_the_first_start(tmp_path: Path) -> None:
     told = tmp_path / "startup.json"
-    flags = ["--rounds", "1", "--settle", "0", "--idle", "0.5", "--serve", " ".join(SMALL)]
+    flags = ["--rounds", "1", "--pause", "0", "--idle", "0.5", "--serve", " ".join(SMALL)]
     assert PROGRAM.main(["startup", *flags, "--json", str(told)]) == 0
     (start,) = json.loads(told.read_text())["rounds"]
     titles = [process["title"] for process in start["processes"]]
