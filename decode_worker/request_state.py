@@ -120,7 +120,7 @@ class RequestState:
 
     @property
     def has_ended(self) -> bool:
-        return self.stage in FINAL
+        return self.stage is Stage.DONE or self.stage is Stage.FAILED  # looking in a set would hash an enum in Python
 
     @property
     def first_position(self) -> int:
@@ -147,7 +147,7 @@ class RequestState:
     @property
     def last_is_plain(self) -> bool:
         """Tell whether its last token is all that there is to say."""
-        return self.stage not in FINAL and self.tokens[-1].logprob is None
+        return not self.has_ended and self.tokens[-1].logprob is None
 
     def entry(self, from_position: int, number: int) -> worker_pb2.TokenEntry:
         """Return the message to the router: tokens from `from_position` on, and the end if it has come.

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
-from typing import Protocol
+from operator import is_
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.ids import PageId
 from twostroke.scheduler.batch import Batch, SampleRow
 from twostroke.scheduler.sequence import Sequence
 
 Ints = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Run tokens [start, end) of a sequence; where `samples`, draw the next token after the last one."""
+class Chunk(NamedTuple):
+    """Run tokens [start, end) of a sequence; where `samples`, draw the next token after the last one.
+
+    It is a tuple because one is made for every token.
+    """
 
     sequence: Sequence
     start: int
@@ -41,6 +45,10 @@ class BatchBuilder:
         self._block_size = block_size
         self._scratch_slot = scratch_page * block_size
         self._eos = eos_token_ids
+        self._pages: list[list[PageId]] = []
+        """Pages of each sequence of the step before: the lists themselves, which only grow."""
+        self._used = np.zeros(0, np.int32)
+        self._tables_before = np.zeros((0, 0), np.int32)
 
     def build(self, chunks: ListOf[Chunk]) -> Step:
         starts = np.array([chunk.start for chunk in chunks], np.int32)
@@ -70,12 +78,17 @@ class BatchBuilder:
 
     def _tables(self, chunks: ListOf[Chunk], ends: Ints) -> Ints:
         """Return the pages that each chunk attends to: [chunks, widest], zero-padded."""
-        used = -(-ends // self._block_size)
-        pages: list[int] = []
-        for chunk, count in zip(chunks, used.tolist(), strict=True):
-            pages += chunk.sequence.pages[:count]
-        tables = np.zeros((len(chunks), used.max()), np.int32)
-        tables[np.arange(used.max()) < used[:, None]] = pages
+        used, pages = -(-ends // self._block_size), [chunk.sequence.pages for chunk in chunks]
+        width = int(used.max())
+        tables = np.zeros((len(chunks), width), np.int32)
+        if len(pages) == len(self._pages) and all(map(is_, pages, self._pages)) and (used >= self._used).all():
+            tables[:, : self._tables_before.shape[1]] = self._tables_before
+            rows = np.flatnonzero(used > self._used).tolist()
+        else:
+            rows = list(range(len(chunks)))
+        for row in rows:
+            tables[row, : used[row]] = pages[row][: used[row]]
+        self._pages, self._used, self._tables_before = pages, used, tables
         return tables
 
     def _sample_row(self, row: int, chunk: Chunk) -> SampleRow:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
-from operator import itemgetter
+from typing import NamedTuple
 
 from twostroke.config import ScheduleConfig
 from twostroke.errors import Overloaded
@@ -51,8 +51,9 @@ class AdmittedSequence:
     missing: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
+class Emission(NamedTuple):
+    """It is a tuple because one is made for every token."""
+
     sequence: Sequence
     token: SampledToken
     finish: FinishReason | None
@@ -113,16 +114,16 @@ class Scheduler:
         pairs = self._waiting.pending_pairs + (unwritten.depths + unwritten.blocks / 2) * block_size**2
         streams = stream_tokens = context_tokens = 0
         for sequence in self._running:
-            known = len(sequence.known)
-            begun = self._begun_tokens(sequence)
-            tail = known - max(sequence.computed, len(sequence.block_hashes) * block_size)
-            if not self._urgency(sequence):
+            known, computed, hashed = len(sequence.known), sequence.computed, len(sequence.block_hashes) * block_size
+            begun = self._begun_tokens(sequence) if computed < hashed else 0
+            tail = known - max(computed, hashed)
+            if known - computed <= 1:
                 streams += 1
                 stream_tokens += begun + tail
                 context_tokens += known
             else:
                 tokens += begun + tail
-                pairs += begun * (sequence.computed + begun / 2) + tail * (known - tail / 2)
+                pairs += begun * (computed + begun / 2) + tail * (known - tail / 2)
         return Queued(tokens, pairs, streams, context_tokens, stream_tokens)
 
     def enqueue(self, sequence: Sequence) -> None:
@@ -165,7 +166,8 @@ class Scheduler:
         """
         assert not self._in_flight, "a step is in flight"
         for sequence in self._running:
-            self._catch_up(sequence)
+            if self._is_hashed_next(sequence):
+                self._catch_up(sequence)
         chunks = self._choose(budget)
         if not chunks:
             return None
@@ -243,35 +245,51 @@ class Scheduler:
 
     def _choose(self, budget: Budget | None) -> list[Chunk]:
         """Choose all sequences that need one token, then ends of prompts, then the rest in order of admission."""
-        left = self.step_tokens
+        block_size, left = self._limits.block_size, self.step_tokens
         chunks: list[Chunk] = []
-        by_urgency = sorted([(self._urgency(sequence), sequence) for sequence in self._running], key=itemgetter(0))
-        for urgency, sequence in by_urgency:
+        for is_stream, sequence in self._by_urgency():
             if sequence not in self._running:
                 continue  # preempted by an earlier one
             if left <= 0:
                 break
-            if budget is not None and urgency:
+            if budget is not None and not is_stream:
                 left, budget = min(left, _beside(chunks, budget, sequence.first_query)), None
-            start = sequence.first_query
-            end = self._align(sequence, self._runnable_end(sequence, left))
-            if end <= start or not self._grow(sequence, end):
+            start, known = sequence.first_query, len(sequence.known)
+            end, is_hashed = min(start + left, known), self._is_hashed_next(sequence)
+            if is_hashed:
+                end = self._runnable_end(sequence, end)
+            if end < known:
+                end = self._align(end)
+            if end <= start or (len(sequence.pages) * block_size < end and not self._grow(sequence, end)):
                 continue
             left -= end - start
-            samples = sequence.sampling is not None and end == len(sequence.known)
-            chunks.append(Chunk(sequence, start, end, samples))
-            self._become_writer(chunks[-1])
+            chunk = Chunk(sequence, start, end, sequence.sampling is not None and end == known)
+            chunks.append(chunk)
+            if is_hashed:
+                self._become_writer(chunk)
         return chunks
 
-    def _urgency(self, sequence: Sequence) -> int:
-        """Return 0 for one token, 1 for less than a block (as after a pull: cheap, and output begins), 2 otherwise."""
-        tokens = len(sequence.known) - sequence.first_query
-        return 0 if tokens <= 1 else 1 if tokens < self._limits.block_size else 2
+    def _by_urgency(self) -> list[tuple[bool, Sequence]]:
+        """Return running sequences: streams, which need one token, before those that need less than a block (as after
+        a pull: cheap, and output begins), before the others."""
+        streams: list[tuple[bool, Sequence]] = []
+        tails: list[tuple[bool, Sequence]] = []
+        others: list[tuple[bool, Sequence]] = []
+        for sequence in self._running:
+            tokens = len(sequence.known) - sequence.computed
+            if tokens <= 1:
+                streams.append((True, sequence))
+            else:
+                (tails if tokens < self._limits.block_size else others).append((False, sequence))
+        return streams + tails + others
 
-    def _runnable_end(self, sequence: Sequence, most: int) -> int:
-        """Return the end of at most `most` tokens that stop before a block that is filled or written by another."""
+    def _is_hashed_next(self, sequence: Sequence) -> bool:
+        """Tell whether its next token lies in a block with a hash: others may fill it, or wait for it."""
+        return sequence.computed // self._limits.block_size < len(sequence.block_hashes)
+
+    def _runnable_end(self, sequence: Sequence, end: int) -> int:
+        """Return `end`, or an earlier one before a block that is filled or written by another."""
         block_size = self._limits.block_size
-        end = min(sequence.first_query + most, len(sequence.known))
         for block in range(sequence.computed // block_size, min(-(-end // block_size), len(sequence.block_hashes))):
             if self._is_others_work(sequence, sequence.pages[block]):
                 return block * block_size
@@ -288,13 +306,11 @@ class Scheduler:
             block += 1
         return max(0, block * block_size - sequence.computed)
 
-    def _align(self, sequence: Sequence, end: int) -> int:
+    def _align(self, end: int) -> int:
         """Cut `end` back to a block boundary, unless steps are smaller than a block."""
         block_size = self._limits.block_size
         too_small = self.step_tokens < block_size
-        if not self._limits.align_chunks or too_small or end == len(sequence.known):
-            return end
-        return end - end % block_size
+        return end - end % block_size if self._limits.align_chunks and not too_small else end
 
     def _grow(self, sequence: Sequence, end: int) -> bool:
         """Claim pages up to `end`; preempt the sequence admitted last until that works, even `sequence` itself.
@@ -343,9 +359,10 @@ class Scheduler:
 
     def _computed(self, sequence: Sequence, end: int) -> None:
         """Make blocks readable that the forward pass completed."""
-        block_size = self._limits.block_size
-        sequence.extend_hashes(block_size)
-        for block in range(sequence.computed // block_size, end // block_size):
+        first, last = sequence.computed // self._limits.block_size, end // self._limits.block_size
+        if first < last:
+            sequence.extend_hashes(self._limits.block_size)
+        for block in range(first, last):
             page = sequence.pages[block]
             if self._pool.is_arriving(page):
                 self._pool.fill(page)
