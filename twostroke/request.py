@@ -6,6 +6,7 @@ The router turns text into tokens and back; it checks what concerns text. `Sampl
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -157,3 +158,9 @@ class SampledToken(NamedTuple):
     """(token, logprob), likeliest first."""
     is_sound: bool = True
     """False: its logits were no finite numbers, and the token means nothing. Never leaves the worker."""
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def plain_token(token: int) -> SampledToken:
+    """Return a token without logprobs. All outputs share those that are frequent: each is kept for its whole stream."""
+    return SampledToken(token)

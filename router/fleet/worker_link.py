@@ -25,7 +25,7 @@ from router.metrics import RouterMetrics
 from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError
 from twostroke.fault_points import Point, reach
 from twostroke.ids import RequestId
-from twostroke.request import FinishReason, SampledToken
+from twostroke.request import FinishReason, SampledToken, plain_token
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of, is_refusal
 from twostroke.rpc.convert import error_from_message, token_from_message
 from twostroke.rpc.membership import Membership
@@ -91,9 +91,10 @@ class TokenStream:
         """The worker's number of it, over the connection that has sent its latest entry."""
         self.is_complete = False
         """The worker has ended it: there is nothing to close."""
-        self._take: Callable[[TokenDelta], None] | None = None
-        """Called with what arrives. Until it is known, deltas wait."""
         self._deltas: list[TokenDelta] = []
+        """What has come before it is read."""
+        self._take: Callable[[TokenDelta], None] = self._deltas.append
+        """Called with what arrives."""
         self._finish: FinishReason | None = None
         self._error: Exception | None = None
         self._ended = asyncio.Event()
@@ -120,12 +121,15 @@ class TokenStream:
 
     def feed_token(self, position: int, token: int) -> bool:
         """Takes a token without logprobs as `feed` takes an entry."""
-        if position > self.next_position:
-            return self.is_complete or self._error is not None
-        if position == self.next_position and not self.is_complete and self._error is None:
-            self.next_position += 1
-            self._deliver(TokenDelta(position, (SampledToken(token),)))
-        return True
+        if self.is_complete or self._error is not None:
+            return True
+        if position == self.next_position:
+            self.next_position = position + 1
+            try:
+                self._take(TokenDelta(position, (plain_token(token),)))
+            except Exception as error:
+                self._give_up(error)
+        return position < self.next_position
 
     def end(self, error: ServeError) -> None:
         """The worker has ended it with an error."""
@@ -144,9 +148,9 @@ class TokenStream:
         """
         self._take = take
         try:
-            deltas, self._deltas = self._deltas, []
-            for delta in deltas:
+            for delta in self._deltas:
                 self._deliver(delta)
+            self._deltas.clear()
             await self._ended.wait()
         finally:
             self._take = _ignore  # the reader refers to this stream: together they would be a cycle
@@ -156,20 +160,18 @@ class TokenStream:
         return self._finish
 
     def _deliver(self, delta: TokenDelta) -> None:
-        if self._take is None:
-            self._deltas.append(delta)
-            return
-        if self._finish is not None or self._take is _ignore:
-            return
         try:
             self._take(delta)
-        except Exception as error:  # of this request alone: the link has others
-            self._error, self._take = error, _ignore
-            self._ended.set()
-            return
-        if delta.finish is not None:
+        except Exception as error:
+            self._give_up(error)
+        if delta.finish is not None and self._take is not _ignore:
             self._finish = delta.finish
             self._ended.set()
+
+    def _give_up(self, error: Exception) -> None:
+        """Ends this request alone where its reader failed: the link has others."""
+        self._error, self._take, self._finish = error, _ignore, None
+        self._ended.set()
 
 
 def _ignore(_: TokenDelta) -> None:

@@ -276,6 +276,7 @@ class _Output:
         sink: Sink,
     ) -> None:
         self._handler = handler
+        self._share = handler.share
         self._sent_tokens = handler.metrics.sent_tokens
         self._client_request = request
         self._requests = requests
@@ -337,12 +338,12 @@ class _Output:
             raise InternalError(f"the output of {request.request_id} ended without a finish reason")
 
     async def _turn(self) -> None:
-        if self._handler.share.is_over:
-            await self._handler.share.turn(self._client_request.tenant or self._point.stream)
+        if self._share.is_over:
+            await self._share.turn(self._client_request.tenant or self._point.stream)
 
     def _take_at_once(self, prompt: _Prompt, number: int, delta: TokenDelta) -> bool:
         """Sends tokens as they arrive. Returns False where they have to wait: for earlier ones, or for the client."""
-        if prompt.waits or not self._sink.is_ready or len(delta.tokens) > AT_ONCE or self._handler.share.is_over:
+        if prompt.waits or not self._sink.is_ready or len(delta.tokens) > AT_ONCE or self._share.is_over:
             return False
         for position, token in enumerate(delta.tokens, delta.position):
             self._take_token(prompt, number, token, position)
@@ -356,11 +357,12 @@ class _Output:
         if not options.ignore_eos:
             ends |= frozenset(self._facts.eos_token_ids)
         choices = {}
+        includes_stop = options.include_stop_str_in_output
         for number in set(range(options.n)) - request.ended_choices:
             text = OutputText(
                 self._handler.text.decoder(request.prompt, skip_special_tokens=options.skip_special_tokens),
-                StopScanner(self._stops, include_stop=options.include_stop_str_in_output),
-                mute=frozenset() if options.include_stop_str_in_output else ends,
+                StopScanner(self._stops, include_stop=includes_stop) if options.stop else None,
+                mute=frozenset() if includes_stop else ends,
                 min_tokens=options.min_tokens,
             )
             index = rank * options.n + number
@@ -378,8 +380,13 @@ class _Output:
         is_sent = position < choice.sent_tokens
         if not is_sent:
             self._client_request.auth.spend(1)
-            self._observe(choice)
-        self._sink.put(TextEvent(choice.index, new, choice.prompt_tokens, text.tokens, token, is_sent=is_sent))
+            now, last = time.monotonic(), choice.last_token_s
+            choice.last_token_s = now
+            self._sent_tokens.add(None if last is None else now - last)
+            if not self._has_token:
+                self._has_token = True
+                self._handler.metrics.ttft_seconds.observe(now - self._client_request.received_s)
+        self._sink.put(TextEvent(choice.index, new, choice.prompt_tokens, text.tokens, token, None, None, is_sent))
         if text.is_stopped:
             self._handler.dispatcher.finish_early(prompt.request, number)
 
@@ -409,14 +416,6 @@ class _Output:
     def _usage(self) -> Usage:
         prompt_tokens = sum(len(request.prompt) for request in self._requests)
         return Usage(prompt_tokens, self._completion_tokens, self._cached_tokens)
-
-    def _observe(self, choice: _Choice) -> None:
-        now, last = time.monotonic(), choice.last_token_s
-        choice.last_token_s = now
-        self._sent_tokens.add(None if last is None else now - last)
-        if not self._has_token:
-            self._has_token = True
-            self._handler.metrics.ttft_seconds.observe(now - self._client_request.received_s)
 
 
 @dataclass(slots=True)

@@ -111,6 +111,8 @@ class SentProgress:
         return self._token(choice, "0")
 
     def sent_token(self, choice: int) -> str:
+        if not self._is_told:
+            return ""
         self._tokens[choice] += 1
         return self._token(choice, str(self._tokens[choice]))
 

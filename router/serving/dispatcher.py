@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
@@ -146,7 +147,7 @@ class RouterCore:
         try:
             left = len(request.sampling) - len(request.ended_choices)
             while left:
-                event = await opened.events.get()
+                event = await opened.next_event()
                 if isinstance(event, Exception):
                     raise event
                 yield event
@@ -328,7 +329,7 @@ async def hash_blocks(request: GenerateRequest, block_size: int) -> tuple[BlockH
 
 
 class _OpenChoices:
-    """The open choices of one request, and the queue in which tokens wait that are not taken at once."""
+    """The open choices of one request, and what of them waits to be yielded."""
 
     def __init__(
         self,
@@ -339,10 +340,12 @@ class _OpenChoices:
         take: Take,
     ) -> None:
         self.request = request
-        self.events: asyncio.Queue[tuple[int, TokenDelta] | Exception] = asyncio.Queue()
+        self._events: deque[tuple[int, TokenDelta] | Exception] = deque()
+        """Ends, errors, and tokens that were not taken at once."""
+        self._has_events = asyncio.Event()
         self._take = take
         self._choices = {
-            choice: RequestState(request, choice, hashes, dependencies, self._report, recovered.get(choice))
+            choice: RequestState(request, choice, hashes, dependencies, self, recovered.get(choice))
             for choice in range(len(request.sampling))
             if choice not in request.ended_choices
         }
@@ -365,20 +368,27 @@ class _OpenChoices:
                 state.leave_open()
         self.fail(error)
 
-    def _report(self, event: tuple[int, TokenDelta] | ServeError) -> None:
-        if isinstance(event, tuple) and event[1].finish is None and self.events.empty():
-            try:
-                if self._take(*event):
-                    return
-            except Exception as error:  # it ends this request, not its decode worker
-                self.events.put_nowait(error)
-                return
-        self.events.put_nowait(event)
+    def tokens(self, choice: int, delta: TokenDelta) -> None:
+        try:
+            if self._events or not self._take(choice, delta):
+                self.put((choice, delta))
+        except Exception as error:  # it ends this request, not its decode worker
+            self.put(error)
+
+    def put(self, event: tuple[int, TokenDelta] | Exception) -> None:
+        self._events.append(event)
+        self._has_events.set()
+
+    async def next_event(self) -> tuple[int, TokenDelta] | Exception:
+        while not self._events:
+            self._has_events.clear()
+            await self._has_events.wait()
+        return self._events.popleft()
 
     def fail(self, error: ServeError) -> None:
         for task in self._tasks.values():
             task.cancel()
-        self.events.put_nowait(error)
+        self.put(error)
 
     async def stop(self) -> None:
         """Cancels what still runs and waits for it; each choice closes its attempt without waiting for the worker."""

@@ -10,8 +10,8 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
@@ -99,6 +99,16 @@ class _Losses:
                 raise InternalError(f"{self.failed_steps} attempts failed alike: {error.message}") from error
 
 
+class Reports(Protocol):
+    """Takes what happens to the choices of a request."""
+
+    def tokens(self, choice: int, delta: TokenDelta) -> None:
+        """Takes tokens without an end."""
+
+    def put(self, event: tuple[int, TokenDelta] | ServeError) -> None:
+        """Takes the end of a choice, or an error."""
+
+
 class RequestState:
     def __init__(
         self,
@@ -106,7 +116,7 @@ class RequestState:
         choice: int,
         block_hashes: tuple[BlockHash, ...],
         dependencies: Dependencies,
-        report: Callable[[tuple[int, TokenDelta] | ServeError], None],
+        reports: Reports,
         recovered: Recovered | None = None,
     ) -> None:
         """`recovered` is what a decode worker has of it already, where a client resumes its stream."""
@@ -115,7 +125,7 @@ class RequestState:
         self._request = request
         self._block_hashes = list(block_hashes)
         self._with = dependencies
-        self._report = report
+        self._reports = reports
         self._recovered = recovered
         self._sampling = request.sampling[choice]
         self._least_attempt = first_attempt(request.resumptions)
@@ -145,7 +155,7 @@ class RequestState:
         self._has_ended = True
         self._with.placer.selector.ended(len(self._emitted))
         self._with.demand.ends(len(self._request.prompt), self._stats.cached_tokens, len(self._emitted))
-        self._report((self.choice, TokenDelta(len(self._emitted), (), reason, self._stats.cached_tokens)))
+        self._reports.put((self.choice, TokenDelta(len(self._emitted), (), reason, self._stats.cached_tokens)))
 
     async def run(self) -> None:
         """Reports tokens and one end, or one error. Only cancelling ends it without either."""
@@ -156,11 +166,11 @@ class RequestState:
             self.end(reason)
         except ServeError as error:
             outcome = type(error).__name__
-            self._report(error)
+            self._reports.put(error)
         except Exception as error:
             log.exception("request failed by a bug request=%s", self.request_id)
             outcome = "InternalError"
-            self._report(InternalError(f"internal error: {type(error).__name__}: {error}"))
+            self._reports.put(InternalError(f"internal error: {type(error).__name__}: {error}"))
         finally:
             self._stats.lifetime.mark(Instant.DONE)
             self._record(outcome)
@@ -221,7 +231,9 @@ class RequestState:
         self._sampling = dataclasses.replace(self._sampling, max_tokens=recovered.most_tokens)
         self._least_attempt = max(self._least_attempt, recovered.attempt + 1)
         self._stats.arrived(0, recovered.cached_tokens, time.monotonic())
-        self._emit(TokenDelta(0, recovered.tokens))
+        if recovered.tokens:
+            self._emitted += recovered.tokens
+            self._reports.tokens(self.choice, TokenDelta(0, recovered.tokens))
 
     async def _reattach(self, recovered: Recovered) -> TokenStream | None:
         """Attaches to it at its worker. Returns None where it has to be placed again."""
@@ -288,23 +300,24 @@ class RequestState:
             reach(Point.ROUTER_TOKEN if self._emitted else Point.ROUTER_FIRST_TOKEN)
         if delta.lifetime:
             self._stats.lifetime.merge(delta.lifetime)
-        if delta.tokens and stream is not self._begun_at:
-            self._begun_at = stream
-            self._with.placer.queue.first_token(self.request_id)
-        is_first = not self._emitted and bool(delta.tokens)
         self._stats.arrived(len(delta.tokens), delta.cached_tokens, time.monotonic())
-        if is_first:
-            self._span.event("first token")
-            if self._wait is not None:
-                self._wait.end()
-            self._log_first_token(stream)
-        self._emit(delta)
+        if not delta.tokens:
+            return  # the end is reported apart: `end` knows what was reused over all attempts
+        if stream is not self._begun_at:
+            self._begin(stream)
+        self._emitted += delta.tokens  # first: reporting may end it
+        self._reports.tokens(self.choice, delta if delta.finish is None else delta._replace(finish=None))
 
-    def _emit(self, delta: TokenDelta) -> None:
-        """Reports its tokens. The end is reported apart: `end` knows what was reused over all attempts."""
-        if delta.tokens:
-            self._emitted += delta.tokens  # first: reporting may end it
-            self._report((self.choice, delta if delta.finish is None else delta._replace(finish=None)))
+    def _begin(self, stream: TokenStream) -> None:
+        """Notes the first token of an attempt."""
+        self._begun_at = stream
+        self._with.placer.queue.first_token(self.request_id)
+        if self._emitted:
+            return
+        self._span.event("first token")
+        if self._wait is not None:
+            self._wait.end()
+        self._log_first_token(stream)
 
     def _note_reopening(self, worker: WorkerId, error: ServeError) -> None:
         self._with.metrics.reopened_requests_total.inc()

@@ -59,12 +59,13 @@ class RequestStats:
         if tokens:
             if not self.tokens:
                 self._begin(now_s)
-            else:
-                self._longest_gap_s = max(self._longest_gap_s, now_s - self._latest_token_s)
+            elif now_s - self._latest_token_s > self._longest_gap_s:
+                self._longest_gap_s = now_s - self._latest_token_s
             self._latest_token_s = now_s
             self.tokens += tokens
-        if self.attempts == self._first_attempt:  # its last message may know more than its first
-            self.cached_tokens = max(self.cached_tokens, cached_tokens)
+        # The last message of the first attempt may know more than its first.
+        if cached_tokens > self.cached_tokens and self.attempts == self._first_attempt:
+            self.cached_tokens = cached_tokens
 
     def _begin(self, now_s: float) -> None:
         self.lifetime.mark(Instant.FIRST_TOKEN)

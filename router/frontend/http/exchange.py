@@ -44,9 +44,8 @@ class ExchangeConnection(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
-    @property
-    def is_writable(self) -> bool:
-        """The client has taken enough of what was written."""
+    is_writable: bool
+    """The client has taken enough of what was written."""
 
     async def writable(self) -> None:
         """Returns once `is_writable`."""

@@ -91,6 +91,7 @@ class TimedProtocol(asyncio.Protocol):
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._transport: asyncio.Transport
         self._scheme = "http"
+        self.is_writable = True
         self._writable = asyncio.Event()
         self._writable.set()
         self._unparsed = _NOTHING
@@ -162,10 +163,12 @@ class TimedProtocol(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
+        self.is_writable = False
         self._writable.clear()
         self._stall_due = self._loop.call_later(STALL_S, self.abort)
 
     def resume_writing(self) -> None:
+        self.is_writable = True
         self._writable.set()
         if self._stall_due is not None:
             self._stall_due.cancel()
@@ -187,10 +190,6 @@ class TimedProtocol(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():
             self._transport.write(data)
-
-    @property
-    def is_writable(self) -> bool:
-        return self._writable.is_set()
 
     async def writable(self) -> None:
         await self._writable.wait()

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from router.frontend.http.exchange import WRITE_PART, PartWriter
-from router.frontend.openai.reply import Reply, encoded, error_body
+from router.frontend.openai.reply import Reply, encoded, error_body, sse
 from router.frontend.params import ClientRequest
 from router.frontend.request_handler import RequestHandler, TextEvent
 from router.frontend.resume import with_pulse
@@ -154,6 +154,7 @@ class _EventStream:
         self._send = send
         self._parts = parts
         self._unsent: list[str] = []
+        """What the connection has not taken."""
         self.is_started = False
         self.sent_s = time.monotonic()
         self.turn = asyncio.Lock()
@@ -161,12 +162,10 @@ class _EventStream:
 
     @property
     def is_ready(self) -> bool:
-        parts = self._parts
-        return parts is not None and parts.takes_parts and not self._unsent and not self.turn.locked()
+        return not self._unsent and self._parts is not None and self._parts.takes_parts
 
     def put(self, event: TextEvent) -> None:
-        for token, chunk in self._reply.chunks(event):
-            self._unsent.append(_sse(chunk, token))
+        self._unsent.append(self._reply.messages(event))
 
     def flush(self) -> None:
         if self._parts is not None and self._unsent:
@@ -183,7 +182,7 @@ class _EventStream:
         await self._write(is_last=False)
 
     async def end(self, data: str) -> None:
-        self._unsent.append(_sse(data))
+        self._unsent.append(sse(data))
         async with self.turn:
             await self._write(is_last=True)
 
@@ -193,19 +192,10 @@ class _EventStream:
         if not self.is_started:
             self.is_started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
-        data = "".join(self._unsent).encode()
-        self._unsent.clear()
+        count, data = len(self._unsent), "".join(self._unsent).encode()
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        del self._unsent[:count]
         self.sent_s = time.monotonic()
-
-
-def _sse(data: str, token: str = "") -> str:
-    """Returns an event. `token` is what a client sends to resume after it.
-
-    Only clients that ask for it get comments and lines other than data: stock clients take each line for a message, or
-    drop messages with other lines.
-    """
-    return f"id: {token}\ndata: {data}\n\n" if token else f"data: {data}\n\n"
 
 
 async def _watched(work: Coroutine[Any, Any, Value], receive: Receive) -> asyncio.Task[Value]:

@@ -25,10 +25,20 @@ FRAMED = "text\0"
 
 Json = dict[str, Any]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_quoted = json.encoder.encode_basestring
 
 
 def encoded(value: Json) -> str:
     return _ENCODER.encode(value)
+
+
+def sse(data: str, token: str = "") -> str:
+    """Returns a server-sent event. `token` is what a client sends to resume after it.
+
+    Only clients that ask for it get comments and lines other than data: stock clients take each line for a message, or
+    drop messages with other lines.
+    """
+    return f"id: {token}\ndata: {data}\n\n" if token else f"data: {data}\n\n"
 
 
 def error_body(error: ServeError) -> Json:
@@ -94,20 +104,20 @@ class Reply:
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
         return {**self._head, "object": self._object, "choices": choices, "usage": usage_body(self._usage)}
 
-    def chunks(self, event: TextEvent) -> list[tuple[str, str]]:
-        """Returns the chunks of a stream for one event, each with the token by which a client can resume after it.
+    def messages(self, event: TextEvent) -> str:
+        """Returns the messages of a stream for one event, each with the token by which a client can resume after it.
 
-        A chat's opening comes before its first chunk.
+        A chat's opening comes before its first message.
         """
         choice = self._choices[event.choice]
         if choice.frame is not None and event.finish is None and not event.is_sent:
-            return [
-                (self._progress.sent_token(event.choice), json.encoder.encode_basestring(event.text).join(choice.frame))
-            ]
-        chunks = [(token, encoded(chunk)) for token, chunk in self._chunks(event)]
+            token, (before, after) = self._progress.sent_token(event.choice), choice.frame
+            message = f"{before}{_quoted(event.text)}{after}"
+            return f"id: {token}\n{message}" if token else message
+        messages = [sse(encoded(chunk), token) for token, chunk in self._chunks(event)]
         if self._is_plain and choice.frame is None:
             choice.frame = self._frame(event.choice)
-        return chunks
+        return "".join(messages)
 
     @property
     def _is_plain(self) -> bool:
@@ -120,11 +130,10 @@ class Reply:
         )
 
     def _frame(self, index: int) -> tuple[str, str]:
-        """Returns what stands before and after the text in every chunk of a choice."""
+        """Returns what stands before and after the text in every message of a choice, but for the resume token."""
         part = self._part(TextEvent(index, FRAMED))
-        before, _, after = encoded(self._chunk({"index": index, **part}, None, 0, 0)).rpartition(
-            json.encoder.encode_basestring(FRAMED)
-        )
+        message = sse(encoded(self._chunk({"index": index, **part}, None, 0, 0)))
+        before, _, after = message.rpartition(_quoted(FRAMED))
         return before, after
 
     def _chunks(self, event: TextEvent) -> list[tuple[str, Json]]:

@@ -37,13 +37,18 @@ class ByteDecoder:
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""
+        """Bytes of a character that is not complete."""
 
     def feed(self, token: int) -> str:
-        return self._utf8.decode(self._token_bytes(token))
+        data = self._held + self._token_bytes(token)
+        text, used = codecs.utf_8_decode(data, "replace")
+        self._held = data[used:]
+        return text
 
     def flush(self) -> str:
-        return self._utf8.decode(b"", final=True)
+        held, self._held = self._held, b""
+        return held.decode(errors="replace")
 
 
 class WindowDecoder:
@@ -107,30 +112,37 @@ class OutputText:
     """The text of one output: tokens in, text out, stop strings applied."""
 
     def __init__(
-        self, decoder: Decoder, scanner: StopScanner, *, mute: frozenset[int] = frozenset(), min_tokens: int = 0
+        self, decoder: Decoder, scanner: StopScanner | None, *, mute: frozenset[int] = frozenset(), min_tokens: int = 0
     ) -> None:
-        """`mute` are tokens that end the output and are no part of its text. Nothing ends it before `min_tokens`."""
+        """`scanner` is None where there are no stop strings. `mute` are tokens that end the output and are no part of
+        its text. Nothing ends it before `min_tokens`."""
         self._decoder = decoder
         self._scanner = scanner
         self._mute = mute
         self._min_tokens = min_tokens
         self.tokens = 0
         """Tokens so far."""
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._scanner.is_stopped
+        self.is_stopped = False
+        """A stop string was found: nothing more belongs to the output."""
 
     def feed(self, token: int) -> str:
         self.tokens += 1
         if token in self._mute and self.tokens >= self._min_tokens:
             return ""
         new = self._decoder.feed(token)
-        return self._scanner.feed(new) if self.tokens > self._min_tokens else new
+        return new if self._scanner is None or self.tokens <= self._min_tokens else self._scan(self._scanner, new)
 
     def flush(self) -> str:
         """Returns the rest of an output that no stop string has ended."""
         if self.is_stopped:
             return ""
-        last = self._scanner.feed(self._decoder.flush())
+        last = self._decoder.flush()
+        if self._scanner is None:
+            return last
+        last = self._scan(self._scanner, last)
         return last if self.is_stopped else last + self._scanner.flush()
+
+    def _scan(self, scanner: StopScanner, new: str) -> str:
+        certain = scanner.feed(new)
+        self.is_stopped = scanner.is_stopped
+        return certain

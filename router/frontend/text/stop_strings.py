@@ -79,8 +79,6 @@ class StopScanner:
 
     def feed(self, new: str) -> str:
         """Returns what may be sent now."""
-        if not self._stops.root.following:
-            return new
         node = self._node
         for rank, char in enumerate(new, 1):
             node = self._stops.after(node, char)

@@ -164,11 +164,12 @@ async def _events(body: dict[str, Any], texts: tuple[str, str], point: StreamPoi
         is_ready = True
 
         def put(self, event: TextEvent) -> None:
-            for token, encoded in reply.chunks(event):
+            for message in filter(None, reply.messages(event).split("\n\n")):
+                token, _, encoded = message.partition("\ndata: ")
                 chunk = json.loads(encoded)
                 if chunk.get("usage"):  # what was found cached, each life says for itself
                     del chunk["usage"]["prompt_tokens_details"]
-                events.append((token, {**chunk, "created": 0}))
+                events.append((token.removeprefix("id: "), {**chunk, "created": 0}))
 
         def flush(self) -> None: ...
 

@@ -28,6 +28,10 @@ def reply_to(**options: Any) -> Reply:
     return Reply(request, point, 'to"y', ByteText(), SentProgress(point))
 
 
+def chunks_of(messages: str) -> list[Any]:
+    return [json.loads(message.partition("data: ")[2]) for message in messages.removesuffix("\n\n").split("\n\n")]
+
+
 @pytest.mark.parametrize("asked", [{"messages": [{"role": "user", "content": "x"}]}, {"prompt": "x"}])
 @pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}])
 def test_framed_chunks_are_those_that_are_built_whole(asked: dict[str, Any], options: dict[str, Any]) -> None:
@@ -37,10 +41,10 @@ def test_framed_chunks_are_those_that_are_built_whole(asked: dict[str, Any], opt
         for text in TEXTS:
             event = TextEvent(choice, text, 1, 1, SampledToken(1))
             built = [chunk for _, chunk in whole._chunks(event)]
-            assert [json.loads(chunk) for _, chunk in reply.chunks(event)] == built
+            assert chunks_of(reply.messages(event)) == built
         assert reply._choices[choice].frame is not None, "only the first was built whole"
     last = TextEvent(0, "", 1, 7, finish=FinishReason.STOP, usage=Usage(1, 7, 0))
-    assert [json.loads(chunk) for _, chunk in reply.chunks(last)] == [chunk for _, chunk in whole._chunks(last)]
+    assert chunks_of(reply.messages(last)) == [chunk for _, chunk in whole._chunks(last)]
 
 
 @pytest.mark.parametrize(
@@ -56,4 +60,4 @@ def test_chunks_that_differ_in_more_are_built_whole(options: dict[str, Any]) -> 
     whole._head["created"] = reply._head["created"]
     for number in range(3):
         event = TextEvent(0, "t", 1, number, SampledToken(1, -0.5))
-        assert [json.loads(chunk) for _, chunk in reply.chunks(event)] == [chunk for _, chunk in whole._chunks(event)]
+        assert chunks_of(reply.messages(event)) == [chunk for _, chunk in whole._chunks(event)]
