@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 
 from decode_worker.request_state import RequestState
 from twostroke.fault_points import Point, reach
 from twostroke.rpc.v1 import worker_pb2
+
+
+@dataclass(slots=True)
+class _Sent:
+    position: int
+    """Position of the next token to be sent."""
+    number: int = 0
+    """Number of the request, once the connected stream has had an entry of it."""
 
 
 class OutputStream:
@@ -22,13 +31,11 @@ class OutputStream:
         self._grace_s = grace_s
         self._heartbeat_s = heartbeat_s
         self._on_abandoned = on_abandoned
-        self._positions: dict[RequestState, int] = {}
-        """Next position to be sent of every request that is not parked."""
+        self._sent: dict[RequestState, _Sent] = {}
+        """How far every request that is not parked was sent."""
         self._parked: dict[RequestState, None] = {}
         self._updated: dict[RequestState, None] = {}
         """Requests with new tokens or an end to send, in order."""
-        self._numbers: dict[RequestState, int] = {}
-        """Numbers of requests of which the connected stream has had an entry."""
         self._last_number = 0
         self._detach_notices: list[worker_pb2.TokenEntry] = []
         """Entries about attempts that another router has attached to."""
@@ -43,29 +50,27 @@ class OutputStream:
     def carry(self, state: RequestState, position: int) -> None:
         """Send the tokens of a request from `position` on."""
         self._parked.pop(state, None)
-        self._positions[state] = position
+        self._sent[state] = _Sent(position)
         if position < state.end_position or state.has_ended:
             self.notify(state)
 
-    def notify(self, state: RequestState) -> None:
-        """Note that the request has new tokens or has ended."""
-        if state in self._positions:
-            self._updated[state] = None
-            if self._stream is not None:
-                self._stream.set()
+    def notify(self, *states: RequestState) -> None:
+        """Note that the requests have new tokens or have ended."""
+        self._updated.update(dict.fromkeys([state for state in states if state in self._sent]))
+        if self._updated and self._stream is not None:
+            self._stream.set()
 
     def detach(self, state: RequestState, detach_notice: worker_pb2.TokenEntry) -> None:
         """Stop sending a request that another router has attached to, and notify this router if it is connected."""
-        if state in self._positions and self._stream is not None:
+        if state in self._sent and self._stream is not None:
             self._detach_notices.append(detach_notice)
             self._stream.set()
         self.drop(state)
 
     def drop(self, state: RequestState) -> None:
         self._parked.pop(state, None)
-        self._positions.pop(state, None)
+        self._sent.pop(state, None)
         self._updated.pop(state, None)
-        self._numbers.pop(state, None)
 
     async def stream(self) -> AsyncGenerator[worker_pb2.TokenBatch, None]:
         """Yield batches, and an empty one after each silent heartbeat; a newer stream of the router ends this one."""
@@ -101,10 +106,9 @@ class OutputStream:
         return self._stream
 
     def _park(self) -> None:
-        self._parked.update(dict.fromkeys(self._positions))
-        self._positions.clear()
+        self._parked.update(dict.fromkeys(self._sent))
+        self._sent.clear()
         self._updated.clear()
-        self._numbers.clear()
         self._detach_notices.clear()
         self._grace.cancel()
         self._grace = self._begin_grace()
@@ -121,27 +125,24 @@ class OutputStream:
         tokens: list[int] = []
         updated, self._updated = self._updated, {}
         for state in updated:
-            position, end = self._positions[state], state.end_position
-            self._positions[state] = end
-            number = self._numbers.get(state)
-            if number is not None and end - position == 1 and state.last_is_plain:
-                numbers.append(number)
+            sent, end = self._sent[state], state.end_position
+            position, sent.position = sent.position, end
+            if sent.number and end - position == 1 and not state.has_ended and state.tokens[-1].logprob is None:
+                numbers.append(sent.number)
                 positions.append(position)
                 tokens.append(state.tokens[-1].token)
-            else:
-                entries.append(state.entry(position, number or self._new_number(state)))
+                continue
+            if not sent.number:
+                self._last_number += 1
+                sent.number = self._last_number
+            entries.append(state.entry(position, sent.number))
         return worker_pb2.TokenBatch(entries=entries, numbers=numbers, positions=positions, tokens=tokens)
-
-    def _new_number(self, state: RequestState) -> int:
-        self._last_number += 1
-        self._numbers[state] = self._last_number
-        return self._last_number
 
     def _begin_grace(self) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(self._grace_s, self._abandon)
 
     def _abandon(self) -> None:
-        unsent = [] if self.is_connected else list(self._positions)
+        unsent = [] if self.is_connected else list(self._sent)
         self._on_abandoned([*self._parked, *unsent])
 
 

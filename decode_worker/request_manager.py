@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 
 from decode_worker.local_prefill import LocalPrefill
@@ -179,21 +180,25 @@ class RequestManager(RoleServices):
     def emitted(self, emissions: list[Emission]) -> None:
         if emissions:
             reach(Point.DECODE_SAMPLED)
-        for emission in emissions:
-            state = self._by_sequence[emission.sequence]
-            if emission.finish is FinishReason.ERROR:
+        pulling = Stage.PULLING
+        updated: defaultdict[str, list[RequestState]] = defaultdict(list)
+        for sequence, token, finish in emissions:
+            state = self._by_sequence[sequence]
+            if finish is FinishReason.ERROR:
                 self._fail(state, NonFiniteLogits("the model's numbers overflowed for this request: no token to draw"))
                 continue
-            state.tokens.append(emission.token)
+            state.tokens.append(token)
             if len(state.tokens) == 1:
-                state.trace.first_token(emission.sequence.steps)
+                state.trace.first_token(sequence.steps)
                 state.lifetime.mark(Instant.FIRST_TOKEN)
-            if state.stage is Stage.PULLING:  # its blocks arrived through other pulls
+            if state.stage is pulling:  # its blocks arrived through other pulls
                 state.move_to(Stage.RUNNING)
-            if emission.finish is not None:
-                state.finish = emission.finish
+            if finish is not None:
+                state.finish = finish
                 self._end(state, Stage.DONE)
-            self.output_stream(state.request.router_id).notify(state)
+            updated[state.request.router_id].append(state)
+        for router_id, states in updated.items():
+            self.output_stream(router_id).notify(*states)
 
     def computed(self, step: Step, seconds: float) -> None:
         for chunk in step.chunks:

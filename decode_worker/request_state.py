@@ -88,6 +88,7 @@ class RequestState:
     """A worker that holds a prefix. The page source, or this worker without one, fetches there what it lacks."""
     lifetime: Lifetime = field(default_factory=Lifetime)
     stage: Stage = Stage.WAITING
+    has_ended: bool = False
     tokens: list[SampledToken] = field(default_factory=list)
     """Tokens of this attempt; the first has position len(request.emitted)."""
     finish: FinishReason | None = None
@@ -104,6 +105,7 @@ class RequestState:
     def move_to(self, stage: Stage) -> None:
         assert stage in NEXT[self.stage], f"{self.stage.name} -> {stage.name}"
         self.stage = stage
+        self.has_ended = stage in FINAL
         self.trace.moved(stage)
         if self.has_ended:
             self._end_trace()
@@ -117,10 +119,6 @@ class RequestState:
             outcome=type(self.error).__name__ if self.finish is None else self.finish.value,
             error=None if self.error is None else repr(self.error),
         )
-
-    @property
-    def has_ended(self) -> bool:
-        return self.stage is Stage.DONE or self.stage is Stage.FAILED  # looking in a set would hash an enum in Python
 
     @property
     def first_position(self) -> int:
@@ -143,11 +141,6 @@ class RequestState:
         """Prompt tokens whose KV was found in a cache instead of being computed for this request."""
         blocks = len(self.request.block_hashes) - self.missing_blocks + self.reused_blocks
         return min(blocks * self.block_size, len(self.request.prompt))
-
-    @property
-    def last_is_plain(self) -> bool:
-        """Tell whether its last token is all that there is to say."""
-        return not self.has_ended and self.tokens[-1].logprob is None
 
     def entry(self, from_position: int, number: int) -> worker_pb2.TokenEntry:
         """Return the message to the router: tokens from `from_position` on, and the end if it has come.

@@ -51,9 +51,9 @@ class BatchBuilder:
         self._tables_before = np.zeros((0, 0), np.int32)
 
     def build(self, chunks: ListOf[Chunk]) -> Step:
-        starts = np.array([chunk.start for chunk in chunks], np.int32)
-        ends = np.array([chunk.end for chunk in chunks], np.int32)
-        computed = np.array([chunk.sequence.computed for chunk in chunks], np.int32)
+        starts = np.array([start for _, start, _, _ in chunks], np.int32)
+        ends = np.array([end for _, _, end, _ in chunks], np.int32)
+        computed = np.array([sequence.computed for sequence, _, _, _ in chunks], np.int32)
         query_starts = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum(ends - starts, out=query_starts[1:])
         rows = np.repeat(np.arange(len(chunks)), ends - starts)
@@ -63,8 +63,8 @@ class BatchBuilder:
         slots += positions % self._block_size
         slots[positions < computed[rows]] = self._scratch_slot  # computed tokens are not written again
         tokens: list[int] = []
-        for chunk in chunks:
-            tokens += chunk.sequence.known[chunk.start : chunk.end]
+        for sequence, start, end, _ in chunks:
+            tokens += sequence.known[start:end]
         batch = Batch(
             tokens=np.array(tokens, np.int32),
             positions=positions,
@@ -72,7 +72,7 @@ class BatchBuilder:
             context_lens=ends,
             block_tables=tables,
             write_slots=slots,
-            samples=tuple([self._sample_row(row, chunk) for row, chunk in enumerate(chunks) if chunk.samples]),
+            samples=tuple([self._sample_row(row, each[0]) for row, each in enumerate(chunks) if each.samples]),
         )
         return Step(tuple(chunks), batch)
 
@@ -91,8 +91,7 @@ class BatchBuilder:
         self._pages, self._used, self._tables_before = pages, used, tables
         return tables
 
-    def _sample_row(self, row: int, chunk: Chunk) -> SampleRow:
-        sequence = chunk.sequence
+    def _sample_row(self, row: int, sequence: Sequence) -> SampleRow:
         params = sequence.sampling
         assert params is not None
         banned: tuple[int, ...] = ()

@@ -97,7 +97,7 @@ class Scheduler:
             if sequence.answer_tokens and len(sequence.known) - first <= 1:
                 streams += 1
                 context_tokens += len(sequence.known)
-            elif self._runnable_end(sequence, self._limits.block_size) > first:
+            elif self._runnable_end(sequence, len(sequence.known)) > first:
                 return None
         return (streams, context_tokens) if streams else None
 
@@ -165,13 +165,10 @@ class Scheduler:
         `budget` limits the prompt tokens that run beside streams.
         """
         assert not self._in_flight, "a step is in flight"
-        for sequence in self._running:
-            if self._is_hashed_next(sequence):
-                self._catch_up(sequence)
         chunks = self._choose(budget)
         if not chunks:
             return None
-        self._in_flight = frozenset(chunk.sequence for chunk in chunks)
+        self._in_flight = frozenset([chunk.sequence for chunk in chunks])
         return self._builder.build(chunks)
 
     def take_preempted(self) -> list[Sequence]:
@@ -182,16 +179,19 @@ class Scheduler:
     def update(self, step: Step, result: StepResult) -> list[Emission]:
         """Apply the result of a step: blocks become readable, sampled tokens become known."""
         self._in_flight -= {chunk.sequence for chunk in step.chunks}
-        sampled = iter(result.tokens)
+        block_size, sampled = self._limits.block_size, iter(result.tokens)
         emissions: list[Emission] = []
-        for chunk in step.chunks:
-            token = next(sampled) if chunk.samples else None
-            chunk.sequence.steps += 1
-            self._computed(chunk.sequence, chunk.end)
-            if chunk.sequence.ended:
-                self._free(chunk.sequence)
+        for sequence, _, end, samples in step.chunks:
+            token = next(sampled) if samples else None
+            sequence.steps += 1
+            if end > sequence.computed:
+                if end // block_size > sequence.computed // block_size:
+                    self._make_readable(sequence, end)
+                sequence.computed = end
+            if sequence.ended:
+                self._free(sequence)
             elif token is not None:
-                emissions.append(self._emit(chunk.sequence, token) if token.is_sound else self._fail(chunk.sequence))
+                emissions.append(self._emit(sequence, token) if token.is_sound else self._fail(sequence))
         return emissions
 
     def part(self, chunks: ListOf[Chunk]) -> Step:
@@ -245,47 +245,61 @@ class Scheduler:
 
     def _choose(self, budget: Budget | None) -> list[Chunk]:
         """Choose all sequences that need one token, then ends of prompts, then the rest in order of admission."""
-        block_size, left = self._limits.block_size, self.step_tokens
-        chunks: list[Chunk] = []
-        for is_stream, sequence in self._by_urgency():
+        streams, others = self._by_urgency()
+        chunks = self._choose_streams(streams)
+        left = self.step_tokens - len(chunks)
+        for sequence in others:
             if sequence not in self._running:
-                continue  # preempted by an earlier one
+                continue  # preempted by a stream
             if left <= 0:
                 break
-            if budget is not None and not is_stream:
-                left, budget = min(left, _beside(chunks, budget, sequence.first_query)), None
             start, known = sequence.first_query, len(sequence.known)
-            end, is_hashed = min(start + left, known), self._is_hashed_next(sequence)
-            if is_hashed:
-                end = self._runnable_end(sequence, end)
+            if budget is not None and known - sequence.computed > 1:
+                left, budget = min(left, _beside(chunks, budget, start)), None
+            end = self._runnable_end(sequence, min(start + left, known))
             if end < known:
                 end = self._align(end)
-            if end <= start or (len(sequence.pages) * block_size < end and not self._grow(sequence, end)):
-                continue
-            left -= end - start
-            chunk = Chunk(sequence, start, end, sequence.sampling is not None and end == known)
-            chunks.append(chunk)
-            if is_hashed:
-                self._become_writer(chunk)
+            if end > start:
+                left -= end - start
+                chunks.append(Chunk(sequence, start, end, sequence.sampling is not None and end == known))
+                self._become_writer(chunks[-1])
         return chunks
 
-    def _by_urgency(self) -> list[tuple[bool, Sequence]]:
-        """Return running sequences: streams, which need one token, before those that need less than a block (as after
-        a pull: cheap, and output begins), before the others."""
-        streams: list[tuple[bool, Sequence]] = []
-        tails: list[tuple[bool, Sequence]] = []
-        others: list[tuple[bool, Sequence]] = []
-        for sequence in self._running:
-            tokens = len(sequence.known) - sequence.computed
-            if tokens <= 1:
-                streams.append((True, sequence))
-            else:
-                (tails if tokens < self._limits.block_size else others).append((False, sequence))
-        return streams + tails + others
+    def _choose_streams(self, streams: ListOf[Sequence]) -> list[Chunk]:
+        """Choose sequences that run one token and draw the next, in order of admission."""
+        block_size = self._limits.block_size
+        chunks: list[Chunk] = []
+        for sequence in streams:
+            known = len(sequence.known)
+            if len(sequence.pages) * block_size < known and not self._grow(sequence):
+                continue
+            chunks.append(Chunk(sequence, known - 1, known, True))
+            if len(chunks) >= self.step_tokens:
+                break
+        return chunks
 
-    def _is_hashed_next(self, sequence: Sequence) -> bool:
-        """Tell whether its next token lies in a block with a hash: others may fill it, or wait for it."""
-        return sequence.computed // self._limits.block_size < len(sequence.block_hashes)
+    def _by_urgency(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Return the running sequences that need one token, which goes to a page of their own, and the others.
+
+        Of the others, those that need one token come first, and those that need less than a block are next (as after a
+        pull: cheap, and output begins).
+        """
+        block_size = self._limits.block_size
+        streams: list[Sequence] = []
+        singles: list[Sequence] = []
+        tails: list[Sequence] = []
+        others: list[Sequence] = []
+        for sequence in self._running:
+            is_hashed = sequence.computed // block_size < len(sequence.block_hashes)
+            if is_hashed:
+                self._catch_up(sequence)
+                is_hashed = sequence.computed // block_size < len(sequence.block_hashes)
+            tokens = len(sequence.known) - sequence.computed
+            if tokens <= 1 and not is_hashed and sequence.sampling is not None:
+                streams.append(sequence)
+            else:
+                (singles if tokens <= 1 else tails if tokens < block_size else others).append(sequence)
+        return streams, singles + tails + others
 
     def _runnable_end(self, sequence: Sequence, end: int) -> int:
         """Return `end`, or an earlier one before a block that is filled or written by another."""
@@ -312,22 +326,18 @@ class Scheduler:
         too_small = self.step_tokens < block_size
         return end - end % block_size if self._limits.align_chunks and not too_small else end
 
-    def _grow(self, sequence: Sequence, end: int) -> bool:
-        """Claim pages up to `end`; preempt the sequence admitted last until that works, even `sequence` itself.
+    def _grow(self, sequence: Sequence) -> bool:
+        """Claim a page; preempt the sequence admitted last until that works, even `sequence` itself.
 
-        Only sequences that need one token grow. They are chosen in order of admission, so the victim has not been
-        chosen yet.
+        Only streams grow, before all others are chosen and in order of admission: the victim has not been chosen yet.
         """
-        while len(sequence.pages) * self._limits.block_size < end:
+        while sequence in self._running:
             page = self._pool.claim_private()
             if page is not None:
                 sequence.pages.append(page)
-                continue
-            victim = next(reversed(self._running))
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
+                return True
+            self._preempt(next(reversed(self._running)))
+        return False
 
     def _preempt(self, sequence: Sequence) -> None:
         """Release the pages of a sequence; it keeps its known tokens and waits again, first in the queue."""
@@ -357,18 +367,16 @@ class Scheduler:
             block += 1
             sequence.computed = block * block_size
 
-    def _computed(self, sequence: Sequence, end: int) -> None:
-        """Make blocks readable that the forward pass completed."""
-        first, last = sequence.computed // self._limits.block_size, end // self._limits.block_size
-        if first < last:
-            sequence.extend_hashes(self._limits.block_size)
-        for block in range(first, last):
+    def _make_readable(self, sequence: Sequence, end: int) -> None:
+        """Make blocks readable that the forward pass has completed."""
+        block_size = self._limits.block_size
+        sequence.extend_hashes(block_size)
+        for block in range(sequence.computed // block_size, end // block_size):
             page = sequence.pages[block]
             if self._pool.is_arriving(page):
                 self._pool.fill(page)
             elif not self._pool.is_filled(page):
                 self._pool.register_private(page, sequence.block_hashes[block], sequence.parent_of(block))
-        sequence.computed = max(sequence.computed, end)
 
     def _free(self, sequence: Sequence) -> None:
         for page in sequence.pages:
@@ -387,20 +395,16 @@ class Scheduler:
         return Emission(sequence, SampledToken(0, is_sound=False), FinishReason.ERROR)
 
     def _emit(self, sequence: Sequence, token: SampledToken) -> Emission:
-        sequence.known.append(token.token)
-        finish = self._finish_reason(sequence, token.token)
+        known, params, limits, finish = sequence.known, sequence.sampling, self._limits, None
+        assert params is not None
+        known.append(token.token)
+        if token.token in params.stop_token_ids or (token.token in limits.eos_token_ids and not params.ignore_eos):
+            finish = FinishReason.STOP
+        elif len(known) - sequence.prompt_tokens >= params.max_tokens or len(known) >= limits.max_model_len:
+            finish = FinishReason.LENGTH
         if finish is not None:
             self.end(sequence)
         return Emission(sequence, token, finish)
-
-    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        params = sequence.sampling
-        assert params is not None
-        if token in params.stop_token_ids or (token in self._limits.eos_token_ids and not params.ignore_eos):
-            return FinishReason.STOP
-        if sequence.answer_tokens >= params.max_tokens or len(sequence.known) >= self._limits.max_model_len:
-            return FinishReason.LENGTH
-        return None
 
 
 def _beside(chunks: ListOf[Chunk], budget: Budget, prompt_context_tokens: int) -> int:

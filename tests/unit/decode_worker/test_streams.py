@@ -50,7 +50,7 @@ async def test_another_router_can_attach_and_the_first_hears_no_more() -> None:
         assert moved.tokens == expected_tokens(PROMPT, 30)[2:]
         assert moved.positions == list(range(2, 30))
         assert len(got.tokens) < 30
-        assert not worker.role._output_streams["router-0"]._positions, "the first router's stream still carries it"
+        assert not worker.role._output_streams["router-0"]._sent, "the first router's stream still carries it"
 
 
 async def test_the_end_can_be_fetched_after_it_was_missed_and_only_within_the_grace() -> None:
