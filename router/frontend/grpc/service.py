@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -71,7 +72,12 @@ class InferenceService:
         # Messages are written from inside the call, not yielded, so that a client that goes away cancels the answer
         # wherever it stands.
         answering = self._handler.answer(asked, messages)
-        await with_pulse(answering, messages, lambda: (has_begun or messages.is_started) and dispatcher.hears_workers)
+        try:
+            await with_pulse(
+                answering, messages, lambda: (has_begun or messages.is_started) and dispatcher.hears_workers
+            )
+        finally:
+            await messages.close()
         if messages.last is not None:
             yield messages.last
 
@@ -115,21 +121,25 @@ class InferenceService:
 
 
 class _Messages:
-    """The messages of one answer. gRPC takes none without a wait."""
-
-    is_ready = False
+    """The messages of one answer. gRPC takes each with a wait, in a task that has nothing else to do."""
 
     def __init__(self, request: ClientRequest, text: Text, context: Context) -> None:
         self._request_id = request.request_id
         self._text = text
         self._context = context
         self._progress = SentProgress(request.point)
-        self._unsent: list[inference_pb2.GenerateResponse] = []
+        self._unsent: deque[inference_pb2.GenerateResponse] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        """None: all was written."""
         self.last: inference_pb2.GenerateResponse | None = None
         """The message that ends the stream."""
         self.is_started = False
         self.sent_s = time.monotonic()
         self.turn = asyncio.Lock()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._writing is None
 
     def put(self, event: TextEvent) -> None:
         if event.is_sent:
@@ -142,18 +152,30 @@ class _Messages:
         else:
             self.last = message
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        if self._unsent and self._writing is None:
+            self._writing = asyncio.create_task(self._write())
 
     async def drain(self) -> None:
-        async with self.turn:
-            unsent, self._unsent = self._unsent, []
-            for message in unsent:
-                await self._context.write(message)
-                self.is_started = True
-                self.sent_s = time.monotonic()
+        self.flush()
+        if self._writing is not None:
+            await self._writing
 
     async def beat(self) -> None:
-        await self._context.write(inference_pb2.GenerateResponse(request_id=self._request_id))
+        self._unsent.append(inference_pb2.GenerateResponse(request_id=self._request_id))
+        await self.drain()
+
+    async def close(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+    async def _write(self) -> None:
+        while self._unsent:
+            await self._context.write(self._unsent.popleft())
+            self.is_started = True
+            self.sent_s = time.monotonic()
+        self._writing = None
 
     def _message(self, event: TextEvent) -> inference_pb2.GenerateResponse:
         message = inference_pb2.GenerateResponse(request_id=self._request_id, index=event.choice, text=event.text)
