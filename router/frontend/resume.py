@@ -131,6 +131,8 @@ class SentProgress:
         return self._begins + ",".join(self._blocks)
 
     def _block(self, first: int) -> str:
+        if len(self._sent) == 1:
+            return self._sent[0]
         runs = itertools.groupby(self._sent[first : first + BLOCK_CHOICES])
         return ",".join(_run(sent, len(list(alike))) for sent, alike in runs)
 

@@ -86,7 +86,7 @@ class Scheduler:
     @property
     def prompts(self) -> int:
         """Sequences that wait for their first token, or for their pages where nothing is sampled."""
-        return len(self._waiting) + sum(not sequence.answer_tokens for sequence in self._running)
+        return len(self._waiting) + sum([len(each.known) <= each.prompt_tokens for each in self._running])
 
     def lone_streams(self) -> tuple[int, int] | None:
         """Return the streams and the tokens that they attend to, or None if the next step may run anything else."""
@@ -115,8 +115,9 @@ class Scheduler:
         streams = stream_tokens = context_tokens = 0
         for sequence in self._running:
             known, computed, hashed = len(sequence.known), sequence.computed, len(sequence.block_hashes) * block_size
-            begun = self._begun_tokens(sequence) if computed < hashed else 0
-            tail = known - max(computed, hashed)
+            begun, tail = 0, known - computed
+            if computed < hashed:
+                begun, tail = self._begun_tokens(sequence), known - hashed
             if known - computed <= 1:
                 streams += 1
                 stream_tokens += begun + tail
