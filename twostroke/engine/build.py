@@ -32,6 +32,9 @@ Memory = TypeVar("Memory", bound=Pages)
 LAYOUT = "page:layer,kv,head,token,dim"
 """Order of dimensions in a page's bytes; part of the fingerprint."""
 
+NATIVE_ORDER = ";order=pieces"
+"""Added to the fingerprint where the native kernel keeps tokens in an order of its own: native/page.h."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
@@ -120,9 +123,10 @@ def _build_on_cpu(
 
     page_bytes = spec.page_bytes(config.cache.block_size, config.model.dtype)
     facts = _model_facts(config, spec, model_dir, enough_pages(config.cache.host_bytes, page_bytes))
+    arithmetic = ""
     if config.model.deterministic:  # pages that another machine computed may have other bits
-        arithmetic = arithmetic_identity(load_kernels(cache_dir() / "kernels"))
-        facts = replace(facts, fingerprint=f"{facts.fingerprint};arithmetic={arithmetic}-{config.runtime.threads}")
+        identity = arithmetic_identity(load_kernels(cache_dir() / "kernels"))
+        arithmetic = f";arithmetic={identity}-{config.runtime.threads}"
 
     def load(memory: PageMemory) -> Loaded:
         cores = Cores.claim(config.runtime.threads, pin=config.runtime.pin, borrow=config.runtime.borrow)
@@ -142,7 +146,10 @@ def _build_on_cpu(
             raise
         return runner, runner.determinism, runner if runner.can_borrow else None
 
-    return _with_memory(facts, PageMemory(facts.pages, facts.page_bytes), load)
+    built = _with_memory(facts, PageMemory(facts.pages, facts.page_bytes), load)
+    assert isinstance(built.runner, ModelRunner)
+    order = NATIVE_ORDER if built.runner.has_native_pages else ""
+    return replace(built, model=replace(facts, fingerprint=f"{facts.fingerprint}{order}{arithmetic}"))
 
 
 def _build_on_device(

@@ -16,6 +16,7 @@ from twostroke.engine.determinism import NATIVE, STEADY, TORCH, check_determinis
 from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention
+from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels, load_kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kv_cache.memory import PageMemory
@@ -60,6 +61,7 @@ class ModelRunner:
             team=self._team,
             is_deterministic=model.deterministic,
         )
+        self.has_native_pages = isinstance(backend, NativeAttention)
         self._cosines, self._sines = rope_tables(spec.rope, model.max_model_len or spec.max_position_embeddings)
         try:
             self._model = load_model(

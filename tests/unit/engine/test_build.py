@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM
 from tests.unit.engine.batches import Stream, step
 from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
 from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, WorkerConfig
-from twostroke.engine.build import build_runner
+from twostroke.engine.build import NATIVE_ORDER, build_runner
 from twostroke.engine.paced_runner import PacedRunner
 from twostroke.engine.runner import ModelRunner
 from twostroke.errors import ConfigError
+from twostroke.kernels.cpu.build import OVERRIDE, TORCH
 
 
 @pytest.fixture
@@ -35,6 +36,20 @@ def config(model: str, memory_bytes: int = 10 * PAGE_BYTES, **model_config: Any)
         model=settings,
         cache=CacheConfig(kv_cache_memory_bytes=memory_bytes),
     )
+
+
+def test_workers_whose_pages_have_another_order_do_not_exchange_them(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fingerprints = []
+    for variant in ("portable", TORCH):
+        monkeypatch.setenv(OVERRIDE, variant)
+        built = build_runner(config(str(tiny)), tiny)
+        fingerprints.append(built.model.fingerprint)
+        built.close()
+    native, plain = fingerprints
+    assert NATIVE_ORDER in native
+    assert plain == native.replace(NATIVE_ORDER, "")
 
 
 def test_a_real_model_is_built_with_as_many_pages_as_fit(tiny: Path) -> None:

@@ -8,7 +8,7 @@ void attend(Team *team, const AttentionStep &step, int64_t layer, const void *q,
 #if defined(__AVX512BF16__)
     using Bfloat16Math = PairMath;
 #else
-    using Bfloat16Math = FloatMath<BFloat16>;
+    using Bfloat16Math = WideningMath;
 #endif
     switch (step.dtype) {
         case 0:

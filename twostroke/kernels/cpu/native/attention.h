@@ -1,6 +1,6 @@
 // Attention over pages for one step of a ragged batch: what callers pass in, and the two things they ask for.
 //
-// The pool is [pages, layers, 2, kv_heads, block, head_dim]; strides come in elements.
+// The pool is [pages, layers, 2, kv_heads, block, head_dim], its rows in the order of page.h; strides come in elements.
 
 #pragma once
 

@@ -8,7 +8,7 @@ namespace twostroke {
 namespace {
 
 constexpr double TASKS_PER_PART = 3;  // so that threads which start late or run slowly leave work to the others
-constexpr double PACKING_ROWS = 6;    // packing a tile costs about what this many rows do
+constexpr double READING_ROWS = 3;    // reading keys and values costs about what this many rows do
 
 // Blocks of query tokens, each for all heads and its whole context: what is then cut further.
 std::vector<Task> blocks_of(const AttentionStep &step) {
@@ -19,7 +19,7 @@ std::vector<Task> blocks_of(const AttentionStep &step) {
         for (int64_t first = step.query_starts[sequence]; first < end; first += longest) {
             const int64_t tokens = std::min(longest, end - first);
             const int64_t context = step.positions[first + tokens - 1] + 1;
-            const double cost = double(context) * double(step.kv_heads) * (double(tokens * groups) + PACKING_ROWS);
+            const double cost = double(context) * double(step.kv_heads) * (double(tokens * groups) + READING_ROWS);
             const int64_t splits = (context + SPLIT - 1) / SPLIT;
             blocks.push_back({sequence, first, tokens, context, 0, step.kv_heads, 0, splits, false, 0, cost});
         }

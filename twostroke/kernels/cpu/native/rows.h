@@ -1,4 +1,4 @@
-// The running softmax of some query rows of one sequence and one kv head, over its context tile by tile.
+// The running softmax of some query rows of one sequence and one kv head, over its context split by split.
 //
 // The context is cut into splits of fixed length. Each is summed up on its own and merged into the total in order, so
 // that splits may be computed by different threads and a row's result still is the same to the last bit.
@@ -12,7 +12,6 @@
 
 namespace twostroke {
 
-constexpr int SPLIT = 256;  // tokens
 constexpr float LOWEST = -1e30f;  // below every score, yet finite: LOWEST - LOWEST is no NaN
 constexpr float LOG2_E = 1.44269504f;
 
@@ -28,13 +27,15 @@ struct Sums {
         return {memory + rows * (simd::W + lanes), memory + rows * lanes, memory};
     }
 
-    void clear(int rows, int lanes) {
+    Sums from(int row, int lanes) const { return {peaks + row, weights + row * simd::W, values + row * lanes}; }
+
+    void clear(int rows, int lanes) const {
         std::fill(peaks, peaks + rows, LOWEST);
         std::fill(weights, weights + rows * simd::W, 0.0f);
         std::fill(values, values + rows * lanes, 0.0f);
     }
 
-    void merge(const Sums &split, int rows, int lanes) {
+    void merge(const Sums &split, int rows, int lanes) const {
         for (int r = 0; r < rows; r++) {
             const float peak = std::max(peaks[r], split.peaks[r]);
             const simd::F ours = simd::exp2_of_negative(simd::set1(peaks[r] - peak));
@@ -55,19 +56,20 @@ struct Sums {
 // How a kernel of one dtype sees a step: sizes in the units that its loops count in.
 template <class Math>
 struct Shape {
-    int dim, words, lanes, groups;
+    int dim, words, row_floats, lanes, groups;
 
     explicit Shape(const AttentionStep &step)
         : dim(int(step.head_dim)),
-          words(dim / Math::PER_WORD),
+          words(dim / PER_WORD<typename Math::Element>),
+          row_floats(words * Math::PARTS),
           lanes(rounded_up(dim, simd::W)),
           groups(int(step.heads / step.kv_heads)) {}
 };
 
-// Query rows, words of them side by side: [tokens, groups] of one kv head, with what each may see.
+// Query rows, side by side: [tokens, groups] of one kv head, with what each may see.
 struct Queries {
     int rows;
-    float *words;    // [rows, words]
+    float *floats;    // [rows, row_floats]
     int32_t *limits;  // [rows]: tokens that the row attends to
 };
 
@@ -78,70 +80,76 @@ void load_queries(const Shape<Math> &shape, const AttentionStep &step, const T *
         const int64_t token = first_token + row / shape.groups;
         const T *from = q + token * q_stride + (kv_head * shape.groups + row % shape.groups) * shape.dim;
         queries.limits[row] = step.positions[token] + 1;
-        for (int at = 0; at < shape.words; at += simd::W) {
-            const int n = std::min(simd::W, shape.words - at);
-            simd::store_up_to(queries.words + row * shape.words + at, Math::load_words(from, at, n), n);
-        }
+        Math::load_row(from, shape.dim, queries.floats + row * shape.row_floats);
     }
 }
 
-// A row's scores from column `at` on; those of tokens that it must not see are -infinity.
-inline simd::F visible_scores(const float *scores, int at, int visible) {
-    const simd::F x = simd::load(scores + at);
-    if (at + simd::W <= visible) return x;
-    return simd::keep_first(x, std::max(0, visible - at), simd::set1(-__builtin_inff()));
+// A row's scores of tokens that it must not see become -infinity.
+inline void hide(float *scores, int visible, int columns) {
+    for (int c = visible / simd::W * simd::W; c < columns; c += simd::W)
+        simd::store(scores + c, simd::keep_first(simd::load(scores + c), std::max(0, visible - c),
+                                                 simd::set1(-__builtin_inff())));
 }
 
-// Turns the scores of a product's rows into weights under their new peaks; `shrink`: what older sums are worth now.
-// Phase by phase over all rows, because a single row's maximum and exponentials are one long chain of dependent steps.
+// Turns the scores of a row into weights under their highest, which is returned scaled; adds the weights up in `sum`.
 template <class Math>
-void weigh(int rows, const float *scores, int columns, const int *visible, float scale, float *peaks, float *sums,
-           float *weights, float *shrink) {
-    alignas(64) float change[simd::W * 2] = {};
-    for (int r = 0; r < rows; r++) {
-        simd::F highest = visible_scores(scores + r * TILE, 0, visible[r]);
-        for (int c = simd::W; c < columns; c += simd::W)
-            highest = simd::max(highest, visible_scores(scores + r * TILE, c, visible[r]));
-        const float peak = std::max(peaks[r], simd::reduce_max(highest) * scale);
-        change[r] = peaks[r] - peak;
-        peaks[r] = peak;
+float weigh(const float *scores, int columns, float scale, float *sum, float *weights) {
+    simd::F highest = simd::max(simd::load(scores), simd::load(scores + simd::W));
+    for (int c = 2 * simd::W; c < columns; c += 2 * simd::W)
+        highest = simd::max(highest, simd::max(simd::load(scores + c), simd::load(scores + c + simd::W)));
+    const float peak = std::max(LOWEST, simd::reduce_max(highest) * scale);
+    const simd::F base = simd::set1(-peak), by = simd::set1(scale);
+    simd::F total = simd::zero();
+    for (int c = 0; c < columns; c += 2 * simd::W) {
+        const simd::F low = Math::exp2(simd::fma(simd::load(scores + c), by, base));
+        const simd::F high = Math::exp2(simd::fma(simd::load(scores + c + simd::W), by, base));
+        total = simd::add(total, simd::add(low, high));
+        Math::store_weights(weights, c, low, high);
     }
-    for (int r = 0; r < rows; r += simd::W) simd::store(shrink + r, simd::exp2_of_negative(simd::load(change + r)));
-    for (int r = 0; r < rows; r++) {
-        const simd::F base = simd::set1(-peaks[r]), by = simd::set1(scale);
-        simd::F total = simd::zero();
-        for (int c = 0; c < columns; c += 2 * simd::W) {
-            const simd::F low = Math::exp2(simd::fma(visible_scores(scores + r * TILE, c, visible[r]), by, base));
-            const simd::F high =
-                Math::exp2(simd::fma(visible_scores(scores + r * TILE, c + simd::W, visible[r]), by, base));
-            total = simd::add(total, simd::add(low, high));
-            Math::store_weights(weights + r * TILE, c, low, high);
-        }
-        simd::store(sums, simd::fma(simd::load(sums), simd::set1(shrink[r]), total));
-        sums += simd::W;
-    }
+    simd::store(sum, total);
+    return peak;
 }
 
-// One tile, packed, for all rows that see any of it. `start` is the position of its first token.
+// What of one head's context lies in a split.
 template <class Math>
-void add_tile(const Shape<Math> &shape, const Queries &queries, int64_t start, int count, const float *keys,
-              const float *values, float scale, Sums &sums) {
-    alignas(64) float scores[MAX_ROWS * TILE], weights[MAX_ROWS * TILE];
+struct Split {
+    int64_t start;
+    int count;
+    Pieces<Math> keys, values;  // values of tokens past the count are zero
+};
+
+// Sums of ROWS rows over one split.
+template <class Math, int ROWS>
+void sum_up(const Shape<Math> &shape, const float *queries, const int32_t *limits, const Split<Math> &split, float scale,
+            const Sums &sums) {
+    const int64_t seen = std::min<int64_t>(split.count, *std::max_element(limits, limits + ROWS) - split.start);
+    if (seen <= 0) return sums.clear(ROWS, shape.lanes);
+    alignas(64) float scores[ROWS * SPLIT], weights[ROWS * SPLIT];
+    const int pieces = rounded_up(seen, PIECE) / PIECE, columns = rounded_up(seen, std::max(PIECE, 2 * simd::W));
+    multiply_keys<Math, ROWS>(queries, shape.words, split.keys, pieces, scores);
+    for (int r = 0; r < ROWS; r++) {
+        hide(scores + r * SPLIT, int(std::clamp<int64_t>(limits[r] - split.start, 0, split.count)), columns);
+        sums.peaks[r] =
+            weigh<Math>(scores + r * SPLIT, columns, scale, sums.weights + r * simd::W, weights + r * SPLIT);
+    }
+    multiply_values<Math, ROWS>(weights, split.values, pieces, shape.dim, sums.values, shape.lanes);
+}
+
+// The same for any number of rows.
+template <class Math>
+void sum_up(const Shape<Math> &shape, const Queries &queries, const Split<Math> &split, float scale, const Sums &sums) {
     for (int first = 0; first < queries.rows; first += MAX_ROWS) {
-        const int rows = std::min(MAX_ROWS, queries.rows - first);
+        const float *floats = queries.floats + first * shape.row_floats;
         const int32_t *limits = queries.limits + first;
-        const int64_t seen = std::min<int64_t>(count, *std::max_element(limits, limits + rows) - start);
-        if (seen <= 0) continue;
-        const int columns = rounded_up(seen, GROUP);
-        multiply<Math>(rows, queries.words + first * shape.words, shape.words, keys, TILE, shape.words, nullptr, scores,
-                       TILE, columns);
-        int visible[MAX_ROWS];
-        for (int r = 0; r < rows; r++) visible[r] = int(std::clamp<int64_t>(limits[r] - start, 0, count));
-        alignas(64) float shrink[2 * simd::W];
-        weigh<Math>(rows, scores, columns, visible, scale, sums.peaks + first, sums.weights + first * simd::W, weights,
-                    shrink);
-        multiply<Math>(rows, weights, TILE, values, shape.lanes, columns / Math::PER_WORD, shrink,
-                       sums.values + first * shape.lanes, shape.lanes, shape.lanes);
+        const Sums mine = sums.from(first, shape.lanes);
+        switch (std::min(MAX_ROWS, queries.rows - first)) {
+            case 1: sum_up<Math, 1>(shape, floats, limits, split, scale, mine); break;
+            case 2: sum_up<Math, 2>(shape, floats, limits, split, scale, mine); break;
+            case 3: sum_up<Math, 3>(shape, floats, limits, split, scale, mine); break;
+            case 4: sum_up<Math, 4>(shape, floats, limits, split, scale, mine); break;
+            case 5: sum_up<Math, 5>(shape, floats, limits, split, scale, mine); break;
+            case 6: sum_up<Math, 6>(shape, floats, limits, split, scale, mine); break;
+        }
     }
 }
 

@@ -96,23 +96,10 @@ inline void store_part(T *p, F x, int n) {
     std::memcpy(p, halves, size_t(n < W ? n : W) * sizeof(T));
 }
 
-inline void transpose(F (&v)[W]) {
-    F t[W];
-    for (int i = 0; i < W; i += 2) {
-        t[i] = _mm256_unpacklo_ps(v[i], v[i + 1]);
-        t[i + 1] = _mm256_unpackhi_ps(v[i], v[i + 1]);
-    }
-    for (int i = 0; i < W; i += 4) {
-        v[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-        v[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-        v[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-        v[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm256_permute2f128_ps(v[i], v[i + 4], 0x20);
-        t[i + 4] = _mm256_permute2f128_ps(v[i], v[i + 4], 0x31);
-    }
-    for (int i = 0; i < W; i++) v[i] = t[i];
+// Words of two bfloat16: the first or the second of each, as floats.
+inline F first_of_pairs(F words) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(words), 16)); }
+inline F second_of_pairs(F words) {
+    return _mm256_and_ps(words, _mm256_castsi256_ps(_mm256_set1_epi32(int32_t(0xffff0000))));
 }
 
 }  // namespace twostroke::simd

@@ -62,47 +62,15 @@ inline void store_part(T *p, F x, int n) {
     _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(x, T()));
 }
 
-inline void transpose(F (&v)[W]) {
-    F t[W];
-    for (int i = 0; i < W; i += 2) {
-        t[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
-        t[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
-    }
-    for (int i = 0; i < W; i += 4) {
-        v[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
-        v[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
-        v[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-        v[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-        v[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
-        v[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
-        v[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
-        v[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
-    }
+// Words of two bfloat16: the first or the second of each, as floats.
+inline F first_of_pairs(F words) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(words), 16)); }
+inline F second_of_pairs(F words) {
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_castps_si512(words), _mm512_set1_epi32(int32_t(0xffff0000))));
 }
 
 // Words of two bfloat16: each lane of `sum` gains both products.
 inline F fma_pairs(F a, F b, F sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
-
-// a0 b0 a1 b1 ..: the first W pairs in `low`, the others in `high`.
-inline void interleave(__m512i a, __m512i b, F &low, F &high) {
-    const __m512i first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
-                                           37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
-    low = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, first, b));
-    high = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, second, b));
-}
-
-inline __m512i load_halves(const BFloat16 *p, int n) {
-    return _mm512_maskz_loadu_epi16(n >= 32 ? ~__mmask32(0) : (__mmask32(1) << n) - 1, p);
-}
 
 // Two vectors as 2 W bfloat16, in order.
 inline void store_narrow(float *words, F low, F high) {

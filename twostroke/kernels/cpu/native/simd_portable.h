@@ -119,10 +119,11 @@ inline F load(const float *p) {
 }
 inline void store(float *p, F x) { std::memcpy(p, &x, sizeof x); }
 
-inline void transpose(F (&v)[W]) {
-    F t[W];
-    for (int i = 0; i < W; i++) t[i] = F{v[0][i], v[1][i], v[2][i], v[3][i]};
-    for (int i = 0; i < W; i++) v[i] = t[i];
+// Words of two bfloat16: the first or the second of each, as floats.
+inline F first_of_pairs(F words) { return (F)((I)words << 16); }
+inline F second_of_pairs(F words) {
+    constexpr int32_t HIGH = int32_t(0xffff0000);
+    return (F)((I)words & I{HIGH, HIGH, HIGH, HIGH});
 }
 
 }  // namespace twostroke::simd

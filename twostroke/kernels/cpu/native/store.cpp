@@ -1,8 +1,10 @@
 // Rope, and the writing of keys and values into their slots.
 
 #include <algorithm>
+#include <vector>
 
 #include "attention.h"
+#include "page.h"
 
 namespace twostroke {
 namespace {
@@ -21,15 +23,22 @@ void rotate(const T *x, const float *cosines, const float *sines, int64_t half, 
 }
 
 template <class T>
-void store_token(const AttentionStep &s, int64_t layer, int64_t token, T *q, const T *k, const T *v) {
+void store_token(const AttentionStep &s, int64_t layer, int64_t token, T *q, const T *k, const T *v, T *rotated) {
     const int64_t dim = s.head_dim, half = dim / 2;
     const float *cosines = s.cosines + token * half, *sines = s.sines + token * half;
     for (int64_t head = 0; head < s.heads; head++) rotate(q + head * dim, cosines, sines, half, q + head * dim);
     const int64_t page = s.write_slots[token] / s.block, offset = s.write_slots[token] % s.block;
-    T *slot = (T *)s.pool + page * s.page_stride + layer * s.layer_stride + offset * dim;
+    const int64_t column = has_pieces(s.block) ? offset % PIECE : 0;
+    T *slot = (T *)s.pool + page * s.page_stride + layer * s.layer_stride + (offset - column) * dim;
     for (int64_t head = 0; head < s.kv_heads; head++, slot += s.head_stride) {
-        rotate(k + head * dim, cosines, sines, half, slot);
-        std::memcpy(slot + s.value_offset, v + head * dim, size_t(dim) * sizeof(T));
+        if (has_pieces(s.block)) {
+            rotate(k + head * dim, cosines, sines, half, rotated);
+            put_key(rotated, dim, column, slot);
+            put_value(v + head * dim, dim, column, slot + s.value_offset);
+        } else {
+            rotate(k + head * dim, cosines, sines, half, slot);
+            std::memcpy(slot + s.value_offset, v + head * dim, size_t(dim) * sizeof(T));
+        }
     }
 }
 
@@ -37,8 +46,9 @@ template <class T>
 void store_any(Team *team, const AttentionStep &s, int64_t layer, T *q, int64_t q_stride, const T *k, int64_t k_stride,
                const T *v, int64_t v_stride) {
     auto some = [&](int part, int parts) {
+        std::vector<T> rotated(size_t(s.head_dim));
         for (int64_t t = s.tokens * part / parts; t < s.tokens * (part + 1) / parts; t++)
-            store_token(s, layer, t, q + t * q_stride, k + t * k_stride, v + t * v_stride);
+            store_token(s, layer, t, q + t * q_stride, k + t * k_stride, v + t * v_stride, rotated.data());
     };
     const bool is_small = s.tokens * s.heads * s.head_dim * int64_t(sizeof(T)) < ALONE_BYTES;
     run_parts(is_small ? nullptr : team, some);

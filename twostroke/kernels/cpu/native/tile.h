@@ -1,168 +1,180 @@
-// One tile of keys and values, brought into the order in which products run, and the products themselves.
+// Products of rows with one split's keys or values, as these lie in pages.
 //
-// A product multiplies rows of words by a panel [words, lanes]. A word is what one multiply-add takes from a row: a
-// float, or on machines that multiply bfloat16 themselves, a pair of those. Every row is summed in the same order,
+// A product multiplies rows by words [words, lanes]: `page.h` says what a word is. Every row is summed in the same order,
 // however many rows a product has: a token's result depends on nothing else in the batch.
 
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
-#include "simd.h"
+#include "page.h"
 
 namespace twostroke {
 
-constexpr int TILE = 128;  // tokens
-constexpr int GROUP = std::max(16, 2 * simd::W);  // tokens that a partly filled tile is rounded up to
-constexpr int MAX_ROWS = 6, MAX_VECTORS = simd::W == 16 ? 4 : 2;  // of a product, by the registers there are
-static_assert(GROUP % simd::W == 0 && TILE % GROUP == 0, "groups are whole vectors, tiles whole groups");
+constexpr int SPLIT = 256;                        // tokens
+constexpr int PIECES = SPLIT / PIECE;             // of a split
+constexpr int VECTORS_PER_PIECE = PIECE / simd::W;  // of keys
+constexpr int MAX_ROWS = 6, FEW_ROWS = 3;  // of a product, by the registers there are; few rows take more vectors at once
+constexpr int MANY_VECTORS = 4, SOME_VECTORS = simd::W == 16 ? 4 : 2;
 
-// Where the tokens of a tile lie: offsets into the pool for the layer's first kv head.
-struct Tile {
-    int count;
-    int64_t offsets[TILE];
-};
-
-// Everything as floats.
+// Everything as floats; a row has one for each element of a word.
 template <class T>
 struct FloatMath {
-    static constexpr int PER_WORD = 1;
+    using Element = T;
+    using Word = T;
+    static constexpr int PARTS = 1;
 
-    static simd::F load_words(const T *row, int at, int n) {
-        return simd::load_up_to(row + at, n);
-    }
+    static simd::F part(simd::F word, int) { return word; }
 
-    static void pack_value_rows(const T *const *rows, int at, int n, float *panel, int) {
-        simd::store(panel, load_words(rows[0], at, n));
+    static void load_row(const T *from, int dim, float *row) {
+        for (int at = 0; at < dim; at += simd::W) {
+            const int n = std::min(simd::W, dim - at);
+            simd::store_up_to(row + at, simd::load_up_to(from + at, n), n);
+        }
     }
 
     static simd::F multiply_add(simd::F a, simd::F b, simd::F sum) { return simd::fma(a, b, sum); }
 
     static simd::F exp2(simd::F x) { return simd::exp2_of_negative(x); }
 
-    static void store_weights(float *words, int column, simd::F low, simd::F high) {
-        simd::store(words + column, low);
-        simd::store(words + column + simd::W, high);
+    static void store_weights(float *row, int column, simd::F low, simd::F high) {
+        simd::store(row + column, low);
+        simd::store(row + column + simd::W, high);
+    }
+};
+
+// Pairs of bfloat16, each widened when its turn comes.
+struct WideningMath : FloatMath<BFloat16> {
+    using Word = float;
+    static constexpr int PARTS = 2;
+
+    static simd::F part(simd::F word, int which) {
+        return which ? simd::second_of_pairs(word) : simd::first_of_pairs(word);
     }
 };
 
 #if defined(__AVX512BF16__)
-// Pairs of bfloat16, summed as floats.
+// Pairs of bfloat16, multiplied as such and summed as floats.
 struct PairMath {
-    static constexpr int PER_WORD = 2;
+    using Element = BFloat16;
+    using Word = float;
+    static constexpr int PARTS = 1;
 
-    static simd::F load_words(const BFloat16 *row, int at, int n) {
-        return simd::load_up_to((const float *)row + at, n);
-    }
+    static simd::F part(simd::F word, int) { return word; }
 
-    static void pack_value_rows(const BFloat16 *const *rows, int at, int n, float *panel, int lanes_left) {
-        simd::F low, high;
-        simd::interleave(simd::load_halves(rows[0] + at, n), simd::load_halves(rows[1] + at, n), low, high);
-        simd::store(panel, low);
-        if (lanes_left > simd::W) simd::store(panel + simd::W, high);
+    static void load_row(const BFloat16 *from, int dim, float *row) {
+        std::memcpy(row, from, size_t(dim) * sizeof *from);
     }
 
     static simd::F multiply_add(simd::F a, simd::F b, simd::F sum) { return simd::fma_pairs(a, b, sum); }
 
     static simd::F exp2(simd::F x) { return simd::rough_exp2_of_negative(x); }
 
-    static void store_weights(float *words, int column, simd::F low, simd::F high) {
-        simd::store_narrow(words + column / 2, low, high);
+    static void store_weights(float *row, int column, simd::F low, simd::F high) {
+        simd::store_narrow(row + column / 2, low, high);
     }
 };
 #endif
 
 inline int rounded_up(int64_t n, int64_t step) { return int((n + step - 1) / step * step); }
 
-// Keys of one head as [words of a row, TILE tokens], whole groups of tokens; those past the tile's count are zero.
-// Rows of the tile that comes next are fetched meanwhile.
-template <class Math, class T>
-void pack_keys(const T *pool, const Tile &tile, int words, const T *next_pool, const Tile &next, int row_bytes,
-               float *panel) {
-    for (int first = 0; first < tile.count; first += simd::W) {
-        for (int t = first; t < std::min(first + simd::W, next.count); t++)
-            for (int at = 0; at < row_bytes; at += 64)
-                __builtin_prefetch((const char *)(next_pool + next.offsets[t]) + at);
-        for (int at = 0; at < words; at += simd::W) {
-            const int n = std::min(simd::W, words - at);
-            simd::F rows[simd::W];
-            for (int t = 0; t < simd::W; t++)
-                rows[t] = first + t < tile.count ? Math::load_words(pool + tile.offsets[first + t], at, n)
-                                                 : simd::zero();
-            simd::transpose(rows);
-            for (int w = 0; w < n; w++) simd::store(panel + (at + w) * TILE + first, rows[w]);
-        }
-    }
-    for (int first = rounded_up(tile.count, simd::W); first < rounded_up(tile.count, GROUP); first += simd::W)
-        for (int w = 0; w < words; w++) simd::store(panel + w * TILE + first, simd::zero());
-}
+// Where the pieces of one split lie for one head, and those that come next, to be fetched meanwhile.
+template <class Math>
+struct Pieces {
+    const typename Math::Word *now[PIECES], *next[PIECES];
+};
 
-// Values of one head as [words of a column of the tile, lanes]; those past the tile's count are zero.
-template <class Math, class T>
-void pack_values(const T *pool, const Tile &tile, int dim, int lanes, const T *zeros, const T *next_pool,
-                 const Tile &next, int row_bytes, float *panel) {
-    for (int t = 0; t < rounded_up(tile.count, GROUP); t += Math::PER_WORD) {
-        const T *rows[Math::PER_WORD];
-        for (int i = 0; i < Math::PER_WORD; i++) {
-            rows[i] = t + i < tile.count ? pool + tile.offsets[t + i] : zeros;
-            if (t + i < next.count)
-                for (int at = 0; at < row_bytes; at += 64)
-                    __builtin_prefetch((const char *)(next_pool + next.offsets[t + i]) + at);
+// sums += a [ROWS, words] b [words, VECTORS * W], where a vector's words are `stride` apart, as are the next ones'.
+template <class Math, bool IS_WHOLE, int ROWS, int VECTORS, class Word>
+inline void accumulate(const float *a, int a_stride, const Word *const (&b)[VECTORS], const Word *const (&next)[VECTORS],
+                       int stride, int words, int lanes, simd::F (&sums)[ROWS][VECTORS]) {
+    constexpr int PER_LINE = int(64 / sizeof(Word)) / simd::W;
+    for (int part = 0; part < Math::PARTS; part++) {
+        for (int w = 0; w < words; w++) {
+            if (w % Math::PARTS == part)
+                for (int v = 0; v < VECTORS; v += PER_LINE) __builtin_prefetch(next[v] + w * stride, 0, 2);
+            auto row = [&](int r) { return simd::set1(a[r * a_stride + w * Math::PARTS + part]); };
+            auto column = [&](int v) {
+                const Word *at = b[v] + w * stride;
+                return Math::part(IS_WHOLE ? simd::load(at) : simd::load_part(at, lanes), part);
+            };
+            if constexpr (ROWS < VECTORS) {  // the fewer of them stay in registers
+                simd::F rows[ROWS];
+                for (int r = 0; r < ROWS; r++) rows[r] = row(r);
+                for (int v = 0; v < VECTORS; v++) {
+                    const simd::F x = column(v);
+                    for (int r = 0; r < ROWS; r++) sums[r][v] = Math::multiply_add(rows[r], x, sums[r][v]);
+                }
+            } else {
+                simd::F columns[VECTORS];
+                for (int v = 0; v < VECTORS; v++) columns[v] = column(v);
+                for (int r = 0; r < ROWS; r++) {
+                    const simd::F x = row(r);
+                    for (int v = 0; v < VECTORS; v++) sums[r][v] = Math::multiply_add(x, columns[v], sums[r][v]);
+                }
+            }
         }
-        constexpr int STEP = simd::W * Math::PER_WORD;
-        for (int at = 0; at < lanes; at += STEP)
-            Math::pack_value_rows(rows, at, std::min(STEP, dim - at), panel + at, lanes - at);
-        panel += lanes;
     }
 }
 
-// c [ROWS, VECTORS * W] = c * shrink + a [ROWS, words] b [words, VECTORS * W]; without `shrink`, what c held is gone.
-template <class Math, int ROWS, int VECTORS>
-void multiply_block(const float *a, int a_stride, const float *b, int b_stride, int words, const float *shrink,
-                    float *c, int c_stride) {
-    simd::F sums[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++)
-            sums[r][v] = shrink ? simd::mul(simd::load(c + r * c_stride + v * simd::W), simd::set1(shrink[r]))
-                                : simd::zero();
-    for (int w = 0; w < words; w++) {
-        simd::F panel[VECTORS];
-        for (int v = 0; v < VECTORS; v++) panel[v] = simd::load(b + w * b_stride + v * simd::W);
-        for (int r = 0; r < ROWS; r++) {
-            const simd::F word = simd::set1(a[r * a_stride + w]);
-            for (int v = 0; v < VECTORS; v++) sums[r][v] = Math::multiply_add(word, panel[v], sums[r][v]);
-        }
-    }
+template <int ROWS, int VECTORS>
+inline void store_block(const simd::F (&sums)[ROWS][VECTORS], float *c, int c_stride) {
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) simd::store(c + r * c_stride + v * simd::W, sums[r][v]);
 }
 
-template <class Math, int ROWS>
-void multiply_rows(const float *a, int a_stride, const float *b, int b_stride, int words, const float *shrink, float *c,
-                   int c_stride, int lanes) {
+// f(first vector, how many of them) for all `count`, as many at once as registers allow; how many is a constant of f's.
+template <int ROWS, class F>
+inline void by_blocks(int count, F f) {
+    constexpr int MOST = ROWS <= FEW_ROWS ? MANY_VECTORS : SOME_VECTORS;
     int at = 0;
-    for (; at + MAX_VECTORS * simd::W <= lanes; at += MAX_VECTORS * simd::W)
-        multiply_block<Math, ROWS, MAX_VECTORS>(a, a_stride, b + at, b_stride, words, shrink, c + at, c_stride);
-    if (MAX_VECTORS > 2 && at + 2 * simd::W <= lanes) {
-        multiply_block<Math, ROWS, 2>(a, a_stride, b + at, b_stride, words, shrink, c + at, c_stride);
-        at += 2 * simd::W;
+    for (; at + MOST <= count; at += MOST) f(at, std::integral_constant<int, MOST>());
+    if (MOST > 2 && at + 2 <= count) {
+        f(at, std::integral_constant<int, 2>());
+        at += 2;
     }
-    if (at < lanes) multiply_block<Math, ROWS, 1>(a, a_stride, b + at, b_stride, words, shrink, c + at, c_stride);
+    if (at < count) f(at, std::integral_constant<int, 1>());
 }
 
-// For 1 to MAX_ROWS rows; `lanes` is a whole number of vectors.
-template <class Math>
-void multiply(int rows, const float *a, int a_stride, const float *b, int b_stride, int words, const float *shrink,
-              float *c, int c_stride, int lanes) {
-    switch (rows) {
-        case 1: return multiply_rows<Math, 1>(a, a_stride, b, b_stride, words, shrink, c, c_stride, lanes);
-        case 2: return multiply_rows<Math, 2>(a, a_stride, b, b_stride, words, shrink, c, c_stride, lanes);
-        case 3: return multiply_rows<Math, 3>(a, a_stride, b, b_stride, words, shrink, c, c_stride, lanes);
-        case 4: return multiply_rows<Math, 4>(a, a_stride, b, b_stride, words, shrink, c, c_stride, lanes);
-        case 5: return multiply_rows<Math, 5>(a, a_stride, b, b_stride, words, shrink, c, c_stride, lanes);
-        case 6: return multiply_rows<Math, 6>(a, a_stride, b, b_stride, words, shrink, c, c_stride, lanes);
-    }
+// scores [ROWS, SPLIT] of the first pieces.
+template <class Math, int ROWS>
+void multiply_keys(const float *rows, int words, const Pieces<Math> &keys, int pieces, float *scores) {
+    by_blocks<ROWS>(pieces * VECTORS_PER_PIECE, [&](int first, auto vectors) {
+        constexpr int VECTORS = decltype(vectors)::value;
+        const typename Math::Word *now[VECTORS], *next[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {
+            const int piece = (first + v) / VECTORS_PER_PIECE, at = (first + v) % VECTORS_PER_PIECE * simd::W;
+            now[v] = keys.now[piece] + at;
+            next[v] = keys.next[piece] + at;
+        }
+        simd::F sums[ROWS][VECTORS] = {};
+        accumulate<Math, true>(rows, words * Math::PARTS, now, next, PIECE, words, simd::W, sums);
+        store_block(sums, scores + first * simd::W, SPLIT);
+    });
+}
+
+// out [ROWS, lanes] = weights [ROWS, SPLIT] values, of the first pieces.
+template <class Math, int ROWS>
+void multiply_values(const float *weights, const Pieces<Math> &values, int pieces, int dim, float *out, int lanes) {
+    constexpr int WORDS = PIECE / PER_WORD<typename Math::Element>;
+    auto block = [&](int first, auto vectors, auto is_whole) {
+        constexpr int VECTORS = decltype(vectors)::value;
+        const int left = std::min(simd::W, dim - first * simd::W);
+        simd::F sums[ROWS][VECTORS] = {};
+        for (int piece = 0; piece < pieces; piece++) {
+            const typename Math::Word *now[VECTORS], *next[VECTORS];
+            for (int v = 0; v < VECTORS; v++) {
+                now[v] = values.now[piece] + (first + v) * simd::W;
+                next[v] = values.next[piece] + (first + v) * simd::W;
+            }
+            accumulate<Math, is_whole>(weights + piece * WORDS * Math::PARTS, SPLIT, now, next, dim, WORDS, left, sums);
+        }
+        store_block(sums, out + first * simd::W, lanes);
+    };
+    by_blocks<ROWS>(dim / simd::W, [&](int first, auto vectors) { block(first, vectors, std::true_type()); });
+    if (dim % simd::W) block(dim / simd::W, std::integral_constant<int, 1>(), std::false_type());
 }
 
 }  // namespace twostroke

@@ -1,0 +1,38 @@
+// The order of keys and values inside a page: such that products read them as they lie, vector by vector.
+//
+// A page of at least PIECE tokens is cut into pieces of PIECE tokens for each kv head. A piece of keys is
+// [words of a head, PIECE], a piece of values [words of a piece, head_dim]. A word is what one multiply-add takes: an
+// element, or a pair of bfloat16 (of two dimensions of a key, of two tokens' values). Shorter pages hold plain rows.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "simd.h"
+
+namespace twostroke {
+
+constexpr int PIECE = 16;  // tokens
+
+template <class T>
+inline constexpr int PER_WORD = 1;
+template <>
+inline constexpr int PER_WORD<BFloat16> = 2;
+
+inline bool has_pieces(int64_t block) { return block % PIECE == 0; }
+
+// One token's key, or its value, into its column of a piece.
+template <class T>
+void put_key(const T *row, int64_t dim, int64_t token, T *piece) {
+    constexpr int N = PER_WORD<T>;
+    for (int64_t d = 0; d < dim; d += N) std::memcpy(piece + d * PIECE + token * N, row + d, N * sizeof(T));
+}
+template <class T>
+void put_value(const T *row, int64_t dim, int64_t token, T *piece) {
+    constexpr int N = PER_WORD<T>;
+    T *to = piece + token / N * N * dim + token % N;
+    for (int64_t d = 0; d < dim; d++) to[d * N] = row[d];
+}
+
+}  // namespace twostroke
