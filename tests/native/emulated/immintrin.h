@@ -1,0 +1,238 @@
+// The vector instructions that the kernels use beyond AVX2, in plain C++, so that a machine without them runs the same
+// kernels to the same bits. It stands in for the compiler's header; the check's compiler never says -mavx512.
+//
+// `vdpbf16ps` follows Intel's manual: two fused additions, the odd inputs' first; subnormals are zero.
+
+#pragma once
+
+#include <emmintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+typedef float __m512 __attribute__((vector_size(64), aligned(64)));
+typedef long long __m512i __attribute__((vector_size(64), aligned(64)));
+typedef short __m512bh __attribute__((vector_size(64), aligned(64)));
+typedef long long __m256i __attribute__((vector_size(32), aligned(32)));
+typedef short __m256bh __attribute__((vector_size(32), aligned(32)));
+typedef uint16_t __mmask16;
+typedef uint32_t __mmask32;
+
+enum { _MM_FROUND_TO_NEAREST_INT = 0, _MM_FROUND_NO_EXC = 8 };
+
+namespace emulated {
+
+typedef uint32_t U32 __attribute__((vector_size(64)));
+typedef int32_t I32 __attribute__((vector_size(64)));
+typedef uint16_t U16 __attribute__((vector_size(64)));
+typedef int8_t I8 __attribute__((vector_size(64)));
+typedef uint8_t U8 __attribute__((vector_size(64)));
+typedef uint16_t Half16 __attribute__((vector_size(32)));
+
+template <class V>
+inline V read(const void *p) {
+    V x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+
+// Lane by lane: f(i) is lane i.
+template <class V, class F>
+inline V lanes(F f) {
+    V x = {};
+    for (size_t i = 0; i < sizeof(V) / sizeof(x[0]); i++) x[i] = f(i);
+    return x;
+}
+
+inline float as_float(uint32_t bits) { return read<float>(&bits); }
+inline uint32_t as_bits(float x) { return read<uint32_t>(&x); }
+inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+inline float of_bfloat16(uint32_t bits) { return flushed(as_float(bits << 16)); }
+
+inline uint16_t to_bfloat16(float x) {
+    if (std::isnan(x)) return uint16_t(as_bits(x) >> 16 | 64);
+    const uint32_t bits = as_bits(flushed(x));
+    return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float of_half(uint16_t bits) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float x = exponent == 31 ? (fraction ? NAN : INFINITY)
+                    : exponent     ? std::ldexp(float(1024 + fraction), exponent - 25)
+                                   : std::ldexp(float(fraction), -24);
+    return bits & 0x8000 ? -x : x;
+}
+
+inline uint16_t to_half(float x) {
+    const uint16_t sign = uint16_t(as_bits(x) >> 16 & 0x8000);
+    const float size = std::fabs(x);
+    if (std::isnan(x)) return uint16_t(sign | 0x7e00);
+    if (size >= 65520.0f) return uint16_t(sign | 0x7c00);
+    int exponent;
+    std::frexp(size, &exponent);
+    exponent = std::max(exponent, -13);
+    const int fraction = int(std::nearbyint(std::ldexp(size, 11 - exponent)));  // below 2^11, or just that
+    return uint16_t(sign | (((exponent + 13) << 10) + fraction));
+}
+
+// The one instruction that kernels write themselves: four products of an unsigned and a signed byte to each lane.
+inline void add_dots(__m512i &sum, __m512i x, __m512i w) {
+    const U8 a = (U8)x;
+    const I8 b = (I8)w;
+    I32 to = (I32)sum;
+    for (int i = 0; i < 64; i++) to[i / 4] += int(a[i]) * int(b[i]);
+    sum = (__m512i)to;
+}
+
+}  // namespace emulated
+
+#define asm(...) emulated::add_dots(sum, x, w)
+
+inline __m512 _mm512_setzero_ps() { return __m512{}; }
+inline __m512i _mm512_setzero_si512() { return __m512i{}; }
+inline __m512 _mm512_set1_ps(float x) { return x - __m512{}; }
+inline __m512i _mm512_set1_epi32(int x) { return (__m512i)(x - emulated::I32{}); }
+inline __m512i _mm512_set1_epi16(short x) { return (__m512i)(uint16_t(x) - emulated::U16{}); }
+inline __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
+inline __m512 _mm512_sub_ps(__m512 a, __m512 b) { return a - b; }
+inline __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
+inline __m512 _mm512_div_ps(__m512 a, __m512 b) { return a / b; }
+inline __m512 _mm512_max_ps(__m512 a, __m512 b) { return a > b ? a : b; }
+inline __m512 _mm512_min_ps(__m512 a, __m512 b) { return a < b ? a : b; }
+inline __m512 _mm512_abs_ps(__m512 a) { return (__m512)((emulated::U32)a & 0x7fffffffu); }
+inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
+    return emulated::lanes<__m512>([&](size_t i) { return __builtin_fmaf(a[i], b[i], c[i]); });
+}
+
+// Halves are joined four times, as compilers do it.
+template <class Join>
+inline float emulated_reduce(__m512 x, Join join) {
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) x[i] = join(x[i], x[i + half]);
+    return x[0];
+}
+inline float _mm512_reduce_add_ps(__m512 x) {
+    return emulated_reduce(x, [](float a, float b) { return a + b; });
+}
+inline float _mm512_reduce_max_ps(__m512 x) {
+    return emulated_reduce(x, [](float a, float b) { return a > b ? a : b; });
+}
+
+inline __m512i _mm512_castps_si512(__m512 x) { return (__m512i)x; }
+inline __m512 _mm512_castsi512_ps(__m512i x) { return (__m512)x; }
+inline __m512i _mm512_slli_epi32(__m512i x, unsigned n) { return (__m512i)((emulated::U32)x << n); }
+inline __m512i _mm512_srli_epi32(__m512i x, unsigned n) { return (__m512i)((emulated::U32)x >> n); }
+inline __m512i _mm512_slli_epi16(__m512i x, unsigned n) { return (__m512i)((emulated::U16)x << n); }
+inline __m512i _mm512_srai_epi16(__m512i x, unsigned n) {
+    typedef int16_t I16 __attribute__((vector_size(64)));
+    return (__m512i)((I16)x >> n);
+}
+inline __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
+inline __m512i _mm512_add_epi32(__m512i a, __m512i b) { return (__m512i)((emulated::U32)a + (emulated::U32)b); }
+inline __m512i _mm512_add_epi16(__m512i a, __m512i b) { return (__m512i)((emulated::U16)a + (emulated::U16)b); }
+inline __m512i _mm512_madd_epi16(__m512i a, __m512i b) {
+    typedef int16_t I16 __attribute__((vector_size(64)));
+    return (__m512i)emulated::lanes<emulated::I32>([&](size_t i) {
+        return int(((I16)a)[2 * i]) * ((I16)b)[2 * i] + int(((I16)a)[2 * i + 1]) * ((I16)b)[2 * i + 1];
+    });
+}
+inline __m512i _mm512_cvtepu16_epi32(__m256i x) {
+    return (__m512i)emulated::lanes<emulated::U32>([&](size_t i) { return ((emulated::Half16)x)[i]; });
+}
+inline __m256i _mm512_cvtepi32_epi16(__m512i x) {
+    return (__m256i)emulated::lanes<emulated::Half16>([&](size_t i) { return uint16_t(((emulated::U32)x)[i]); });
+}
+inline __m512 _mm512_cvtepi32_ps(__m512i x) { return __builtin_convertvector((emulated::I32)x, __m512); }
+inline __m512i _mm512_cvtps_epi32(__m512 x) {
+    return (__m512i)emulated::lanes<emulated::I32>([&](size_t i) { return int(std::nearbyint(x[i])); });
+}
+inline __m128i _mm512_cvtepi32_epi8(__m512i x) {
+    typedef uint8_t Bytes __attribute__((vector_size(16)));
+    return (__m128i)emulated::lanes<Bytes>([&](size_t i) { return uint8_t(((emulated::U32)x)[i]); });
+}
+
+inline __m512 _mm512_cvtph_ps(__m256i x) {
+    return emulated::lanes<__m512>([&](size_t i) { return emulated::of_half(((emulated::Half16)x)[i]); });
+}
+inline __m256i _mm512_cvtps_ph(__m512 x, int) {
+    return (__m256i)emulated::lanes<emulated::Half16>([&](size_t i) { return emulated::to_half(x[i]); });
+}
+inline __m256bh _mm512_cvtneps_pbh(__m512 x) {
+    return (__m256bh)emulated::lanes<emulated::Half16>([&](size_t i) { return emulated::to_bfloat16(x[i]); });
+}
+inline __m512bh _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
+    return (__m512bh)emulated::lanes<emulated::U16>(
+        [&](size_t i) { return emulated::to_bfloat16(i < 16 ? low[i] : high[i - 16]); });
+}
+inline __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
+    using namespace emulated;
+    const U32 x = (U32)a, y = (U32)b;
+    return lanes<__m512>([&](size_t i) {
+        const float odd =
+            flushed(__builtin_fmaf(of_bfloat16(x[i] >> 16), of_bfloat16(y[i] >> 16), flushed(sum[i])));
+        return flushed(__builtin_fmaf(of_bfloat16(x[i] & 0xffff), of_bfloat16(y[i] & 0xffff), odd));
+    });
+}
+
+inline __m512 _mm512_loadu_ps(const void *p) { return emulated::read<__m512>(p); }
+inline __m512i _mm512_loadu_si512(const void *p) { return emulated::read<__m512i>(p); }
+inline __m256i _mm256_loadu_si256(const __m256i *p) { return emulated::read<__m256i>(p); }
+inline void _mm512_storeu_ps(void *p, __m512 x) { std::memcpy(p, &x, sizeof x); }
+inline void _mm512_storeu_si512(void *p, __m512i x) { std::memcpy(p, &x, sizeof x); }
+inline void _mm256_storeu_si256(__m256i *p, __m256i x) { std::memcpy(p, &x, sizeof x); }
+
+// Under a mask, lanes that are off are neither read nor written.
+inline __m512 _mm512_mask_mov_ps(__m512 rest, __mmask16 mask, __m512 x) {
+    return emulated::lanes<__m512>([&](size_t i) { return mask >> i & 1 ? x[i] : rest[i]; });
+}
+inline __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const void *p) {
+    return emulated::lanes<__m512>([&](size_t i) { return mask >> i & 1 ? ((const float *)p)[i] : 0.0f; });
+}
+inline void _mm512_mask_storeu_ps(void *p, __mmask16 mask, __m512 x) {
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1) ((float *)p)[i] = x[i];
+}
+inline __m512i _mm512_maskz_loadu_epi16(__mmask32 mask, const void *p) {
+    return (__m512i)emulated::lanes<emulated::U16>(
+        [&](size_t i) { return mask >> i & 1 ? ((const uint16_t *)p)[i] : uint16_t(0); });
+}
+inline __m256i _mm256_maskz_loadu_epi16(__mmask16 mask, const void *p) {
+    return (__m256i)emulated::lanes<emulated::Half16>(
+        [&](size_t i) { return mask >> i & 1 ? ((const uint16_t *)p)[i] : uint16_t(0); });
+}
+inline void _mm256_mask_storeu_epi16(void *p, __mmask16 mask, __m256i x) {
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1) ((uint16_t *)p)[i] = ((emulated::Half16)x)[i];
+}
+
+// Within each quarter of four lanes.
+inline __m512 _mm512_unpacklo_ps(__m512 a, __m512 b) {
+    return emulated::lanes<__m512>([&](size_t i) { return (i & 1 ? b : a)[(i & 12) + (i & 3) / 2]; });
+}
+inline __m512 _mm512_unpackhi_ps(__m512 a, __m512 b) {
+    return emulated::lanes<__m512>([&](size_t i) { return (i & 1 ? b : a)[(i & 12) + 2 + (i & 3) / 2]; });
+}
+inline __m512 _mm512_shuffle_ps(__m512 a, __m512 b, int order) {
+    return emulated::lanes<__m512>(
+        [&](size_t i) { return (i & 2 ? b : a)[(i & 12) + size_t(order >> 2 * (i & 3) & 3)]; });
+}
+// Whole quarters.
+inline __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int order) {
+    return emulated::lanes<__m512>(
+        [&](size_t i) { return (i & 8 ? b : a)[size_t(order >> 2 * (i / 4) & 3) * 4 + (i & 3)]; });
+}
+inline __m512i _mm512_permutex2var_epi16(__m512i a, __m512i at, __m512i b) {
+    using emulated::U16;
+    return (__m512i)emulated::lanes<U16>([&](size_t i) {
+        const size_t from = ((U16)at)[i] & 63;
+        return from < 32 ? ((U16)a)[from] : ((U16)b)[from - 32];
+    });
+}
+template <class... Lane>
+inline __m512i _mm512_set_epi16(Lane... lanes) {
+    static_assert(sizeof...(lanes) == 32, "highest first");
+    const uint16_t highest_first[] = {uint16_t(lanes)...};
+    return (__m512i)emulated::lanes<emulated::U16>([&](size_t i) { return highest_first[31 - i]; });
+}
