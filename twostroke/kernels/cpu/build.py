@@ -60,6 +60,11 @@ VARIANTS: Final = (
         "-mprefer-vector-width=512",
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx2", "fma", "f16c"}),
     ),
+    Variant(
+        "avx512",
+        "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512",
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"}),
+    ),
     Variant("avx2", "-mavx2 -mfma -mf16c", frozenset({"avx2", "fma", "f16c"})),
     Variant("portable", "", frozenset()),
 )

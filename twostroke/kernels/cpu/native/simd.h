@@ -19,7 +19,7 @@ struct Float16 {
 
 }  // namespace twostroke
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BW__)
 #include "simd_avx512.h"
 #elif defined(__AVX2__)
 #include "simd_avx2.h"

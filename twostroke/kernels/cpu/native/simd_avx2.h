@@ -97,9 +97,7 @@ inline void store_part(T *p, F x, int n) {
 }
 
 // Words of two bfloat16: the first or the second of each, as floats.
-inline F first_of_pairs(F words) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(words), 16)); }
-inline F second_of_pairs(F words) {
-    return _mm256_and_ps(words, _mm256_castsi256_ps(_mm256_set1_epi32(int32_t(0xffff0000))));
-}
+inline F first_of_pairs(F words) { return first_bfloat16(_mm256_castps_si256(words)); }
+inline F second_of_pairs(F words) { return second_bfloat16(_mm256_castps_si256(words)); }
 
 }  // namespace twostroke::simd

@@ -1,4 +1,4 @@
-// `simd.h` for AVX-512 with its bfloat16 products.
+// `simd.h` for AVX-512 (F, BW, VL, DQ), with bfloat16 products where the machine has them.
 
 #pragma once
 
@@ -37,8 +37,30 @@ inline F widen(__m256i halves, BFloat16) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 inline F widen(__m256i halves, Float16) { return _mm512_cvtph_ps(halves); }
-inline __m256i narrow(F x, BFloat16) { return (__m256i)_mm512_cvtneps_pbh(x); }
+inline __m256i narrow(F x, BFloat16) {
+#if defined(__AVX512BF16__)
+    return (__m256i)_mm512_cvtneps_pbh(x);
+#else
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));  // ties go to even
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+#endif
+}
 inline __m256i narrow(F x, Float16) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+using I = __m512i;  // W words of 32 bits, each an integer, two bfloat16, two int16 or four int8
+
+inline I load_words(const void *p) { return _mm512_loadu_si512(p); }
+inline I set1_word(int32_t x) { return _mm512_set1_epi32(x); }
+inline F first_bfloat16(I x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+inline F second_bfloat16(I x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int32_t(0xffff0000))));
+}
+inline I even_int8(I x) { return _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8); }
+inline I odd_int8(I x) { return _mm512_srai_epi16(x, 8); }
+inline I add_products(I sum, I a, I b) { return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b)); }
+inline F to_floats(I x) { return _mm512_cvtepi32_ps(x); }
 
 inline F load(const float *p) { return _mm512_loadu_ps(p); }
 inline F load_part(const float *p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
@@ -63,12 +85,10 @@ inline void store_part(T *p, F x, int n) {
 }
 
 // Words of two bfloat16: the first or the second of each, as floats.
-inline F first_of_pairs(F words) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(words), 16)); }
-inline F second_of_pairs(F words) {
-    return _mm512_castsi512_ps(
-        _mm512_and_si512(_mm512_castps_si512(words), _mm512_set1_epi32(int32_t(0xffff0000))));
-}
+inline F first_of_pairs(F words) { return first_bfloat16(_mm512_castps_si512(words)); }
+inline F second_of_pairs(F words) { return second_bfloat16(_mm512_castps_si512(words)); }
 
+#if defined(__AVX512BF16__)
 // Words of two bfloat16: each lane of `sum` gains both products.
 inline F fma_pairs(F a, F b, F sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
@@ -76,5 +96,6 @@ inline F fma_pairs(F a, F b, F sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, 
 inline void store_narrow(float *words, F low, F high) {
     _mm512_storeu_si512(words, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
+#endif
 
 }  // namespace twostroke::simd
