@@ -92,6 +92,15 @@ def played() -> Iterator[tuple[PlayedServer, str]]:
         loop.close()
 
 
+ON_A_TERMINAL = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.login_tty(0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Tests that a shell runs in the background ignore Ctrl-C, and so would their children."""
+
+
 class Terminal:
     """A program on a pseudo terminal."""
 
@@ -99,7 +108,7 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         self.screen = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "import os, sys; os.login_tty(0); os.execvp(sys.argv[1], sys.argv[1:])", *command],
+            [sys.executable, "-c", ON_A_TERMINAL, *command],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -269,9 +269,11 @@ async def test_grpc_connections_that_say_nothing_make_room_for_those_that_call(
         stub = inference_pb2_grpc.InferenceStub(frontend.channel)
         assert [message async for message in stub.Generate(inference_pb2.GenerateRequest(text="a"))]
         silent = [await asyncio.open_connection(*frontend.grpc_address.split(":")) for _ in range(6)]
-        await asyncio.gather(*(ends(reader) for reader, _ in silent[:4]))
+        ending = [asyncio.create_task(ends(reader)) for reader, _ in silent]
+        while sum(task.done() for task in ending) < 4:  # which four is open: they came at once
+            await asyncio.wait([task for task in ending if not task.done()], return_when=asyncio.FIRST_COMPLETED)
         later = [await asyncio.open_connection(*frontend.grpc_address.split(":")) for _ in range(2)]
-        await asyncio.gather(*(ends(reader) for reader, _ in silent[4:]))
+        await asyncio.gather(*ending)
         assert frontend.channel.get_state() is grpc.ChannelConnectivity.READY, "it has called, and stays"
         assert [message async for message in stub.Generate(inference_pb2.GenerateRequest(text="a"))]
         for _, writer in (*silent, *later):
