@@ -109,9 +109,10 @@ class Admission:
 
     def wake(self, workers: Workers, now_s: float) -> list[Verdict]:
         """Returns what has become of queued requests. Call it when workers have changed, and at `wake_at_s`."""
-        for worker in workers.by_id.values():
-            if worker.worker_id in self.false_rejections.workers and not worker.load.queued_s:
-                self.false_rejections.drained(worker.worker_id, now_s)
+        for worker_id in list(self.false_rejections.workers):
+            worker = workers.by_id.get(worker_id)
+            if worker is not None and not worker.load.queued_s:
+                self.false_rejections.drained(worker_id, now_s)
         verdicts, self._displaced, self._wake_at_s = self._displaced, [], None
         if self._queued and not workers.decode:
             return [*verdicts, *(self._strand(request_id, now_s) for request_id in list(self._queued))]

@@ -117,6 +117,11 @@ class Worker:
         return max(0.0, self.load.queued_s - age_s)
 
     @property
+    def computes_until_s(self) -> float:
+        """When the queue that it reported will be done; 0 where it reported none."""
+        return self.load.queued_s and (self.reported_at_s or 0.0) + self.load.queued_s
+
+    @property
     def utilisation(self) -> float:
         """Share of the last minute or so that it spent on prompt tokens."""
         return min(1.0, self._busy_share)

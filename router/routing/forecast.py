@@ -7,6 +7,8 @@ can be compared with what happens.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,6 +20,8 @@ UNKNOWN_COST = StepCost(step_s=0.03, stream_s=3e-4, prompt_token_s=1e-3)
 """Cost while no worker has run a step: that of a small model on a small CPU."""
 UNKNOWN_LINK = LinkRate(latency_s=0.005, bytes_per_s=1e9)
 """Rate while no worker has pulled from another: shared memory, or a good wire. Measured latencies of 0 are unknown."""
+MANY_LINKS = 256
+"""Links whose mean stands for that of all: a large fleet has hundreds of thousands."""
 UNKNOWN_STEP_TOKENS = 512
 UNKNOWN_STEP_TARGET_S = 1.0
 UNKNOWN_OUTPUT_TOKENS = 256
@@ -53,9 +57,16 @@ class Forecaster:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        views = (*snapshot.prefill, *snapshot.decode)
-        self._cost = _mean_cost([view.cost for view in views])
-        self._link = _mean_link(views)
+
+    @functools.cached_property
+    def _cost(self) -> StepCost:
+        """What a worker's steps cost that has not run any: the others' mean."""
+        return _mean_cost([view.cost for view in (*self._snapshot.prefill, *self._snapshot.decode)])
+
+    @functools.cached_property
+    def _link(self) -> LinkRate:
+        """The rate between workers that have not pulled from one another: the others' mean."""
+        return _mean_link((*self._snapshot.prefill, *self._snapshot.decode))
 
     def at_source(self, source: WorkerView, peer: PrefixHolder | None = None) -> Computing:
         """Forecasts that `source` computes all full blocks that it cannot get."""
@@ -207,7 +218,7 @@ def _mean_cost(costs: Iterable[StepCost]) -> StepCost:
 
 
 def _mean_link(views: Iterable[WorkerView]) -> LinkRate:
-    links = [link for view in views for link in view.links.values()]
+    links = list(itertools.islice((link for view in views for link in view.links.values()), MANY_LINKS))
     latencies_s = [link.latency_s for link in links if link.latency_s]
     bytes_per_s = _mean([link.bytes_per_s for link in links], UNKNOWN_LINK.bytes_per_s)
     return LinkRate(_mean(latencies_s, UNKNOWN_LINK.latency_s), bytes_per_s)

@@ -82,6 +82,8 @@ class Snapshot:
     """Never empty."""
     prefill: tuple[WorkerView, ...] = ()
     """Workers that can be the page source."""
+    prefill_utilisation: float | None = None
+    """Mean utilisation of all prefill workers, where `prefill` has some of them only."""
     block_hashes: tuple[BlockHash, ...] = ()
     """Hashes of the full blocks, for policies that go by their own history."""
     output_tokens: int = 0

@@ -208,7 +208,7 @@ class PrefixIndex:
     def leading_blocks(
         self, hashes: Sequence[BlockHash], also: Coming | None = None
     ) -> dict[WorkerId, tuple[int, ...]]:
-        """Returns how many of the first blocks each worker holds; workers that hold none are left out.
+        """Returns how many of the first blocks each worker holds, the fewest first, without those that hold none.
 
         There is one number for each tier down to the lowest on which the worker holds anything: blocks on the device;
         there or in host memory; there, in host memory or on disk. `also` names workers that are about to hold a block

@@ -222,6 +222,11 @@ class Reservations:
             return NOTHING
         return ReservedShare(reserved.tokens, max(0.0, reserved.seconds), reserved.pages, reserved.streams)
 
+    def seconds_on(self, worker: WorkerId) -> float:
+        """Returns the predicted seconds of everything reserved on one worker."""
+        reserved = self._reserved.get(worker)
+        return 0.0 if reserved is None else max(0.0, reserved.seconds)
+
     def own_share(self, request_id: RequestId, worker: WorkerId) -> ReservedShare:
         """Returns what still counts on the worker of a request that this router placed."""
         reserved = self._reserved.get(worker)

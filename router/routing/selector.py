@@ -8,16 +8,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-import statistics
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
 from router.fleet.worker import LinkRate, Worker
+from router.routing.candidates import BY_QUEUE, BY_STREAMS, Candidates, Need
 from router.routing.forecast import UNKNOWN_LINK
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
+from router.routing.prediction_residual import PredictionResidual
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
 from twostroke.ids import BlockHash, RequestId, WorkerId
@@ -27,12 +27,6 @@ OUTPUT_MEMORY = 0.02
 """Weight of the latest output in the expected length of the next one: the last fifty count most."""
 TOKEN_MEMORY = 0.1
 """Weight of the latest request in the expected time between two tokens, which changes as soon as load does."""
-RESIDUAL_MEMORY = 63
-"""Residuals that count: enough for a steady median, few enough to follow a change within a minute of traffic."""
-LEAST_RESIDUALS = 8
-"""Fewer residuals say nothing: the first requests of a fleet meet everything for the first time."""
-RESIDUAL_FRESH_S = 60.0
-"""Older residuals do not count: while a bad minute refuses every request, no request would show a better one."""
 
 NOTHING_PASSED: Mapping[WorkerId, float] = MappingProxyType({})
 
@@ -81,9 +75,31 @@ class Workers:
         return all(worker in self.by_id for worker in (decision.decode, decision.source, decision.peer) if worker)
 
 
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Leading blocks of one request, per worker and down to each tier, as `PrefixIndex.leading_blocks` returns them."""
+
+    resident: dict[WorkerId, tuple[int, ...]]
+    """Blocks that are there."""
+    held: dict[WorkerId, tuple[int, ...]]
+    """With those that are about to be."""
+
+
 class Selector:
-    def __init__(self, policy: Policy, index: PrefixIndex, reservations: Reservations, *, seed: int | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        index: PrefixIndex,
+        reservations: Reservations,
+        *,
+        seed: int | None,
+        narrows: bool = False,
+    ) -> None:
+        """`narrows`: of a large fleet the policy sees `candidates` alone."""
         self._policy = policy
+        self._narrows = narrows
+        self._decode = Candidates((BY_STREAMS, BY_QUEUE), reservations, seed)
+        self._prefill = Candidates((BY_QUEUE,), reservations, seed)
         self._index = index
         self._reservations = reservations
         self._draws = random.Random(seed)
@@ -111,10 +127,11 @@ class Selector:
         `passes_s`: per worker, the reserved seconds that this request goes before. `is_tentative`: the request waits;
         `dispatched` is called when it goes.
         """
-        snapshot = self.snapshot(request, workers, now_s, passes_s=passes_s)
+        prefixes = self._look_up(request.block_hashes)
+        snapshot = self._snapshot(request, prefixes, workers, now_s, passes_s)
         cached = max(view.cached_blocks for view in (*snapshot.decode, *snapshot.prefill))
         self._index.re_reference.asked(request.block_hashes[cached:])
-        decision = self._with_source_of_coming_blocks(snapshot, self._policy(snapshot))
+        decision = self._with_source_of_coming_blocks(snapshot, prefixes, self._policy(snapshot))
         self._turn += 1
         self._reservations.place(request.request_id, _shares(snapshot, decision), request.block_hashes)
         if not is_tentative:
@@ -130,7 +147,7 @@ class Selector:
             if source is None or not pages:
                 continue
             known = workers.by_id[target].links if target in workers.by_id else NO_LINKS
-            link = known.get(source) or _usual_link([*workers.by_id.values()])
+            link = known.get(source) or _usual_link(workers.by_id.values())
             seconds = pages * workers.shape.page_bytes / link.bytes_per_s
             for until_s, worker in ((self._fetching_until_s, target), (self._serving_until_s, source)):
                 until_s[worker] = max(until_s.get(worker, 0.0), now_s) + seconds
@@ -142,23 +159,43 @@ class Selector:
         self, request: Routable, workers: Workers, now_s: float, *, passes_s: Mapping[WorkerId, float] = NOTHING_PASSED
     ) -> Snapshot:
         """Returns what the policy sees."""
-        hashes = request.block_hashes
+        return self._snapshot(request, self._look_up(request.block_hashes), workers, now_s, passes_s)
+
+    def _look_up(self, hashes: Sequence[BlockHash]) -> Prefixes:
         resident = held = self._index.leading_blocks(hashes)
         if hashes and any(True for _ in self._reservations.coming(hashes[0])):
             held = self._index.leading_blocks(hashes, self._reservations.coming)
+        return Prefixes(resident, held)
 
-        def view(worker: Worker) -> WorkerView:
-            worker_id = worker.worker_id
-            in_memory = _in_memory(resident.get(worker_id, ()))
-            return self._view(worker, held.get(worker_id, ()), in_memory, passes_s.get(worker_id, 0.0), now_s)
+    def _snapshot(
+        self,
+        request: Routable,
+        prefixes: Prefixes,
+        workers: Workers,
+        now_s: float,
+        passes_s: Mapping[WorkerId, float],
+    ) -> Snapshot:
+        def queue_s(worker: Worker) -> float:
+            ahead_s = self._reservations.seconds_on(worker.worker_id) - passes_s.get(worker.worker_id, 0.0)
+            return worker.queue_s(now_s) + max(0.0, ahead_s)
 
+        need = Need(
+            tokens=request.known_tokens, block_size=workers.shape.block_size, held=prefixes.held, queue_s=queue_s
+        )
+
+        def views(role: Sequence[Worker], candidates: Candidates) -> tuple[WorkerView, ...]:
+            seen = candidates.among(role, workers.by_id, need) if self._narrows else role
+            return tuple(self._view(worker, prefixes, passes_s.get(worker.worker_id, 0.0), now_s) for worker in seen)
+
+        hashes = request.block_hashes
         return Snapshot(
             known_tokens=request.known_tokens,
             full_blocks=len(hashes),
             block_size=workers.shape.block_size,
             page_bytes=workers.shape.page_bytes,
-            decode=tuple(map(view, workers.decode)),
-            prefill=tuple(map(view, workers.prefill)),
+            decode=views(workers.decode, self._decode),
+            prefill=views(workers.prefill, self._prefill),
+            prefill_utilisation=self._prefill.utilisation if self._narrows else None,
             block_hashes=hashes,
             output_tokens=min(request.most_output_tokens, round(self.output_tokens) or request.most_output_tokens),
             re_reference_rate=self._index.re_reference.rate,
@@ -185,7 +222,7 @@ class Selector:
         residual_s = seconds - decision.forecast.foreseen_s
         self._residual.observe(residual_s, now_s, is_local=decision.source is None)
 
-    def _view(self, worker: Worker, held: tuple[int, ...], resident: int, passed_s: float, now_s: float) -> WorkerView:
+    def _view(self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float) -> WorkerView:
         load, worker_id = worker.load, worker.worker_id
         reserved = self._reservations.on(worker_id)
         ahead_s = max(0.0, reserved.seconds - passed_s)
@@ -205,8 +242,8 @@ class Selector:
             cost=worker.cost,
             step_tokens=load.costs.step_tokens,
             step_target_s=load.costs.step_target_s,
-            depths=_depths(held, len(worker.tier_page_s)),
-            resident_blocks=resident,
+            depths=_depths(prefixes.held.get(worker_id, ()), len(worker.tier_page_s)),
+            resident_blocks=_in_memory(prefixes.resident.get(worker_id, ())),
             tier_page_s=worker.tier_page_s,
             links=worker.links,
             fetch_wait_s=max(0.0, self._fetching_until_s.get(worker_id, 0.0) - now_s),
@@ -214,7 +251,7 @@ class Selector:
             utilisation=worker.utilisation,
         )
 
-    def _with_source_of_coming_blocks(self, snapshot: Snapshot, decision: Decision) -> Decision:
+    def _with_source_of_coming_blocks(self, snapshot: Snapshot, prefixes: Prefixes, decision: Decision) -> Decision:
         """Names the page source where all blocks are on their way to the decode worker.
 
         Should the pull that brings them die, this request's own pull can go on there.
@@ -222,46 +259,13 @@ class Selector:
         hashes = snapshot.block_hashes
         if decision.source is not None or decision.peer is not None or not hashes:
             return decision
-        if self._index.leading_blocks(hashes).get(decision.decode, (0,))[-1] == len(hashes):
+        if prefixes.resident.get(decision.decode, (0,))[-1] == len(hashes):
             return decision
         if next(view for view in snapshot.decode if view.worker == decision.decode).cached_blocks < len(hashes):
             return decision
         sources = {view.worker for view in snapshot.prefill}
         coming_from = next((w for w in self._reservations.coming(hashes[-1]) if w in sources), None)
         return dataclasses.replace(decision, source=coming_from)
-
-
-class PredictionResidual:
-    """Learns what first tokens take beyond their forecast: rpcs, parsing, waking up.
-
-    It is a median, one for prompts that the decode worker computes and one for the others: a request that met something
-    odd moves it by one place.
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[bool, deque[tuple[float, float]]] = {
-            local: deque(maxlen=RESIDUAL_MEMORY) for local in (False, True)
-        }
-        """When each was seen, and its seconds."""
-        self._median_s = {False: 0.0, True: 0.0}
-
-    def seconds(self, now_s: float, *, is_local: bool) -> float:
-        seen = self._seen[is_local]
-        if seen and seen[0][0] + RESIDUAL_FRESH_S < now_s:
-            while seen and seen[0][0] + RESIDUAL_FRESH_S < now_s:
-                seen.popleft()
-            self._update(is_local)
-        return self._median_s[is_local]
-
-    def observe(self, seconds: float, now_s: float, *, is_local: bool) -> None:
-        """A first token came this much later than was forecast."""
-        self._seen[is_local].append((now_s, seconds))
-        self._update(is_local)
-
-    def _update(self, is_local: bool) -> None:
-        seen = self._seen[is_local]
-        enough = len(seen) >= LEAST_RESIDUALS
-        self._median_s[is_local] = max(0.0, statistics.median(seconds for _, seconds in seen)) if enough else 0.0
 
 
 def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:
@@ -275,7 +279,7 @@ def _in_memory(depths: tuple[int, ...]) -> int:
     return depths[min(Tier.HOST, len(depths) - 1)] if depths else 0
 
 
-def _usual_link(workers: Sequence[Worker]) -> LinkRate:
+def _usual_link(workers: Iterable[Worker]) -> LinkRate:
     return next((link for worker in workers for link in worker.links.values()), UNKNOWN_LINK)
 
 

@@ -16,7 +16,7 @@ from router.fleet.link_pool import LinkPool
 from router.fleet.worker import Worker
 from router.fleet.worker_link import TokenStream
 from router.metrics import RouterMetrics
-from router.routing.policies import RECONSIDERING, policy_named
+from router.routing.policies import NARROWING, RECONSIDERING, policy_named
 from router.routing.policy import Decision
 from router.routing.routing_state import RoutingState
 from router.routing.selector import Selector, Shape, Workers
@@ -48,7 +48,13 @@ class Placer:
         self.policy = settings.policy
         self._reservations = routing.reservations
         seed = None if settings.seed is None else settings.seed + config.rank
-        self.selector = Selector(policy_named(settings.policy), routing.index, routing.reservations, seed=seed)
+        self.selector = Selector(
+            policy_named(settings.policy),
+            routing.index,
+            routing.reservations,
+            seed=seed,
+            narrows=settings.policy in NARROWING,
+        )
         rules = Rules(
             reconsiders=settings.policy in RECONSIDERING,
             slo_ttft_s=settings.slo_ttft_s,

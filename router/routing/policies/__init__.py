@@ -43,6 +43,9 @@ CACHE_BLIND = frozenset({"random", "round-robin", "power-of-two", "least-request
 RECONSIDERING = frozenset({"kv", "kv-no-peers"})
 """Policies that may be asked again about a queued request: their choice depends on the snapshot alone."""
 
+NARROWING = frozenset({"kv", "kv-no-peers"})
+"""Policies that see a few candidates of a large fleet; the others rank all workers, as in the systems they are of."""
+
 
 def policy_named(name: str) -> Policy:
     """Returns a new policy. Raises ConfigError that lists the names."""

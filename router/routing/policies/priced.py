@@ -65,7 +65,10 @@ class _Pricing:
         self._snapshot = snapshot
         self._prices = prices
         self._forecaster = Forecaster(snapshot)
-        self._pool_price = self._price_of_a_second(_average([view.utilisation for view in snapshot.prefill]))
+        utilisation = snapshot.prefill_utilisation
+        if utilisation is None:
+            utilisation = _average([view.utilisation for view in snapshot.prefill])
+        self._pool_price = self._price_of_a_second(utilisation)
         self._holders = self._best_holders() if prices.pulls_from_peers else []
 
     def choose(self) -> Decision:

@@ -14,7 +14,7 @@ from rich.console import Console
 from cluster.flags.checks import STDOUT
 from router.admission.queued_request import QueuedRequest
 from router.fleet.worker import Worker
-from router.routing.policies import policy_named
+from router.routing.policies import NARROWING, policy_named
 from router.routing.reservations import Reservations
 from router.routing.selector import Selector, Shape, Workers
 from tests.bench.decisions.options import DecisionOptions
@@ -74,7 +74,13 @@ def measure(options: DecisionOptions) -> list[Taken]:
 def _taken(options: DecisionOptions, content: Content, subject: OurIndex, depth: int) -> Taken:
     draws = random.Random(f"loads {options.seed}")
     reservations = Reservations()
-    selector = Selector(policy_named(options.policy), subject.index, reservations, seed=options.seed)
+    selector = Selector(
+        policy_named(options.policy),
+        subject.index,
+        reservations,
+        seed=options.seed,
+        narrows=options.policy in NARROWING,
+    )
     decode, prefill = _workers(subject, draws)
     workers = Workers(Shape(block_size=BLOCK_TOKENS, page_bytes=1 << 20), decode, prefill)
     wall_s: list[float] = []

@@ -16,7 +16,7 @@ from router.admission.admission_queue import PAUSE_S
 from router.admission.queued_request import Placement, QueuedRequest, Reason, Refused, Rules, Stranded, Verdict
 from router.fleet.liveness import Liveness
 from router.fleet.worker import Worker, WorkerStatus
-from router.routing.policies import RECONSIDERING
+from router.routing.policies import NARROWING, RECONSIDERING
 from router.routing.policy import Policy
 from router.routing.prefix_index import Applied, PrefixIndex
 from router.routing.reservations import ReservationChanges, Reservations, ReservationWatch
@@ -50,14 +50,17 @@ class RoutingAdapters:
 
     def __call__(self, shape: FleetShape, router: int, events: EventUse) -> RoutingAdapter:
         rules = Rules(queues=self.holds, reconsiders=self.policy in RECONSIDERING, slo_ttft_s=shape.slo_ttft_s)
-        return RoutingAdapter(self.new_policy(), rules, shape, events, seed=shape.seed * 1000 + router)
+        narrows, seed = self.policy in NARROWING, shape.seed * 1000 + router
+        return RoutingAdapter(self.new_policy(), rules, shape, events, seed=seed, narrows=narrows)
 
 
 class RoutingAdapter:
-    def __init__(self, policy: Policy, rules: Rules, shape: FleetShape, events: EventUse, seed: int) -> None:
+    def __init__(
+        self, policy: Policy, rules: Rules, shape: FleetShape, events: EventUse, *, seed: int, narrows: bool
+    ) -> None:
         self._index = PrefixIndex()
         self._reservations = Reservations()
-        self._selector = Selector(policy, self._index, self._reservations, seed=seed)
+        self._selector = Selector(policy, self._index, self._reservations, seed=seed, narrows=narrows)
         self._admission = Admission(rules, self._selector, self._reservations)
         self._shape = Shape(block_size=shape.block_size, page_bytes=shape.page_bytes)
         self._watches: dict[str, ReservationWatch] = {}

@@ -1,0 +1,140 @@
+"""Narrows a large fleet down to the workers that one request could be best off with, in time that hardly grows with it.
+
+These are workers that hold the request's prefix, the least loaded ones, and a few drawn at random, so that a worker
+whose reports mislead is found out. A small fleet is taken whole.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from router.fleet.worker import Worker
+from router.routing.load_order import LoadOrder, WorkerLoad
+from router.routing.reservations import Reservations
+from twostroke.ids import WorkerId
+from twostroke.rpc.v1.control_pb2 import Load
+
+WHOLE = 24
+"""Workers of a role of which all are candidates."""
+HOLDERS = 4
+"""Holders of the prefix that are candidates, by the time until the prompt would be computed there."""
+DEEPEST = 2
+"""Holders that are candidates because they hold most, however busy: others can fetch from them."""
+COMPARED_HOLDERS = 32
+"""Holders compared, those that hold most: a system prompt is held by all workers."""
+LEAST_LOADED = 4
+"""Candidates for each kind of load."""
+DRAWN = 2
+"""Candidates drawn."""
+MOST_LOOKS = 48
+"""Workers looked at to find the least loaded ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one request needs, and how loaded it finds a worker."""
+
+    tokens: int
+    """Known tokens."""
+    block_size: int
+    held: dict[WorkerId, tuple[int, ...]]
+    """Leading blocks that each worker holds or is about to hold, down to each tier, the fewest first; workers with none
+    are left out."""
+    queue_s: Callable[[Worker], float]
+    """Predicted seconds until the worker has computed what goes before this request."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadKind:
+    """One way to compare loads; `now` is not less than `reported`, save for what time has taken from both."""
+
+    reported: Callable[[Worker], WorkerLoad]
+    now: Callable[[Worker, Need, Reservations], WorkerLoad]
+
+
+BY_QUEUE = LoadKind(
+    lambda worker: (worker.computes_until_s, -worker.load.pages_free),
+    lambda worker, need, _: (need.queue_s(worker), -worker.load.pages_free),
+)
+"""Those that would begin a prompt soonest; of idle ones those with free pages, where nothing has to be evicted."""
+BY_STREAMS = LoadKind(
+    lambda worker: (worker.load.waiting, worker.load.running, worker.load.pages_active),
+    lambda worker, _, reservations: (
+        worker.load.waiting,
+        worker.load.running + reservations.requests_on(worker.worker_id),
+        worker.load.pages_active,
+    ),
+)
+"""Those whose steps are shortest."""
+
+
+class Candidates:
+    """Follows the reports of one role's workers."""
+
+    def __init__(self, kinds: Sequence[LoadKind], reservations: Reservations, seed: int | None) -> None:
+        self._draws = random.Random(seed)
+        self._reservations = reservations
+        self._orders = [(kind, LoadOrder(self._ties_drawn(kind))) for kind in kinds]
+        self._seen: dict[WorkerId, Load] = {}
+        self._utilisation: dict[WorkerId, float] = {}
+
+    @property
+    def utilisation(self) -> float:
+        """The mean of all workers that were given to `among`, as last reported."""
+        return sum(self._utilisation.values()) / len(self._utilisation) if self._utilisation else 0.0
+
+    def among(self, workers: Sequence[Worker], by_id: Mapping[WorkerId, Worker], need: Need) -> Sequence[Worker]:
+        """Returns a few of the workers, each once; all of them where they are few. `by_id` has all of them and may have
+        others."""
+        self._follow(workers)
+        if len(workers) <= WHOLE:
+            return workers
+        chosen = self._best_holders(by_id, need)
+        for kind, order in self._orders:
+            chosen.update(self._least_loaded(by_id, need, kind, order))
+        chosen.update(worker.worker_id for worker in self._draws.sample(workers, DRAWN))
+        return [by_id[worker] for worker in sorted(chosen)]
+
+    def _follow(self, workers: Sequence[Worker]) -> None:
+        """Takes over the reports that have come since the last time, and forgets workers that are gone."""
+        seen = self._seen
+        for worker in workers:
+            if seen.get(worker.worker_id) is not worker.load:
+                seen[worker.worker_id] = worker.load
+                self._utilisation[worker.worker_id] = worker.utilisation
+                for _, order in self._orders:
+                    order.put(worker)
+        if len(seen) > len(workers):
+            for gone in seen.keys() - {worker.worker_id for worker in workers}:
+                del seen[gone], self._utilisation[gone]
+                for _, order in self._orders:
+                    order.drop(gone)
+
+    def _best_holders(self, workers: Mapping[WorkerId, Worker], need: Need) -> set[WorkerId]:
+        deepest = list(itertools.islice((each for each in reversed(need.held) if each in self._seen), COMPARED_HOLDERS))
+
+        def computed_in_s(holder: WorkerId) -> float:
+            worker = workers[holder]
+            missing = max(0, need.tokens - need.held[holder][-1] * need.block_size)
+            return need.queue_s(worker) + missing * worker.cost.prompt_token_s
+
+        return {*deepest[:DEEPEST], *heapq.nsmallest(HOLDERS, deepest, key=computed_in_s)}
+
+    def _least_loaded(
+        self, workers: Mapping[WorkerId, Worker], need: Need, kind: LoadKind, order: LoadOrder
+    ) -> list[WorkerId]:
+        return order.least(
+            LEAST_LOADED,
+            workers,
+            placements=self._reservations.requests_on,
+            load_now=lambda worker: kind.now(worker, need, self._reservations),
+            most_looks=MOST_LOOKS,
+        )
+
+    def _ties_drawn(self, kind: LoadKind) -> Callable[[Worker], WorkerLoad]:
+        """Equally loaded workers come in an order that changes with their reports."""
+        return lambda worker: (*kind.reported(worker), self._draws.random())
