@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from router.fleet.worker import LinkRate
 from router.routing.policy import Decision, Forecast, Snapshot, WorkerView
+from twostroke.ids import WorkerId
 from twostroke.scheduler.cost import Budget, Queued, StepCost
 
 UNKNOWN_COST = StepCost(step_s=0.03, stream_s=3e-4, prompt_token_s=1e-3)
@@ -57,6 +58,9 @@ class Forecaster:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
+        self._admissions_s: dict[tuple[WorkerId, int], float] = {}
+        self._tails_s: dict[tuple[WorkerId, bool], float] = {}
+        """A decode worker is forecast with every page source, and these do not depend on it."""
 
     @functools.cached_property
     def _cost(self) -> StepCost:
@@ -88,7 +92,7 @@ class Forecaster:
             prefill_s=computing.prefill_s,
             transfer_s=transfer_s,
             admission_s=self.admission_s(decode, missing + 1),
-            tail_s=self.tail_s(decode, source is not None),
+            tail_s=self.tail_s(decode, pulls=source is not None),
             residual_s=self._snapshot.residual_s[source is None],
             cached_blocks=computing.cached_blocks,
             computed_tokens=computing.computed_tokens,
@@ -101,6 +105,12 @@ class Forecaster:
 
         Running sequences are expected to return theirs evenly over the time of an output.
         """
+        known_s = self._admissions_s.get((decode.worker, pages))
+        if known_s is None:
+            known_s = self._admissions_s[decode.worker, pages] = self._admission_s(decode, pages)
+        return known_s
+
+    def _admission_s(self, decode: WorkerView, pages: int) -> float:
         slots_short = decode.slots_taken + 1 - decode.slots if decode.slots else 0.0
         pages_short = pages * (1 + decode.waiting) - decode.pages_free - decode.pages_cached
         if slots_short <= 0 and pages_short <= 0:
@@ -115,6 +125,12 @@ class Forecaster:
 
         It begins when the step before has ended: after half a step, on average.
         """
+        known_s = self._tails_s.get((decode.worker, pulls))
+        if known_s is None:
+            known_s = self._tails_s[decode.worker, pulls] = self._tail_s(decode, pulls)
+        return known_s
+
+    def _tail_s(self, decode: WorkerView, pulls: bool) -> float:
         snapshot, step_s = self._snapshot, self.step_s(decode)
         tail = max(1, snapshot.known_tokens - snapshot.full_blocks * snapshot.block_size) if pulls else 0
         tail_s = self.cost(decode).of_prompt(tail, snapshot.known_tokens - tail, 0)

@@ -13,9 +13,10 @@ from tests.bench.__main__ import PROGRAM
 SMALL = ["decisions", "--blocks", "8000", "--workers", "8", "--decisions", "120"]
 
 
-def test_both_lengths_of_prompts_are_timed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [8, 60])
+def test_both_lengths_of_prompts_are_timed(workers: int, tmp_path: Path) -> None:
     told = tmp_path / "decisions.json"
-    assert PROGRAM.main([*SMALL, "--json", str(told)]) == 0
+    assert PROGRAM.main([*SMALL, "--workers", str(workers), "--json", str(told)]) == 0
     short, long = json.loads(told.read_text())["decisions"]
     assert (short["blocks"], long["blocks"]) == (24, 750)
     for row in (short, long):

@@ -6,9 +6,13 @@ import random
 
 import pytest
 
+from router.admission.queued_request import QueuedRequest
 from router.fleet.worker import Worker
 from router.routing.candidates import BY_QUEUE, BY_STREAMS, COMPARED_HOLDERS, LEAST_LOADED, WHOLE, Candidates, Need
+from router.routing.policies import policy_named
+from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
+from router.routing.selector import Selector, Shape, Workers
 from twostroke.config import Role
 from twostroke.ids import Epoch, RequestId, WorkerId
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, Load, StepCosts
@@ -106,6 +110,26 @@ def test_a_worker_that_is_gone_is_not_chosen_and_may_come_back() -> None:
     assert idle.worker_id in room.among()
     assert idle.worker_id not in room.among(workers=[worker for worker in room.workers if worker is not idle])
     assert idle.worker_id in room.among()
+
+
+def test_the_policy_sees_the_candidates_and_ranks_as_it_would_rank_all() -> None:
+    room = Room()
+    for worker in room.workers:
+        room.report(worker, queued_s=5.0, running=20)
+    idle = room.workers[123]
+    room.report(idle, queued_s=0.0, running=0)
+    request = QueuedRequest(
+        request_id=RequestId("r"), known_tokens=160, block_hashes=(), most_output_tokens=50, arrived_s=0.0
+    )
+    workers = Workers(Shape(block_size=16, page_bytes=1000), room.workers, ())
+    seen: dict[bool, int] = {}
+    for narrows in (False, True):
+        selector = Selector(policy_named("kv"), PrefixIndex(), room.reservations, seed=1, narrows=narrows)
+        seen[narrows] = len(selector.snapshot(request, workers, 0.0).decode)
+        assert selector.select(request, workers, 0.0).decode == idle.worker_id
+        room.reservations.end(request.request_id)
+    assert seen[False] == MANY
+    assert seen[True] < WHOLE
 
 
 def test_the_mean_utilisation_is_that_of_all_workers() -> None:
