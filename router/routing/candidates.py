@@ -82,22 +82,22 @@ class Candidates:
         self._seen: dict[WorkerId, Load] = {}
         self._utilisation: dict[WorkerId, float] = {}
 
-    @property
-    def utilisation(self) -> float:
-        """The mean of all workers that were given to `among`, as last reported."""
-        return sum(self._utilisation.values()) / len(self._utilisation) if self._utilisation else 0.0
-
     def among(self, workers: Sequence[Worker], by_id: Mapping[WorkerId, Worker], need: Need) -> Sequence[Worker]:
         """Returns a few of the workers, each once; all of them where they are few. `by_id` has all of them and may have
         others."""
-        self._follow(workers)
         if len(workers) <= WHOLE:
             return workers
+        self._follow(workers)
         chosen = self._best_holders(by_id, need)
         for kind, order in self._orders:
             chosen.update(self._least_loaded(by_id, need, kind, order))
         chosen.update(worker.worker_id for worker in self._draws.sample(workers, DRAWN))
         return [by_id[worker] for worker in sorted(chosen)]
+
+    def utilisation(self, workers: Sequence[Worker]) -> float:
+        """Returns the mean of all workers that were given to `among` last, as reported."""
+        shares = [w.utilisation for w in workers] if len(workers) <= WHOLE else self._utilisation.values()
+        return sum(shares) / len(shares) if shares else 0.0
 
     def _follow(self, workers: Sequence[Worker]) -> None:
         """Takes over the reports that have come since the last time, and forgets workers that are gone."""

@@ -195,7 +195,7 @@ class Selector:
             page_bytes=workers.shape.page_bytes,
             decode=views(workers.decode, self._decode),
             prefill=views(workers.prefill, self._prefill),
-            prefill_utilisation=self._prefill.utilisation if self._narrows else None,
+            prefill_utilisation=self._prefill.utilisation(workers.prefill) if self._narrows else None,
             block_hashes=hashes,
             output_tokens=min(request.most_output_tokens, round(self.output_tokens) or request.most_output_tokens),
             re_reference_rate=self._index.re_reference.rate,

@@ -139,5 +139,6 @@ def test_the_mean_utilisation_is_that_of_all_workers() -> None:
         worker.report(Load(costs=COSTS, prefill_busy_s=1.0), 1.0)
     room.among()
     expected = sum(worker.utilisation for worker in room.workers) / MANY
-    assert room.candidates.utilisation == pytest.approx(expected)
+    assert room.candidates.utilisation(room.workers) == pytest.approx(expected)
+    assert room.candidates.utilisation(room.workers[:10]) == pytest.approx(room.workers[0].utilisation)
     assert expected > 0
