@@ -6,13 +6,13 @@ import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.metrics_page import total
-from twostroke.config import CacheConfig, ModelConfig
+from twostroke.config import DEFAULT_MODEL, CacheConfig, ModelConfig
+from twostroke.models.fetch import fetch
 
 PROMPT = [504, 3575, 282, 4649, 314, 260, 2240, 282, 1005, 29, 1398, 253, 1343, 327, 354, 28, 284, 1449, 30]
 """Nineteen tokens of ordinary text: one full block and a tail."""
@@ -84,14 +84,14 @@ def stops(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("dtype", "kills"), [("float32", 1), ("bfloat16", 2)])
-async def test_streams_that_move_are_the_same_to_the_last_bit(smollm2_dir: Path, dtype: str, kills: int) -> None:
+async def test_streams_that_move_are_the_same_to_the_last_bit(dtype: str, kills: int) -> None:
     """float32 with --deterministic; bfloat16 as it is, since the native kernels keep it."""
     model = ModelConfig(dtype=dtype, deterministic=dtype == "float32")
     async with running_cluster(
         prefill=1,
         decode=kills + 1,
         model=model,
-        model_dir=smollm2_dir,
+        model_dir=fetch(DEFAULT_MODEL, dtype, lambda stage, part: None),
         cache=CacheConfig(kv_cache_memory_bytes=256 << 20),
     ) as cluster:
         client = Client(cluster.grpc)
