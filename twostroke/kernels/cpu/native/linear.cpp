@@ -74,19 +74,30 @@ void prepare(Team *team, const Linear &w, const Rows &rows, Prepared &prepared) 
     run_parts(team, part_of);
 }
 
+// Panels of a task. It takes some ten microseconds: long beside taking the next one, and short beside the wait for a
+// thread whose core somebody else has got meanwhile.
+int64_t panels_of_task(const Linear &w, int64_t rows, int64_t panels) {
+    constexpr int64_t TASK_PRODUCTS = 4 << 20;
+    constexpr int64_t ROWS_OF_READING = 12;  // reading a panel takes as long as multiplying so many rows with it
+    constexpr int64_t TASKS = 8;             // of a kernel, at least, where it has so many panels
+    const int64_t products = PANEL * w.inputs * (rows + ROWS_OF_READING);
+    return std::max<int64_t>(1, std::min(TASK_PRODUCTS / products, panels / TASKS));
+}
+
 }  // namespace
 
 void linear(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &prepared) {
     prepare(team, w, rows, prepared);
     const int64_t width = w.is_gated ? PANEL / 2 : PANEL;
     const int64_t panels = (w.outputs + width - 1) / width, chunks = (rows.count + CHUNK - 1) / CHUNK;
-    run_parts(team, [&](int part, int parts) {
-        const int64_t end = panels * chunks * (part + 1) / parts;
-        for (int64_t u = panels * chunks * part / parts; u < end; u++) {
-            const int64_t panel = u / chunks, chunk = u % chunks;
-            const int64_t first = rows.count * chunk / chunks, last = rows.count * (chunk + 1) / chunks;
-            unit(w, panel, rows, prepared, first, last, into, chunk == chunks - 1 && u + 1 < end);
-        }
+    const int64_t some = panels_of_task(w, rows.count, panels);
+    run_tasks(team, size_t((panels + some - 1) / some), [&](size_t task) {
+        const int64_t end = std::min(panels, (int64_t(task) + 1) * some);
+        for (int64_t panel = int64_t(task) * some; panel < end; panel++)
+            for (int64_t chunk = 0; chunk < chunks; chunk++) {
+                const int64_t first = rows.count * chunk / chunks, last = rows.count * (chunk + 1) / chunks;
+                unit(w, panel, rows, prepared, first, last, into, chunk == chunks - 1 && panel + 1 < panels);
+            }
     });
 }
 
