@@ -107,6 +107,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             model=config.model,
             cache=cache,
             schedule=config.schedule,
+            slo_ttft_s=config.routing.slo_ttft_s,
             slo_itl_s=scaling.slo_itl_s,
             runtime=config.runtime.replace(threads=config.role(role).threads or config.runtime.threads),
             patience=config.patience,

@@ -39,7 +39,7 @@ from twostroke.worker.host import WorkerHost
 from twostroke.worker.pulls.pages_service import CachedOnlyJob, RequestedBlocks
 from twostroke.worker.pulls.peer_pulls import PeerPulls
 from twostroke.worker.pulls.pull_client import PullReport, PullSpec
-from twostroke.worker.role_host import RoleHost
+from twostroke.worker.role_host import RoleHost, first_token_due_s
 from twostroke.worker.worker import RoleServices
 
 log = logging.getLogger(__name__)
@@ -281,6 +281,7 @@ class RequestManager(RoleServices):
             request.salt,
             request.sampling,
             request.public_blocks,
+            due_s=first_token_due_s(self._host),
         )
 
     def _start_pull(self, state: RequestState, missing: list[int]) -> asyncio.Future[PullReport] | None:

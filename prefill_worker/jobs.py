@@ -22,7 +22,7 @@ from twostroke.tracing.parts import Chunks
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pulls.pages_service import RequestedBlocks
 from twostroke.worker.pulls.peer_pulls import PeerPulls
-from twostroke.worker.role_host import RoleHost
+from twostroke.worker.role_host import RoleHost, first_token_due_s
 from twostroke.worker.worker import RoleServices
 
 
@@ -96,6 +96,7 @@ class BuildJobs(RoleServices):
         _check(wanted.tokens, host.facts)
         sequence = building(wanted.request_id, host.new_session(), wanted.tokens, wanted.block_hashes)
         sequence.pulled_blocks = 0 if wanted.peer is None else wanted.peer.blocks
+        sequence.due_s = first_token_due_s(host)
         host.scheduler.enqueue(sequence)
         job = self._open[sequence] = BuildJob(host, wanted, sequence, self._forget)
         host.loop.wake()

@@ -25,7 +25,8 @@ class RoutingConfig(Settings):
     slo_ttft_s: float | None = setting(
         None,
         above=0,
-        help="refuse requests (429 with Retry-After) whose first token is predicted later than this",
+        help="refuse requests (429 with Retry-After) whose first token is predicted later than this; for prompts that "
+        "would miss it, streams slow down to --slo-itl or --step-target-ms",
         default_text="none",
     )
     max_queued_requests: int = setting(10_000, least=1, help="most requests that wait in a router; one more is refused")

@@ -35,8 +35,8 @@ class ScalingConfig(Settings):
     slo_itl_s: float | None = setting(
         None,
         above=0,
-        help="average time between two tokens that the planner keeps by adding decode workers; --slo-ttft is the same "
-        "for first tokens",
+        help="average time between two tokens that the planner keeps by adding decode workers; steps beside which "
+        "prompts wait are planned shorter; --slo-ttft is the same for first tokens",
         default_text="as many as hold the streams",
     )
     flexible: bool = setting(

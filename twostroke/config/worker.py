@@ -63,6 +63,8 @@ class WorkerConfig(Settings):
     cache: CacheConfig = group(CacheConfig, "cache")
     schedule: ScheduleConfig = group(ScheduleConfig, "schedule")
     runtime: RuntimeConfig = group(RuntimeConfig, "workers")
+    slo_ttft_s: float | None = None
+    """Time to the first token that the cluster promises: streams are slowed down for prompts that would miss it."""
     slo_itl_s: float | None = None
     """Time between two tokens that the cluster promises: steps beside which prompts wait are no longer."""
     pull_timeout_s: float = setting(

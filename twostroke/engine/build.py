@@ -21,6 +21,7 @@ from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.models.digest import DIGEST_BYTES, weights_digest
 from twostroke.profiler import Profiler
 from twostroke.scheduler.batch import Runner
+from twostroke.scheduler.lateness import WaitingPrompts
 
 if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
     import torch
@@ -58,11 +59,11 @@ class LoadedModel:
 class Neighbours(Protocol):
     """The other workers of a host whose cores may be borrowed."""
 
-    def tell_prompts(self, count: int) -> None:
-        """Tell them how many prompts wait here."""
+    def tell_prompts(self, prompts: WaitingPrompts) -> None:
+        """Tell them which prompts wait here."""
 
-    def prompts_beside(self) -> int:
-        """Return how many prompts wait there and would be computed sooner with cores of this worker."""
+    def prompts_beside(self) -> WaitingPrompts:
+        """Return the prompts that wait there and would be computed sooner with cores of this worker."""
 
 
 Loaded = tuple[Runner, Determinism, Neighbours | None]

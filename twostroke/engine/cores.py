@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from twostroke.errors import ConfigError
+from twostroke.scheduler.lateness import WaitingPrompts
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ class Cores:
         self._others: tuple[int, ...] = ()
         """Cores that other workers owned at the last look."""
         self._prompts: memoryview | None = None
-        """How many prompts wait, by the owner's first core; shared with the other workers."""
+        """Two numbers for each owner's first core: prompts that wait, and whether some would be late. They are shared
+        with the other workers."""
         self._look_at_s = 0.0
 
     @classmethod
@@ -100,7 +102,7 @@ class Cores:
         cores = cls(tuple(owned), pin=pin)
         cores.folder, cores._borrows, cores._owned = folder, borrow, list(owned.values())
         cores._prompts = prompts
-        cores.tell_prompts(0)
+        cores.tell_prompts(WaitingPrompts())
         log.info("cores home=%s folder=%s", ",".join(map(str, cores.home)), folder)
         return cores
 
@@ -115,22 +117,27 @@ class Cores:
         """Neighbours may have changed since they were looked up."""
         return self.folder is not None and time.monotonic() >= self._look_at_s
 
-    def tell_prompts(self, count: int) -> None:
-        """Tell the other workers how many prompts would be computed sooner with their cores."""
+    def tell_prompts(self, prompts: WaitingPrompts) -> None:
+        """Tell the other workers which prompts would be computed sooner with their cores."""
         if self._prompts is not None and self.home[0] < MOST_CORES:
-            self._prompts[self.home[0]] = count if self._borrows else 0
+            told = prompts if self._borrows else WaitingPrompts()
+            at = 2 * self.home[0]
+            self._prompts[at], self._prompts[at + 1] = told.count, told.has_late
 
-    def prompts_beside(self) -> int:
-        """Return how many prompts wait at other workers that would borrow a core."""
+    def prompts_beside(self) -> WaitingPrompts:
+        """Return the prompts that wait at other workers that would borrow a core."""
         prompts = self._prompts
-        return 0 if prompts is None else sum(prompts[core] for core in self._others if core < MOST_CORES)
+        if prompts is None:
+            return WaitingPrompts()
+        cells = [2 * core for core in self._others if core < MOST_CORES]
+        return WaitingPrompts(sum(prompts[at] for at in cells), any(prompts[at + 1] for at in cells))
 
     def close(self) -> None:
         """Whoever goes last removes the folder; what a killed worker left there goes with it."""
         if self.folder is None:
             return
         folder, self.folder = self.folder, None
-        self.tell_prompts(0)
+        self.tell_prompts(WaitingPrompts())
         self._prompts = None
         _close_all(self._owned)
         with contextlib.suppress(OSError), _locked(folder, PATIENCE_S):
@@ -192,7 +199,7 @@ def _is_same_file(opened: int, path: Path) -> bool:
 
 
 def _map_prompts(folder: Path) -> memoryview:
-    size = 4 * MOST_CORES
+    size = 2 * 4 * MOST_CORES
     file = os.open(folder / "prompts", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.posix_fallocate(file, 0, size)

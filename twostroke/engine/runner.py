@@ -27,6 +27,7 @@ from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 from twostroke.profiler import ENGINE, KernelRecords, Profiler
 from twostroke.scheduler.batch import Batch, StepResult
+from twostroke.scheduler.lateness import WaitingPrompts
 
 
 class ModelRunner:
@@ -117,11 +118,11 @@ class ModelRunner:
         """Whether steps get shorter by cores of others: the team's kernels do nearly all of their work."""
         return isinstance(self._model, NativeTransformer)
 
-    def tell_prompts(self, count: int) -> None:
-        """Tell the other workers of this host how many prompts wait here, while their cores make steps shorter."""
-        self._cores.tell_prompts(count if self._borrowing.wanted else 0)
+    def tell_prompts(self, prompts: WaitingPrompts) -> None:
+        """Tell the other workers of this host which prompts wait here, while their cores make steps shorter."""
+        self._cores.tell_prompts(prompts if self._borrowing.wanted else WaitingPrompts())
 
-    def prompts_beside(self) -> int:
+    def prompts_beside(self) -> WaitingPrompts:
         return self._cores.prompts_beside()
 
     def logits(self, batch: Batch) -> torch.Tensor | None:

@@ -10,8 +10,9 @@ sequences that end meanwhile keep their pages until the update.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from twostroke.request import FinishReason, SampledToken
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.cost import Budget, Queued
+from twostroke.scheduler.lateness import DuePrompt
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.waiting_queue import WaitingQueue
 
@@ -87,6 +89,19 @@ class Scheduler:
     def prompts(self) -> int:
         """Sequences that wait for their first token, or for their pages where nothing is sampled."""
         return len(self._waiting) + sum([len(each.known) <= each.prompt_tokens for each in self._running])
+
+    def due_prompts(self) -> Iterator[DuePrompt]:
+        """Yield the prompts that are computed here, about in that order.
+
+        It leaves out those far back in the queue: it is called before every step.
+        """
+        for sequence in self._running:
+            start, known = sequence.computed, len(sequence.known)
+            if start < known <= sequence.prompt_tokens and self._runnable_end(sequence, start + 1) > start:
+                tokens = known - start
+                yield DuePrompt(tokens, tokens * (start + tokens / 2), sequence.due_s)
+        for sequence in itertools.islice(self._waiting, ADMISSION_LOOKAHEAD):
+            yield DuePrompt(sequence.pending_tokens, sequence.pending_pairs, sequence.due_s)
 
     def lone_streams(self) -> tuple[int, int] | None:
         """Return the streams and the tokens that they attend to, or None if the next step may run anything else."""

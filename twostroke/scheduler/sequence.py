@@ -44,6 +44,8 @@ class Sequence:
     preemptions: int = 0
     steps: int = 0
     """Steps that it took part in."""
+    due_s: float | None = None
+    """Time on the worker's clock by which its first token was promised."""
     ended: bool = False
 
     @property

@@ -14,6 +14,8 @@ CHAT_TOKENS = 512
 """Tokens that the lone stream attends to."""
 NOTICED_S = 0.1
 """Longer steps are noticed. Where a stream's own are that long, they may become twice as long."""
+PLANNED_SHARE = 0.85
+"""Share of the promised time between two tokens that steps are planned to take: some take longer than predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +24,25 @@ class StepTarget:
     """What the operator wants kept, however few prompts wait."""
     limit_s: float | None = None
     """The time between two tokens that was promised."""
+    usual_s: float | None = None
+    """The target of a device whose costs do not say one, however few prompts wait."""
 
     @property
-    def is_given(self) -> bool:
-        return self.given_s is not None
+    def is_fixed(self) -> bool:
+        return self.given_s is not None or self.usual_s is not None
 
     def most_s(self, cost: StepCost) -> float:
-        """Return the longest step for whatever waits."""
-        if self.given_s is not None:
-            return self.given_s
-        lone_s = cost.of_streams(1, CHAT_TOKENS)
-        most_s = min(max(USUAL_S, SLOWER * lone_s), max(NOTICED_S, 2 * lone_s))
-        return most_s if self.limit_s is None else min(most_s, self.limit_s)
+        """Return the longest step for prompts that will not be late."""
+        longest_s = self.given_s or self.usual_s or _most_of(cost)
+        return longest_s if self.limit_s is None else min(longest_s, PLANNED_SHARE * self.limit_s)
+
+    def most_for_late_s(self, cost: StepCost) -> float:
+        """Return the longest step while a prompt would be late: streams need no more than what was promised to them."""
+        if self.given_s is not None or self.limit_s is None:
+            return self.most_s(cost)
+        return PLANNED_SHARE * self.limit_s
+
+
+def _most_of(cost: StepCost) -> float:
+    lone_s = cost.of_streams(1, CHAT_TOKENS)
+    return min(max(USUAL_S, SLOWER * lone_s), max(NOTICED_S, 2 * lone_s))

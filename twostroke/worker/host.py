@@ -92,7 +92,13 @@ class WorkerHost:
             self.engine,
             self.metrics,
             self.progress,
-            Sharing(self.scheduler, engine_state.rates, _step_target_of(config, engine_state), engine_state.neighbours),
+            Sharing(
+                self.scheduler,
+                engine_state.rates,
+                _step_target_of(config, engine_state),
+                _loop_time_s,
+                engine_state.neighbours,
+            ),
             engine_state.rates,
             self._check,
             engine_state.engine.profiler,
@@ -267,7 +273,11 @@ def _step_target_of(config: WorkerConfig, engine_state: EngineState) -> StepTarg
     """Cores are shared, and their costs differ from machine to machine; a device of its own keeps to the usual."""
     computes_on_cores = isinstance(engine_state.memory, PageMemory) and not config.model.is_paced
     usual_s = None if computes_on_cores else USUAL_S
-    return StepTarget(config.schedule.step_target_s or usual_s, config.slo_itl_s)
+    return StepTarget(config.schedule.step_target_s, config.slo_itl_s, usual_s)
+
+
+def _loop_time_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 @dataclass(frozen=True, slots=True)

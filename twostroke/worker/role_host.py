@@ -47,6 +47,12 @@ class EventPublisher(Protocol):
     def publish(self) -> None: ...
 
 
+def first_token_due_s(host: RoleHost) -> float | None:
+    """Return when the first token of a request that has come now is due, if the cluster promises a time for that."""
+    promised_s = host.config.slo_ttft_s
+    return None if promised_s is None else asyncio.get_running_loop().time() + promised_s
+
+
 class RoleHost(Protocol):
     @property
     def config(self) -> WorkerConfig: ...

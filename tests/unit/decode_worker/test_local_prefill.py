@@ -14,6 +14,7 @@ from twostroke.config import ScheduleConfig
 from twostroke.ids import RequestId, SessionId
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler import local_prefill as choice
+from twostroke.scheduler.lateness import WaitingPrompts
 from twostroke.scheduler.local_prefill import ANSWER_S, PrefillSpeeds, choose
 from twostroke.worker.pulls.pull_client import OpenPull, PullSpec
 from twostroke.worker.steps.sharing import Sharing
@@ -206,7 +207,7 @@ async def test_streams_go_on_while_a_prompt_is_computed_beside_them() -> None:
 async def test_a_worker_whose_cores_compute_the_prompts_already_takes_none_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Sharing, "prompts_beside", property(lambda sharing: 1))
+    monkeypatch.setattr(Sharing, "prompts_beside", property(lambda sharing: WaitingPrompts(1)))
     async with (
         prefill(model=SLOW, schedule=CHUNK) as source,
         decode(model=SLOW, schedule=CHUNK) as target,

@@ -16,6 +16,7 @@ import pytest
 from twostroke.engine import cores as cores_module
 from twostroke.engine.cores import Cores, check_threads, usable_cores
 from twostroke.errors import ConfigError
+from twostroke.scheduler.lateness import WaitingPrompts
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +87,7 @@ def test_neighbours_are_looked_up_now_and_then(folder: Path, monkeypatch: pytest
 def test_the_core_of_a_killed_worker_is_free_at_once(folder: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from twostroke.engine.cores import Cores\n"
+        "from twostroke.scheduler.lateness import WaitingPrompts\n"
         "cores = Cores.claim(1, pin=False, borrow=True, folder=Path(sys.argv[1])); print(cores.home[0], flush=True)\n"
         "time.sleep(60)"
     )
@@ -193,10 +195,12 @@ def test_workers_hear_of_the_prompts_that_wait_beside_them(folder: Path) -> None
     one, two, proud = claim(folder), claim(folder, 2), claim(folder, borrow=False)
     for cores in (one, two, proud):
         cores.neighbours()
-        cores.tell_prompts(3)
-    assert (one.prompts_beside(), two.prompts_beside(), proud.prompts_beside()) == (3, 3, 6), "one borrows nothing"
-    two.tell_prompts(0)
-    assert one.prompts_beside() == 0
+        cores.tell_prompts(WaitingPrompts(3, has_late=cores is two))
+    beside = [cores.prompts_beside() for cores in (one, two, proud)]
+    assert [each.count for each in beside] == [3, 3, 6], "one borrows nothing"
+    assert [each.has_late for each in beside] == [True, False, True]
+    two.tell_prompts(WaitingPrompts())
+    assert one.prompts_beside() == WaitingPrompts()
     for cores in (two, one, proud):
         cores.close()
     assert not folder.exists()
@@ -205,7 +209,9 @@ def test_workers_hear_of_the_prompts_that_wait_beside_them(folder: Path) -> None
 def test_prompts_of_a_killed_worker_hold_nobody_up(folder: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from twostroke.engine.cores import Cores\n"
-        "cores = Cores.claim(1, pin=False, borrow=True, folder=Path(sys.argv[1])); cores.tell_prompts(2)\n"
+        "from twostroke.scheduler.lateness import WaitingPrompts\n"
+        "cores = Cores.claim(1, pin=False, borrow=True, folder=Path(sys.argv[1])); "
+        "cores.tell_prompts(WaitingPrompts(2))\n"
         "print(flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE) as worker:
@@ -213,9 +219,9 @@ def test_prompts_of_a_killed_worker_hold_nobody_up(folder: Path) -> None:
         worker.stdout.readline()
         survivor = claim(folder)
         survivor.neighbours()
-        assert survivor.prompts_beside() == 2
+        assert survivor.prompts_beside().count == 2
         worker.send_signal(signal.SIGKILL)
         worker.wait()
     survivor.neighbours()
-    assert survivor.prompts_beside() == 0
+    assert survivor.prompts_beside() == WaitingPrompts()
     survivor.close()

@@ -1,14 +1,18 @@
 """How a worker shares time between its streams and the prompts that wait, here and at other workers of its host.
 
 Workers that compute on a host's cores lend them to each other while they idle (`twostroke.engine.cores`). So a worker
-that runs nothing but streams pauses between steps while prompts wait at its neighbours, up to the step target.
+that runs nothing but streams pauses between steps while prompts wait at its neighbours, up to the step target. Where a
+prompt would have its first token later than was promised, streams are as slow as was promised to them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from twostroke.engine.build import Neighbours
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget
+from twostroke.scheduler.lateness import WaitingPrompts, has_late
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_target import StepTarget
 from twostroke.worker.steps.rates import Rates
@@ -16,22 +20,28 @@ from twostroke.worker.steps.rates import Rates
 
 class Sharing:
     def __init__(
-        self, scheduler: Scheduler, rates: Rates, target: StepTarget, neighbours: Neighbours | None = None
+        self,
+        scheduler: Scheduler,
+        rates: Rates,
+        target: StepTarget,
+        clock_s: Callable[[], float],
+        neighbours: Neighbours | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._rates = rates
         self._target = target
+        self._clock_s = clock_s
         self._neighbours = neighbours
 
     @property
     def budget(self) -> Budget:
         """Time budget of the next step in which streams run."""
-        return self._budget_for(self._scheduler.prompts)
+        return self._budget_for(self._prompts_here)
 
     @property
-    def prompts_beside(self) -> int:
+    def prompts_beside(self) -> WaitingPrompts:
         """Prompts that wait at other workers and are computed sooner with cores of this one."""
-        return self._neighbours.prompts_beside() if self._neighbours is not None else 0
+        return self._neighbours.prompts_beside() if self._neighbours is not None else WaitingPrompts()
 
     def pause_s(self, since_begin_s: float) -> float:
         """Return for how long to run nothing, because prompts elsewhere gain more by this worker's cores.
@@ -39,15 +49,27 @@ class Sharing:
         The latest step began `since_begin_s` ago.
         """
         prompts = self.prompts_beside
-        streams = self._scheduler.lone_streams() if prompts else None
+        streams = self._scheduler.lone_streams() if prompts.count else None
         return 0.0 if streams is None else self._budget_for(prompts).step_s(*streams) - since_begin_s
 
     def tell(self, step: Step | None) -> None:
-        """Tell the neighbours how many prompts wait here, now that this step has been planned."""
+        """Tell the neighbours which prompts wait here, now that this step has been planned."""
         if self._neighbours is not None:
             computes_prompts = step is not None and len(step.batch.tokens) > step.batch.sequences
-            self._neighbours.tell_prompts(self._scheduler.prompts if computes_prompts else 0)
+            self._neighbours.tell_prompts(self._prompts_here if computes_prompts else WaitingPrompts())
 
-    def _budget_for(self, prompts: int) -> Budget:
-        target = self._target
-        return self._rates.budget(target.most_s(self._rates.cost), None if target.is_given else max(1, prompts))
+    @property
+    def _prompts_here(self) -> WaitingPrompts:
+        scheduler = self._scheduler
+        prompts = WaitingPrompts(scheduler.prompts)
+        due = list(scheduler.due_prompts()) if prompts.count else []
+        if all(prompt.due_s is None for prompt in due):
+            return prompts
+        budget, queued = self._budget_for(prompts), scheduler.queued()
+        return WaitingPrompts(prompts.count, has_late(due, queued, budget, scheduler.step_tokens, self._clock_s()))
+
+    def _budget_for(self, prompts: WaitingPrompts) -> Budget:
+        target, rates = self._target, self._rates
+        if prompts.has_late:
+            return rates.budget(target.most_for_late_s(rates.cost))
+        return rates.budget(target.most_s(rates.cost), None if target.is_fixed else max(1, prompts.count))

@@ -97,7 +97,7 @@ class WorkLoop:
     @property
     def lends(self) -> bool:
         """Prompts that wait beside this worker are computed with its cores too."""
-        return self._sharing.prompts_beside > 0
+        return self._sharing.prompts_beside.count > 0
 
     @property
     def queued_s(self) -> float:

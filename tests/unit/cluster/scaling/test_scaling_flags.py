@@ -27,6 +27,8 @@ def test_without_room_between_the_bounds_nothing_scales_or_switches() -> None:
 def test_room_for_both_roles_lets_workers_switch() -> None:
     one = fleet_spec(config("--max-decode", "3", "--slo-itl", "0.05"), token="t", port=0)
     assert (one.scales, one.flexible, one.promise.itl_s) == (True, False, 0.05)
+    promised = fleet_spec(config("--slo-ttft", "3", "--slo-itl", "0.05"), token="t", port=0)
+    assert {(worker.slo_ttft_s, worker.slo_itl_s) for worker in promised.workers} == {(3.0, 0.05)}
     both = fleet_spec(config("--max-decode", "3", "--max-prefill", "2"), token="t", port=0)
     assert both.flexible
     assert all(worker.flexible and worker.can_sample for worker in both.workers)

@@ -115,7 +115,7 @@ class LiveLoop:
         engine: Any = Device(host)
         progress: Any = SimpleNamespace(notify=host.notify)
         rates = KnownRates(host.budget)
-        sharing = Sharing(host.scheduler, rates, StepTarget(host.shape.step_target_s))
+        sharing = Sharing(host.scheduler, rates, StepTarget(host.shape.step_target_s), host.virtual_loop.time)
         self._loop = WorkLoop(host.scheduler, engine, host.metrics, progress, sharing, rates, check, Profiler())
         self._task: asyncio.Task[None] | None = None
 

@@ -1,0 +1,48 @@
+"""Whether prompts that wait would have their first token later than was promised. Pure values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from twostroke.scheduler.cost import Budget, Queued
+
+MARGIN = 1.25
+"""A prompt is expected to take so many times its predicted seconds: steps vary, and a first token needs one more."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPrompts:
+    """Prompts that wait at one worker, as another worker of its host is told of them."""
+
+    count: int = 0
+    has_late: bool = False
+    """Some would miss the time that was promised for first tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class DuePrompt:
+    """What is left of a prompt, and when its first token is due."""
+
+    tokens: int
+    """Tokens that this worker computes."""
+    pairs: float
+    """Pairs of each of them and a token that it attends to."""
+    due_s: float | None
+    """Time on the worker's clock; None if nothing was promised."""
+
+
+def has_late(prompts: Iterable[DuePrompt], beside: Queued, budget: Budget, step_tokens: int, now_s: float) -> bool:
+    """Return whether a prompt would be late, where one after the other is computed beside the streams of `beside`.
+
+    Steps have at most `step_tokens` tokens, and the length that `budget` allows.
+    """
+    tokens, pairs = 0, 0.0
+    for prompt in prompts:
+        tokens += prompt.tokens
+        pairs += prompt.pairs
+        if prompt.due_s is not None:
+            left_s = budget.drain_s(replace(beside, tokens=tokens, pairs=pairs), step_tokens)
+            if now_s + MARGIN * left_s > prompt.due_s:
+                return True
+    return False
