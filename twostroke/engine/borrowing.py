@@ -2,11 +2,15 @@
 
 A kernel waits for its slowest thread. On a core that something else is using too, a borrowed thread is the slowest by
 far, and steps take several times as long as without it. No count of idle cores says so beforehand.
+
+Steps of prompts and steps of streams alone are judged apart: the first compute, the second read the weights, and one
+core may read nearly as fast as two.
 """
 
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 
 from twostroke.scheduler.batch import Batch
 
@@ -22,28 +26,63 @@ WORTH = 0.85
 """The other way must take less than this share of the time on average to be preferred: stalls count in full."""
 CONTEXT_TOKENS = 2048
 """Steps whose contexts differ by less are alike."""
+PROMPT_TOKENS = 16
+"""A step with as many tokens of prompts is one of prompts; the tail of a prompt makes no step longer."""
 
-Kind = tuple[int, int, int]
 
-
-def kind_of(batch: Batch) -> Kind:
+@dataclass(frozen=True, slots=True)
+class StepKind:
     """Steps of one kind take about the same time."""
-    streams = len(batch.samples)
-    return streams, len(batch.tokens) - streams, int(batch.context_lens.sum()) // CONTEXT_TOKENS
+
+    streams: int
+    prompt_tokens: int
+    contexts: int
+    """Tokens attended to, in units of CONTEXT_TOKENS."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> StepKind:
+        streams = len(batch.samples)
+        return cls(streams, len(batch.tokens) - streams, int(batch.context_lens.sum()) // CONTEXT_TOKENS)
+
+    @property
+    def is_of_prompts(self) -> bool:
+        return self.prompt_tokens >= PROMPT_TOKENS
 
 
 class Borrowing:
     def __init__(self) -> None:
-        self.wanted = False
+        self._prompts, self._streams = Trials(wanted=True), Trials(wanted=False)
+
+    def wants(self, kind: StepKind) -> bool:
+        """Return whether the next step, of this kind, should borrow what it can."""
+        return self._trials_of(kind).wanted
+
+    @property
+    def wants_for_prompts(self) -> bool:
+        return self._prompts.wanted
+
+    def observe(self, kind: StepKind, seconds: float, borrowed: int) -> None:
+        """A step took that long on that many borrowed cores."""
+        self._trials_of(kind).observe(kind, seconds, borrowed)
+
+    def _trials_of(self, kind: StepKind) -> Trials:
+        return self._prompts if kind.is_of_prompts else self._streams
+
+
+class Trials:
+    """Steps with and without borrowed cores, in turns that grow rarer while nothing changes."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self.wanted = wanted
         """Whether the next step should borrow what it can."""
-        self._seconds: dict[bool, dict[Kind, list[float]]] = {True: {}, False: {}}
+        self._seconds: dict[bool, dict[StepKind, list[float]]] = {True: {}, False: {}}
         """Seconds of the last few steps of each kind, with and without borrowed cores."""
         self._is_trial = False
         self._steps = 0
         self._spent_s = 0.0
         self._between_s = FIRST_S
 
-    def observe(self, kind: Kind, seconds: float, borrowed: int) -> None:
+    def observe(self, kind: StepKind, seconds: float, borrowed: int) -> None:
         """A step took that long on that many borrowed cores."""
         if self.wanted and not borrowed:
             return  # nothing was to be had: that says nothing
@@ -58,7 +97,7 @@ class Borrowing:
         elif self._spent_s >= self._between_s and len(times) == TRIED_STEPS:
             self._begin_trial()
 
-    def _is_hopeless(self, kind: Kind) -> bool:
+    def _is_hopeless(self, kind: StepKind) -> bool:
         tried, usual = self._tried_and_usual(kind)
         return len(tried) >= HOPELESS_STEPS and len(usual) == TRIED_STEPS and min(tried) > max(usual)
 
@@ -67,10 +106,10 @@ class Borrowing:
         self._seconds[self.wanted].clear()
         self._is_trial, self._steps, self._spent_s = True, 0, 0.0
 
-    def _tried_and_usual(self, kind: Kind) -> tuple[list[float], list[float]]:
+    def _tried_and_usual(self, kind: StepKind) -> tuple[list[float], list[float]]:
         return self._seconds[self.wanted].get(kind, []), self._seconds[not self.wanted].get(kind, [])
 
-    def _end_trial(self, kind: Kind) -> None:
+    def _end_trial(self, kind: StepKind) -> None:
         tried, usual = self._tried_and_usual(kind)
         is_better = len(tried) == len(usual) == TRIED_STEPS and statistics.fmean(tried) < WORTH * statistics.fmean(
             usual

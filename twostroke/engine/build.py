@@ -65,6 +65,9 @@ class Neighbours(Protocol):
     def prompts_beside(self) -> WaitingPrompts:
         """Return the prompts that wait there and would be computed sooner with cores of this worker."""
 
+    def lend(self) -> None:
+        """Let them borrow this worker's cores at once: it runs no step for a while."""
+
 
 Loaded = tuple[Runner, Determinism, Neighbours | None]
 

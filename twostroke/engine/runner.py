@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 from twostroke.config import ModelConfig
-from twostroke.engine.borrowing import Borrowing, kind_of
+from twostroke.engine.borrowing import Borrowing, StepKind
 from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import NATIVE, STEADY, TORCH, check_deterministic
 from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.attention import NativeAttention
-from twostroke.kernels.cpu.build import Kernels, load_kernels
+from twostroke.kernels.cpu.build import load_kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog import cache_dir
@@ -48,12 +48,13 @@ class ModelRunner:
         self._profiler = profiler or Profiler()
         self._cores = cores
         torch.set_num_threads(len(cores.home))
-        self._neighbours = cores.neighbours()
         self._borrowing = Borrowing()
         kind: torch.dtype = getattr(torch, model.dtype)
         pool = _pool_tensor(memory, spec, block_size, kind)
         kernels = load_kernels(cache_dir() / "kernels")
-        self._team = None if kernels is None else _team_on(cores, kernels)
+        self._team = (
+            None if kernels is None else Team(kernels, cores.home, cores.neighbours(), cores.folder, pin=cores.pin)
+        )
         backend = choose_attention(
             pool,
             heads=spec.heads,
@@ -103,15 +104,15 @@ class ModelRunner:
 
     @contextmanager
     def _team_step(self, team: Team, batch: Batch) -> Iterator[None]:
-        """On the worker's own cores, and on those of idle neighbours while that makes steps shorter."""
+        """On the worker's own cores, and on those of idle neighbours while that makes such steps shorter."""
         if self._cores.should_look:
-            self._neighbours = self._cores.neighbours()
-        team.borrow_from(self._neighbours if self._borrowing.wanted else ())
+            team.borrow_from(self._cores.neighbours())
+        kind = StepKind.of(batch)
         started_s = time.perf_counter()
-        with team.step():
+        with team.step(borrows=self._borrowing.wants(kind)):
             yield
             borrowed = team.most_borrowed
-        self._borrowing.observe(kind_of(batch), time.perf_counter() - started_s, borrowed)
+        self._borrowing.observe(kind, time.perf_counter() - started_s, borrowed)
 
     @property
     def can_borrow(self) -> bool:
@@ -120,10 +121,15 @@ class ModelRunner:
 
     def tell_prompts(self, prompts: WaitingPrompts) -> None:
         """Tell the other workers of this host which prompts wait here, while their cores make steps shorter."""
-        self._cores.tell_prompts(prompts if self._borrowing.wanted else WaitingPrompts())
+        self._cores.tell_prompts(prompts if self._borrowing.wants_for_prompts else WaitingPrompts())
 
     def prompts_beside(self) -> WaitingPrompts:
         return self._cores.prompts_beside()
+
+    def lend(self) -> None:
+        """Let the other workers of this host borrow this one's cores at once."""
+        if self._team is not None:
+            self._team.lend()
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
         """Write the KV of all tokens; the logits behind `batch.samples`, or None where there are none."""
@@ -156,10 +162,6 @@ class ModelRunner:
     def _close_team(self) -> None:
         if self._team is not None:
             self._team.close()
-
-
-def _team_on(cores: Cores, kernels: Kernels) -> Team:
-    return Team(kernels, cores.home, (), cores.folder, pin=cores.pin)
 
 
 def _pool_tensor(memory: PageMemory, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> torch.Tensor:

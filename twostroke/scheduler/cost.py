@@ -108,7 +108,7 @@ class Queued:
         return self.tokens + self.stream_tokens
 
 
-FIRST_TOKEN_WEIGHT = 4.0
+FIRST_TOKEN_WEIGHT = 8.0
 """A prompt's second of waiting weighs as much as a second by which so many streams fall behind their own pace."""
 
 

@@ -141,7 +141,7 @@ def test_a_core_that_falls_idle_within_a_step_helps_with_the_rest_of_it(kernels:
         team_of(kernels, (1,), (), tmp_path) as owner,
     ):
         with owner.step():
-            borrower._begin(borrower.address)
+            borrower._begin(borrower.address, True)
             assert parts_of(kernels, borrower) == 1
             assert borrower.most_borrowed == 0
         time.sleep(0.002)
@@ -165,6 +165,27 @@ def test_a_core_is_borrowed_again_once_its_owner_has_been_idle(kernels: Kernels,
         time.sleep(0.001)
         with borrower.step():
             assert borrower.threads_now == 2
+
+
+def test_a_step_that_does_not_want_to_borrow_leaves_idle_cores_alone(kernels: Kernels, tmp_path: Path) -> None:
+    with team_of(kernels, (0,), (1,), tmp_path) as team:
+        for borrows, threads in ((False, 1), (True, 2), (False, 1)):
+            with team.step(borrows=borrows):
+                assert parts_of(kernels, team) == threads
+
+
+def test_an_owner_that_runs_nothing_for_a_while_can_lend_its_cores_at_once(kernels: Kernels, tmp_path: Path) -> None:
+    with (
+        team_of(kernels, (0,), (1,), tmp_path, borrow_after_us=1_000_000) as borrower,
+        team_of(kernels, (1,), (0,), tmp_path, borrow_after_us=1_000_000) as owner,
+    ):
+        for lends, threads in ((False, 1), (True, 2), (False, 1)):
+            with owner.step():
+                pass
+            if lends:
+                owner.lend()
+            with borrower.step():
+                assert borrower.threads_now == threads
 
 
 def test_a_neighbour_that_comes_later_can_be_borrowed_from(kernels: Kernels, tmp_path: Path) -> None:

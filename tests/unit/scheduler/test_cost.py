@@ -61,13 +61,13 @@ def test_a_step_is_the_longer_the_more_prompts_wait_and_the_fewer_streams_they_h
     def step_s(prompts: int | None, streams: int) -> float:
         return Budget(0.08, COST, 10_000, prompts).step_s(streams, 0)
 
-    assert step_s(1, 16) == pytest.approx((0.008 + 16 * 0.0005) * 1.25)
-    assert step_s(1, 16) < step_s(3, 16) < step_s(6, 16) < 0.08
+    assert step_s(1, 16) == pytest.approx((0.008 + 16 * 0.0005) * 1.5)
+    assert step_s(1, 16) < step_s(2, 16) < step_s(6, 16) < 0.08
     assert step_s(2, 4) > step_s(2, 16)
     assert step_s(100, 4) == step_s(1, 0) == step_s(None, 16) == 0.08, "the target, where nothing speaks against it"
 
 
 def test_few_prompts_get_small_chunks_beside_many_streams() -> None:
     few, many = (Budget(0.08, COST, 10_000, prompts).prompt_tokens(16, 0) for prompts in (1, 4))
-    assert few == int((0.016 * 0.25) / 0.0005) or few == MIN_PROMPT_TOKENS
-    assert many == pytest.approx(0.016 / 0.0005, abs=1)
+    assert few == int((0.016 * 0.5) / 0.0005) or few == MIN_PROMPT_TOKENS
+    assert many == pytest.approx(2 * 0.016 / 0.0005, abs=1)

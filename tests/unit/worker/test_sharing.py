@@ -29,12 +29,16 @@ COST = StepCost(step_s=STEP_S, prompt_token_s=0.002)
 class FakeNeighbours:
     beside: WaitingPrompts = field(default_factory=WaitingPrompts)
     told: list[WaitingPrompts] = field(default_factory=list)
+    lent: int = 0
 
     def tell_prompts(self, prompts: WaitingPrompts) -> None:
         self.told.append(prompts)
 
     def prompts_beside(self) -> WaitingPrompts:
         return self.beside
+
+    def lend(self) -> None:
+        self.lent += 1
 
 
 def sharing_of(bench: Bench, target: StepTarget, neighbours: FakeNeighbours | None) -> Sharing:
@@ -52,7 +56,7 @@ def bench_with_streams(count: int) -> Bench:
     return bench
 
 
-@pytest.mark.parametrize(("prompts", "streams", "times"), [(0, 1, 0), (1, 1, 5), (1, 8, 1.5), (4, 8, 3), (16, 8, 9)])
+@pytest.mark.parametrize(("prompts", "streams", "times"), [(0, 1, 0), (1, 1, 9), (1, 8, 2), (2, 8, 3), (16, 8, 17)])
 def test_the_pause_grows_with_the_prompts_beside_and_falls_with_the_streams_here(
     prompts: int, streams: int, times: float
 ) -> None:
@@ -82,7 +86,7 @@ def test_it_does_not_pause_with_a_prompt_of_its_own_and_tells_the_others_of_it()
     assert neighbours.told == [WaitingPrompts(1), WaitingPrompts()]
 
 
-@pytest.mark.parametrize(("late", "seconds"), [(False, 0.015), (True, PLANNED_SHARE * 0.2)])
+@pytest.mark.parametrize(("late", "seconds"), [(False, 0.02), (True, PLANNED_SHARE * 0.2)])
 def test_streams_are_as_slow_as_was_promised_to_them_while_a_prompt_beside_them_would_be_late(
     late: bool, seconds: float
 ) -> None:
@@ -97,11 +101,11 @@ def test_a_prompt_that_would_be_late_has_a_longer_step_here_and_the_neighbours_a
 ) -> None:
     bench, neighbours = bench_with_streams(8), FakeNeighbours()
     sharing = sharing_of(bench, StepTarget(limit_s=0.2), neighbours)
-    assert sharing.budget.step_s(8, 0) == pytest.approx(0.015)
+    assert sharing.budget.step_s(8, 0) == pytest.approx(0.02)
     bench.answer([7] * 80).due_s = NOW_S + left_s
     bench.admit()
     longest_s = PLANNED_SHARE * 0.2
-    assert sharing.budget.step_s(8, 0) == pytest.approx(longest_s if late else 0.015)
+    assert sharing.budget.step_s(8, 0) == pytest.approx(longest_s if late else 0.02)
     sharing.tell(bench.scheduler.plan())
     assert neighbours.told == [WaitingPrompts(1, has_late=late)]
 
@@ -133,6 +137,7 @@ async def test_a_first_token_does_not_wait_for_the_end_of_a_pause() -> None:
         await first.done.wait()
         assert len(first.tokens) == 1
         assert len(running.tokens) < 200, "it waits for an hour"
+        assert neighbours.lent, "its cores may be borrowed at once meanwhile"
         neighbours.beside = WaitingPrompts()
         loop.wake()
         await running.done.wait()

@@ -53,8 +53,9 @@ class Team:
     ) -> None:
         assert home, "the calling thread needs a core"
         self._new = kernels.function("twostroke_team_new", _NEW_ARGUMENTS, _POINTER)
-        self._begin = kernels.function("twostroke_team_begin", (_POINTER,))
+        self._begin = kernels.function("twostroke_team_begin", (_POINTER, ctypes.c_int32))
         self._end = kernels.function("twostroke_team_end", (_POINTER,))
+        self._lend = kernels.function("twostroke_team_lend", (_POINTER,))
         self._threads_now = kernels.function("twostroke_team_threads_now", (_POINTER,), _NUMBER)
         self._most_borrowed = kernels.function("twostroke_team_most_borrowed", (_POINTER,), _NUMBER)
         self._free = kernels.function("twostroke_team_free", (_POINTER,))
@@ -65,14 +66,22 @@ class Team:
         """What a kernel takes as its team; another one after `borrow_from`."""
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Hold the cores. Waits for those that are home and lent out, though not for a borrower that was stopped."""
+    def step(self, *, borrows: bool = True) -> Iterator[None]:
+        """Hold the home cores, and borrow those that can be had, unless told not to.
+
+        Waits for home cores that are lent out, though not for a borrower that was stopped.
+        """
         assert self.address is not None, "a closed team runs nothing"
-        self._begin(self.address)
+        self._begin(self.address, borrows)
         try:
             yield
         finally:
             self._end(self.address)
+
+    def lend(self) -> None:
+        """Let others borrow the home cores at once, not only after `borrow_after_us`: no step follows soon."""
+        if self.address is not None:
+            self._lend(self.address)
 
     @property
     def threads_now(self) -> int:

@@ -52,6 +52,11 @@ class Sharing:
         streams = self._scheduler.lone_streams() if prompts.count else None
         return 0.0 if streams is None else self._budget_for(prompts).step_s(*streams) - since_begin_s
 
+    def lend(self) -> None:
+        """Let the neighbours have the cores at once, for as long as this worker pauses."""
+        if self._neighbours is not None:
+            self._neighbours.lend()
+
     def tell(self, step: Step | None) -> None:
         """Tell the neighbours which prompts wait here, now that this step has been planned."""
         if self._neighbours is not None:

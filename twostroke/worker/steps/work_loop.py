@@ -118,6 +118,7 @@ class WorkLoop:
             if pause_s > 0:
                 self._send(emissions, role)
                 emissions = []
+                self._sharing.lend()
                 with self._profiler.slice(WORK_LOOP, "pause"):
                     await self._rest(pause_s)
                 continue

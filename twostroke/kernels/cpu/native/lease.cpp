@@ -93,6 +93,8 @@ void Lease::release_home() {
     release();
 }
 
+void Lease::lend_home() { cell_->released_ns.store(0, std::memory_order_relaxed); }
+
 void Lease::release() {
     flock(file_, LOCK_UN);
     if (!wanted_back()) return;

@@ -34,6 +34,7 @@ class Lease {
     bool borrow(int64_t owner_idle_ns);
     bool wanted_back() const { return cell_->wanted.load(std::memory_order_relaxed) != 0; }
     void release_home();
+    void lend_home();  // as if released long ago
     void release();
 
   private:

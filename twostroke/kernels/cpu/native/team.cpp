@@ -67,12 +67,13 @@ void Team::dismiss() {
     }
 }
 
-void Team::begin() {
+void Team::begin(bool borrows) {
     if (cores_.pin && pinned_caller_ != std::this_thread::get_id()) {
         pin_this_thread(seats_[0]->core);
         pinned_caller_ = std::this_thread::get_id();
     }
     most_borrowed_ = 0;
+    borrows_ = borrows;
     for (auto &slot : seats_)
         if (acquire(*slot)) take(*slot);
     is_open_ = true;
@@ -105,9 +106,14 @@ void Team::end() {
     is_open_ = false;
 }
 
+void Team::lend() {
+    for (auto &slot : seats_)
+        if (slot->is_home && slot->lease) slot->lease->lend_home();
+}
+
 bool Team::acquire(Seat &slot) {
     if (!slot.lease) return true;
-    if (!slot.is_home) return slot.lease->borrow(cores_.owner_idle_ns);
+    if (!slot.is_home) return borrows_ && slot.lease->borrow(cores_.owner_idle_ns);
     slot.lease->take_home(cores_.patience_ns);
     return true;
 }
@@ -209,7 +215,9 @@ TWOSTROKE_EXPORT Team *twostroke_team_new(const int32_t *home, int64_t homes, co
     }
 }
 
-TWOSTROKE_EXPORT void twostroke_team_begin(Team *team) { team->begin(); }
+TWOSTROKE_EXPORT void twostroke_team_begin(Team *team, int32_t borrows) { team->begin(borrows != 0); }
+
+TWOSTROKE_EXPORT void twostroke_team_lend(Team *team) { team->lend(); }
 
 TWOSTROKE_EXPORT void twostroke_team_end(Team *team) { team->end(); }
 

@@ -33,7 +33,8 @@ class Team {
     Team(const Team &) = delete;
     Team &operator=(const Team &) = delete;
 
-    void begin();
+    void begin(bool borrows);
+    void lend();  // between steps: the home cores may be borrowed at once
     void end();
     int threads_now() const { return int(active_.size()); }
     int most_borrowed() const { return most_borrowed_; }  // at once, in the open step or the last one
@@ -78,6 +79,7 @@ class Team {
     std::vector<std::unique_ptr<Seat>> seats_;
     std::vector<Seat *> active_;  // of the open step, the caller's first
     bool is_open_ = false;
+    bool borrows_ = false;  // in the open step
     int most_borrowed_ = 0;
     int64_t look_at_ns_ = 0;  // when to look for idle cores again, within a step
     std::thread::id pinned_caller_;
