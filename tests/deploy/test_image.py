@@ -74,7 +74,8 @@ def test_the_image_is_built_and_serves_as_a_user_without_rights_and_without_a_co
 def assert_kernels_are_there(container: Container) -> None:
     """Read-only: a build that is missing could not be made up for."""
     script = (
-        "from twostroke.kernels.cpu.build import load_kernels, chosen_variants; from pathlib import Path; "
+        "from twostroke.kernels.cpu.build import load_kernels; from pathlib import Path; "
+        "from twostroke.kernels.cpu.variants import chosen_variants; "
         "print(load_kernels(Path('/opt/twostroke/cache/kernels')).variant == chosen_variants()[0].name)"
     )
     done = container.run("env", "CXX=/bin/false", "python", "-c", script)

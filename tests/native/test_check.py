@@ -9,19 +9,29 @@ from pathlib import Path
 import pytest
 
 import twostroke.kernels.cpu
-from twostroke.kernels.cpu.build import VARIANTS, Variant
+from twostroke.kernels.cpu.variants import VARIANTS, Variant
 
 HERE = Path(__file__).parent
 NATIVE = Path(twostroke.kernels.cpu.__file__).parent / "native"
-SOURCES = tuple(
-    str(NATIVE / f"{name}.cpp") for name in ["attention", "store", "plan", "team", "lease", "linear", "fused"]
-)
+PRODUCTS = ("team", "lease", "linear", "fused")
+SOURCES = (*PRODUCTS, "attention", "store", "plan")
+AMX = next(each for each in VARIANTS if each.name == "amx")
 OPTIONS = ("-O1", "-std=c++17", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-Wno-psabi")
 
 
-def complaints(compiler: str, *options: str, sources: tuple[str, ...], built: Path, run: tuple[str, ...] = ()) -> str:
-    """Build the check and run it; what it prints is what is wrong."""
-    subprocess.run([compiler, *OPTIONS, f"-I{NATIVE}", *options, *sources, "-o", str(built)], check=True)
+def complaints(
+    compiler: str,
+    *options: str,
+    built: Path,
+    run: tuple[str, ...] = (),
+    native: Path = NATIVE,
+    is_whole: bool = True,
+) -> str:
+    """Build the check with the sources in `native` and run it; what it prints is what is wrong."""
+    files = [HERE / "check.cpp", *(native / f"{name}.cpp" for name in (SOURCES if is_whole else PRODUCTS))]
+    parts = () if is_whole else ("-DONLY_PRODUCTS",)
+    command = [compiler, *OPTIONS, *parts, f"-I{native}", *options, *map(str, files), "-o", str(built)]
+    subprocess.run(command, check=True)
     done = subprocess.run([*run, str(built)], capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout
@@ -33,30 +43,92 @@ def need(*programs: str) -> None:
         pytest.skip(f"not installed: {', '.join(missing)}")
 
 
-@pytest.mark.parametrize("variant", [each for each in VARIANTS if "avx512f" in each.needs], ids=lambda each: each.name)
-def test_avx512_kernels_equal_plain_loops_with_emulated_instructions(tmp_path: Path, variant: Variant) -> None:
+def emulated(variant: Variant, *options: str, built: Path, native: Path = NATIVE) -> str:
+    """What the check finds in a variant whose instructions are emulated. AMX differs from AVX-512 in products alone."""
     need("g++")
-    extensions = [flag.removeprefix("-m") for flag in variant.flags.split() if flag.startswith("-mavx512")]
-    defined = (f"-D__{extension.upper()}__" for extension in extensions)
-    sources = (str(HERE / "check.cpp"), *SOURCES)
-    assert complaints("g++", f"-I{HERE / 'emulated'}", *defined, sources=sources, built=tmp_path / "check") == ""
+    extensions = [flag.removeprefix("-m") for flag in variant.flags.split() if flag.startswith(("-mavx512", "-mamx"))]
+    defined = (f"-D__{extension.upper().replace('-', '_')}__" for extension in extensions)
+    options = (f"-I{HERE / 'emulated'}", *defined, *options)
+    return complaints("g++", *options, built=built, native=native, is_whole=variant != AMX)
 
 
-def test_arm_kernels_equal_plain_loops_under_qemu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", [each for each in VARIANTS if "avx512f" in each.needs], ids=lambda each: each.name)
+def test_avx512_and_amx_kernels_equal_plain_loops_with_emulated_instructions(tmp_path: Path, variant: Variant) -> None:
+    assert emulated(variant, built=tmp_path / "check") == ""
+
+
+def test_rows_of_tiles_are_independent_whichever_order_of_sums_a_tile_has(tmp_path: Path) -> None:
+    assert emulated(AMX, "-DTILES_ADD_PAIR_BY_PAIR", built=tmp_path / "check") == ""
+
+
+@pytest.mark.parametrize("option", ["-DTILES_ADD_PAIR_BY_PAIR", "-UTILES_ADD_PAIR_BY_PAIR"])
+def test_the_check_notices_few_rows_that_are_multiplied_without_tiles(tmp_path: Path, option: str) -> None:
+    wrong = with_change(
+        tmp_path,
+        "panel_amx.h",
+        "    if (whole < steps) {",
+        """    if (is_only_pass) {
+        store_tiles<HAS_TWO>(sums);
+        for (int64_t r = 0; r < 4; r++)
+            for (int64_t half = 0; half < 2; half++) {
+                __m512 sum = _mm512_setzero_ps();
+                for (int64_t i = 0; i < steps; i++) {
+                    int32_t pair;
+                    std::memcpy(&pair, x + r * x_bytes + i * 4, 4);
+                    const __m512i w16 = _mm512_loadu_si512(weights + (2 * i + half) * LINE);
+                    sum = _mm512_dpbf16_ps(sum, (__m512bh)w16, (__m512bh)_mm512_set1_epi32(pair));
+                }
+                _mm512_storeu_ps(sums + r * PANEL + half * LANES, sum);
+            }
+        return;
+    }
+    if (whole < steps) {""",
+    )
+    told = emulated(AMX, option, built=tmp_path / "check", native=wrong)
+    assert "64 x 320: a row depends on its neighbours" in told
+
+
+ARM = {
+    "neon": ("", "max", True),
+    "neon_bf16": ("-march=armv8.2-a+bf16+dotprod", "max", False),
+    "sve256_bf16": ("-march=armv8.2-a+sve+bf16 -msve-vector-bits=256", "max,sve-default-vector-length=32", True),
+    "sve512": ("-march=armv8.2-a+sve -msve-vector-bits=512", "max,sve-default-vector-length=64", True),
+}
+"""Flags, the processor that runs it, and whether more than its products are its own."""
+
+
+def test_arm_variants_are_compiled_as_they_are_checked() -> None:
+    flags = {each.name: each.flags for each in VARIANTS if each.machine == "aarch64"}
+    assert flags == {name: flags for name, (flags, _, _) in ARM.items() if flags}
+
+
+@pytest.mark.parametrize("name", ARM)
+def test_arm_kernels_equal_plain_loops_under_qemu(tmp_path: Path, name: str) -> None:
     need("aarch64-linux-gnu-g++", "qemu-aarch64")
-    sources = (str(HERE / "check.cpp"), *SOURCES)
-    run = ("qemu-aarch64",)
-    assert complaints("aarch64-linux-gnu-g++", "-static", sources=sources, built=tmp_path / "check", run=run) == ""
+    flags, processor, is_whole = ARM[name]
+    built, run = tmp_path / "check", ("qemu-aarch64", "-cpu", processor)
+    options = ("-static", *flags.split())
+    assert complaints("aarch64-linux-gnu-g++", *options, built=built, run=run, is_whole=is_whole) == ""
+    code = subprocess.run(["aarch64-linux-gnu-objdump", "-d", built], capture_output=True, text=True, check=True).stdout
+    assert ("bfdot" in code) == ("bf16" in name)
+
+
+def with_change(folder: Path, name: str, right: str, wrong: str) -> Path:
+    """A copy of the native sources with another text in one of them."""
+    copy = folder / "native"
+    copy.mkdir()
+    for file in NATIVE.iterdir():
+        text = file.read_text()
+        if file.name == name:
+            assert right in text
+            text = text.replace(right, wrong)
+        (copy / file.name).write_text(text)
+    return copy
 
 
 def test_the_check_notices_tokens_that_see_what_comes_after_them(tmp_path: Path) -> None:
     need("g++")
-    header = (NATIVE / "rows.h").read_text()
-    wrong = header.replace("std::clamp<int64_t>(limits[r] - split.start, 0, split.count)", "split.count")
-    assert wrong != header
-    (tmp_path / "native").mkdir()
-    for file in NATIVE.iterdir():
-        (tmp_path / "native" / file.name).write_text(wrong if file.name == "rows.h" else file.read_text())
-    sources = (str(HERE / "check.cpp"), *(str(tmp_path / "native" / Path(source).name) for source in SOURCES))
-    told = complaints("g++", "-O0", f"-I{tmp_path / 'native'}", sources=sources, built=tmp_path / "check")
+    limit = "std::clamp<int64_t>(limits[r] - split.start, 0, split.count)"
+    wrong = with_change(tmp_path, "rows.h", limit, "split.count")
+    told = complaints("g++", "-O0", built=tmp_path / "check", native=wrong)
     assert "attention" in told

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from twostroke.kernels.cpu.build import OVERRIDE, Kernels, chosen_variants, load_kernels
+from twostroke.kernels.cpu.build import Kernels, load_kernels
+from twostroke.kernels.cpu.variants import OVERRIDE, chosen_variants
 from twostroke.models.catalog import cache_dir
 
 

@@ -14,9 +14,10 @@ from tests.bench.kernels.options import BEST
 from tests.bench.kernels.timing import Result, Timed, Work
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
-from twostroke.kernels.cpu.build import OVERRIDE, TORCH, Kernels, chosen_variants, load_kernels
+from twostroke.kernels.cpu.build import Kernels, load_kernels
 from twostroke.kernels.cpu.linear import SERVED, NativeLinears
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.cpu.variants import OVERRIDE, TORCH, chosen_variants
 from twostroke.kernels.linear import Linears, TorchLinears
 from twostroke.models.catalog import cache_dir
 from twostroke.models.spec import DTYPE_BYTES, ModelSpec

@@ -19,7 +19,7 @@ from tests.bench.kernels.setting import Setting
 from tests.bench.kernels.timing import Result, Timed, Work, timed
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
-from twostroke.kernels.cpu.build import OVERRIDE
+from twostroke.kernels.cpu.variants import OVERRIDE
 from twostroke.kernels.limits import Limits
 from twostroke.models.registry import read_spec
 

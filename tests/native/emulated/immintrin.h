@@ -1,7 +1,8 @@
 // The vector instructions that the kernels use beyond AVX2, in plain C++, so that a machine without them runs the same
 // kernels to the same bits. It stands in for the compiler's header; the check's compiler never says -mavx512.
 //
-// `vdpbf16ps` follows Intel's manual: two fused additions, the odd inputs' first; subnormals are zero.
+// `vdpbf16ps` follows Intel's manual: two fused additions, the odd inputs' first; subnormals are zero. Of `tdpbf16ps`
+// Intel's manual says one thing and its guide to intrinsics another: both are here.
 
 #pragma once
 
@@ -10,7 +11,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 typedef float __m512 __attribute__((vector_size(64), aligned(64)));
 typedef long long __m512i __attribute__((vector_size(64), aligned(64)));
@@ -235,4 +238,100 @@ inline __m512i _mm512_set_epi16(Lane... lanes) {
     static_assert(sizeof...(lanes) == 32, "highest first");
     const uint16_t highest_first[] = {uint16_t(lanes)...};
     return (__m512i)emulated::lanes<emulated::U16>([&](size_t i) { return highest_first[31 - i]; });
+}
+
+// The tiles of AMX, of each thread. An instruction that finds no configuration ends the process, as the processor does.
+namespace emulated {
+
+struct Tiles {
+    bool is_configured = false;
+    int bytes[8], rows[8];
+    uint8_t values[8][16][64];
+};
+
+inline Tiles &tiles() {
+    static thread_local Tiles tiles;
+    return tiles;
+}
+
+inline Tiles &configured(std::initializer_list<int> used) {
+    Tiles &t = tiles();
+    if (!t.is_configured) std::abort();
+    for (int tile : used)
+        if (t.rows[tile] == 0 || t.rows[tile] > 16 || t.bytes[tile] == 0 || t.bytes[tile] > 64) std::abort();
+    return t;
+}
+
+template <class T>
+inline T &element(Tiles &t, int tile, int row, int at) {
+    return *(T *)(t.values[tile][row] + size_t(at) * sizeof(T));
+}
+
+// f(row, column, lines): a tile [rows, columns] of four bytes each is a product of `lines` four bytes.
+template <class F>
+inline void over_products(int to, int a, int b, F f) {
+    Tiles &t = configured({to, a, b});
+    if (t.rows[a] != t.rows[to] || t.bytes[b] != t.bytes[to] || t.rows[b] != t.bytes[a] / 4) std::abort();
+    for (int m = 0; m < t.rows[to]; m++)
+        for (int n = 0; n < t.bytes[to] / 4; n++) f(t, m, n, t.bytes[a] / 4);
+}
+
+inline float fused(uint16_t a, uint16_t b, float sum) {
+    return flushed(__builtin_fmaf(of_bfloat16(a), of_bfloat16(b), flushed(sum)));
+}
+
+}  // namespace emulated
+
+inline void _tile_loadconfig(const void *config) {
+    using namespace emulated;
+    if (read<uint8_t>(config) != 1) std::abort();  // the palette
+    Tiles &t = tiles();
+    t.is_configured = true;
+    std::memset(t.values, 0, sizeof t.values);
+    for (int tile = 0; tile < 8; tile++) {
+        t.bytes[tile] = read<uint16_t>((const char *)config + 16 + 2 * tile);
+        t.rows[tile] = read<uint8_t>((const char *)config + 48 + tile);
+    }
+}
+inline void _tile_release() { emulated::tiles().is_configured = false; }
+inline void _tile_zero(int tile) {
+    auto &t = emulated::configured({tile});
+    std::memset(t.values[tile], 0, sizeof t.values[tile]);
+}
+inline void _tile_loadd(int tile, const void *from, int64_t stride) {
+    auto &t = emulated::configured({tile});
+    for (int r = 0; r < t.rows[tile]; r++)
+        std::memcpy(t.values[tile][r], (const char *)from + r * stride, size_t(t.bytes[tile]));
+}
+inline void _tile_stored(int tile, void *to, int64_t stride) {
+    auto &t = emulated::configured({tile});
+    for (int r = 0; r < t.rows[tile]; r++)
+        std::memcpy((char *)to + r * stride, t.values[tile][r], size_t(t.bytes[tile]));
+}
+inline void _tile_dpbf16ps(int to, int a, int b) {
+    using namespace emulated;
+    over_products(to, a, b, [=](Tiles &t, int m, int n, int lines) {
+        auto x = [&](int at) { return element<uint16_t>(t, a, m, at); };
+        auto w = [&](int line, int which) { return element<uint16_t>(t, b, line, 2 * n + which); };
+        float &sum = element<float>(t, to, m, n);
+#if defined(TILES_ADD_PAIR_BY_PAIR)  // as Intel's guide to intrinsics says
+        for (int k = 0; k < lines; k++) sum = fused(x(2 * k + 1), w(k, 1), fused(x(2 * k), w(k, 0), sum));
+#else  // as Intel's manual of the instruction set says
+        float even = 0, odd = 0;
+        for (int k = 0; k < lines; k++) {
+            even = fused(x(2 * k), w(k, 0), even);
+            odd = fused(x(2 * k + 1), w(k, 1), odd);
+        }
+        sum = flushed(flushed(sum) + flushed(even + odd));
+#endif
+    });
+}
+inline void _tile_dpbusd(int to, int a, int b) {
+    using namespace emulated;
+    over_products(to, a, b, [=](Tiles &t, int m, int n, int lines) {
+        for (int k = 0; k < lines; k++)
+            for (int i = 0; i < 4; i++)
+                element<int32_t>(t, to, m, n) += int(element<uint8_t>(t, a, m, 4 * k + i)) *
+                                                 int(element<int8_t>(t, b, k, 4 * n + i));
+    });
 }

@@ -20,7 +20,7 @@ from twostroke.engine.build import NATIVE_ORDER, build_runner
 from twostroke.engine.paced_runner import PacedRunner
 from twostroke.engine.runner import ModelRunner
 from twostroke.errors import ConfigError
-from twostroke.kernels.cpu.build import OVERRIDE, TORCH
+from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from twostroke.engine.build import build_runner
 from twostroke.engine.device_fit import MemoryReading
 from twostroke.engine.device_runner import DeviceRunner
 from twostroke.errors import ConfigError
-from twostroke.kernels.cpu.build import OVERRIDE, TORCH
+from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
 from twostroke.models.files import TensorFiles
 
 

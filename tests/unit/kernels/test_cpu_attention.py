@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from twostroke.kernels import reference
 from twostroke.kernels.attention import AttentionBackend, RaggedBatch
 from twostroke.kernels.cpu.attention import NativeAttention
-from twostroke.kernels.cpu.build import Kernels, chosen_variants
+from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.cpu.variants import chosen_variants
 from twostroke.kernels.torch_attention import TorchAttention
 
 PIECE = 16

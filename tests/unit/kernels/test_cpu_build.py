@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from twostroke.errors import ConfigError
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu import build
 from twostroke.kernels.cpu.attention import NativeAttention
-from twostroke.kernels.cpu.build import OVERRIDE, chosen_variants, load_kernels
+from twostroke.kernels.cpu.build import load_kernels
+from twostroke.kernels.cpu.variants import OVERRIDE, chosen_variants
 from twostroke.kernels.torch_attention import TorchAttention
 
 
@@ -131,11 +131,6 @@ def test_what_a_killed_builder_left_is_removed_by_a_later_one(tmp_path: Path) ->
     assert busy.exists()
 
 
-def test_a_machine_without_vectors_that_we_know_gets_the_portable_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_cpu_features", lambda: "Features : fp asimd evtstrm")
-    assert [variant.name for variant in chosen_variants()] == ["portable"]
-
-
 def test_the_variant_can_be_chosen_and_torch_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OVERRIDE, "portable")
     kernels = load_kernels(tmp_path)
@@ -143,16 +138,6 @@ def test_the_variant_can_be_chosen_and_torch_too(tmp_path: Path, monkeypatch: py
     assert kernels.variant == "portable"
     monkeypatch.setenv(OVERRIDE, "torch")
     assert load_kernels(tmp_path) is None
-
-
-@pytest.mark.parametrize("asked", ["avx512_bf16", "quick"])
-def test_a_variant_that_this_machine_cannot_run_is_refused_with_the_choices(
-    monkeypatch: pytest.MonkeyPatch, asked: str
-) -> None:
-    monkeypatch.setattr(build, "_cpu_features", lambda: "flags : avx2 fma f16c")
-    monkeypatch.setenv(OVERRIDE, asked)
-    with pytest.raises(ConfigError, match="avx2, portable, torch"):
-        chosen_variants()
 
 
 def test_a_pool_on_a_cpu_is_served_by_the_native_kernel(kernels: build.Kernels) -> None:

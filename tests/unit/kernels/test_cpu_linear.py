@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from twostroke.kernels.cpu.build import Kernels, chosen_variants
+from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import GROUP, NativeLinears
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.cpu.variants import chosen_variants
 from twostroke.kernels.linear import make_linear
 
 ROWS = (1, 2, 5, 7, 8, 12, 13, 25, 100, 197)

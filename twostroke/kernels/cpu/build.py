@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from twostroke.errors import ConfigError
+from twostroke.kernels.cpu.variants import VARIANTS, Variant, chosen_variants, cpu_features
 
 log = logging.getLogger(__name__)
 
@@ -36,39 +36,6 @@ COMPILE_TIMEOUT_S: Final = 120.0
 
 ABANDONED_S: Final = 3600.0
 """A build this old was killed: its two rounds of compiler runs are timed out long before."""
-
-OVERRIDE: Final = "TWOSTROKE_CPU_KERNELS"
-"""Names a variant, or `TORCH`, in place of the best one. For tests and comparisons."""
-
-TORCH: Final = "torch"
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One build of all kernels for one family of CPUs."""
-
-    name: str
-    flags: str
-    needs: frozenset[str]
-    """Features that the processor must have, spelled as in /proc/cpuinfo."""
-
-
-VARIANTS: Final = (
-    Variant(
-        "avx512_bf16",
-        "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mavx2 -mfma -mf16c "
-        "-mprefer-vector-width=512",
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx2", "fma", "f16c"}),
-    ),
-    Variant(
-        "avx512",
-        "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512",
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"}),
-    ),
-    Variant("avx2", "-mavx2 -mfma -mf16c", frozenset({"avx2", "fma", "f16c"})),
-    Variant("portable", "", frozenset()),
-)
-"""Best first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,32 +80,15 @@ def load_kernels(folder: Path) -> Kernels | None:
 
 def build_all(folder: Path) -> None:
     """Libraries for all CPUs of this architecture, for machines without a compiler. Raises OSError without one."""
-    is_x86 = os.uname().machine == "x86_64"
     compiler = find_compiler()
     for variant in VARIANTS:
-        if is_x86 or not variant.needs:
+        if variant.machine in {"", os.uname().machine}:
             _compile(folder / f"{_stem(variant)}-{compiler.name}.so", variant, compiler)
-
-
-def chosen_variants() -> tuple[Variant, ...]:
-    """What to try in turn: all that this CPU can run, or what `OVERRIDE` asks for; nothing where it asks for torch."""
-    features = set(_cpu_features().split())
-    able = tuple(variant for variant in VARIANTS if variant.needs <= features)
-    asked = os.environ.get(OVERRIDE)
-    if not asked:
-        return able
-    if asked == TORCH:
-        return ()
-    chosen = tuple(variant for variant in able if variant.name == asked)
-    if not chosen:
-        choices = ", ".join([*(variant.name for variant in able), TORCH])
-        raise ConfigError(f"{OVERRIDE}={asked} is not what this CPU can run; it can run: {choices}", field=OVERRIDE)
-    return chosen
 
 
 def arithmetic_identity(kernels: Kernels | None) -> str:
     """Workers where this is the same compute with the same instructions and libraries: CPU, kernels, torch."""
-    facts = ("" if kernels is None else kernels.build, os.uname().machine, _cpu_features(), version("torch"))
+    facts = ("" if kernels is None else kernels.build, os.uname().machine, cpu_features(), version("torch"))
     return hashlib.blake2b("\0".join(facts).encode(), digest_size=6).hexdigest()
 
 
@@ -200,12 +150,6 @@ def _stem(variant: Variant) -> str:
 
 def _sources(pattern: str) -> list[Path]:
     return sorted(SOURCES.glob(pattern))
-
-
-def _cpu_features() -> str:
-    """The line of /proc/cpuinfo that lists instruction sets: "flags" on x86, "Features" on ARM."""
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        return next((line for line in lines if line.lower().startswith(("flags", "features"))), os.uname().machine)
 
 
 def _compile(library: Path, variant: Variant, compiler: Compiler) -> None:

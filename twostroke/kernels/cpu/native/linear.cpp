@@ -4,10 +4,12 @@
 #include <array>
 #include <utility>
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#include "panel_amx.h"
+#elif defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 #include "panel_avx512.h"
 #else
-#include "panel_widened.h"
+#include "panel_vectors.h"
 #endif
 
 namespace twostroke {
@@ -63,7 +65,7 @@ void unit(const Linear &w, int64_t panel, const Rows &rows, const Prepared &prep
 void prepare(Team *team, const Linear &w, const Rows &rows, Prepared &prepared) {
     const int64_t bytes = prepared_bytes(w), groups = w.inputs / GROUP;
     if (!bytes) return;
-    prepared.values.resize(std::max(prepared.values.size(), size_t(rows.count * bytes)));
+    prepared.values.resize(std::max(prepared.values.size(), size_t((rows.count + SPARE_ROWS) * bytes)));
     prepared.scales.resize(std::max(prepared.scales.size(), size_t(rows.count * groups)));
     auto part_of = [&](int part, int parts) {
         for (int64_t r = rows.count * part / parts; r < rows.count * (part + 1) / parts; r++)
@@ -92,6 +94,7 @@ void linear(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &
     const int64_t panels = (w.outputs + width - 1) / width, chunks = (rows.count + CHUNK - 1) / CHUNK;
     const int64_t some = panels_of_task(w, rows.count, panels);
     run_tasks(team, size_t((panels + some - 1) / some), [&](size_t task) {
+        [[maybe_unused]] const TaskState state;
         const int64_t end = std::min(panels, (int64_t(task) + 1) * some);
         for (int64_t panel = int64_t(task) * some; panel < end; panel++)
             for (int64_t chunk = 0; chunk < chunks; chunk++) {

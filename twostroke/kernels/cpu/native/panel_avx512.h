@@ -4,32 +4,14 @@
 
 #include <algorithm>
 
-#include "linear.h"
-#include "simd.h"
+#include "rows_avx512.h"
 
 namespace twostroke {
 
+constexpr int64_t SPARE_ROWS = 0;  // of what is prepared: none is read
 constexpr int64_t PASS_ROWS = 12;  // as many as registers hold sums for
-constexpr int LANES = simd::W;
-constexpr int64_t AHEAD = 8192;  // bytes that a single pass over a panel is ahead of its reading
-constexpr int64_t LINE = 64;
 
-// The share of the next panel that one pass over this one brings closer: `lines` per step, of which each reads two.
-struct Ahead {
-    const char *next = nullptr;
-    int64_t lines = 0;
-};
-
-inline void bring(const Ahead &ahead, int64_t step, const char *here, bool is_only_pass) {
-    if (is_only_pass) {
-        __builtin_prefetch(here + AHEAD);
-        __builtin_prefetch(here + AHEAD + LINE);
-        return;
-    }
-    // GCC 12 takes a loop of nothing but __builtin_prefetch away.
-    for (int64_t line = 0; line < ahead.lines; line++)
-        asm volatile("prefetcht1 %0" : : "m"(ahead.next[(step * ahead.lines + line) * LINE]));
-}
+struct TaskState {};  // of a task that multiplies: none
 
 inline __m512i broadcast4(const void *at) {
     int32_t bits;
@@ -66,10 +48,6 @@ void multiply_bfloat16(const Linear &w, int64_t panel, const uint16_t *x, int64_
 // The intrinsic of the same makes GCC 12 copy every sum before it is added to.
 inline void add_dots(__m512i &sum, __m512i x, __m512i w) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
-}
-
-inline void add_scaled(float *sum, __m512i dot, __m512 scale) {
-    _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, _mm512_loadu_ps(sum)));
 }
 
 // The same with int8 weights and activations: exact within a group, float32 across groups.
@@ -131,33 +109,16 @@ inline int64_t passes_of(int64_t rows) {
 template <int R>
 void multiply(const Linear &w, int64_t panel, const Rows &rows, const Prepared &prepared, int64_t first,
               const Pass &pass, float *sums) {
-    if (pass.count == 1) return multiply_as<R, true>(w, panel, rows, prepared, first, {}, sums);
-    const int64_t panel_bytes = PANEL * w.inputs * (w.kind == INT8 ? 1 : 2), steps = panel_bytes / (2 * LINE);
-    const int64_t done = 2 * pass.index / pass.count, due = 2 * (pass.index + 1) / pass.count;
-    const char *next = (const char *)w.panels + (panel + 1) * panel_bytes + done * steps * LINE;
-    multiply_as<R, false>(w, panel, rows, prepared, first, {next, pass.has_next ? due - done : 0}, sums);
+    const Ahead ahead = ahead_of(w, panel, pass);
+    if (pass.count == 1) return multiply_as<R, true>(w, panel, rows, prepared, first, ahead, sums);
+    multiply_as<R, false>(w, panel, rows, prepared, first, ahead, sums);
 }
 
 // bfloat16 is multiplied as it lies in the rows.
 inline int64_t prepared_bytes(const Linear &w) { return w.kind == INT8 ? w.inputs : 0; }
 
-// int8 activations: x = (value - 128) * scale.
 inline void prepare_row(const Linear &w, const uint16_t *x, uint8_t *values, float *scales) {
-    for (int64_t start = 0; start < w.inputs; start += GROUP) {
-        __m512 lane[GROUP / LANES], peak = _mm512_setzero_ps();
-        for (int i = 0; i < GROUP / LANES; i++) {
-            lane[i] = simd::load((const BFloat16 *)x + start + i * LANES);
-            peak = _mm512_max_ps(peak, _mm512_abs_ps(lane[i]));
-        }
-        const float scale = _mm512_reduce_max_ps(peak) / 127.0f;
-        const __m512 inverse = _mm512_set1_ps(scale > 0 ? 1.0f / scale : 0.0f);
-        for (int i = 0; i < GROUP / LANES; i++) {
-            const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(lane[i], inverse));
-            const __m512i shifted = _mm512_add_epi32(rounded, _mm512_set1_epi32(128));
-            _mm_storeu_si128((__m128i *)(values + start + i * LANES), _mm512_cvtepi32_epi8(shifted));
-        }
-        scales[start / GROUP] = scale;
-    }
+    quantise_row(w.inputs, x, values, scales);
 }
 
 }  // namespace twostroke

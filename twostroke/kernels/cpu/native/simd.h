@@ -1,6 +1,8 @@
 // One vector of floats, `F`, of `W` lanes, and what kernels do with it, for each instruction set that we compile for.
 //
-// Memory holds float, bfloat16 or half; lanes are always float. Functions with a count `n` touch the first n only.
+// Memory holds float, bfloat16 or half; lanes are always float. Functions with a count `n` touch the first n only. Of
+// those that few machines have, SIMD_HAS_PAIRS says that products of pairs of bfloat16 are there (`fma_pairs`), and
+// SIMD_HAS_DOTS those of four int8 (`add_dots`).
 
 #pragma once
 
@@ -23,6 +25,10 @@ struct Float16 {
 #include "simd_avx512.h"
 #elif defined(__AVX2__)
 #include "simd_avx2.h"
+#elif defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS >= 256
+#include "simd_sve.h"
+#elif defined(__aarch64__)
+#include "simd_neon.h"
 #else
 #include "simd_portable.h"
 #endif

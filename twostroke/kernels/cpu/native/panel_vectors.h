@@ -1,6 +1,7 @@
-// Products of rows with one panel where no instruction multiplies bfloat16: both sides are widened to float32 lanes.
+// Products of rows with one panel by the vectors of `simd.h`, whatever their width.
 //
-// int8 is multiplied as int16, two products to a word, which gives the same integers as the instructions for int8.
+// Where no instruction multiplies bfloat16, both sides are widened to float32 lanes. Where none multiplies int8, it is
+// multiplied as int16, two products to a word, which gives the same integers.
 
 #pragma once
 
@@ -17,8 +18,11 @@ constexpr int MOST_SUMS = 24;  // vectors, of the 32 registers
 constexpr int MOST_SUMS = 12;  // of 16
 #endif
 constexpr int64_t PASS_ROWS = MOST_SUMS / 2;
+constexpr int64_t SPARE_ROWS = 0;          // of what is prepared: none is read
 constexpr int64_t STEP_BYTES = PANEL * 4;  // of a panel: one word of each output
 constexpr int64_t AHEAD = 8192;            // bytes that the first pass over a panel is ahead of its reading
+
+struct TaskState {};  // of a task that multiplies: none
 
 // The vectors of a panel that are summed side by side: all of them for a few rows, whose sums would otherwise wait for
 // each other, and then as many as leave registers for every row.
@@ -34,27 +38,70 @@ inline void bring(const char *here) {
     for (int64_t at = 0; at < STEP_BYTES; at += 64) __builtin_prefetch(here + AHEAD + at);
 }
 
-// Sums of R rows of float32 with V vectors of a panel from `weights` on, into sums [R][32].
+// One word of weights is two bfloat16 or four int8. It is multiplied in parts, each of which adds to all sums.
+#if defined(SIMD_HAS_PAIRS)
+struct BFloat16Parts {
+    using Input = int32_t;  // a pair as it lies
+    static constexpr int COUNT = 1;
+    static simd::F weight(simd::I words, int) { return simd::as_floats(words); }
+    static simd::F factor(Input pair) { return simd::as_floats(simd::set1_word(pair)); }
+    static void add(simd::F &sum, simd::F w, simd::F x) { sum = simd::fma_pairs(w, x, sum); }
+};
+#else
+struct BFloat16Parts {
+    using Input = float;
+    static constexpr int COUNT = 2;
+    static simd::F weight(simd::I words, int part) {
+        return part ? simd::second_bfloat16(words) : simd::first_bfloat16(words);
+    }
+    static simd::F factor(Input x) { return simd::set1(x); }
+    static void add(simd::F &sum, simd::F w, simd::F x) { simd::add_product(sum, w, x); }
+};
+#endif
+
+// Inputs of a word are `COUNT` words: of int16, one has the first and the third, the next the second and the fourth.
+#if defined(SIMD_HAS_DOTS)
+struct Int8Parts {
+    static constexpr int COUNT = 1;
+    static simd::I weight(simd::I words, int) { return words; }
+    static simd::I add(simd::I sum, simd::I w, simd::I x) { return simd::add_dots(sum, w, x); }
+    static void store(const uint32_t *four, int32_t *words) {
+        words[0] = int32_t((four[0] & 255) | (four[1] & 255) << 8 | (four[2] & 255) << 16 | four[3] << 24);
+    }
+};
+#else
+struct Int8Parts {
+    static constexpr int COUNT = 2;
+    static simd::I weight(simd::I words, int part) { return part ? simd::odd_int8(words) : simd::even_int8(words); }
+    static simd::I add(simd::I sum, simd::I w, simd::I x) { return simd::add_products(sum, w, x); }
+    static void store(const uint32_t *four, int32_t *words) {
+        words[0] = int32_t((four[0] & 0xffff) | four[2] << 16);
+        words[1] = int32_t((four[1] & 0xffff) | four[3] << 16);
+    }
+};
+#endif
+
+// Sums of R rows with V vectors of a panel from `weights` on, into sums [R][32].
 template <int R, int V, bool IS_FIRST_PASS>
-void multiply_floats(const char *weights, int64_t steps, const float *x, int64_t x_stride, float *to) {
+void multiply_bfloat16(const char *weights, int64_t steps, const BFloat16Parts::Input *x, float *to) {
+    constexpr int PARTS = BFloat16Parts::COUNT;
+    const int64_t x_stride = PARTS * steps;
     simd::F sums[R][V];
 #pragma GCC unroll 32
     for (int i = 0; i < R * V; i++) sums[i / V][i % V] = simd::zero();
     for (int64_t step = 0; step < steps; step++) {
         if (IS_FIRST_PASS) bring(weights + step * STEP_BYTES);
 #pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
+        for (int part = 0; part < PARTS; part++) {
             simd::F w[V];
 #pragma GCC unroll 16
-            for (int v = 0; v < V; v++) {
-                const simd::I pair = simd::load_words(weights + step * STEP_BYTES + v * simd::W * 4);
-                w[v] = half ? simd::second_bfloat16(pair) : simd::first_bfloat16(pair);
-            }
+            for (int v = 0; v < V; v++)
+                w[v] = BFloat16Parts::weight(simd::load_words(weights + step * STEP_BYTES + v * simd::W * 4), part);
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++) {
-                const simd::F factor = simd::set1(x[r * x_stride + 2 * step + half]);
+                const simd::F factor = BFloat16Parts::factor(x[r * x_stride + PARTS * step + part]);
 #pragma GCC unroll 16
-                for (int v = 0; v < V; v++) simd::add_product(sums[r][v], w[v], factor);
+                for (int v = 0; v < V; v++) BFloat16Parts::add(sums[r][v], w[v], factor);
             }
         }
     }
@@ -63,12 +110,12 @@ void multiply_floats(const char *weights, int64_t steps, const float *x, int64_t
 }
 
 // The same with int8 weights and activations: exact within a group, float32 across groups. `scales` are the weights', as
-// the panel lies from `weights` on. `x` has two words for four inputs: the first and third, the second and fourth.
+// the panel lies from `weights` on.
 template <int R, int V, bool IS_FIRST_PASS>
 void multiply_int8(const char *weights, const float *scales, int64_t groups, const int32_t *x, const float *x_scales,
                    float *to) {
-    constexpr int64_t GROUP_STEPS = GROUP / 4;
-    const int64_t steps = groups * GROUP_STEPS, x_stride = 2 * steps;
+    constexpr int64_t GROUP_STEPS = GROUP / 4, PARTS = Int8Parts::COUNT;
+    const int64_t steps = groups * GROUP_STEPS, x_stride = PARTS * steps;
     for (int r = 0; r < R; r++) std::fill(to + r * PANEL, to + r * PANEL + V * simd::W, 0.0f);
     for (int64_t group = 0; group < groups; group++) {
         simd::I dots[R][V];
@@ -77,18 +124,16 @@ void multiply_int8(const char *weights, const float *scales, int64_t groups, con
         for (int64_t step = group * GROUP_STEPS; step < (group + 1) * GROUP_STEPS; step++) {
             if (IS_FIRST_PASS) bring(weights + step * STEP_BYTES);
 #pragma GCC unroll 2
-            for (int half = 0; half < 2; half++) {
+            for (int part = 0; part < PARTS; part++) {
                 simd::I w[V];
 #pragma GCC unroll 16
-                for (int v = 0; v < V; v++) {
-                    const simd::I four = simd::load_words(weights + step * STEP_BYTES + v * simd::W * 4);
-                    w[v] = half ? simd::odd_int8(four) : simd::even_int8(four);
-                }
+                for (int v = 0; v < V; v++)
+                    w[v] = Int8Parts::weight(simd::load_words(weights + step * STEP_BYTES + v * simd::W * 4), part);
 #pragma GCC unroll 16
                 for (int r = 0; r < R; r++) {
-                    const simd::I two = simd::set1_word(x[r * x_stride + 2 * step + half]);
+                    const simd::I inputs = simd::set1_word(x[r * x_stride + PARTS * step + part]);
 #pragma GCC unroll 16
-                    for (int v = 0; v < V; v++) dots[r][v] = simd::add_products(dots[r][v], w[v], two);
+                    for (int v = 0; v < V; v++) dots[r][v] = Int8Parts::add(dots[r][v], w[v], inputs);
                 }
             }
         }
@@ -103,20 +148,25 @@ void multiply_int8(const char *weights, const float *scales, int64_t groups, con
     }
 }
 
+// A row's inputs, as they are multiplied.
+inline int64_t prepared_bytes(const Linear &w) {
+    if (w.kind == INT8) return w.inputs / 4 * Int8Parts::COUNT * 4;
+    return w.inputs / 2 * BFloat16Parts::COUNT * 4;
+}
+
 template <int R, bool IS_FIRST_PASS>
 void multiply_as(const Linear &w, int64_t panel, const Prepared &prepared, int64_t first, float *sums) {
     constexpr int V = vectors_of(R), COLUMNS = V * simd::W;
     const int64_t groups = w.inputs / GROUP, steps = w.inputs / (w.kind == INT8 ? 4 : 2);
     const char *weights = (const char *)w.panels + panel * steps * STEP_BYTES;
     for (int column = 0; column < PANEL; column += COLUMNS, weights += COLUMNS * 4, sums += COLUMNS) {
+        const uint8_t *x = prepared.values.data() + first * prepared_bytes(w);
         if (w.kind == BFLOAT16) {
-            const float *x = (const float *)prepared.values.data() + first * w.inputs;
-            multiply_floats<R, V, IS_FIRST_PASS>(weights, steps, x, w.inputs, sums);
+            multiply_bfloat16<R, V, IS_FIRST_PASS>(weights, steps, (const BFloat16Parts::Input *)x, sums);
         } else {
-            const int32_t *x = (const int32_t *)prepared.values.data() + first * (w.inputs / 2);
             const float *x_scales = prepared.scales.data() + first * groups;
             const float *scales = w.scales + panel * groups * PANEL + column;
-            multiply_int8<R, V, IS_FIRST_PASS>(weights, scales, groups, x, x_scales, sums);
+            multiply_int8<R, V, IS_FIRST_PASS>(weights, scales, groups, (const int32_t *)x, x_scales, sums);
         }
     }
 }
@@ -127,8 +177,6 @@ void multiply(const Linear &w, int64_t panel, const Rows &, const Prepared &prep
     if (pass.index == 0) return multiply_as<R, true>(w, panel, prepared, first, sums);
     multiply_as<R, false>(w, panel, prepared, first, sums);
 }
-
-inline int64_t prepared_bytes(const Linear &w) { return w.inputs * (w.kind == INT8 ? 2 : 4); }
 
 inline void quantise_group(const BFloat16 *x, int32_t *words, float &scale) {
     simd::F peak = simd::zero();
@@ -143,22 +191,24 @@ inline void quantise_group(const BFloat16 *x, int32_t *words, float &scale) {
         simd::store(shifted + i, simd::add(simd::mul(simd::load(x + i), inverse), simd::set1(0x1.8p23f)));
     uint32_t bits[GROUP];
     std::memcpy(bits, shifted, sizeof bits);
-    for (int i = 0; i < GROUP; i += 4)
-        for (int half = 0; half < 2; half++)
-            words[i / 2 + half] = int32_t((bits[i + half] & 0xffff) | bits[i + half + 2] << 16);
+    for (int i = 0; i < GROUP; i += 4) Int8Parts::store(bits + i, words + i / 4 * Int8Parts::COUNT);
 }
 
 inline void prepare_row(const Linear &w, const uint16_t *x, uint8_t *values, float *scales) {
     const auto *from = (const BFloat16 *)x;
     if (w.kind == INT8) {
         for (int64_t i = 0; i < w.inputs; i += GROUP)
-            quantise_group(from + i, (int32_t *)values + i / 2, scales[i / GROUP]);
+            quantise_group(from + i, (int32_t *)values + i / 4 * Int8Parts::COUNT, scales[i / GROUP]);
         return;
     }
+#if defined(SIMD_HAS_PAIRS)
+    std::memcpy(values, x, size_t(w.inputs) * 2);
+#else
     for (int64_t i = 0; i < w.inputs; i += simd::W) {
         const int n = int(std::min<int64_t>(simd::W, w.inputs - i));
         simd::store_up_to((float *)values + i, simd::load_up_to(from + i, n), n);
     }
+#endif
 }
 
 }  // namespace twostroke
