@@ -46,6 +46,13 @@ class WorkerLine:
     state: str
     epoch: str
     metrics_address: str
+    kernels: str
+    """The build of the native kernels that computes on a CPU, or torch; empty, as the reason, where a device computes,
+    or nothing does."""
+    kernels_reason: str
+    """Why this one."""
+    threads: int
+    """Compute threads; 0 where there are no kernels."""
     running: int
     waiting: int
     queued_tokens: int
@@ -124,6 +131,9 @@ def _line(entry: control_pb2.WorkerLoad) -> WorkerLine:
         state=_state_text(state),
         epoch=entry.server.epoch,
         metrics_address=entry.server.metrics_address,
+        kernels=entry.server.kernels.variant,
+        kernels_reason=entry.server.kernels.reason,
+        threads=entry.server.kernels.threads,
         running=load.running,
         waiting=load.waiting,
         queued_tokens=load.queued_tokens,
@@ -156,9 +166,11 @@ def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], worke
     for heading in ("runs", "waits", "tokens"):
         table.add_column(heading, justify="right")
     table.add_column("pages", overflow="fold")
+    table.add_column("kernels", overflow="fold")
     for line in workers:
         counts = (line.running, line.waiting, line.queued_tokens)
-        table.add_row(line.worker_id, line.role or "-", line.state, line.epoch or "-", *map(str, counts), _pages(line))
+        ends = (_pages(line), _kernels(line))
+        table.add_row(line.worker_id, line.role or "-", line.state, line.epoch or "-", *map(str, counts), *ends)
     console.print(table)
 
 
@@ -172,3 +184,10 @@ def _pages(line: WorkerLine) -> str:
         "quarantined": line.pages_quarantined,
     }
     return f"{line.pages_total}: " + ", ".join(f"{count} {state}" for state, count in states.items() if count)
+
+
+def _kernels(line: WorkerLine) -> str:
+    """Describe what computes as "avx512_bf16 on 2 threads (measured)"."""
+    if not line.kernels:
+        return "-"
+    return f"{line.kernels} on {line.threads} thread{'s' * (line.threads != 1)} ({line.kernels_reason})"

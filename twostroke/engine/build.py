@@ -56,6 +56,18 @@ class LoadedModel:
     """Workers whose fingerprints differ hold different KV and never exchange pages."""
 
 
+@dataclass(frozen=True, slots=True)
+class KernelsInUse:
+    """What computes the steps of a worker on a CPU."""
+
+    variant: str
+    """The build of the native kernels, or torch."""
+    reason: str
+    """Why this one."""
+    threads: int
+    """Threads of the worker's own."""
+
+
 class Neighbours(Protocol):
     """The other workers of a host whose cores may be borrowed."""
 
@@ -80,6 +92,8 @@ class BuiltEngine:
     determinism: Determinism
     neighbours: Neighbours | None = None
     """Workers that this one lends its cores to and borrows from, if it has any use for that."""
+    kernels: KernelsInUse | None = None
+    """None where a device computes, or nothing does."""
 
     def close(self) -> None:
         """Close both. A runner on an engine thread is closed by that thread; then only `memory` is left to close."""
@@ -122,14 +136,15 @@ def _build_on_cpu(
     config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device: torch.device, profiler: Profiler | None
 ) -> BuiltEngine:
     from twostroke.engine.runner import ModelRunner
-    from twostroke.kernels.cpu.build import arithmetic_identity, load_kernels
+    from twostroke.kernels.cpu.build import arithmetic_identity
+    from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
     from twostroke.models.catalog import cache_dir
 
     page_bytes = spec.page_bytes(config.cache.block_size, config.model.dtype)
     facts = _model_facts(config, spec, model_dir, enough_pages(config.cache.host_bytes, page_bytes))
     arithmetic = ""
     if config.model.deterministic:  # pages that another machine computed may have other bits
-        identity = arithmetic_identity(load_kernels(cache_dir() / "kernels"))
+        identity = arithmetic_identity(choose_kernels(cache_dir() / "kernels"))
         arithmetic = f";arithmetic={identity}-{config.runtime.threads}"
 
     def load(memory: PageMemory) -> Loaded:
@@ -153,7 +168,9 @@ def _build_on_cpu(
     built = _with_memory(facts, PageMemory(facts.pages, facts.page_bytes), load)
     assert isinstance(built.runner, ModelRunner)
     order = NATIVE_ORDER if built.runner.has_native_pages else ""
-    return replace(built, model=replace(facts, fingerprint=f"{facts.fingerprint}{order}{arithmetic}"))
+    fingerprint = f"{facts.fingerprint}{order}{arithmetic}"
+    in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads)
+    return replace(built, model=replace(facts, fingerprint=fingerprint), kernels=in_use)
 
 
 def _build_on_device(

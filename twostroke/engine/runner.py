@@ -17,7 +17,7 @@ from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.attention import NativeAttention
-from twostroke.kernels.cpu.build import load_kernels
+from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog import cache_dir
@@ -51,7 +51,7 @@ class ModelRunner:
         self._borrowing = Borrowing()
         kind: torch.dtype = getattr(torch, model.dtype)
         pool = _pool_tensor(memory, spec, block_size, kind)
-        kernels = load_kernels(cache_dir() / "kernels")
+        self.kernels = kernels = choose_kernels(cache_dir() / "kernels")
         self._team = (
             None if kernels is None else Team(kernels, cores.home, cores.neighbours(), cores.folder, pin=cores.pin)
         )

@@ -48,6 +48,7 @@ class EngineState:
         self.facts = built.model
         self.memory = built.memory
         self.determinism = built.determinism
+        self.kernels = built.kernels
         self.engine = EngineThread(built.runner, profiler)
         self.neighbours = built.neighbours
         self.rates = Rates()

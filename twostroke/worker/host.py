@@ -78,6 +78,7 @@ class WorkerHost:
         self.metrics = WorkerMetrics(config.role, facts.block_size)
         self.metrics.expiries.watch("cluster", self.us.certificates)
         self.metrics.computes(engine_state.determinism)
+        self.metrics.computes_with(engine_state.kernels)
         self.feed = EventFeed(engine_state.begin_epoch(epoch), config.patience.heartbeat_s)
         self.pool = engine_state.pool
         self.recorder = recorder_of(config.worker_id, config.role.value, config.tracing, self.metrics.registry)
@@ -189,7 +190,12 @@ class WorkerHost:
             metrics_address=self._metrics_server.address,
             clock_ns=time.monotonic_ns(),
             machine=machine_name(),
+            kernels=self._kernels_info(),
         )
+
+    def _kernels_info(self) -> control_pb2.KernelsInfo | None:
+        kernels = self._engine_state.kernels
+        return None if kernels is None else control_pb2.KernelsInfo(**dataclasses.asdict(kernels))
 
     def model_info(self) -> control_pb2.ModelInfo:
         facts = self.facts

@@ -7,8 +7,6 @@ disturb it. Workers of one machine measure one after the other.
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import json
 import platform
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from twostroke.config import WorkerConfig
 from twostroke.engine.loop import EngineThread
+from twostroke.kernels.kept import kept_or_measured
 from twostroke.models.catalog import cache_dir
 from twostroke.rpc.v1 import control_pb2
 
@@ -39,36 +38,21 @@ async def limits_of(config: WorkerConfig, engine: EngineThread, *, is_on_cpu: bo
     def between_steps(call: Callable[[], None]) -> None:
         asyncio.run_coroutine_threadsafe(engine.between_steps(call), loop).result()
 
-    limits = await asyncio.to_thread(kept_or_measured, cache_dir(), config, between_steps)
+    limits = await asyncio.to_thread(kept_limits, cache_dir(), config, between_steps)
     return control_pb2.MachineLimits(**asdict(limits))
 
 
-def kept_or_measured(folder: Path, config: WorkerConfig, run: Run) -> Limits:
+def kept_limits(folder: Path, config: WorkerConfig, run: Run) -> Limits:
     import torch
 
     from twostroke.kernels.limits import Limits, measured_limits
 
     threads, dtype = config.runtime.threads, config.model.dtype
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "limits.json").open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        kept = _read(file.read())
-        key = f"{platform.node()} {threads} {dtype}"
-        if key in kept:
-            return Limits(**kept[key])
+
+    def measure() -> dict[str, Any]:
         limits = measured_limits(
             threads, getattr(torch, dtype), REPEATS, buffer_bytes=BUFFER_BYTES, shapes=SHAPES, run=run
         )
-        file.truncate(0)
-        file.write(json.dumps(kept | {key: asdict(limits)}))
-        return limits
+        return asdict(limits)
 
-
-def _read(text: str) -> dict[str, Any]:
-    """Return what was measured before; nothing where the file is new, or a machine went down while it was written."""
-    try:
-        kept = json.loads(text)
-    except ValueError:
-        return {}
-    return kept if isinstance(kept, dict) else {}
+    return Limits(**kept_or_measured(folder / "limits.json", f"{platform.node()} {threads} {dtype}", measure))

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from twostroke.config import Role
+from twostroke.engine.build import KernelsInUse
 from twostroke.engine.determinism import Determinism
 from twostroke.errors import Overloaded, PeerLost, StaleEpoch, TransferFailed
 from twostroke.kv_cache.events import EventLog
@@ -90,6 +91,14 @@ class WorkerMetrics:
             registry=self.registry,
         )
         gauge.labels(self._role, determinism.why).set(determinism.holds)
+
+    def computes_with(self, kernels: KernelsInUse | None) -> None:
+        """Report what computes the steps on a CPU, and why; nothing where a device computes, or nothing does."""
+        gauge = Gauge(
+            "twostroke_kernels_info", "Always 1.", ("role", "variant", "reason", "threads"), registry=self.registry
+        )
+        if kernels is not None:
+            gauge.labels(self._role, kernels.variant, kernels.reason, str(kernels.threads)).set(1)
 
     def watch_pages(self, digests: PageDigests, transports: Sequence[PageTransport]) -> None:
         """Report at every scrape the cost of digests and refused page connections."""

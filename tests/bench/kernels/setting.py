@@ -14,7 +14,8 @@ from tests.bench.kernels.options import BEST
 from tests.bench.kernels.timing import Result, Timed, Work
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
-from twostroke.kernels.cpu.build import Kernels, load_kernels
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.linear import SERVED, NativeLinears
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH, chosen_variants
@@ -77,7 +78,7 @@ def setting_of(
     """With kernels that were checked before."""
     torch.set_num_threads(threads)
     with overridden(kernels):
-        loaded = load_kernels(cache_dir() / "kernels")
+        loaded = choose_kernels(cache_dir() / "kernels")
         team = None if loaded is None else Team(loaded, tuple(range(threads)))
         try:
             yield Setting(

@@ -16,11 +16,12 @@ from transformers import AutoModelForCausalLM
 from tests.unit.engine.batches import Stream, step
 from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
 from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, WorkerConfig
-from twostroke.engine.build import NATIVE_ORDER, build_runner
+from twostroke.engine.build import NATIVE_ORDER, KernelsInUse, build_runner
 from twostroke.engine.paced_runner import PacedRunner
 from twostroke.engine.runner import ModelRunner
 from twostroke.errors import ConfigError
-from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
+from twostroke.kernels.cpu.choice import MEASURED, ONLY_ONE
+from twostroke.kernels.cpu.variants import OVERRIDE, TORCH, chosen_variants
 
 
 @pytest.fixture
@@ -52,6 +53,35 @@ def test_workers_whose_pages_have_another_order_do_not_exchange_them(
     assert plain == native.replace(NATIVE_ORDER, "")
 
 
+def test_pages_of_another_variant_are_the_same_within_rounding_and_refused_where_bits_count(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fingerprints: dict[bool, set[str]] = {False: set(), True: set()}
+    variants = [variant.name for variant in chosen_variants()]
+    for variant in variants:
+        monkeypatch.setenv(OVERRIDE, variant)
+        for deterministic, found in fingerprints.items():
+            built = build_runner(config(str(tiny), dtype="bfloat16", deterministic=deterministic), tiny)
+            found.add(built.model.fingerprint)
+            built.close()
+    assert len(fingerprints[False]) == 1
+    assert len(fingerprints[True]) == len(variants)
+
+
+def test_a_worker_says_what_computes_its_steps_and_why(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variant in ("portable", TORCH):
+        monkeypatch.setenv(OVERRIDE, variant)
+        built = build_runner(config(str(tiny)), tiny)
+        assert built.kernels == KernelsInUse(variant, f"set by {OVERRIDE}", threads=1)
+        built.close()
+    monkeypatch.delenv(OVERRIDE)
+    built = build_runner(config(str(tiny)), tiny)
+    assert built.kernels is not None
+    assert built.kernels.variant in {variant.name for variant in chosen_variants()}
+    assert built.kernels.reason in {MEASURED, ONLY_ONE}
+    built.close()
+
+
 def test_a_real_model_is_built_with_as_many_pages_as_fit(tiny: Path) -> None:
     built = build_runner(config(str(tiny), 10 * PAGE_BYTES + 5, served_model_name="small"), tiny)
     facts = built.model
@@ -77,6 +107,7 @@ def test_a_paced_model_is_built_without_a_directory() -> None:
     assert isinstance(built.runner, PacedRunner)
     assert (facts.pages, facts.page_bytes, facts.vocab_size, facts.max_model_len) == (4, 1024, 300, 500)
     assert facts.eos_token_ids == (3,)
+    assert built.kernels is None
     built.close()
 
 

@@ -11,7 +11,7 @@ from tests.unit.worker.rig import paced, worker_config
 from twostroke.config import ModelConfig, Role, RuntimeConfig
 from twostroke.engine.loop import EngineThread
 from twostroke.worker import machine_limits
-from twostroke.worker.machine_limits import kept_or_measured, limits_of
+from twostroke.worker.machine_limits import kept_limits, limits_of
 
 CONFIG = worker_config(Role.DECODE, model=ModelConfig(dtype="float32"))
 
@@ -42,22 +42,22 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_the_second_worker_of_a_machine_finds_what_the_first_has_measured(tmp_path: Path) -> None:
     first, second, third = Counted(), Counted(), Counted()
-    measured = kept_or_measured(tmp_path, CONFIG, first)
+    measured = kept_limits(tmp_path, CONFIG, first)
     assert first.calls > 10
     assert measured.read_bytes_per_s > 0
     assert measured.operations_per_s > 0
-    assert kept_or_measured(tmp_path, CONFIG, second) == measured
+    assert kept_limits(tmp_path, CONFIG, second) == measured
     assert second.calls == 0
-    with_two = kept_or_measured(tmp_path, CONFIG.replace(runtime=RuntimeConfig(threads=2)), third)
+    with_two = kept_limits(tmp_path, CONFIG.replace(runtime=RuntimeConfig(threads=2)), third)
     assert (with_two.threads, third.calls) == (2, first.calls)
 
 
 def test_a_file_that_was_not_written_whole_is_measured_again(tmp_path: Path) -> None:
     again = Counted()
     (tmp_path / "limits.json").write_text('{"half')
-    measured = kept_or_measured(tmp_path, CONFIG, again)
+    measured = kept_limits(tmp_path, CONFIG, again)
     assert again.calls > 10
-    assert kept_or_measured(tmp_path, CONFIG, Counted()) == measured
+    assert kept_limits(tmp_path, CONFIG, Counted()) == measured
 
 
 async def test_trials_run_between_steps_and_only_where_a_cpu_computes() -> None:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -46,6 +46,8 @@ class Kernels:
     variant: str
     build: str
     """What it was made of and by: sources and flags, machine, compiler. The same for equal libraries alone."""
+    reason: str = ""
+    """Why this variant, where it was chosen among several."""
 
     def function(self, name: str, arguments: tuple[Any, ...], result: Any = None) -> Callable[..., Any]:
         """The exported C function `name`, which from here on checks and converts its arguments."""
@@ -55,16 +57,15 @@ class Kernels:
         return function
 
 
-def load_kernels(folder: Path) -> Kernels | None:
-    """The library, built if `folder` does not hold it yet. None where it cannot be built.
+def load_kernels(folder: Path, variants: Sequence[Variant] | None = None) -> Kernels | None:
+    """The library of the first of `variants` that there is, built if `folder` does not hold it yet; None without any.
 
-    One warning where it is none, or not the best that this CPU can run.
+    None for `variants`: what this CPU can run, the preferred one first. One warning where it is not the first.
     """
     said = ""
-    for variant in chosen_variants():
+    for variant in chosen_variants() if variants is None else variants:
         try:
-            path = _built(folder, variant)
-            library = ctypes.CDLL(str(path))
+            kernels = load_variant(folder, variant)
         except (OSError, subprocess.SubprocessError) as error:
             said = said or str(error)
             if isinstance(error, subprocess.TimeoutExpired):
@@ -72,10 +73,16 @@ def load_kernels(folder: Path) -> Kernels | None:
         else:
             if said:
                 log.warning("slower native kernels than this CPU can run: variant=%s error=%s", variant.name, said)
-            return Kernels(library, variant.name, path.stem)
+            return kernels
     if said:
         log.warning("no native kernels, the engine will be slow: error=%s", said)
     return None
+
+
+def load_variant(folder: Path, variant: Variant) -> Kernels:
+    """Raises OSError or SubprocessError where it is not there and cannot be built."""
+    path = _built(folder, variant)
+    return Kernels(ctypes.CDLL(str(path)), variant.name, path.stem)
 
 
 def build_all(folder: Path) -> None:
@@ -142,10 +149,14 @@ def _is_loadable(library: Path) -> bool:
 def _stem(variant: Variant) -> str:
     """A library serves exactly these sources and these flags, on every machine of this architecture whose CPU has what
     the variant needs. A folder may be shared by machines of several."""
+    return f"kernels-{variant.name}-{os.uname().machine}-{source_key(variant)}"
+
+
+def source_key(variant: Variant) -> str:
+    """A hash of the sources and flags of a variant."""
     sources = [path.name + "\0" + path.read_text(encoding="utf-8") for path in _sources("*.h") + _sources("*.cpp")]
     facts = (*sources, FLAGS, variant.flags)
-    key = hashlib.blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
-    return f"kernels-{variant.name}-{os.uname().machine}-{key}"
+    return hashlib.blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
 
 
 def _sources(pattern: str) -> list[Path]:

@@ -74,6 +74,11 @@ def chosen_variants() -> tuple[Variant, ...]:
     return chosen
 
 
+def is_overridden() -> bool:
+    """Whether the user has named what to use."""
+    return bool(os.environ.get(OVERRIDE))
+
+
 def usable_features() -> frozenset[str]:
     """What the processor has and the system lets this process use."""
     features = frozenset(cpu_features().split())

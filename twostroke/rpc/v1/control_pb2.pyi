@@ -36,7 +36,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("server_id", "role", "epoch", "fingerprint", "version", "state", "metrics_address", "http_address", "grpc_address", "clock_ns", "machine")
+    __slots__ = ("server_id", "role", "epoch", "fingerprint", "version", "state", "metrics_address", "http_address", "grpc_address", "clock_ns", "machine", "kernels")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class ServerInfo(_message.Message):
     GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     role: str
     epoch: str
@@ -59,7 +60,18 @@ class ServerInfo(_message.Message):
     grpc_address: str
     clock_ns: int
     machine: str
-    def __init__(self, server_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., metrics_address: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., clock_ns: _Optional[int] = ..., machine: _Optional[str] = ...) -> None: ...
+    kernels: KernelsInfo
+    def __init__(self, server_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., metrics_address: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., clock_ns: _Optional[int] = ..., machine: _Optional[str] = ..., kernels: _Optional[_Union[KernelsInfo, _Mapping]] = ...) -> None: ...
+
+class KernelsInfo(_message.Message):
+    __slots__ = ("variant", "reason", "threads")
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    variant: str
+    reason: str
+    threads: int
+    def __init__(self, variant: _Optional[str] = ..., reason: _Optional[str] = ..., threads: _Optional[int] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,32 @@
+"""What `twostroke status` shows of what workers have said."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.commands.status import _line, _print_tables
+from twostroke.rpc.v1 import control_pb2
+
+MODEL = control_pb2.ModelInfo(model="tiny", dtype="bfloat16", max_model_len=128, block_size=16, pool_pages=8)
+
+
+def worker(kernels: control_pb2.KernelsInfo | None) -> control_pb2.WorkerLoad:
+    server = control_pb2.ServerInfo(server_id="decode-0", role="decode", epoch="0.1", kernels=kernels)
+    return control_pb2.WorkerLoad(worker_id="decode-0", server=server)
+
+
+@pytest.mark.parametrize(
+    ("threads", "shown"), [(1, "avx2 on 1 thread (only one)"), (2, "avx2 on 2 threads (only one)")]
+)
+def test_status_shows_what_computes_on_how_many_threads_and_why(
+    capsys: pytest.CaptureFixture[str], threads: int, shown: str
+) -> None:
+    line = _line(worker(control_pb2.KernelsInfo(variant="avx2", reason="only one", threads=threads)))
+    assert (line.kernels, line.kernels_reason, line.threads) == ("avx2", "only one", threads)
+    _print_tables(MODEL, [], [line])
+    assert shown in capsys.readouterr().out
+
+
+def test_status_shows_no_kernels_where_a_device_computes(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_tables(MODEL, [], [_line(worker(None))])
+    assert capsys.readouterr().out.rstrip().endswith("-")

@@ -1,0 +1,106 @@
+"""Which variant of the native kernels this machine uses: the fastest by a short measurement, kept for later starts.
+
+An instruction set that a processor has need not be its fastest: one runs BF16 at half rate, another lowers its clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from twostroke.kernels.cpu.build import Kernels, find_compiler, load_kernels, load_variant, source_key
+from twostroke.kernels.cpu.trial import trial_seconds
+from twostroke.kernels.cpu.variants import (
+    OVERRIDE,
+    TORCH,
+    Variant,
+    chosen_variants,
+    cpu_features,
+    cpu_model,
+    is_overridden,
+)
+from twostroke.kernels.kept import kept_or_measured
+
+log = logging.getLogger(__name__)
+
+CONTENDERS: Final = 2
+"""Variants that are measured: the preferred one and the next. A third has at most a quarter of the first one's products
+per instruction, and compiling it lengthens the first start."""
+
+CLEARLY: Final = 1.05
+"""How many times as fast as the preferred variant another one must be to replace it: less may be noise."""
+
+MEASURED, ONLY_ONE, BY_FLAG = "measured", "only one", f"set by {OVERRIDE}"
+NOT_BUILT, NOTHING_BUILT, NOT_KEPT = "faster ones not built", "no native kernels", "not measured"
+"""Why a variant is used. `NOT_KEPT`: the cache cannot be written, so other workers would not find what was measured."""
+
+
+def choose_kernels(folder: Path) -> Kernels | None:
+    """The library that all workers of this machine use, built if `folder` does not hold it yet; None without any."""
+    order, reason = _in_turn(folder, chosen_variants())
+    kernels = load_kernels(folder, order)
+    if kernels is None:
+        return None
+    return replace(kernels, reason=reason if kernels.variant == order[0].name else NOT_BUILT)
+
+
+def variant_and_reason(kernels: Kernels | None) -> tuple[str, str]:
+    """What computes on the CPU, and why, where these kernels were chosen."""
+    if kernels is None:
+        return TORCH, BY_FLAG if is_overridden() else NOTHING_BUILT
+    return kernels.variant, kernels.reason
+
+
+def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
+    """The variant that takes least for the same tasks, in the geometric mean. At least one, the preferred one first:
+    it stays unless another is clearly faster."""
+    means = {name: statistics.geometric_mean(tasks) for name, tasks in seconds.items()}
+    preferred, best = next(iter(means)), min(means, key=lambda name: means[name])
+    return best if means[best] * CLEARLY < means[preferred] else preferred
+
+
+def _in_turn(folder: Path, able: tuple[Variant, ...]) -> tuple[tuple[Variant, ...], str]:
+    """All variants in the order in which to try them, and why the first is the first."""
+    if is_overridden():
+        return able, BY_FLAG
+    contenders = tuple(variant for variant in able if variant.needs)[:CONTENDERS]
+    if len(contenders) < 2:
+        return able, ONLY_ONE
+    try:
+        kept = kept_or_measured(folder / "choice.json", _key(contenders), lambda: _measured(folder, contenders))
+    except OSError as error:
+        log.info("native kernels are not measured: variant=%s error=%s", able[0].name, error)
+        return able, NOT_KEPT
+    order = tuple(sorted(able, key=lambda variant: variant.name != kept["chosen"]))
+    return order, MEASURED if len(kept["seconds"]) > 1 else ONLY_ONE
+
+
+def _measured(folder: Path, contenders: Sequence[Variant]) -> dict[str, Any]:
+    loaded = []
+    for variant in contenders:
+        try:
+            loaded.append(load_variant(folder, variant))
+        except (OSError, subprocess.SubprocessError) as error:
+            log.warning("native kernels cannot be built: variant=%s error=%s", variant.name, error)
+    if len(loaded) < 2:
+        return {"chosen": contenders[0].name, "seconds": {}}
+    seconds = trial_seconds(loaded)
+    chosen = fastest(seconds)
+    log.info("native kernels measured chosen=%s of=%s", chosen, ",".join(seconds))
+    return {"chosen": chosen, "seconds": seconds}
+
+
+def _key(contenders: Sequence[Variant]) -> str:
+    """What a measurement holds for: this kind of processor, this compiler, these sources and flags."""
+    try:
+        compiler = find_compiler().name
+    except (OSError, subprocess.SubprocessError):
+        compiler = "none"
+    facts = (cpu_model(), cpu_features(), compiler, *(variant.name + source_key(variant) for variant in contenders))
+    return hashlib.blake2b("\0".join(facts).encode(), digest_size=16).hexdigest()
