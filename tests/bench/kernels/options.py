@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kernels",
         default=BEST,
         metavar="NAME,...",
-        help="avx512_bf16, avx512, avx2, portable or torch, as far as this CPU has them; best: what a worker would "
-        "choose (default %(default)s)",
+        help="avx512_bf16, avx2 and so on, as far as this CPU has them, or torch; best: what a worker would choose "
+        "(default %(default)s)",
     )
     parser.add_argument(
         "--only", default=",".join(PARTS), metavar="PART,...", help="some of these parts (default %(default)s)"

@@ -20,7 +20,7 @@ from twostroke.engine.build import NATIVE_ORDER, KernelsInUse, build_runner
 from twostroke.engine.paced_runner import PacedRunner
 from twostroke.engine.runner import ModelRunner
 from twostroke.errors import ConfigError
-from twostroke.kernels.cpu.choice import MEASURED, ONLY_ONE
+from twostroke.kernels.cpu.choice import BY_FLAG, MEASURED, ONLY_ONE
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH, chosen_variants
 
 
@@ -72,7 +72,7 @@ def test_a_worker_says_what_computes_its_steps_and_why(tiny: Path, monkeypatch: 
     for variant in ("portable", TORCH):
         monkeypatch.setenv(OVERRIDE, variant)
         built = build_runner(config(str(tiny)), tiny)
-        assert built.kernels == KernelsInUse(variant, f"set by {OVERRIDE}", threads=1)
+        assert built.kernels == KernelsInUse(variant, BY_FLAG, threads=1)
         built.close()
     monkeypatch.delenv(OVERRIDE)
     built = build_runner(config(str(tiny)), tiny)

@@ -36,7 +36,7 @@ per instruction, and compiling it lengthens the first start."""
 CLEARLY: Final = 1.05
 """How many times as fast as the preferred variant another one must be to replace it: less may be noise."""
 
-MEASURED, ONLY_ONE, BY_FLAG = "measured", "only one", f"set by {OVERRIDE}"
+MEASURED, ONLY_ONE, BY_FLAG = "measured", "only one", "set by the user"
 NOT_BUILT, NOTHING_BUILT, NOT_KEPT = "faster ones not built", "no native kernels", "not measured"
 """Why a variant is used. `NOT_KEPT`: the cache cannot be written, so other workers would not find what was measured."""
 
