@@ -17,7 +17,6 @@ from typing import Any, Final
 from twostroke.kernels.cpu.build import Kernels, find_compiler, load_kernels, load_variant, source_key
 from twostroke.kernels.cpu.trial import trial_seconds
 from twostroke.kernels.cpu.variants import (
-    OVERRIDE,
     TORCH,
     Variant,
     chosen_variants,
