@@ -27,6 +27,10 @@ COMMANDS = {
         "tests.bench.sweep",
         "simulated, prompt length x load x bandwidth: who should compute, and whether the router chooses as well",
     ),
+    "grid": Command(
+        "tests.bench.grid",
+        "simulated, trace x size of the fleet x load: our policy over the best of the others in every cell",
+    ),
     "index": Command(
         "tests.bench.index",
         "the router's prefix index: lookups, learning and memory, beside another router's if it is at hand",

@@ -66,6 +66,8 @@ class RoutingAdapter:
         self._watches: dict[str, ReservationWatch] = {}
         """What other routers have been told."""
         self._known: dict[WorkerId, Worker] = {}
+        self._serving: Workers | None = None
+        """Those of `known` that serve; None while it has to be found out again."""
         self._asks: dict[RequestId, _Ask] = {}
         """All requests that are open."""
         self._waiting: dict[RequestId, _Ask] = {}
@@ -91,6 +93,7 @@ class RoutingAdapter:
         known = Worker(worker, role, str(worker), epoch, WORKER_STATE_SERVING)
         known.model = ModelInfo()
         self._known[worker] = known
+        self._serving = None
 
     def heard(self, worker: WorkerId, epoch: Epoch, batch: EventBatch, load: Load, now_s: float) -> bool:
         """One event batch. False where the log does not follow on: ask for it again from `next_sequence`."""
@@ -98,8 +101,11 @@ class RoutingAdapter:
         if known is None or known.epoch != epoch:
             return True
         self._reservations.reported(worker, now_s)
+        was, was_serving = known.status, known.liveness is Liveness.ALIVE
         known.report(load, now_s)
-        was_serving, known.liveness = known.liveness is Liveness.ALIVE, Liveness.ALIVE
+        known.liveness = Liveness.ALIVE
+        if known.status is not was:
+            self._serving = None
         verdict = self._index.apply(worker, epoch, batch)
         self._events.snapshots += verdict is Applied.APPLIED and batch.snapshot
         self._events.gaps += verdict is Applied.GAP
@@ -116,20 +122,21 @@ class RoutingAdapter:
     def left(self, worker: WorkerId, now_s: float) -> None:
         """This epoch is over."""
         self._known.pop(worker, None)
+        self._serving = None
         self._index.forget(worker)
 
     def place(self, request: QueuedRequest, without: frozenset[WorkerId], now_s: float) -> None:
         """Place a request on a decode worker that is not in `without`; `due` has the answer, now or later."""
         workers, request_id = self._workers(), request.request_id
-        free = [worker for worker in workers.decode if worker.worker_id not in without]
+        may_take = Workers(self._shape, _others(workers.decode, without), workers.prefill) if without else workers
         if not workers.decode:
             self._waiting[request_id] = _Ask(request, without)
-        elif not free:
+        elif not may_take.decode:
             self._due.append(Refused(request_id, Reason.QUEUE_FULL))
         else:
             self._asks[request_id] = _Ask(request, without)
             begun_s = time.thread_time()
-            verdict = self._admission.enter(request, Workers(self._shape, free, workers.prefill), now_s)
+            verdict = self._admission.enter(request, may_take, now_s)
             self.decision_cpu_s += time.thread_time() - begun_s
             self.decisions += 1
             if verdict is not None:
@@ -199,16 +206,17 @@ class RoutingAdapter:
         """The worker's set as the index has it, as a snapshot; None where it is not known to be true."""
         return self._index.snapshot(worker)
 
-    def _serving(self, role: Role) -> list[Worker]:
-        return [w for w in self._known.values() if w.role is role and w.status is WorkerStatus.SERVING]
-
     def _look_again(self, now_s: float) -> None:
         waiting, self._waiting = self._waiting, {}
         for ask in waiting.values():
             self.place(ask.request, ask.without, now_s)
 
     def _workers(self) -> Workers:
-        return Workers(self._shape, self._serving(Role.DECODE), self._serving(Role.PREFILL))
+        if self._serving is None:
+            serving = [worker for worker in self._known.values() if worker.status is WorkerStatus.SERVING]
+            decode, prefill = ([w for w in serving if w.role is role] for role in (Role.DECODE, Role.PREFILL))
+            self._serving = Workers(self._shape, decode, prefill)
+        return self._serving
 
     def _take(self, verdict: Verdict, now_s: float) -> None:
         """Hand out what was decided."""
@@ -221,3 +229,7 @@ class RoutingAdapter:
                 self._due.append(verdict)
             case Stranded():
                 self._waiting[request_id] = self._asks[request_id]
+
+
+def _others(workers: Sequence[Worker], without: frozenset[WorkerId]) -> list[Worker]:
+    return [worker for worker in workers if worker.worker_id not in without]
