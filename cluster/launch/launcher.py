@@ -30,6 +30,7 @@ from cluster.launch.run_folder import RunFolder
 from cluster.launch.start_checks import check, check_machine, cpus
 from cluster.ray import environment as ray_environment
 from cluster.ray.address import reachable
+from cluster.ray.forking import ForkServer
 from cluster.routers.keeper import RouterKeeper
 from cluster.spec import LOOPBACK, fleet_spec, router_configs
 from twostroke.config import PACED_PREFIX, ClusterConfig
@@ -133,6 +134,7 @@ class _Launch:
         self._folder = folder
         self._announcer = announcer
         self._routers: list[RouterKeeper] = []
+        self._fork_server: ForkServer | None = None
         self._is_ready = asyncio.Event()
 
     def run(self) -> int:
@@ -144,6 +146,9 @@ class _Launch:
         )
         if is_local:
             ray_environment.for_local_cluster(admin_access.write_token(self._folder.path, spec.token))
+            self._fork_server = ForkServer(
+                self._folder.path, self._folder.log_dir / "fork-server.log", is_paced=self._config.model.is_paced
+            )
             # Routers and Ray take seconds to start, so they start side by side. Routers wait for the fleet.
             self._make_routers(spec.token, f"{LOOPBACK}:{spec.port}")
             for router in self._routers:
@@ -159,7 +164,8 @@ class _Launch:
             self._announcer.begin("starting Ray" if is_local else f"joining Ray at {self._config.address}")
             try:
                 if self._config.address is None:
-                    ray_session.start_local(self._folder.ray_dir, cpus(self._config))
+                    assert self._fork_server is not None
+                    ray_session.start_local(self._folder.ray_dir, cpus(self._config), self._fork_server.path)
                 else:
                     ray_session.join(self._config.address, self._config.ray_wait_s)
                 self._interrupts.check()
@@ -176,6 +182,8 @@ class _Launch:
         finally:
             for router in self._routers:
                 router.kill()
+            if self._fork_server is not None:
+                self._fork_server.kill()
 
     def _make_routers(self, token: str, fleet_address: str) -> None:
         """Create the keepers. `fleet_address` is empty where it is not known yet."""

@@ -29,13 +29,14 @@ OBJECT_STORE_BYTES = 80_000_000
 """Size of Ray's object store, which carries neither tokens nor pages. Its default is 30 % of the memory."""
 
 
-def start_local(folder: Path, num_cpus: int = 0) -> None:
+def start_local(folder: Path, num_cpus: int = 0, fork_socket: Path | None = None) -> None:
     """Start a local Ray cluster with all its files below `folder`. Its processes die with this process.
 
     `num_cpus`: what our actors ask for, usually none. Ray starts an idle process for each CPU that it has.
+    `fork_socket`: the socket of a fork server for its workers.
     """
     try:
-        with local_nodes():
+        with local_nodes(fork_socket):
             ray.init(
                 address="local",
                 num_cpus=num_cpus,
