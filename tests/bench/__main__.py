@@ -19,6 +19,10 @@ COMMANDS = {
         "tests.bench.policies",
         "routing policies on real clusters in turns, under the same requests; the simulator beside them",
     ),
+    "cores": Command(
+        "tests.bench.shared_cores",
+        "first tokens of a real prefill and decode worker on two shared cores; the simulator beside them",
+    ),
     "overload": Command(
         "tests.bench.overload",
         "what a server does with up to three times what it can do: goodput, refusals, deadlines, memory",

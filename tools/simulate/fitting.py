@@ -14,8 +14,9 @@ from rich.console import Console
 
 from cluster.flags.checks import file_can_be_made
 from tools.output import write_text
+from tools.simulate.core_fit import ProfiledStep, fitted_cores, read_steps
 from tools.simulate.fleet.results import SimulatedRun, percentile
-from tools.simulate.fleet.shape import Delays, FleetShape
+from tools.simulate.fleet.shape import Delays, FleetShape, SharedCores
 from tools.simulate.options import profile_text
 from tools.simulate.report import seconds
 from tools.simulate.traces.formats import is_record, lines_of, record_of
@@ -49,7 +50,8 @@ def run_fit(args: argparse.Namespace) -> int:
     if args.profile is None:
         raise ConfigError("--fit needs --profile FILE: where the fitted fleet goes", field="profile")
     file_can_be_made("--profile", args.profile)
-    shape = fitted(read_log(Path(args.fit)))
+    steps = () if args.steps is None else read_steps(Path(args.steps))
+    shape = fitted(read_log(Path(args.fit)), steps=steps)
     write_text(profile_text(shape), args.profile)
     cost, delays = shape.cost, shape.delays
     console = console_for(None)
@@ -61,7 +63,17 @@ def run_fit(args: argparse.Namespace) -> int:
         f"token {1e3 * delays.token_s:.2f}",
         markup=False,
     )
+    if shape.cores is not None:
+        console.print(cores_text(shape.cores, shape.noise), markup=False)
     return 0
+
+
+def cores_text(cores: SharedCores, noise: float) -> str:
+    parts = ", ".join(
+        f"{name} take {speeds.borrowed:.2f}x with a borrowed core and {speeds.beside:.2f}x beside another step"
+        for name, speeds in (("streams", cores.streams), ("prompts", cores.prompts))
+    )
+    return f"shared cores: {parts}; {1e3 * cores.between_s:.2f} ms between two steps, noise {noise:.3f}"
 
 
 def real_answers(path: str | None, limit: int | None) -> tuple[AnswerRecord, ...]:
@@ -159,8 +171,11 @@ def parse_log(lines: Iterable[str], name: str) -> Log:
     return Log(name, tuple(answers), tuple(workers))
 
 
-def fitted(*logs: Log) -> FleetShape:
-    """From one run or several of one fleet. Raises ConfigError where the logs do not say enough."""
+def fitted(*logs: Log, steps: Sequence[list[ProfiledStep]] = ()) -> FleetShape:
+    """From one run or several of one fleet, and the steps of workers that share cores.
+
+    Raises ConfigError where the logs do not say enough.
+    """
     latest_of = [_latest(log) for log in logs]
     latest = [worker for workers in latest_of for worker in workers]
     prefill = [worker for worker in latest if worker.role == Role.PREFILL]
@@ -189,6 +204,9 @@ def fitted(*logs: Log) -> FleetShape:
         ),
         cost=_cost(name, prefill or decode, decode),
     )
+    if steps:
+        found = fitted_cores(steps, shape.cost)
+        shape = replace(shape, cost=found.cost, cores=found.cores, noise=found.noise)
     return replace(shape, delays=_delays([answer for log in logs for answer in log.answers], shape))
 
 
@@ -246,12 +264,13 @@ def _between(answers: Iterable[AnswerRecord], start: Instant, end: Instant) -> l
 def _pull_residuals(answers: Iterable[AnswerRecord], shape: FleetShape) -> list[float]:
     """From the claim of pages to the first page, without computing it and without its way over the wire."""
     page_s = shape.page_bytes / shape.link_bytes_per_s
+    times = 1.0 if shape.cores is None else shape.cores.prompts.borrowed
     residuals = []
     for answer in answers:
         if answer.source is None or answer.peer is not None or answer.forecast.get("queue_s", 0.0) > IDLE_QUEUE_S:
             continue
         computed = int(answer.forecast.get("computed_tokens", 0))
-        chunk_s = shape.cost.of_prompt(min(computed, shape.step_tokens), 0, shape.step_tokens)
+        chunk_s = times * shape.cost.of_prompt(min(computed, shape.step_tokens), 0, shape.step_tokens)
         residuals += [
             max(0.0, seconds - chunk_s - page_s) for seconds in _between([answer], Instant.ADMITTED, Instant.FIRST_PAGE)
         ]

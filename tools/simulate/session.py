@@ -87,6 +87,9 @@ class Calibration(Settings):
     fit: str | None = setting(
         None, unit="LOG", help="write --profile from the log of a router's --request-log, and no more"
     )
+    steps: str | None = setting(
+        None, unit="TRACE", help="for --fit: workers share cores; what `twostroke profile` wrote of them under load"
+    )
 
 
 class SimulateFlags(FleetQuestion):

@@ -16,11 +16,14 @@ from typing import Protocol
 
 from decode_worker.request_manager import RequestManager
 from prefill_worker.jobs import BuildJobs
+from tools.simulate.fleet.core_device import CoreDevice, calibrated_rates
+from tools.simulate.fleet.cores import HostCores
 from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
 from tools.simulate.fleet.host_memory import HostMemory
+from tools.simulate.fleet.live_loop import LiveLoop
 from tools.simulate.fleet.pulls import SimulatedPull, SimulatedPulls, Wire
 from tools.simulate.fleet.results import WorkerUse
-from tools.simulate.fleet.shape import FleetShape
+from tools.simulate.fleet.shape import FleetShape, SharedCores
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.steps import ChunksOnly, Flight, SimulatedLoop, StepPace, StepWatch
 from tools.simulate.fleet.tokens import Hear, TokenTimes, read_tokens
@@ -31,14 +34,16 @@ from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import control_pb2, worker_pb2
-from twostroke.scheduler.batching import StepBuilder
-from twostroke.scheduler.cost import Budget
+from twostroke.scheduler.batching import BatchBuilder, StepBuilder
+from twostroke.scheduler.cost import Budget, StepCost
 from twostroke.scheduler.scheduler import AdmittedSequence, Scheduler, SchedulerLimits
+from twostroke.scheduler.step_target import StepTarget
 from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.link_rates import LinkRates
 from twostroke.worker.pulls.pages_service import CachedOnlyJob, PageJob, RequestedBlocks
 from twostroke.worker.role_host import Loop, Pulls
+from twostroke.worker.steps.sharing import Sharing
 from twostroke.worker.steps.work_loop import RoleHandlers as RoleActions
 
 MAX_MODEL_LEN = 1 << 30
@@ -62,6 +67,10 @@ class HostPulls(Pulls, Protocol):
 
 
 class HostLoop(Loop, Protocol):
+    @property
+    def cost(self) -> StepCost:
+        """What steps cost, as far as the worker knows."""
+
     def run(self, role: RoleActions, watch: StepWatch) -> None:
         """Work for the role from now on."""
 
@@ -90,13 +99,34 @@ class FastParts:
         return SimulatedPulls(host)
 
 
+class SharedCoreParts(FastParts):
+    """All workers compute on one host's cores: the live work loops share them step by step."""
+
+    def __init__(self, shared: SharedCores, queue: EventQueue) -> None:
+        self._shared = shared
+        self._cores = HostCores(queue)
+
+    def step_builder(self, host: SimulatedHost) -> StepBuilder:
+        return BatchBuilder(host.shape.block_size, host.facts.pages, ())
+
+    def loop(self, host: SimulatedHost) -> HostLoop:
+        rates, device = calibrated_rates(host), CoreDevice(host, self._shared, self._cores)
+        target = StepTarget(self._shared.step_target_s, host.shape.slo_itl_s)
+        sharing = Sharing(host.scheduler, rates, target, host.virtual_loop.time, device)
+        return LiveLoop(host, device, sharing, rates)
+
+
+def parts_of(shape: FleetShape, queue: EventQueue) -> Parts:
+    return FastParts() if shape.cores is None else SharedCoreParts(shape.cores, queue)
+
+
 @dataclass(slots=True)
 class SharedFleet:
     """What all simulated workers share."""
 
     queue: EventQueue
     shape: FleetShape
-    parts: Parts = field(default_factory=FastParts)
+    parts: Parts
     requests: dict[RequestId, SimulatedRequest] = field(default_factory=dict)
     hosts: dict[WorkerId, SimulatedHost] = field(default_factory=dict)
     """The latest epoch of each worker that there has been."""
@@ -144,6 +174,7 @@ class SimulatedHost:
         self._followers: list[Follower] = []
         self._published_s = queue.now_s
         self._lasting: control_pb2.Load | None = None
+        self._lasting_cost = self.loop.cost
         tasks = asyncio.TaskGroup()  # the simulated pull client has no use for it
         self.request_manager = RequestManager(self, tasks) if role is Role.DECODE else None
         self.actions = self.request_manager or BuildJobs(self, tasks)
@@ -244,7 +275,9 @@ class SimulatedHost:
         load.pages_arriving = count(PageState.ARRIVING)
         load.pages_active = count(PageState.ACTIVE)
         load.pages_quarantined = count(PageState.QUARANTINED)
-        load.queued_s = self.budget.drain_s(queued, scheduler.step_tokens)
+        budget = self.loop.budget
+        load.queued_s = budget.drain_s(queued, scheduler.step_tokens)
+        load.costs.step_target_s = budget.step_s(queued.streams, queued.context_tokens)
         load.prefill_busy_s = self.prefill_busy_s
         return load
 
@@ -340,13 +373,10 @@ class SimulatedHost:
 
     def _lasting_report(self) -> control_pb2.Load:
         """What stays the same from report to report, mostly."""
-        if self._lasting is None:
-            shape = self.shape
-            costs = control_pb2.StepCosts(
-                **dataclasses.asdict(shape.cost),
-                step_tokens=self.scheduler.step_tokens,
-                step_target_s=shape.step_target_s,
-            )
+        cost = self.loop.cost
+        if self._lasting is None or self._lasting_cost is not cost:
+            shape, self._lasting_cost = self.shape, cost
+            costs = control_pb2.StepCosts(**dataclasses.asdict(cost), step_tokens=self.scheduler.step_tokens)
             links = [
                 control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
                 for peer, link in self.pulls.links.known(self.queue.now_s).items()
@@ -379,7 +409,9 @@ def _config(shape: FleetShape, worker: WorkerId, role: Role) -> WorkerConfig:
         step_target_ms=1e3 * shape.step_target_s,
         local_prefill=shape.local_prefill,
     )
-    return WorkerConfig(role=role, worker_id=worker, schedule=schedule)
+    return WorkerConfig(
+        role=role, worker_id=worker, schedule=schedule, slo_ttft_s=shape.slo_ttft_s, slo_itl_s=shape.slo_itl_s
+    )
 
 
 def _facts(shape: FleetShape, pages: int) -> LoadedModel:

@@ -85,6 +85,39 @@ class HostTier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSpeeds:
+    """How long a step takes on cores that others use too, relative to one thread alone on the host."""
+
+    borrowed: float = 0.6
+    """Share of that time which it takes with two threads, one of them on a borrowed core."""
+    beside: float = 1.1
+    """Times as long while another worker of the host computes: they share its memory, and the
+    host's other work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCores:
+    """The cores of a host, one for each worker, which workers lend each other while they idle."""
+
+    streams: CoreSpeeds = field(default_factory=CoreSpeeds)
+    """Speeds of what a step does for its streams."""
+    prompts: CoreSpeeds = field(default_factory=CoreSpeeds)
+    between_s: float = 0.001
+    """Seconds between two steps of a worker that has more to do: tokens are sent, the next step is planned."""
+    borrows: bool = True
+    step_target_s: float | None = None
+    """The operator's `--step-target-ms`; None: what the worker's measured costs say."""
+
+    def check(self) -> None:
+        """Raises ConfigError naming a field that no host has."""
+        for name, speeds in (("streams", self.streams), ("prompts", self.prompts)):
+            _positive(f"cores.{name}.borrowed", speeds.borrowed)
+            _at_least(f"cores.{name}.beside", speeds.beside, 1)
+        _at_least("cores.between_s", self.between_s, 0)
+        _positive("cores.step_target_s", self.step_target_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetShape:
     prefill: int = 8
     decode: int = 8
@@ -108,6 +141,8 @@ class FleetShape:
     """Decode workers compute prompts that would wait at their page source, as live ones do unless told not to: off, so
     that a policy's choices are what is seen."""
     max_num_seqs: int = 256
+    cores: SharedCores | None = None
+    """All workers compute on the cores of one host. None: each has a device of its own."""
     noise: float = 0.0
     """Sigma of a step's length, log-normal."""
     heartbeat_s: float = 0.5
@@ -138,6 +173,8 @@ class FleetShape:
         if self.host_tier is not None:
             _at_least("host_tier.pages", self.host_tier.pages, 1)
             _positive("host_tier.bytes_per_s", self.host_tier.bytes_per_s)
+        if self.cores is not None:
+            self.cores.check()
         _positive("page_bytes", self.page_bytes)
         _positive("link_bytes_per_s", self.link_bytes_per_s)
         _positive("step_target_s", self.step_target_s)

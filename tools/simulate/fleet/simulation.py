@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.host import FastParts, Parts, SharedFleet, SimulatedHost
+from tools.simulate.fleet.host import Parts, SharedFleet, SimulatedHost, parts_of
 from tools.simulate.fleet.results import EventUse, Gaps, RequestOutcome, SimulatedRun, WorkerUse
 from tools.simulate.fleet.router import RouterDependencies, SimulatedRouter
 from tools.simulate.fleet.routing_adapter import RoutingAdapters
@@ -52,7 +52,7 @@ def simulate(
     _check_lengths(trace, shape)
     check_span(trace)
     begun_s = time.thread_time()
-    run = _Simulation(trace, shape, adapters, scaler, parts or FastParts())
+    run = _Simulation(trace, shape, adapters, scaler, parts)
     run.play()
     return run.result(time.thread_time() - begun_s)
 
@@ -80,13 +80,13 @@ def check_span(trace: Trace) -> None:
 
 class _Simulation:
     def __init__(
-        self, trace: Trace, shape: FleetShape, adapters: RoutingAdapters, scaler: Scaler | None, parts: Parts
+        self, trace: Trace, shape: FleetShape, adapters: RoutingAdapters, scaler: Scaler | None, parts: Parts | None
     ) -> None:
         self._trace = trace
         self._shape = shape
         self._adapters = adapters
         self._queue = EventQueue()
-        self._fleet = SharedFleet(self._queue, shape, parts)
+        self._fleet = SharedFleet(self._queue, shape, parts or parts_of(shape, self._queue))
         self._workers = WorkerLifecycle(self._fleet, None if scaler is None else scaler.begin)
         self._events = EventUse()
         self._outcomes: list[RequestOutcome] = []

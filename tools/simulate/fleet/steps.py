@@ -78,12 +78,14 @@ class StepPace:
         noisy: tuple[float, ...] = ()
         if self._noise:
             repeats = min(repeats, NOISY_STEPS - 1)
-            steps = ((length_s + n * growth_s) * self._factor() for n in range(repeats + 1))
+            steps = ((length_s + n * growth_s) * self.factor() for n in range(repeats + 1))
             noisy = tuple(itertools.accumulate(steps))
         return Flight(step, terms, begun_s, length_s, growth_s, cost.prompt_share(terms), noisy, 1 + repeats)
 
-    def _factor(self) -> float:
-        """Draw a factor; its mean is 1."""
+    def factor(self) -> float:
+        """Draw a factor of a step's length; the mean is 1."""
+        if not self._noise:
+            return 1.0
         return self._draws.lognormvariate(-(self._noise**2) / 2, self._noise)
 
 
@@ -215,6 +217,10 @@ class SimulatedLoop:
         elif not self._is_woken:
             self._is_woken = True
             self._queue.at(self._queue.now_s, self._begin_if_idle)
+
+    @property
+    def cost(self) -> StepCost:
+        return self._pace.cost
 
     @property
     def lends(self) -> bool:

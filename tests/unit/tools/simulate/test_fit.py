@@ -9,7 +9,7 @@ import pytest
 
 from tools.simulate.fitting import Log, fitted, parse_log
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.host import SharedFleet, SimulatedHost
+from tools.simulate.fleet.host import FastParts, SharedFleet, SimulatedHost
 from tools.simulate.fleet.results import WorkerUse
 from twostroke.config import Role
 from twostroke.errors import ConfigError
@@ -114,7 +114,7 @@ def test_a_fitted_worker_runs_steps_as_long_as_the_real_one(step_tokens: int) ->
     workers = tuple(replace(each, step_tokens=step_tokens) for each in WORKERS)
     shape = fitted(Log("a log", (), workers))
     host = SimulatedHost(
-        SharedFleet(EventQueue(), shape),
+        SharedFleet(EventQueue(), shape, FastParts()),
         WorkerId("decode-0"),
         Epoch(1, 1),
         WorkerUse(worker="decode-0", role=Role.DECODE),

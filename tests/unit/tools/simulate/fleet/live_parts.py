@@ -12,16 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from tools.simulate.fleet.host import SimulatedHost
+from tools.simulate.fleet.live_loop import LiveLoop
 from tools.simulate.fleet.pulls import COPY_PAGES, carry
-from tools.simulate.fleet.steps import SAMPLED, Flight, StepWatch
+from tools.simulate.fleet.steps import SAMPLED
 from twostroke.ids import PageId
-from twostroke.profiler import Profiler
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.batch import Batch, StepResult
-from twostroke.scheduler.batching import BatchBuilder, Step, StepBuilder
+from twostroke.scheduler.batching import BatchBuilder, StepBuilder
 from twostroke.scheduler.cost import Budget, StepTerms
-from twostroke.scheduler.scheduler import AdmittedSequence, Emission
-from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.scheduler.step_target import StepTarget
 from twostroke.transfer.base import PageEndpoint, ReadOutcome, TransferResult
 from twostroke.worker.condition import Condition
@@ -30,7 +28,6 @@ from twostroke.worker.pulls.pull_client import PullClient, PullLimits, PullRepor
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps.rates import Rates
 from twostroke.worker.steps.sharing import Sharing
-from twostroke.worker.steps.work_loop import RoleHandlers, WorkLoop
 
 NEVER_S = 1e6
 
@@ -40,7 +37,9 @@ class LiveParts:
         return BatchBuilder(host.shape.block_size, host.facts.pages, ())
 
     def loop(self, host: SimulatedHost) -> LiveLoop:
-        return LiveLoop(host)
+        rates = KnownRates(host.budget)
+        sharing = Sharing(host.scheduler, rates, StepTarget(host.shape.step_target_s), host.virtual_loop.time)
+        return LiveLoop(host, Device(host), sharing, rates)
 
     def pulls(self, host: SimulatedHost) -> LivePulls:
         return LivePulls(host)
@@ -62,6 +61,8 @@ class Device:
         loop.call_later(seconds, done.set_result, StepResult((SAMPLED,) * terms.streams, seconds))
         return done
 
+    def stop(self) -> None: ...
+
 
 class KnownRates(Rates):
     """The costs are known from the beginning, as the simulator knows them."""
@@ -75,77 +76,6 @@ class KnownRates(Rates):
         return self._budget
 
     def observe(self, terms: StepTerms, seconds: float) -> None: ...
-
-
-class WatchedRole:
-    """The role, with what a simulated worker wants to be told besides."""
-
-    def __init__(self, role: RoleHandlers, watch: StepWatch) -> None:
-        self._role = role
-        self._watch = watch
-
-    def admitted(self, admission: AdmittedSequence) -> None:
-        self._role.admitted(self._watch.admitting(admission))
-
-    def planning(self) -> None:
-        self._role.planning()
-
-    def preempted(self, sequence: KnownSequence) -> None:
-        self._watch.preempted()
-        self._role.preempted(sequence)
-
-    def computed(self, step: Step, seconds: float) -> None:
-        self._role.computed(step, seconds)
-
-    def emitted(self, emissions: list[Emission]) -> None:
-        self._role.emitted(emissions)
-
-    def failed(self, sequences: list[KnownSequence], error: Exception) -> None:
-        raise error
-
-    def lost(self, error: Exception) -> None:
-        raise error
-
-
-class LiveLoop:
-    def __init__(self, host: SimulatedHost) -> None:
-        self._host = host
-        self.budget = host.budget
-        check: Any = SimpleNamespace(computed=lambda tokens: None)
-        engine: Any = Device(host)
-        progress: Any = SimpleNamespace(notify=host.notify)
-        rates = KnownRates(host.budget)
-        sharing = Sharing(host.scheduler, rates, StepTarget(host.shape.step_target_s), host.virtual_loop.time)
-        self._loop = WorkLoop(host.scheduler, engine, host.metrics, progress, sharing, rates, check, Profiler())
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def lends(self) -> bool:
-        return self._loop.lends
-
-    @property
-    def queued_s(self) -> float:
-        return self._loop.queued_s
-
-    def wake(self) -> None:
-        self._loop.wake()
-
-    def run(self, role: RoleHandlers, watch: StepWatch) -> None:
-        host, take_in = self._host, self._host.scheduler.update
-
-        def updated(step: Step, result: StepResult) -> list[Emission]:
-            terms = StepTerms.of(step.batch)
-            begun_s, share = host.queue.now_s - result.seconds, host.shape.cost.prompt_share(terms)
-            watch.ran(Flight(step, terms, begun_s, result.seconds, 0.0, share, (), 1))
-            return take_in(step, result)
-
-        vars(host.scheduler)["update"] = updated
-        self._task = host.virtual_loop.create_task(self._loop.run(WatchedRole(role, watch)))
-
-    def stop(self) -> Flight | None:
-        assert self._task is not None
-        self._task.cancel()
-        return None
 
 
 # The pull client and its calls
