@@ -10,7 +10,7 @@ from tools.simulate.fleet.event_queue import VirtualLoop
 from tools.simulate.fleet.shape import FleetShape, SharedCores
 from tools.simulate.fleet.steps import SAMPLED, StepPace
 from twostroke.config import Role
-from twostroke.engine.borrowing import Borrowing, kind_of
+from twostroke.engine.borrowing import Borrowing, StepKind
 from twostroke.engine.build import LoadedModel
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.cost import StepTerms
@@ -53,31 +53,32 @@ class CoreDevice:
         self._cores.leave(self._core)
 
     def tell_prompts(self, prompts: WaitingPrompts) -> None:
-        self._core.prompts = prompts if self._wants_borrowed else WaitingPrompts()
+        borrows = self._shared.borrows and self._borrowing.wants_for_prompts
+        self._core.prompts = prompts if borrows else WaitingPrompts()
 
     def prompts_beside(self) -> WaitingPrompts:
         return self._cores.prompts_beside(self._core)
 
-    @property
-    def _wants_borrowed(self) -> bool:
-        return self._shared.borrows and self._borrowing.wanted
+    def lend(self) -> None:
+        self._cores.lend(self._core)
 
     def _begin(self, batch: Batch, done: asyncio.Future[StepResult]) -> None:
         if done.cancelled():
             return
         host, terms, begun_s = self._host, StepTerms.of(batch), self._host.virtual_loop.time()
+        kind = StepKind.of(batch)
         factor, cost = host.pace.factor(), host.pace.cost
         streams_s = factor * cost.of_streams(terms.streams, terms.context_tokens)
         prompts_s = factor * cost.of_prompts(terms.prompt_tokens > 0, terms.prompt_tokens, terms.prompt_pairs)
 
         def ended() -> None:
             seconds = host.virtual_loop.time() - begun_s
-            self._borrowing.observe(kind_of(batch), seconds, step.most_borrowed)
+            self._borrowing.observe(kind, seconds, step.most_borrowed)
             if not done.cancelled():
                 done.set_result(StepResult((SAMPLED,) * terms.streams, seconds))
 
         parts = [(streams_s, self._shared.streams), (prompts_s, self._shared.prompts)]
-        step = RunningStep(parts, self._wants_borrowed, ended)
+        step = RunningStep(parts, self._shared.borrows and self._borrowing.wants(kind), ended)
         self._cores.begin(self._core, step)
 
 

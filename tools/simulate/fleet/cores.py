@@ -86,6 +86,12 @@ class HostCores:
         core.step = step
         self._look_ahead()
 
+    def lend(self, core: WorkerCore) -> None:
+        """Others may have this idle core at once."""
+        self._advance()
+        core.idle_since_s = -math.inf
+        self._look_ahead()
+
     def prompts_beside(self, core: WorkerCore) -> WaitingPrompts:
         others = [each.prompts for each in self._cores if each is not core]
         return WaitingPrompts(sum(each.count for each in others), any(each.has_late for each in others))
