@@ -18,41 +18,43 @@ inline float *scratch(size_t count) {
     return memory.data() + (LINE - address % LINE) % LINE / sizeof(float);
 }
 
-// What one task works in: the queries and sums of each of its heads, the sums of a split, and pieces that are copied.
+// What one task works in: what each row may see, the queries and sums of each head, the sums of a split, and pieces that
+// are copied.
 template <class Math>
 struct Workspace {
     using T = typename Math::Element;
     struct Head {
-        Queries queries;
-        Sums total;
+        float *queries;  // [rows, row_floats]
+        Sums total, split;
+        T *copied;
     };
 
     int rows;
+    int32_t *limits;  // [rows]: tokens that the row attends to
     std::vector<Head> heads;
-    Sums split;
-    T *copied;
 
     Workspace(const Shape<Math> &shape, const Task &task, int64_t copied_pieces)
         : rows(int(task.tokens) * shape.groups), heads(task.heads) {
-        const int limits = rounded_up(rows, 16), queries = rounded_up(rows * shape.row_floats, 16);
+        const int limit_floats = rounded_up(rows, 16), queries = rounded_up(rows * shape.row_floats, 16);
         const int sums = rounded_up(Sums::floats(rows, shape.lanes), 16);
         const int64_t copies = rounded_up(copied_pieces * PIECE * shape.dim * int64_t(sizeof(T)), 64) / 4;
-        float *at = scratch(size_t(copies + sums) + size_t(task.heads) * size_t(limits + queries + sums));
+        float *at = scratch(size_t(limit_floats) + size_t(task.heads) * size_t(copies + queries + 2 * sums));
         auto take = [&at](int64_t count) { return (at += count) - count; };
-        copied = (T *)take(copies);
-        split = Sums::in(take(sums), rows, shape.lanes);
+        limits = (int32_t *)take(limit_floats);
         for (Head &head : heads) {
-            head.queries = {rows, take(queries), (int32_t *)take(limits)};
+            head.queries = take(queries);
             head.total = Sums::in(take(sums), rows, shape.lanes);
+            head.split = Sums::in(take(sums), rows, shape.lanes);
+            head.copied = (T *)take(copies);
         }
     }
 };
 
-// Where a split's pieces lie: offsets into the pool for the layer's first kv head.
-struct Place {
-    int64_t start = 0;
-    int count = 0;
-    int64_t offsets[PIECES] = {};
+// What is read at a time: one split of a task's context, for some of its heads.
+struct Portion {
+    const Task *task = nullptr;
+    int64_t split = 0, first_head = 0, heads = 0;  // of the task's
+    Place place;
 };
 
 template <class T, class Math>
@@ -65,8 +67,11 @@ class Attention {
     void run(Team *team) {
         const Plan plan = plan_tasks(step_, team ? std::max(1, team->threads_now()) : 1);
         partial_.reset(new float[size_t(Sums::floats(plan.sums, shape_.lanes))]);  // each is cleared by who needs it
-        run_tasks(team, plan.tasks.size(), [&](size_t i) { compute(plan.tasks[i]); });
-        if (!plan.merges.empty()) run_tasks(team, plan.merges.size(), [&](size_t i) { merge(plan.merges[i]); });
+        const std::vector<Task> &tasks = plan.tasks;
+        run_tasks(team, tasks.size(), [&](size_t i, size_t next) {
+            compute(tasks[i], next < tasks.size() ? &tasks[next] : nullptr);
+        });
+        if (!plan.merges.empty()) run_tasks(team, plan.merges.size(), [&](size_t i, size_t) { merge(plan.merges[i]); });
     }
 
   private:
@@ -79,27 +84,43 @@ class Attention {
         return {shape_, task, has_pieces(step_.block) ? 1 : 2 * PIECES};
     }
 
-    void compute(const Task &task) {
+    // What is read behind this task's is most likely `upcoming`'s.
+    void compute(const Task &task, const Task *upcoming) {
         Workspace<Math> space = workspace(task);
+        for (int row = 0; row < space.rows; row++)
+            space.limits[row] = step_.positions[task.first_token + row / shape_.groups] + 1;
         for (size_t h = 0; h < space.heads.size(); h++) {
-            load_queries(shape_, step_, q_, q_stride_, task.first_token, task.first_head + int64_t(h),
+            load_queries(shape_, step_, q_, q_stride_, task.first_token, task.first_head + int64_t(h), space.rows,
                          space.heads[h].queries);
             space.heads[h].total.clear(space.rows, shape_.lanes);
         }
-        Place place, next = locate(task, 0);
-        for (int64_t split = 0; split < task.splits; split++) {
-            place = next;
-            next = locate(task, split + 1);
-            for (size_t h = 0; h < space.heads.size(); h++) {
-                const Sums sums = task.is_partial ? partial(task, split, space.rows) : space.split;
-                sum_up(shape_, space.heads[h].queries, look(task, int64_t(h), place, next, space.copied),
-                       step_.scale * LOG2_E, sums);
-                if (!task.is_partial) space.heads[h].total.merge(sums, space.rows, shape_.lanes);
-            }
+        Fetch fetch;
+        Portion portion = portion_of(&task, 0, 0), next;
+        fetch.start(reading(portion));
+        for (; portion.task == &task; portion = next) {
+            next = after(portion, upcoming);
+            fetch.follow(reading(next));
+            sum_up_portion(portion, space, fetch);
         }
         if (!task.is_partial)
             for (size_t h = 0; h < space.heads.size(); h++)
                 finish(task, task.first_head + int64_t(h), space.heads[h].total);
+    }
+
+    void sum_up_portion(const Portion &portion, Workspace<Math> &space, Fetch &fetch) const {
+        const Task &task = *portion.task;
+        Split<Math> split{portion.place.start, portion.place.count, space.rows, int(portion.heads), space.limits, {}};
+        for (int64_t h = 0; h < portion.heads; h++) {
+            const typename Workspace<Math>::Head &head = space.heads[size_t(portion.first_head + h)];
+            split.of[h].queries = head.queries;
+            split.of[h].sums = task.is_partial ? partial(task, portion.split, space.rows) : head.split;
+            look(task, task.first_head + portion.first_head + h, portion.place, head.copied, split.of[h]);
+        }
+        sum_up(shape_, split, step_.scale * LOG2_E, fetch);
+        for (int64_t h = 0; h < portion.heads && !task.is_partial; h++) {
+            const typename Workspace<Math>::Head &head = space.heads[size_t(portion.first_head + h)];
+            head.total.merge(head.split, space.rows, shape_.lanes);
+        }
     }
 
     void merge(const Task &task) {
@@ -115,11 +136,32 @@ class Attention {
         write_out(shape_, step_, sums, int(task.tokens) * shape_.groups, task.first_token, kv_head, out_);
     }
 
-    // The task's split number `split`, by the sequence's pages; an empty one behind the last.
+    // Nothing where there is no task. With few rows several heads' keys and values are read in the order of the page;
+    // many rows use one head's again and again, from the first cache.
+    Portion portion_of(const Task *task, int64_t split, int64_t first_head) const {
+        if (!task) return {};
+        const int64_t most = task->tokens * shape_.groups <= MAX_ROWS ? Split<Math>::MOST_HEADS : 1;
+        return {task, split, first_head, std::min(most, task->heads - first_head), locate(*task, split)};
+    }
+
+    Portion after(const Portion &portion, const Task *upcoming) const {
+        const Task *task = portion.task;
+        if (const int64_t head = portion.first_head + portion.heads; head < task->heads)
+            return portion_of(task, portion.split, head);
+        if (portion.split + 1 < task->splits) return portion_of(task, portion.split + 1, 0);
+        return portion_of(upcoming, 0, 0);
+    }
+
+    Reading reading(const Portion &portion) const {
+        if (!portion.task || !has_pieces(step_.block)) return {};
+        const T *keys = pool_ + (portion.task->first_head + portion.first_head) * step_.head_stride;
+        return {portion.place, keys, step_, int(portion.heads)};
+    }
+
+    // The task's split number `split`, by the sequence's pages.
     Place locate(const Task &task, int64_t split) const {
         Place place;
         place.start = (task.first_split + split) * SPLIT;
-        if (split == task.splits) return place;
         place.count = int(std::min<int64_t>(task.context - place.start, SPLIT));
         for (int at = 0; at < place.count && has_pieces(step_.block); at += PIECE)
             place.offsets[at / PIECE] = offset(task, place.start + at);
@@ -131,28 +173,20 @@ class Attention {
         return page * step_.page_stride + position % step_.block * shape_.dim;
     }
 
-    // One head's keys and values in `place`, and behind them those that are needed next.
-    Split<Math> look(const Task &task, int64_t head, const Place &place, const Place &next, T *copied) const {
+    // One head's keys and values in `place`.
+    void look(const Task &task, int64_t head, const Place &place, T *copied, HeadSplit<Math> &of) const {
         using Word = typename Math::Word;
-        const bool is_last = head + 1 == task.heads;
-        const T *keys = pool_ + (task.first_head + head) * step_.head_stride, *values = keys + step_.value_offset;
-        const T *next_keys = is_last ? pool_ + task.first_head * step_.head_stride : keys + step_.head_stride;
-        const Place &then = is_last ? next : place;
-        Split<Math> split{place.start, place.count, {}, {}};
+        const T *keys = pool_ + head * step_.head_stride, *values = keys + step_.value_offset;
         for (int p = 0; p < PIECES; p++) {
-            split.keys.now[p] = (const Word *)(keys + place.offsets[p]);
-            split.keys.next[p] = (const Word *)(next_keys + then.offsets[p]);
-            split.values.now[p] = (const Word *)(values + place.offsets[p]);
-            split.values.next[p] = (const Word *)(next_keys + step_.value_offset + then.offsets[p]);
+            of.keys[p] = (const Word *)(keys + place.offsets[p]);
+            of.values[p] = (const Word *)(values + place.offsets[p]);
         }
-        if (!has_pieces(step_.block))
-            gather(task, keys, place, copied, split);
-        else if (const int some = place.count % PIECE) {
+        if (!has_pieces(step_.block)) return gather(task, keys, place, copied, of);
+        if (const int some = place.count % PIECE) {
             const int last = place.count / PIECE;
             copy_values(values + place.offsets[last], some, copied);
-            split.values.now[last] = (const Word *)copied;
+            of.values[last] = (const Word *)copied;
         }
-        return split;
     }
 
     // The first `count` values of a piece, and zeros behind them.
@@ -165,13 +199,13 @@ class Attention {
     }
 
     // Rows of pages without pieces, as pieces.
-    void gather(const Task &task, const T *keys, const Place &place, T *copied, Split<Math> &split) const {
+    void gather(const Task &task, const T *keys, const Place &place, T *copied, HeadSplit<Math> &of) const {
         using Word = typename Math::Word;
         const int64_t piece_size = PIECE * shape_.dim;
         std::memset(copied, 0, size_t(2 * PIECES * piece_size) * sizeof(T));
         for (int p = 0; p < PIECES; p++, copied += 2 * piece_size) {
-            split.keys.now[p] = split.keys.next[p] = (const Word *)copied;
-            split.values.now[p] = split.values.next[p] = (const Word *)(copied + piece_size);
+            of.keys[p] = (const Word *)copied;
+            of.values[p] = (const Word *)(copied + piece_size);
             for (int t = 0; t < std::min(PIECE, place.count - p * PIECE); t++) {
                 const T *row = keys + offset(task, place.start + p * PIECE + t);
                 put_key(row, shape_.dim, t, copied);

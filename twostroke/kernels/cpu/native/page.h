@@ -13,7 +13,9 @@
 
 namespace twostroke {
 
-constexpr int PIECE = 16;  // tokens
+constexpr int PIECE = 16;             // tokens
+constexpr int SPLIT = 256;            // tokens that are summed up on their own
+constexpr int PIECES = SPLIT / PIECE;  // of a split
 
 template <class T>
 inline constexpr int PER_WORD = 1;

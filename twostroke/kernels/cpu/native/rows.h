@@ -66,21 +66,14 @@ struct Shape {
           groups(int(step.heads / step.kv_heads)) {}
 };
 
-// Query rows, side by side: [tokens, groups] of one kv head, with what each may see.
-struct Queries {
-    int rows;
-    float *floats;    // [rows, row_floats]
-    int32_t *limits;  // [rows]: tokens that the row attends to
-};
-
+// Query rows of one kv head, side by side: `rows` [tokens, groups], each of `row_floats`.
 template <class Math, class T>
 void load_queries(const Shape<Math> &shape, const AttentionStep &step, const T *q, int64_t q_stride,
-                  int64_t first_token, int64_t kv_head, Queries &queries) {
-    for (int row = 0; row < queries.rows; row++) {
+                  int64_t first_token, int64_t kv_head, int rows, float *queries) {
+    for (int row = 0; row < rows; row++) {
         const int64_t token = first_token + row / shape.groups;
         const T *from = q + token * q_stride + (kv_head * shape.groups + row % shape.groups) * shape.dim;
-        queries.limits[row] = step.positions[token] + 1;
-        Math::load_row(from, shape.dim, queries.floats + row * shape.row_floats);
+        Math::load_row(from, shape.dim, queries + row * shape.row_floats);
     }
 }
 
@@ -91,9 +84,10 @@ inline void hide(float *scores, int visible, int columns) {
                                                  simd::set1(-__builtin_inff())));
 }
 
-// Turns the scores of a row into weights under their highest, which is returned scaled; adds the weights up in `sum`.
+// Turns the scores of a row, in place, into weights under their highest, which is returned scaled; adds the weights up in
+// `sum`.
 template <class Math>
-float weigh(const float *scores, int columns, float scale, float *sum, float *weights) {
+float weigh(float *scores, int columns, float scale, float *sum) {
     simd::F highest = simd::max(simd::load(scores), simd::load(scores + simd::W));
     for (int c = 2 * simd::W; c < columns; c += 2 * simd::W)
         highest = simd::max(highest, simd::max(simd::load(scores + c), simd::load(scores + c + simd::W)));
@@ -104,51 +98,71 @@ float weigh(const float *scores, int columns, float scale, float *sum, float *we
         const simd::F low = Math::exp2(simd::fma(simd::load(scores + c), by, base));
         const simd::F high = Math::exp2(simd::fma(simd::load(scores + c + simd::W), by, base));
         total = simd::add(total, simd::add(low, high));
-        Math::store_weights(weights, c, low, high);
+        Math::store_weights(scores, c, low, high);
     }
     simd::store(sum, total);
     return peak;
 }
 
-// What of one head's context lies in a split.
+// One head's keys and values in a split, and what becomes of them.
 template <class Math>
-struct Split {
-    int64_t start;
-    int count;
+struct HeadSplit {
+    const float *queries;
     Pieces<Math> keys, values;  // values of tokens past the count are zero
+    Sums sums;
 };
 
-// Sums of ROWS rows over one split.
+// What of the context of some heads lies in a split, and what each row may see of it.
+template <class Math>
+struct Split {
+    static constexpr int MOST_HEADS = 4;
+    int64_t start;
+    int count;  // of tokens
+    int rows, heads;
+    const int32_t *limits;
+    HeadSplit<Math> of[MOST_HEADS];
+};
+
+// Sums of ROWS rows from `row` on over one split. Keys, then values, are read in the order in which pages hold them.
 template <class Math, int ROWS>
-void sum_up(const Shape<Math> &shape, const float *queries, const int32_t *limits, const Split<Math> &split, float scale,
-            const Sums &sums) {
+void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, float scale, Fetch &fetch) {
+    const int32_t *limits = split.limits + row;
     const int64_t seen = std::min<int64_t>(split.count, *std::max_element(limits, limits + ROWS) - split.start);
-    if (seen <= 0) return sums.clear(ROWS, shape.lanes);
-    alignas(64) float scores[ROWS * SPLIT], weights[ROWS * SPLIT];
-    const int pieces = rounded_up(seen, PIECE) / PIECE, columns = rounded_up(seen, std::max(PIECE, 2 * simd::W));
-    multiply_keys<Math, ROWS>(queries, shape.words, split.keys, pieces, scores);
-    for (int r = 0; r < ROWS; r++) {
-        hide(scores + r * SPLIT, int(std::clamp<int64_t>(limits[r] - split.start, 0, split.count)), columns);
-        sums.peaks[r] =
-            weigh<Math>(scores + r * SPLIT, columns, scale, sums.weights + r * simd::W, weights + r * SPLIT);
+    if (seen <= 0) {
+        for (int h = 0; h < split.heads; h++) split.of[h].sums.from(row, shape.lanes).clear(ROWS, shape.lanes);
+        return;
     }
-    multiply_values<Math, ROWS>(weights, split.values, pieces, shape.dim, sums.values, shape.lanes);
+    alignas(64) float scores[Split<Math>::MOST_HEADS][ROWS * SPLIT];
+    const int pieces = rounded_up(seen, PIECE) / PIECE, columns = rounded_up(seen, std::max(PIECE, 2 * simd::W));
+    for (int piece = 0; piece < pieces; piece += STREAMS)
+        for (int h = 0; h < split.heads; h++)
+            multiply_keys<Math, ROWS>(split.of[h].queries + row * shape.row_floats, shape.words, split.of[h].keys,
+                                      piece * VECTORS_PER_PIECE,
+                                      std::min(STREAMS, pieces - piece) * VECTORS_PER_PIECE, fetch, scores[h]);
+    for (int h = 0; h < split.heads; h++) {
+        const Sums sums = split.of[h].sums.from(row, shape.lanes);
+        for (int r = 0; r < ROWS; r++) {
+            hide(scores[h] + r * SPLIT, int(std::clamp<int64_t>(limits[r] - split.start, 0, split.count)), columns);
+            sums.peaks[r] = weigh<Math>(scores[h] + r * SPLIT, columns, scale, sums.weights + r * simd::W);
+        }
+    }
+    for (int piece = 0; piece < pieces; piece += STREAMS)
+        for (int h = 0; h < split.heads; h++)
+            multiply_values<Math, ROWS>(scores[h], split.of[h].values, piece, std::min(STREAMS, pieces - piece),
+                                        shape.dim, fetch, split.of[h].sums.from(row, shape.lanes).values, shape.lanes);
 }
 
 // The same for any number of rows.
 template <class Math>
-void sum_up(const Shape<Math> &shape, const Queries &queries, const Split<Math> &split, float scale, const Sums &sums) {
-    for (int first = 0; first < queries.rows; first += MAX_ROWS) {
-        const float *floats = queries.floats + first * shape.row_floats;
-        const int32_t *limits = queries.limits + first;
-        const Sums mine = sums.from(first, shape.lanes);
-        switch (std::min(MAX_ROWS, queries.rows - first)) {
-            case 1: sum_up<Math, 1>(shape, floats, limits, split, scale, mine); break;
-            case 2: sum_up<Math, 2>(shape, floats, limits, split, scale, mine); break;
-            case 3: sum_up<Math, 3>(shape, floats, limits, split, scale, mine); break;
-            case 4: sum_up<Math, 4>(shape, floats, limits, split, scale, mine); break;
-            case 5: sum_up<Math, 5>(shape, floats, limits, split, scale, mine); break;
-            case 6: sum_up<Math, 6>(shape, floats, limits, split, scale, mine); break;
+void sum_up(const Shape<Math> &shape, const Split<Math> &split, float scale, Fetch &fetch) {
+    for (int row = 0; row < split.rows; row += MAX_ROWS) {
+        switch (std::min(MAX_ROWS, split.rows - row)) {
+            case 1: sum_up<Math, 1>(shape, split, row, scale, fetch); break;
+            case 2: sum_up<Math, 2>(shape, split, row, scale, fetch); break;
+            case 3: sum_up<Math, 3>(shape, split, row, scale, fetch); break;
+            case 4: sum_up<Math, 4>(shape, split, row, scale, fetch); break;
+            case 5: sum_up<Math, 5>(shape, split, row, scale, fetch); break;
+            case 6: sum_up<Math, 6>(shape, split, row, scale, fetch); break;
         }
     }
 }

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -99,8 +100,8 @@ void run_parts(Team *team, F f) {
         f(0, 1);
 }
 
-// f(task) for every task of 0..count - 1, each by the thread that comes for it first: parts may be slow, start late, or
-// leave.
+// f(task, next) for every task of 0..count - 1, each by the thread that comes for it first: parts may be slow, start late,
+// or leave. `next` is the task that nobody has come for yet, or `count`.
 template <class F>
 void run_tasks(Team *team, size_t count, F f) {
     std::atomic<size_t> next{0};
@@ -108,7 +109,7 @@ void run_tasks(Team *team, size_t count, F f) {
         while (part == 0 || !team->give_back_if_wanted(part)) {
             const size_t task = next.fetch_add(1, std::memory_order_relaxed);
             if (task >= count) return;
-            f(task);
+            f(task, std::min(next.load(std::memory_order_relaxed), count));
         }
     });
 }

@@ -9,12 +9,11 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "fetch.h"
 #include "page.h"
 
 namespace twostroke {
 
-constexpr int SPLIT = 256;                        // tokens
-constexpr int PIECES = SPLIT / PIECE;             // of a split
 constexpr int VECTORS_PER_PIECE = PIECE / simd::W;  // of keys
 constexpr int MAX_ROWS = 6, FEW_ROWS = 3;  // of a product, by the registers there are; few rows take more vectors at once
 constexpr int MANY_VECTORS = 4, SOME_VECTORS = simd::W == 16 ? 4 : 2;
@@ -80,21 +79,19 @@ struct PairMath {
 
 inline int rounded_up(int64_t n, int64_t step) { return int((n + step - 1) / step * step); }
 
-// Where the pieces of one split lie for one head, and those that come next, to be fetched meanwhile.
+// Where the pieces of one split lie for one head.
 template <class Math>
-struct Pieces {
-    const typename Math::Word *now[PIECES], *next[PIECES];
-};
+using Pieces = const typename Math::Word *[PIECES];
 
-// sums += a [ROWS, words] b [words, VECTORS * W], where a vector's words are `stride` apart, as are the next ones'.
+// sums += a [ROWS, words] b [words, VECTORS * W], where a vector's words are `stride` apart.
 template <class Math, bool IS_WHOLE, int ROWS, int VECTORS, class Word>
-inline void accumulate(const float *a, int a_stride, const Word *const (&b)[VECTORS], const Word *const (&next)[VECTORS],
-                       int stride, int words, int lanes, simd::F (&sums)[ROWS][VECTORS]) {
-    constexpr int PER_LINE = int(64 / sizeof(Word)) / simd::W;
+inline void accumulate(const float *a, int a_stride, const Word *const (&b)[VECTORS], int stride, int words, int lanes,
+                       Fetch &fetch, simd::F (&sums)[ROWS][VECTORS]) {
+    constexpr int PER_LINE = std::max(1, STREAMS * LINE / int(VECTORS * simd::W * sizeof(Word)));
+    const Streams ahead = fetch.take((words + PER_LINE - 1) / PER_LINE, b[0]);
     for (int part = 0; part < Math::PARTS; part++) {
         for (int w = 0; w < words; w++) {
-            if (w % Math::PARTS == part)
-                for (int v = 0; v < VECTORS; v += PER_LINE) __builtin_prefetch(next[v] + w * stride, 0, 2);
+            if (w % PER_LINE == 0 && w / PER_LINE % Math::PARTS == part) ahead.fetch(w / PER_LINE);
             auto row = [&](int r) { return simd::set1(a[r * a_stride + w * Math::PARTS + part]); };
             auto column = [&](int v) {
                 const Word *at = b[v] + w * stride;
@@ -125,6 +122,12 @@ inline void store_block(const simd::F (&sums)[ROWS][VECTORS], float *c, int c_st
         for (int v = 0; v < VECTORS; v++) simd::store(c + r * c_stride + v * simd::W, sums[r][v]);
 }
 
+template <int ROWS, int VECTORS>
+inline void load_block(const float *c, int c_stride, simd::F (&sums)[ROWS][VECTORS]) {
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = simd::load(c + r * c_stride + v * simd::W);
+}
+
 // f(first vector, how many of them) for all `count`, as many at once as registers allow; how many is a constant of f's.
 template <int ROWS, class F>
 inline void by_blocks(int count, F f) {
@@ -138,38 +141,36 @@ inline void by_blocks(int count, F f) {
     if (at < count) f(at, std::integral_constant<int, 1>());
 }
 
-// scores [ROWS, SPLIT] of the first pieces.
+// scores [ROWS, SPLIT] of `count` vectors of keys from the first on.
 template <class Math, int ROWS>
-void multiply_keys(const float *rows, int words, const Pieces<Math> &keys, int pieces, float *scores) {
-    by_blocks<ROWS>(pieces * VECTORS_PER_PIECE, [&](int first, auto vectors) {
+void multiply_keys(const float *rows, int words, const Pieces<Math> &keys, int from, int count, Fetch &fetch,
+                   float *scores) {
+    by_blocks<ROWS>(count, [&](int at, auto vectors) {
         constexpr int VECTORS = decltype(vectors)::value;
-        const typename Math::Word *now[VECTORS], *next[VECTORS];
-        for (int v = 0; v < VECTORS; v++) {
-            const int piece = (first + v) / VECTORS_PER_PIECE, at = (first + v) % VECTORS_PER_PIECE * simd::W;
-            now[v] = keys.now[piece] + at;
-            next[v] = keys.next[piece] + at;
-        }
+        const int first = from + at;
+        const typename Math::Word *b[VECTORS];
+        for (int v = 0; v < VECTORS; v++)
+            b[v] = keys[(first + v) / VECTORS_PER_PIECE] + (first + v) % VECTORS_PER_PIECE * simd::W;
         simd::F sums[ROWS][VECTORS] = {};
-        accumulate<Math, true>(rows, words * Math::PARTS, now, next, PIECE, words, simd::W, sums);
+        accumulate<Math, true>(rows, words * Math::PARTS, b, PIECE, words, simd::W, fetch, sums);
         store_block(sums, scores + first * simd::W, SPLIT);
     });
 }
 
-// out [ROWS, lanes] = weights [ROWS, SPLIT] values, of the first pieces.
+// out [ROWS, lanes] += weights [ROWS, SPLIT] values, of `count` pieces from `from` on; the first ones begin the sums.
 template <class Math, int ROWS>
-void multiply_values(const float *weights, const Pieces<Math> &values, int pieces, int dim, float *out, int lanes) {
+void multiply_values(const float *weights, const Pieces<Math> &values, int from, int count, int dim, Fetch &fetch,
+                     float *out, int lanes) {
     constexpr int WORDS = PIECE / PER_WORD<typename Math::Element>;
     auto block = [&](int first, auto vectors, auto is_whole) {
         constexpr int VECTORS = decltype(vectors)::value;
         const int left = std::min(simd::W, dim - first * simd::W);
         simd::F sums[ROWS][VECTORS] = {};
-        for (int piece = 0; piece < pieces; piece++) {
-            const typename Math::Word *now[VECTORS], *next[VECTORS];
-            for (int v = 0; v < VECTORS; v++) {
-                now[v] = values.now[piece] + (first + v) * simd::W;
-                next[v] = values.next[piece] + (first + v) * simd::W;
-            }
-            accumulate<Math, is_whole>(weights + piece * WORDS * Math::PARTS, SPLIT, now, next, dim, WORDS, left, sums);
+        if (from > 0) load_block(out + first * simd::W, lanes, sums);
+        for (int piece = from; piece < from + count; piece++) {
+            const typename Math::Word *b[VECTORS];
+            for (int v = 0; v < VECTORS; v++) b[v] = values[piece] + (first + v) * simd::W;
+            accumulate<Math, is_whole>(weights + piece * WORDS * Math::PARTS, SPLIT, b, dim, WORDS, left, fetch, sums);
         }
         store_block(sums, out + first * simd::W, lanes);
     };

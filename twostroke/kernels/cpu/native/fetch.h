@@ -1,0 +1,120 @@
+// Asks for keys and values shortly before they are multiplied, in the same order.
+//
+// Processors drop prefetches that come faster than memory delivers. Those of a whole split at once would be lost for the
+// most part; one head's part of a few pages ahead of the reading, each waits for the reading.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention.h"
+#include "page.h"
+
+namespace twostroke {
+
+// Where a split's pieces lie: offsets into the pool for the layer's first kv head.
+struct Place {
+    int64_t start = 0;
+    int count = 0;
+    int64_t offsets[PIECES] = {};
+};
+
+constexpr int STREAMS = std::max(1, 4 * simd::W / PIECE), LINE = 64;
+
+// Lines to ask for, one after the other in each stream.
+struct Streams {
+    const char *at[STREAMS];
+
+    void fetch(int line) const {
+        for (const char *stream : at) __builtin_prefetch(stream + line * LINE);
+    }
+};
+
+// The keys of some heads in one split and then their values: of STREAMS pieces side by side, which memory delivers faster
+// than one after the other.
+class Reading {
+  public:
+    Reading() = default;
+
+    // `keys` are the first head's, from which the place's offsets count.
+    template <class T>
+    Reading(const Place &place, const T *keys, const AttentionStep &step, int heads)
+        : place_(place), keys_((const char *)keys), element_(sizeof(T)), value_offset_(step.value_offset),
+          head_stride_(step.head_stride), heads_(heads), lines_(int(PIECE * step.head_dim * element_ / LINE)),
+          pieces_((place.count + PIECE - 1) / PIECE) {
+        turn();
+    }
+
+    int lines_left() const { return left_; }  // of the streams as they are; none at the end
+
+    // Where the next lines of each stream are, `lines` of them or those that its piece still has.
+    Streams take(int lines) {
+        const Streams found = streams_;
+        for (const char *&at : streams_.at) at += lines * LINE;
+        left_ -= lines;
+        if (left_ <= 0) turn();
+        return found;
+    }
+
+  private:
+    // After one head's part of the pieces the next head's, then the next pieces, then the values.
+    void turn() {
+        left_ = 0;
+        if (piece_ >= pieces_) return;
+        const int64_t from = (is_value_ ? value_offset_ : 0) + head_ * head_stride_;
+        for (int s = 0; s < STREAMS; s++)
+            streams_.at[s] = keys_ + (from + place_.offsets[std::min(piece_ + s, pieces_ - 1)]) * element_;
+        left_ = lines_;
+        if (++head_ < heads_) return;
+        head_ = 0;
+        piece_ += STREAMS;
+        if (piece_ < pieces_ || is_value_) return;
+        is_value_ = true;
+        piece_ = 0;
+    }
+
+    Place place_;
+    const char *keys_ = nullptr;
+    int64_t element_ = 0, value_offset_ = 0, head_stride_ = 0;
+    int heads_ = 0;
+    int lines_ = 0, left_ = 0;  // of a piece
+    int pieces_ = 0, piece_ = 0, head_ = 0;
+    bool is_value_ = false;
+    Streams streams_{};
+};
+
+class Fetch {
+  public:
+    // From here on what is asked for is one head's part of STREAMS pieces ahead of what is multiplied.
+    void start(const Reading &first) {
+        now_ = first;
+        const int lines = now_.lines_left();
+        const Streams streams = now_.take(lines);
+        for (int line = 0; line < lines; line++) streams.fetch(line);
+    }
+
+    // What comes after all that was said before.
+    void follow(const Reading &next) { next_ = next; }
+
+    // Lines to ask for while as many are multiplied. When there are none left: what is there, `here`.
+    Streams take(int lines, const void *here) {
+        if (now_.lines_left() == 0) {
+            if (next_.lines_left() == 0) return idle((const char *)here);
+            now_ = next_;
+            next_ = {};
+        }
+        return now_.take(lines);
+    }
+
+  private:
+    static Streams idle(const char *here) {
+        Streams streams;
+        std::fill(streams.at, streams.at + STREAMS, here);
+        return streams;
+    }
+
+    Reading now_, next_;
+};
+
+}  // namespace twostroke
