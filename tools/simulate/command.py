@@ -77,5 +77,6 @@ IGNORED = (
         "--find-rate itself says within how many seconds",
     ),
     Ignored(("--of",), lambda args: not _has("utilisation", args), "it needs --utilisation"),
+    Ignored(("--steps",), lambda args: not _has("fit", args), "it is a part of --fit"),
     Ignored(("--precision",), lambda args: not _has("find_rate", args), "it needs --find-rate"),
 )

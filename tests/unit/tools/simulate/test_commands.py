@@ -148,6 +148,7 @@ def test_a_profile_comes_back_as_it_was_written_and_flags_go_before_it(tmp_path:
         ([*SMALL, "--find-rate", "9", "--slo-ttft", "2"], "--slo-ttft would be ignored: --find-rate itself says"),
         ([*SMALL, "--of", "kv"], "--of would be ignored: it needs --utilisation"),
         ([*SMALL, "--precision", "0.1"], "--precision would be ignored: it needs --find-rate"),
+        ([*SMALL, "--steps", "x"], "--steps would be ignored: it is a part of --fit"),
         (["plan", *SMALL, "--slo-ttft", "0.01", "--slo-itl", "1"], "--slo-ttft 0.01 is impossible"),
         (["plan", *SMALL, "--slo-ttft", "9", "--slo-itl", "1", "--attainment", "2"], "--attainment must lie between"),
         (["plan", *SMALL, "--slo-ttft", "9", "--slo-itl", "1", "--loads", "1,inf"], "--loads must be numbers"),
