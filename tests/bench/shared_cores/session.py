@@ -72,6 +72,8 @@ def _print(real: RealRun, shape: FleetShape, found: list[Likeness], console: Con
     assert shape.cores is not None
     console.print(cores_text(shape.cores, shape.noise), markup=False)
     print_likeness(found, "time to first token at the client, simulated over real, by arrivals", console)
+    if real.others > MOST_OTHERS:
+        console.print(f"note: others took {real.others:.0%} of the machine while steps were profiled", markup=False)
     for load in real.loads:
         if load.others > MOST_OTHERS:
             console.print(f"note: at {load.rate:g}/s others took {load.others:.0%} of the machine", markup=False)
@@ -82,6 +84,7 @@ def _print(real: RealRun, shape: FleetShape, found: list[Likeness], console: Con
 def _as_json(real: RealRun, shape: FleetShape, found: list[Likeness]) -> dict[str, Any]:
     return {
         "fleet": dataclasses.asdict(shape),
+        "others_while_profiled": real.others,
         "loads": [
             {"rate": load.rate, "others": load.others, "report": dataclasses.asdict(load.report)} for load in real.loads
         ],

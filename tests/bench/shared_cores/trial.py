@@ -52,6 +52,8 @@ class RealRun:
     log: Log
     """What was written while the steps were profiled."""
     steps: list[list[ProfiledStep]]
+    others: float
+    """Share of the machine's time that others took meanwhile."""
     loads: tuple[Measured, ...]
 
 
@@ -64,7 +66,9 @@ async def run_real(said: CoresOptions, serve_flags: Sequence[str], log_path: Pat
             plan = _plan(said, said.fit_rate, round(said.fit_rate * (FIT_AFTER_S + said.fit_s)), 0)
             await fixed_concurrency(client, warmup_plan(plan, WARMUP), 1, lambda record: None)
             profiling = asyncio.create_task(_profiled(state.pid, said.fit_s))
+            meter = Meter(state.pid)
             await run_plan(client, plan, None, lambda record: None)
+            others = meter.others()
             steps = await profiling
             await asyncio.sleep(LOG_S)
             log = read_log(log_path)
@@ -74,7 +78,7 @@ async def run_real(said: CoresOptions, serve_flags: Sequence[str], log_path: Pat
             ]
         finally:
             await client.close()
-    return RealRun(log=log, steps=steps, loads=tuple(loads))
+    return RealRun(log=log, steps=steps, others=others, loads=tuple(loads))
 
 
 async def _profiled(pid: int, seconds: float) -> list[list[ProfiledStep]]:
@@ -88,14 +92,13 @@ async def _profiled(pid: int, seconds: float) -> list[list[ProfiledStep]]:
 
 async def _measure(client: Client, pid: int, said: CoresOptions, rate: float, load: int) -> Measured:
     plan = _plan(said, rate, said.requests, load)
-    begun_s, ours_s, all_s = time.perf_counter(), _own_s(pid), _machine_s()
+    meter = Meter(pid)
     measured = await run_plan(client, plan, None, lambda record: None)
-    seconds = (time.perf_counter() - begun_s) * (psutil.cpu_count() or 1)
     return Measured(
         rate=rate,
         due_s=tuple(each.due_s or 0.0 for each in plan),
         report=summarise(measured.records, measured.client_cpu_s),
-        others=max(0.0, (_machine_s() - all_s - (_own_s(pid) - ours_s)) / seconds),
+        others=meter.others(),
     )
 
 
@@ -103,6 +106,20 @@ def _plan(said: CoresOptions, rate: float, count: int, load: int) -> list[Planne
     """Return requests of one load, numbered from 0 on, whose prompts no other load has."""
     due_s = poisson_arrivals(rate, count, said.seed + load)
     return even_plan(due_s, (said.prompt_tokens, said.output_tokens), first=load * MOST_REQUESTS)
+
+
+class Meter:
+    """Tells how much of the machine's time was taken by processes that are not ours, since it was made."""
+
+    def __init__(self, pid: int) -> None:
+        """`pid` is that of `serve`."""
+        self._pid = pid
+        self._begun_s, self._not_ours_s = time.perf_counter(), _machine_s() - _own_s(pid)
+
+    def others(self) -> float:
+        """Return their share of all cores."""
+        seconds = (time.perf_counter() - self._begun_s) * (psutil.cpu_count() or 1)
+        return max(0.0, (_machine_s() - _own_s(self._pid) - self._not_ours_s) / seconds)
 
 
 def _own_s(pid: int) -> float:
