@@ -90,4 +90,11 @@ def _take_dense(
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
+    """One below the other. Not by `cat`, which loads torch's compiler for tensors that are shapes alone."""
+    if len(tensors) == 1:
+        return tensors[0]
+    counts = [len(tensor) for tensor in tensors]
+    stacked = tensors[0].new_empty(sum(counts), *tensors[0].shape[1:])
+    for place, tensor in zip(stacked.split_with_sizes(counts), tensors, strict=True):
+        place.copy_(tensor)
+    return stacked

@@ -20,7 +20,15 @@ from twostroke.models.digest import weights_digest
 from twostroke.models.files import TensorFiles
 from twostroke.models.packed_file import mapped
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights import LayerWeights, ModelWeights, load_weights
+from twostroke.models.weights import LayerWeights, ModelWeights, take_products
+
+
+class MatrixShapes(TensorFiles):
+    """Takes vectors whole, and only the shapes of matrices, whose elements a mapped file has already."""
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        tensor = super().take(name, *shape)
+        return tensor if len(shape) == 1 else tensor.to("meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,11 @@ class PackedModel:
     def load(self, *, with_head: bool) -> ModelWeights:
         """Raises ConfigError naming a tensor that is missing or has another shape than the config says."""
         region = mapped(self._path(), self._write)
-        return self._load(PrivateArena() if region is None else MappedArena(region), with_head=with_head)
+        if region is None:
+            return self._load(PrivateArena(), with_head=with_head)
+        # To quantise shapes alone, torch would load its compiler, which takes longer than the weights.
+        with (TensorFiles if self.is_int8 else MatrixShapes)(self.directory, self.dtype) as files:
+            return self._take(files, MappedArena(region), with_head=with_head)
 
     def _write(self, file: BinaryIO) -> None:
         """Write all that any worker needs: what a worker without a head needs is the beginning of it."""
@@ -45,11 +57,14 @@ class PackedModel:
         arena.finish()
 
     def _load(self, arena: Arena, *, with_head: bool) -> ModelWeights:
+        with TensorFiles(self.directory, self.dtype) as files:
+            return self._take(files, arena, with_head=with_head)
+
+    def _take(self, files: TensorFiles, arena: Arena, *, with_head: bool) -> ModelWeights:
         """Nothing that is returned lies in the model's own files, so that they do not stay mapped."""
         spec = self.spec
-        with TensorFiles(self.directory, self.dtype) as files:
-            embedding = arena.copy(files.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size))
-        weights = load_weights(self.directory, spec, self.dtype, with_head=with_head, linears=self.make_linears(arena))
+        embedding = arena.copy(files.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size))
+        weights = take_products(files, spec, with_head=with_head, linears=self.make_linears(arena))
         layers = tuple(_detached(layer) for layer in weights.layers)
         return replace(weights, embedding=embedding, layers=layers, norm=weights.norm.clone())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from twostroke.kernels.linear import Linear, Linears, TorchLinears
-from twostroke.models.device_weights import DeviceLayer, take_layer
+from twostroke.models.device_weights import DeviceLayer, WeightSource, take_layer
 from twostroke.models.files import TensorFiles
 from twostroke.models.spec import ModelSpec
 
@@ -43,16 +43,20 @@ def load_weights(
 
     Raises ConfigError naming a tensor that is missing or has another shape than the config says.
     """
-    linears = linears or TorchLinears()
     with TensorFiles(directory, dtype) as files:
-        embedding = files.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-        layers = tuple(_packed(take_layer(files, layer, spec), linears) for layer in range(spec.layers))
-        norm = files.take("model.norm.weight", spec.hidden_size)
-        head = None
-        if with_head:
-            name = "model.embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
-            head = linears.linear(files.take(name, spec.vocab_size, spec.hidden_size))
-        return ModelWeights(embedding, layers, norm, head)
+        return take_products(files, spec, with_head=with_head, linears=linears or TorchLinears())
+
+
+def take_products(source: WeightSource, spec: ModelSpec, *, with_head: bool, linears: Linears) -> ModelWeights:
+    """Raises what the source raises."""
+    embedding = source.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+    layers = tuple(_packed(take_layer(source, layer, spec), linears) for layer in range(spec.layers))
+    norm = source.take("model.norm.weight", spec.hidden_size)
+    head = None
+    if with_head:
+        name = "model.embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
+        head = linears.linear(source.take(name, spec.vocab_size, spec.hidden_size))
+    return ModelWeights(embedding, layers, norm, head)
 
 
 def _packed(layer: DeviceLayer, linears: Linears) -> LayerWeights:

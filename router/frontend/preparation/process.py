@@ -18,7 +18,7 @@ from typing import BinaryIO
 from router.frontend.preparation.prepare import PreparationOutcome, Work, prepare
 from router.frontend.preparation.preparer import HEADER
 from router.frontend.text.tokenizer import load_text
-from twostroke.allocator import give_large_buffers_back
+from twostroke.allocator import give_holes_back, give_large_buffers_back
 from twostroke.errors import InternalError
 
 PR_SET_PDEATHSIG = 1
@@ -37,6 +37,7 @@ def main() -> None:
     os.nice(nice)
     give_large_buffers_back()
     text = load_text(model_dir)
+    give_holes_back()
     _limit_memory()
     while (work := _read(sys.stdin.buffer)) is not None:
         try:

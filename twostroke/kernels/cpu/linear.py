@@ -91,7 +91,7 @@ class NativeLinears:
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None, outputs: int, *, is_gated: bool) -> PanelLinear:
         rows, inputs = weight.shape
         is_int8 = self._is_int8 and inputs % GROUP == 0
-        weight = functional.pad(weight, (0, inputs % 2, 0, -rows % PANEL))
+        weight = _with_zeros(weight, -rows % PANEL, inputs % 2)
         native = NativeLinear(
             outputs=outputs, inputs=weight.shape[1], kind=INT8 if is_int8 else BFLOAT16, is_gated=is_gated
         )
@@ -109,11 +109,28 @@ class NativeLinears:
         return PanelLinear(self._product, self._team, native, keep)
 
 
+def _with_zeros(weight: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """`weight` with so many rows and columns of zeros behind it; itself where there are none.
+
+    What packs weights works on shapes alone, too (device meta), and there torch loads its compiler for most operators,
+    `pad`, `cat` and `stack` among them: a second of time.
+    """
+    if not rows and not columns:
+        return weight
+    height, width = weight.shape
+    padded = weight.new_zeros(height + rows, width + columns)
+    padded[:height, :width].copy_(weight)
+    return padded
+
+
 def _interleaved(weight: torch.Tensor) -> torch.Tensor:
     """Rows of gates, then of the values they let through, as half a panel of each in turn."""
-    half = PANEL // 2
-    padded = [functional.pad(part, (0, 0, 0, -len(part) % half)) for part in weight.chunk(2)]
-    return torch.stack([part.view(-1, half, weight.shape[1]) for part in padded], dim=1).flatten(0, 2)
+    half, outputs, inputs = PANEL // 2, len(weight) // 2, weight.shape[1]
+    if outputs % half:
+        padded = weight.new_zeros(2, outputs + -outputs % half, inputs)
+        padded[:, :outputs].copy_(weight.view(2, outputs, inputs))
+        weight = padded
+    return weight.view(2, -1, half, inputs).transpose(0, 1).flatten(0, 2)
 
 
 def _quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
