@@ -405,7 +405,7 @@ void check_attention(int64_t heads, int64_t kv_heads, int64_t dim) {
 }  // namespace
 
 int main() {
-    two_threads.begin();
+    two_threads.begin(true);
     for (auto [outputs, inputs] : {std::pair<int64_t, int64_t>{1, 1}, {31, 2}, {33, 7}, {97, 130}, {64, 320}})
         for (bool is_gated : {false, true}) check_product(outputs, inputs, false, is_gated);
     for (auto [outputs, inputs] : {std::pair<int64_t, int64_t>{1, 64}, {70, 192}})
