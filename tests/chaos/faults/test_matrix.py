@@ -21,7 +21,6 @@ PATIENCE_S = 1.5
 TRIES = 3
 NOTICED = (
     (Guard.RESUME, "router/router.token/kill"),
-    (Guard.ATTEMPTS, "router/router.token/stop"),
     (Guard.DIGESTS, "decode/pull.asking/corrupt"),
     (Guard.FENCING, "decode/pull.announced/stop"),
 )
