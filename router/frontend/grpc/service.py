@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -15,12 +17,13 @@ import grpc
 import grpc.aio
 
 from router.frontend.auth.auth import AuthContext, Authenticator
-from router.frontend.grpc.messages import Messages
 from router.frontend.grpc.schema import options_of
 from router.frontend.params import ClientRequest, TokenPrompt, check_request_id, check_salt, priority_class
-from router.frontend.request_handler import RequestHandler
-from router.frontend.resume import StreamPoint, with_pulse
+from router.frontend.request_handler import RequestHandler, TextEvent
+from router.frontend.resume import SentProgress, StreamPoint, with_pulse
+from router.frontend.text.tokenizer import Text, token_text
 from twostroke.errors import UnsupportedFeature
+from twostroke.request import SampledToken
 from twostroke.rpc.channel import call_timeout_s
 from twostroke.rpc.entrance import Context
 from twostroke.rpc.v1 import inference_pb2
@@ -64,7 +67,7 @@ class InferenceService:
         assert isinstance(request, inference_pb2.GenerateRequest)
         prompt = TokenPrompt(tuple(request.token_ids.ids), is_chat)
         asked = _client_request(request, prompt, context.time_remaining(), auth, received_s, _traceparent(context))
-        messages = Messages(asked, self._handler.text, context)
+        messages = _Messages(asked, self._handler.text, context)
         has_begun, dispatcher = asked.point.resumptions > 0, self._handler.dispatcher
         # Messages are written from inside the call, not yielded, so that a client that goes away cancels the answer
         # wherever it stands.
@@ -74,9 +77,9 @@ class InferenceService:
                 answering, messages, lambda: (has_begun or messages.is_started) and dispatcher.hears_workers
             )
         finally:
-            messages.close()
-        if messages.has_end:
-            yield messages.end()
+            await messages.close()
+        if messages.last is not None:
+            yield messages.last
 
     async def Tokenize(self, raw: bytes, context: Context) -> bytes:
         """Returns the serialized response."""
@@ -115,6 +118,88 @@ class InferenceService:
             ),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+
+class _Messages:
+    """The messages of one answer. gRPC takes each with a wait, in a task that has nothing else to do."""
+
+    def __init__(self, request: ClientRequest, text: Text, context: Context) -> None:
+        self._request_id = request.request_id
+        self._text = text
+        self._context = context
+        self._progress = SentProgress(request.point)
+        self._unsent: deque[inference_pb2.GenerateResponse] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        """None: all was written."""
+        self.last: inference_pb2.GenerateResponse | None = None
+        """The message that ends the stream."""
+        self.is_started = False
+        self.sent_s = time.monotonic()
+        self.turn = asyncio.Lock()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._writing is None
+
+    def put(self, event: TextEvent) -> None:
+        if event.is_sent:
+            return
+        message = self._message(event)
+        sent = self._progress.sent_token if event.finish is None else self._progress.finished
+        message.resume_token = sent(event.choice)
+        if event.usage is None:
+            self._unsent.append(message)
+        else:
+            self.last = message
+
+    def flush(self) -> None:
+        if self._unsent and self._writing is None:
+            self._writing = asyncio.create_task(self._write())
+
+    async def drain(self) -> None:
+        self.flush()
+        if self._writing is not None:
+            await self._writing
+
+    async def beat(self) -> None:
+        self._unsent.append(inference_pb2.GenerateResponse(request_id=self._request_id))
+        await self.drain()
+
+    async def close(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+    async def _write(self) -> None:
+        while self._unsent:
+            await self._context.write(self._unsent.popleft())
+            self.is_started = True
+            self.sent_s = time.monotonic()
+        self._writing = None
+
+    def _message(self, event: TextEvent) -> inference_pb2.GenerateResponse:
+        message = inference_pb2.GenerateResponse(request_id=self._request_id, index=event.choice, text=event.text)
+        if event.token is not None:
+            message.token_ids.append(event.token.token)
+            if event.token.logprob is not None:
+                message.logprobs.append(self._logprob(event.token))
+        if event.finish is not None:
+            message.finish_reason = event.finish.value
+        if event.usage is not None:
+            message.usage.CopyFrom(inference_pb2.Usage(**dataclasses.asdict(event.usage)))
+        return message
+
+    def _logprob(self, token: SampledToken) -> inference_pb2.TokenLogprob:
+        assert token.logprob is not None
+        return inference_pb2.TokenLogprob(
+            token_id=token.token,
+            token=token_text(self._text, token.token),
+            logprob=token.logprob,
+            top=[
+                inference_pb2.TokenLogprob(token_id=other, token=token_text(self._text, other), logprob=logprob)
+                for other, logprob in token.top
+            ],
+        )
 
 
 def _client_request(
