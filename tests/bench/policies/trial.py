@@ -64,7 +64,7 @@ class Course:
 async def run_trial(course: Course, policy: str, trace: Trace, log_path: Path) -> tuple[Report, Busy, Log]:
     async with serving(course.served.arguments(policy, log_path)) as state:
         router = access_to(state)
-        client = await connect(_target(state.grpc), course.seed, None)
+        client = await connect(target_of(state.grpc), course.seed, None)
         try:
             warmup = _warmup(course.warmup, trace.block_tokens)
             await fixed_concurrency(client, warmup, course.served.decode, lambda record: None)
@@ -104,7 +104,7 @@ def _warmup(count: int, block_tokens: int) -> Sequence[PlannedRequest]:
     return [PlannedRequest(index, (segment,), WARMUP_TOKENS, None) for index, segment in enumerate(segments)]
 
 
-def _target(router: str) -> Target:
+def target_of(router: str) -> Target:
     return Target(
         url=DEFAULT_URL,
         grpc=router,

@@ -17,13 +17,13 @@ from cluster.commands.profile import write
 from cluster.launch import state_file
 from cluster.profiles.collecting import collect
 from tests import process_table
+from tests.bench.policies.trial import target_of
 from tests.bench.shared_cores.options import CoresOptions
 from tests.serving import serving
 from tools.bench.client import Client, fixed_concurrency, run_plan
 from tools.bench.connect import allow_many_sockets, connect
 from tools.bench.load import PlannedRequest, even_plan, poisson_arrivals, warmup_plan
 from tools.bench.measure import Report, summarise
-from tools.bench.options import DEFAULT_URL, Target
 from tools.simulate.core_fit import ProfiledStep, steps_of
 from tools.simulate.fitting import Log, read_log
 
@@ -32,7 +32,6 @@ FIT_AFTER_S = 2.0
 """The load has begun to fill the workers by then."""
 LOG_S = 6.0
 """A request log has a line of each worker every five seconds."""
-REQUEST_S = 600.0
 MOST_REQUESTS = 1000
 """Requests of one load: prompts are numbered through."""
 
@@ -61,7 +60,7 @@ async def run_real(said: CoresOptions, serve_flags: Sequence[str], log_path: Pat
     allow_many_sockets()
     serve = ("--http-port", "0", "--grpc-port", "0", "--request-log", str(log_path), *serve_flags)
     async with serving(serve) as state:
-        client = await connect(_target(state.grpc), said.seed, None)
+        client = await connect(target_of(state.grpc), said.seed, None)
         try:
             plan = _plan(said, said.fit_rate, round(said.fit_rate * (FIT_AFTER_S + said.fit_s)), 0)
             await fixed_concurrency(client, warmup_plan(plan, WARMUP), 1, lambda record: None)
@@ -133,18 +132,3 @@ def _machine_s() -> float:
     times = psutil.cpu_times()
     idle_s: float = times.idle + times.iowait + times.guest + times.guest_nice
     return float(sum(times)) - idle_s
-
-
-def _target(router: str) -> Target:
-    return Target(
-        url=DEFAULT_URL,
-        grpc=router,
-        model=None,
-        chat=False,
-        text=False,
-        stream=True,
-        ignore_eos=True,
-        temperature=0.0,
-        timeout_s=REQUEST_S,
-        api_key=None,
-    )

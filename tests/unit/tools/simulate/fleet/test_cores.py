@@ -57,6 +57,14 @@ def test_a_step_alone_takes_what_it_costs() -> None:
     assert host.run() == {"alone": pytest.approx(1.1)}
 
 
+def test_a_core_whose_owner_pauses_is_borrowed_at_once() -> None:
+    host = Host()
+    host.step("owner's", 1, 0.9, 0.1)
+    host.step("prompt", 0, 1.0005, 0.1, borrows=True)
+    host.queue.at(1.0005, lambda: host.host.lend(host.cores[1]))
+    assert host.run()["prompt"] == pytest.approx(1.0505)
+
+
 def test_steps_that_overlap_are_longer_for_as_long_as_they_do() -> None:
     host = Host()
     host.step("long", 0, 1.0, 0.2)
