@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ import torch
 
 from tests.unit.kernels.test_cpu_attention import TOLERANCE, Case
 from twostroke.kernels.cpu.attention import NativeAttention
-from twostroke.kernels.cpu.build import Kernels, arithmetic_identity, load_kernels
+from twostroke.kernels.cpu.build import FLAGS, SOURCES, Kernels, arithmetic_identity, find_compiler, load_kernels
+from twostroke.kernels.cpu.variants import VARIANTS
 from twostroke.models.catalog import cache_dir
 
 SPANS = [(0, 150), (900, 1), (31, 20), (700, 70), (1100, 9)]
@@ -50,3 +53,12 @@ def test_libraries_of_two_compilers_are_two_files_and_two_identities(by_compiler
     libraries = {Path(kernels.library._name) for kernels in by_compiler.values()}
     assert len(libraries) == 2
     assert len({arithmetic_identity(kernels) for kernels in by_compiler.values()}) == 2
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the instruction is x86's")
+def test_products_of_many_rows_still_fetch_the_next_panel_once_they_are_compiled() -> None:
+    """GCC 12 takes a loop of nothing but __builtin_prefetch away; steps with 8 to 96 rows then wait for memory."""
+    (variant,) = (each for each in VARIANTS if each.name == "avx512_bf16")
+    command = [*find_compiler().command, *FLAGS.split(), *variant.flags.split(), "-S", "-o", "-"]
+    assembly = subprocess.run([*command, SOURCES / "linear.cpp"], capture_output=True, text=True, check=True).stdout
+    assert "prefetcht1" in assembly
