@@ -16,7 +16,8 @@ class ScheduleConfig(Settings):
         None,
         least=1,
         help="most tokens in one step",
-        default_text=f"{CPU_STEP_TOKENS} on CPUs, {GPU_STEP_TOKENS} on GPUs; twice --max-num-seqs where that is more",
+        default_text=f"{CPU_STEP_TOKENS} to 512 on CPUs, by what they cost there; {GPU_STEP_TOKENS} on GPUs; "
+        "at least twice --max-num-seqs",
     )
     step_target_ms: float | None = setting(
         None,
@@ -41,7 +42,7 @@ class ScheduleConfig(Settings):
         return None if self.step_target_ms is None else self.step_target_ms / 1e3
 
     def step_tokens(self, *, on_gpu: bool = False) -> int:
-        """Tokens in one step: few enough that short prompts are done soon, enough that weights are read seldom."""
+        """Tokens in one step, unless costs allow more: short prompts are done soon, and weights are read seldom."""
         usual = GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS
         return self.max_num_batched_tokens or max(usual, 2 * self.max_num_seqs)
 

@@ -120,20 +120,20 @@ class Budget:
     cost: StepCost
     most_prompt_tokens: int
     """Most prompt tokens for which predictions are trusted."""
-    prompts: int | None = None
-    """Prompts that wait for the time that streams leave: steps are shorter than the target where that harms the streams
-    more than it helps so few prompts. None keeps to the target."""
+    spares_streams: bool = False
+    """Steps are shorter than the target where that harms the streams more than it helps a prompt."""
 
     def step_s(self, streams: int, context_tokens: int) -> float:
         """Return the best length of a step.
 
         Steps of x times the streams' own length harm each stream by (x - 1)^2 / 2, because a little is hardly noticed,
-        and help each prompt by FIRST_TOKEN_WEIGHT * (x - 1). The x with the least sum is where both grow alike.
+        and help one prompt, since they are computed in turns, by FIRST_TOKEN_WEIGHT * (x - 1). The x with the least
+        sum is where both grow alike.
         """
         own_s = self.cost.of_streams(streams, context_tokens)
-        if self.prompts is None or not own_s:
+        if not self.spares_streams or not own_s:
             return self.target_s
-        return min(self.target_s, own_s * (1 + FIRST_TOKEN_WEIGHT * self.prompts / streams))
+        return min(self.target_s, own_s * (1 + FIRST_TOKEN_WEIGHT / streams))
 
     def prompt_tokens(self, streams: int, context_tokens: int, prompt_context_tokens: int = 0) -> int:
         """Return how many prompt tokens fit beside the streams, which attend to `context_tokens` in all.

@@ -25,6 +25,7 @@ from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
+from twostroke.scheduler.step_tokens import tokens_within
 from twostroke.telemetry import MetricsServer
 from twostroke.tracing.setup import recorder_of
 from twostroke.transfer.base import Identity, PageEndpoint
@@ -134,6 +135,7 @@ class WorkerHost:
         for transport in self.transports:
             self.endpoints.append(await transport.open(self.memory, identity))
         await self._calibrate()
+        self.scheduler.step_tokens = _step_tokens_of(self.config, self._engine_state)
         await self._check.learn()
 
     async def close(self) -> None:
@@ -268,17 +270,32 @@ def _scheduler_of(config: WorkerConfig, engine_state: EngineState) -> Scheduler:
         facts.max_model_len,
         facts.eos_token_ids,
         align_chunks=config.role is Role.PREFILL,
-        on_gpu=not isinstance(engine_state.memory, PageMemory),
+        on_gpu=_is_on_gpu(engine_state),
     )
     builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids)
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
     return Scheduler(engine_state.pool, config.schedule, limits, profiled)
 
 
+def _is_on_gpu(engine_state: EngineState) -> bool:
+    return not isinstance(engine_state.memory, PageMemory)
+
+
+def _computes_on_cores(config: WorkerConfig, engine_state: EngineState) -> bool:
+    return not _is_on_gpu(engine_state) and not config.model.is_paced
+
+
+def _step_tokens_of(config: WorkerConfig, engine_state: EngineState) -> int:
+    """Return the most tokens of a step, where nobody said it: what cores compute in bearable time."""
+    schedule = config.schedule
+    if _computes_on_cores(config, engine_state) and schedule.max_num_batched_tokens is None:
+        return tokens_within(engine_state.rates.cost, schedule.step_tokens())
+    return schedule.step_tokens(on_gpu=_is_on_gpu(engine_state))
+
+
 def _step_target_of(config: WorkerConfig, engine_state: EngineState) -> StepTarget:
     """Cores are shared, and their costs differ from machine to machine; a device of its own keeps to the usual."""
-    computes_on_cores = isinstance(engine_state.memory, PageMemory) and not config.model.is_paced
-    usual_s = None if computes_on_cores else USUAL_S
+    usual_s = None if _computes_on_cores(config, engine_state) else USUAL_S
     return StepTarget(config.schedule.step_target_s, config.slo_itl_s, usual_s)
 
 

@@ -77,4 +77,4 @@ class Sharing:
         target, rates = self._target, self._rates
         if prompts.has_late:
             return rates.budget(target.most_for_late_s(rates.cost))
-        return rates.budget(target.most_s(rates.cost), None if target.is_fixed else max(1, prompts.count))
+        return rates.budget(target.most_s(rates.cost), spares_streams=not target.is_fixed)
