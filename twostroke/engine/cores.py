@@ -37,6 +37,11 @@ RETRY_S = 0.001
 MOST_CORES = 4096
 """Cores of a host whose owners can say how many prompts wait."""
 
+CELLS = 3
+"""Numbers that each of them says."""
+
+MOST_WAITING_MS = 2**32 - 1
+
 
 def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
@@ -72,8 +77,8 @@ class Cores:
         self._others: tuple[int, ...] = ()
         """Cores that other workers owned at the last look."""
         self._prompts: memoryview | None = None
-        """Two numbers for each owner's first core: prompts that wait, and whether some would be late. They are shared
-        with the other workers."""
+        """Three numbers for each owner's first core: prompts that wait, whether some would be late, and the
+        milliseconds that they will wait in sum. They are shared with the other workers."""
         self._look_at_s = 0.0
 
     @classmethod
@@ -121,16 +126,18 @@ class Cores:
         """Tell the other workers which prompts would be computed sooner with their cores."""
         if self._prompts is not None and self.home[0] < MOST_CORES:
             told = prompts if self._borrows else WaitingPrompts()
-            at = 2 * self.home[0]
-            self._prompts[at], self._prompts[at + 1] = told.count, told.has_late
+            at, waiting_ms = CELLS * self.home[0], min(MOST_WAITING_MS, int(1e3 * told.waiting_s))
+            self._prompts[at], self._prompts[at + 1], self._prompts[at + 2] = told.count, told.has_late, waiting_ms
 
     def prompts_beside(self) -> WaitingPrompts:
         """Return the prompts that wait at other workers that would borrow a core."""
         prompts = self._prompts
         if prompts is None:
             return WaitingPrompts()
-        cells = [2 * core for core in self._others if core < MOST_CORES]
-        return WaitingPrompts(sum(prompts[at] for at in cells), any(prompts[at + 1] for at in cells))
+        cells = (CELLS * core for core in self._others if core < MOST_CORES)
+        return WaitingPrompts.all_of(
+            WaitingPrompts(prompts[at], bool(prompts[at + 1]), prompts[at + 2] / 1e3) for at in cells
+        )
 
     def close(self) -> None:
         """Whoever goes last removes the folder; what a killed worker left there goes with it."""
@@ -199,7 +206,7 @@ def _is_same_file(opened: int, path: Path) -> bool:
 
 
 def _map_prompts(folder: Path) -> memoryview:
-    size = 2 * 4 * MOST_CORES
+    size = CELLS * 4 * MOST_CORES
     file = os.open(folder / "prompts", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.posix_fallocate(file, 0, size)

@@ -108,8 +108,10 @@ class Queued:
         return self.tokens + self.stream_tokens
 
 
-FIRST_TOKEN_WEIGHT = 8.0
+LEAST_WEIGHT = 8.0
 """A prompt's second of waiting weighs as much as a second by which so many streams fall behind their own pace."""
+WEIGHT_OF_WAITING = 4.0
+"""The same for each second that all prompts here will wait in sum, where that is more: long waits harm the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +122,21 @@ class Budget:
     cost: StepCost
     most_prompt_tokens: int
     """Most prompt tokens for which predictions are trusted."""
-    spares_streams: bool = False
-    """Steps are shorter than the target where that harms the streams more than it helps a prompt."""
+    waiting_s: float | None = None
+    """Seconds that prompts here will wait, in sum: steps are shorter than the target where that length would help these
+    prompts less than it harms the streams. None keeps to the target."""
 
     def step_s(self, streams: int, context_tokens: int) -> float:
         """Return the best length of a step.
 
         Steps of x times the streams' own length harm each stream by (x - 1)^2 / 2, because a little is hardly noticed,
-        and help one prompt, since they are computed in turns, by FIRST_TOKEN_WEIGHT * (x - 1). The x with the least
-        sum is where both grow alike.
+        and help the prompts by weight * (x - 1). The x with the least sum is where both grow alike.
         """
         own_s = self.cost.of_streams(streams, context_tokens)
-        if not self.spares_streams or not own_s:
+        if self.waiting_s is None or not own_s:
             return self.target_s
-        return min(self.target_s, own_s * (1 + FIRST_TOKEN_WEIGHT / streams))
+        weight = max(LEAST_WEIGHT, WEIGHT_OF_WAITING * self.waiting_s)
+        return min(self.target_s, own_s * (1 + weight / streams))
 
     def prompt_tokens(self, streams: int, context_tokens: int, prompt_context_tokens: int = 0) -> int:
         """Return how many prompt tokens fit beside the streams, which attend to `context_tokens` in all.

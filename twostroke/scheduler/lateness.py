@@ -18,6 +18,15 @@ class WaitingPrompts:
     count: int = 0
     has_late: bool = False
     """Some would miss the time that was promised for first tokens."""
+    waiting_s: float = 0.0
+    """Seconds that they will wait, in sum, where nothing else is computed."""
+
+    @classmethod
+    def all_of(cls, several: Iterable[WaitingPrompts]) -> WaitingPrompts:
+        """Return the prompts of several workers."""
+        each = list(several)
+        late = any(one.has_late for one in each)
+        return cls(sum(one.count for one in each), late, sum(one.waiting_s for one in each))
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,16 +57,18 @@ def test_the_terms_of_a_step_are_what_its_rows_run_and_attend_to() -> None:
     assert cost.of_prompt(30, 20, 10) == 3 * 4 + 5 * 30 + 6 * 30 * 35
 
 
-def test_a_step_is_the_longer_the_fewer_streams_it_harms() -> None:
-    def step_s(streams: int, *, spares_streams: bool = True) -> float:
-        return Budget(0.08, COST, 10_000, spares_streams).step_s(streams, 0)
+def test_a_step_is_the_longer_the_longer_prompts_wait_and_the_fewer_streams_it_harms() -> None:
+    def step_s(streams: int, waiting_s: float | None = 0.0) -> float:
+        return Budget(0.08, COST, 10_000, waiting_s).step_s(streams, 0)
 
     assert step_s(16) == pytest.approx((0.008 + 16 * 0.0005) * 1.5)
     assert step_s(4) == pytest.approx((0.008 + 4 * 0.0005) * 3)
-    assert step_s(0) == step_s(16, spares_streams=False) == 0.08, "the target, where nothing speaks against it"
+    assert step_s(16, 2.0) == step_s(16, 0.1) < step_s(16, 4.0) < step_s(16, 8.0)
+    assert step_s(16, 4.0) == pytest.approx(2 * 0.016)
+    assert step_s(0) == step_s(16, None) == step_s(16, 1e6) == 0.08, "the target, where nothing speaks against it"
 
 
 def test_prompts_get_small_chunks_beside_many_streams() -> None:
-    few, many = (Budget(0.08, COST, 10_000, spares_streams=True).prompt_tokens(streams, 0) for streams in (16, 4))
+    few, many = (Budget(0.08, COST, 10_000, waiting_s=0.0).prompt_tokens(streams, 0) for streams in (16, 4))
     assert few == int((0.016 * 0.5) / 0.0005) or few == MIN_PROMPT_TOKENS
     assert many == pytest.approx(2 * 0.010 / 0.0005, abs=1)

@@ -93,8 +93,7 @@ class HostCores:
         self._look_ahead()
 
     def prompts_beside(self, core: WorkerCore) -> WaitingPrompts:
-        others = [each.prompts for each in self._cores if each is not core]
-        return WaitingPrompts(sum(each.count for each in others), any(each.has_late for each in others))
+        return WaitingPrompts.all_of(each.prompts for each in self._cores if each is not core)
 
     def _advance(self) -> None:
         """Let all steps run until now."""

@@ -66,8 +66,8 @@ class Rates:
             1, last.prompt_tokens
         )
 
-    def budget(self, target_s: float, *, spares_streams: bool = False) -> Budget:
-        return Budget(target_s, self.cost, REACH * self._most_prompt_tokens, spares_streams)
+    def budget(self, target_s: float, waiting_s: float | None = None) -> Budget:
+        return Budget(target_s, self.cost, REACH * self._most_prompt_tokens, waiting_s)
 
     def observe(self, terms: StepTerms, seconds: float) -> None:
         if terms.streams:

@@ -66,15 +66,23 @@ class Sharing:
     @property
     def _prompts_here(self) -> WaitingPrompts:
         scheduler = self._scheduler
-        prompts = WaitingPrompts(scheduler.prompts)
+        count = scheduler.prompts
+        prompts = WaitingPrompts(count, waiting_s=self._waiting_s(count) if count else 0.0)
         due = list(scheduler.due_prompts()) if prompts.count else []
         if all(prompt.due_s is None for prompt in due):
             return prompts
         budget, queued = self._budget_for(prompts), scheduler.queued()
-        return WaitingPrompts(prompts.count, has_late(due, queued, budget, scheduler.step_tokens, self._clock_s()))
+        is_late = has_late(due, queued, budget, scheduler.step_tokens, self._clock_s())
+        return WaitingPrompts(prompts.count, is_late, prompts.waiting_s)
+
+    def _waiting_s(self, prompts: int) -> float:
+        """Return for how long so many prompts wait in sum, where one after the other is computed and nothing else."""
+        queued, step_tokens = self._scheduler.queued(), self._scheduler.step_tokens
+        alone_s = self._rates.cost.of_prompts(-(-queued.tokens // step_tokens), queued.tokens, queued.pairs)
+        return alone_s * (prompts + 1) / 2
 
     def _budget_for(self, prompts: WaitingPrompts) -> Budget:
         target, rates = self._target, self._rates
         if prompts.has_late:
             return rates.budget(target.most_for_late_s(rates.cost))
-        return rates.budget(target.most_s(rates.cost), spares_streams=not target.is_fixed)
+        return rates.budget(target.most_s(rates.cost), None if target.is_fixed else prompts.waiting_s)

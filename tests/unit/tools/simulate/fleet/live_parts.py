@@ -72,7 +72,7 @@ class KnownRates(Rates):
         self._budget = budget
         self.cost = budget.cost
 
-    def budget(self, target_s: float, *, spares_streams: bool = False) -> Budget:
+    def budget(self, target_s: float, waiting_s: float | None = None) -> Budget:
         return self._budget
 
     def observe(self, terms: StepTerms, seconds: float) -> None: ...
