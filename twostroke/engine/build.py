@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -76,6 +77,9 @@ class Neighbours(Protocol):
 
     def prompts_beside(self) -> WaitingPrompts:
         """Return the prompts that wait there and would be computed sooner with cores of this worker."""
+
+    def measuring(self) -> AbstractContextManager[None]:
+        """Wait for a turn to measure, without any of them measuring beside it."""
 
     def lend(self) -> None:
         """Let them borrow this worker's cores at once: it runs no step for a while."""

@@ -29,6 +29,9 @@ LOOK_S = 2.0
 PATIENCE_S = 2.0
 """How long to wait for whoever is busy in the folder. That takes a millisecond, unless it was stopped meanwhile."""
 
+TURN_S = 5.0
+"""How long a worker waits for its turn to measure. Each takes about half a second."""
+
 STEP_PATIENCE_S = 0.02
 """The same where a step waits."""
 
@@ -138,6 +141,24 @@ class Cores:
         return WaitingPrompts.all_of(
             WaitingPrompts(prompts[at], bool(prompts[at + 1]), prompts[at + 2] / 1e3) for at in cells
         )
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """One worker of this host after the other, so that each finds the cores of the others idle, as in quiet times.
+
+        After TURN_S it goes on beside them.
+        """
+        if self.folder is None:
+            yield
+            return
+        file = os.open(self.folder / "measuring", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            deadline_s = time.monotonic() + TURN_S
+            while not _try_lock(file) and time.monotonic() < deadline_s:
+                time.sleep(RETRY_S)
+            yield
+        finally:
+            os.close(file)
 
     def close(self) -> None:
         """Whoever goes last removes the folder; what a killed worker left there goes with it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -125,6 +125,9 @@ class ModelRunner:
 
     def prompts_beside(self) -> WaitingPrompts:
         return self._cores.prompts_beside()
+
+    def measuring(self) -> AbstractContextManager[None]:
+        return self._cores.measuring()
 
     def lend(self) -> None:
         """Let the other workers of this host borrow this one's cores at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -258,7 +259,10 @@ class WorkerHost:
         )
         budget = calibration.PACED_BUDGET if self.config.model.is_paced else calibration.COMPUTED_BUDGET
         started_s = time.monotonic()
-        await calibrate(self.engine, self.loop.rates, step_limits, budget)
+        with contextlib.ExitStack() as turn:
+            if self._engine_state.neighbours is not None:
+                await asyncio.to_thread(turn.enter_context, self._engine_state.neighbours.measuring())
+            await calibrate(self.engine, self.loop.rates, step_limits, budget)
         self._engine_state.is_calibrated = True
         log.info("calibrated seconds=%.3f %s", time.monotonic() - started_s, self.loop.rates.cost)
 

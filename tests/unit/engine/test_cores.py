@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -189,6 +190,36 @@ def test_more_threads_than_cores_are_refused_by_the_name_of_the_flag(folder: Pat
 
 def test_only_cores_that_this_process_may_use_count() -> None:
     assert usable_cores() == sorted(os.sched_getaffinity(0))
+
+
+def test_workers_measure_one_after_the_other(folder: Path) -> None:
+    one, two = claim(folder), claim(folder)
+    order: list[str] = []
+
+    def measure() -> None:
+        with two.measuring():
+            order.append("two")
+
+    other = threading.Thread(target=measure)
+    with one.measuring():
+        other.start()
+        other.join(0.05)
+        order.append("one")
+    other.join()
+    assert order == ["one", "two"]
+    for cores in (one, two):
+        cores.close()
+
+
+def test_a_worker_that_hangs_while_it_measures_holds_up_the_others_for_a_while_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twostroke.engine.cores.TURN_S", 0.01)
+    one, two = claim(folder), claim(folder)
+    with one.measuring(), two.measuring():
+        pass
+    for cores in (one, two):
+        cores.close()
 
 
 def test_workers_hear_of_the_prompts_that_wait_beside_them(folder: Path) -> None:

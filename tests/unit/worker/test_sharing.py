@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import pytest
@@ -36,6 +38,9 @@ class FakeNeighbours:
 
     def prompts_beside(self) -> WaitingPrompts:
         return self.beside
+
+    def measuring(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def lend(self) -> None:
         self.lent += 1

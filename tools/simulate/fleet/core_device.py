@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from tools.simulate.fleet.cores import HostCores, RunningStep
@@ -58,6 +60,9 @@ class CoreDevice:
 
     def prompts_beside(self) -> WaitingPrompts:
         return self._cores.prompts_beside(self._core)
+
+    def measuring(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def lend(self) -> None:
         self._cores.lend(self._core)
