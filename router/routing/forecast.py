@@ -86,12 +86,15 @@ class Forecaster:
             source, computing = None, self.at_decode(decode)
         missing = max(0, self._snapshot.full_blocks - decode.cached_blocks)
         transfer_s = self._transfer_s(decode, source, computing, missing) if source is not None else 0.0
+        admission_s = self.admission_s(decode, missing + 1)
+        arrives_s = max(computing.wait_s, admission_s) + computing.prefill_s + transfer_s
         return Forecast(
             queue_s=computing.queue_s,
             fetch_s=computing.fetch_s,
             prefill_s=computing.prefill_s,
             transfer_s=transfer_s,
-            admission_s=self.admission_s(decode, missing + 1),
+            admission_s=admission_s,
+            decode_queue_s=decode_queue_s(decode.queue_s, arrives_s) if source is not None else 0.0,
             tail_s=self.tail_s(decode, pulls=source is not None),
             residual_s=self._snapshot.residual_s[source is None],
             cached_blocks=computing.cached_blocks,
@@ -200,6 +203,15 @@ class Forecaster:
         hidden_s = computing.wait_s + computing.prefill_s
         carried_s = max(decode.fetch_wait_s, source.serve_wait_s) + missing * page_s
         return link.latency_s + max(min(missing, chunk) * page_s, carried_s - hidden_s)
+
+
+def decode_queue_s(queue_s: float, arrives_s: float) -> float:
+    """Returns the seconds for which the end of a pulled prompt waits for other prompts' tokens at the decode worker.
+
+    The pages arrive after `arrives_s`. Until then the worker computes some of its `queue_s` seconds, but much of that
+    work arrives only in that time. So it is taken to be busy still with a chance of queue / (queue + arrival).
+    """
+    return queue_s * queue_s / (queue_s + arrives_s) if queue_s > 0 else 0.0
 
 
 def decide(snapshot: Snapshot, decode: WorkerView, source: WorkerView | None) -> Decision:

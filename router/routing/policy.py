@@ -112,6 +112,8 @@ class Forecast:
     """Seconds of moving pages to the decode worker that do not overlap with waiting and computing."""
     admission_s: float = 0.0
     """Seconds until the decode worker has pages for it."""
+    decode_queue_s: float = 0.0
+    """Seconds for which pulled pages wait until the decode worker has computed other prompts' tokens."""
     tail_s: float = 0.0
     """Seconds of the decode worker's own step: the last tokens of the prompt, and the first sample."""
     residual_s: float = 0.0
@@ -128,7 +130,7 @@ class Forecast:
     @property
     def own_s(self) -> float:
         """Seconds from the start of its own prefill to its first token."""
-        return self.prefill_s + self.transfer_s + self.tail_s
+        return self.prefill_s + self.transfer_s + self.decode_queue_s + self.tail_s
 
     @property
     def foreseen_s(self) -> float:
@@ -152,7 +154,7 @@ class Breakdown:
     """Own prefill, priced by what a second there costs all other requests."""
     transfer_s: float = 0.0
     tail_s: float = 0.0
-    """Seconds of the decode worker's own step, with the residual."""
+    """Seconds of the decode worker's own step, with the residual and what it computes before."""
     harm_s: float = 0.0
     """Delay of the streams that run on the decode worker."""
     damage_s: float = 0.0

@@ -69,6 +69,7 @@ class _Pricing:
         if utilisation is None:
             utilisation = _average([view.utilisation for view in snapshot.prefill])
         self._pool_price = self._price_of_a_second(utilisation)
+        self._streams = _average([view.running for view in snapshot.decode])
         self._holders = self._best_holders() if prices.pulls_from_peers else []
 
     def choose(self) -> Decision:
@@ -141,7 +142,7 @@ class _Pricing:
             wait_s=max(forecast.queue_s, forecast.fetch_s, forecast.admission_s),
             prefill_s=forecast.prefill_s * price,
             transfer_s=forecast.transfer_s,
-            tail_s=forecast.tail_s + forecast.residual_s,
+            tail_s=forecast.decode_queue_s + forecast.tail_s + forecast.residual_s,
             harm_s=self._harm_s(decode, 0.0 if source is not None else forecast.prefill_s),
             damage_s=damage_pages * self._snapshot.re_reference_rate * self._block_s(decode) * self._pool_price,
             damage_pages=damage_pages,
@@ -150,11 +151,16 @@ class _Pricing:
 
     def _harm_s(self, decode: WorkerView, prefill_s: float) -> float:
         """Prices the delay of running streams: one more stream makes every step longer, and prompts share their
-        steps."""
-        cost = self._forecaster.cost(decode)
+        steps.
+
+        Longer steps count the less, the farther they are below their target: nobody needs streams to be faster than
+        that. A prompt is priced by the streams of an average decode worker, as one with fewer now gets the next ones.
+        """
+        cost, step_s = self._forecaster.cost(decode), self._forecaster.step_s(decode)
         growth_s = cost.stream_s + cost.context_token_s * self._snapshot.known_tokens
-        delay_s = decode.running * growth_s * self._forecaster.output_tokens
-        delay_s += (decode.running + self._prices.streams_to_come) * prefill_s
+        nearness = min(1.0, step_s / decode.step_target_s) if decode.step_target_s else 1.0
+        delay_s = decode.running * growth_s * self._forecaster.output_tokens * nearness
+        delay_s += (self._streams + self._prices.streams_to_come) * prefill_s
         return delay_s * self._prices.harm_per_stream
 
     def _ways(self, worker: WorkerView, at: Callable[..., Computing]) -> Iterable[Computing]:

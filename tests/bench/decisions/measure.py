@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
 import time
@@ -22,6 +23,7 @@ from tests.bench.index.content import DEEP_BLOCKS, SHALLOW_BLOCKS, Content
 from tests.bench.index.subjects import subject_named
 from tests.bench.index.subjects.our_index import EPOCH, OurIndex
 from tools.output import write_json
+from twostroke.allocator import rss_bytes
 from twostroke.config import Role
 from twostroke.ids import BlockHash, RequestId
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, LinkRate, Load, StepCosts
@@ -30,6 +32,7 @@ BLOCK_TOKENS = 16
 IN_FLIGHT = 256
 """Requests placed and without a first token while the next one is."""
 WARM_UP = 50
+MIB = 1 << 20
 COSTS = StepCosts(
     step_s=0.015, stream_s=1.5e-4, context_token_s=2e-8, prompt_token_s=1e-4, prompt_pair_s=1.3e-9,
     step_tokens=4096, step_target_s=0.04,
@@ -47,28 +50,52 @@ class Taken:
     cpu_p99_ms: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """Bytes by which this process grew."""
+
+    index_bytes: int
+    """While the index learned its blocks."""
+    state_bytes: int
+    """Since, at most: workers' reports, orders of candidates, and reservations of the requests in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    taken: tuple[Taken, ...]
+    """One row for short prompts and one for long ones."""
+    grown: Grown
+
+
 def run_session(options: DecisionOptions) -> int:
-    taken = measure(options)
+    measured = measure(options)
     console = Console(stderr=options.json_path == STDOUT)
     console.print(f"policy {options.policy}, {options.workers} workers, {options.blocks} blocks, {IN_FLIGHT} in flight")
-    for row in taken:
+    for row in measured.taken:
         console.print(
             f"prompt of {row.blocks} blocks: p50 {row.p50_ms:.2f} ms, p99 {row.p99_ms:.2f} ms "
             f"(of CPU time {row.cpu_p99_ms:.2f} ms)"
         )
-    rows = [asdict(row) for row in taken]
-    write_json({"schema_version": 1, "options": options.model_dump(), "decisions": rows}, options.json_path)
+    grown = measured.grown
+    console.print(f"memory: index {grown.index_bytes / MIB:.0f} MiB, state {grown.state_bytes / MIB:.0f} MiB")
+    rows = [asdict(row) for row in measured.taken]
+    told = {"schema_version": 1, "options": options.model_dump(), "decisions": rows, "memory": asdict(grown)}
+    write_json(told, options.json_path)
     return 0
 
 
-def measure(options: DecisionOptions) -> list[Taken]:
-    """One row for short prompts and one for long ones."""
+def measure(options: DecisionOptions) -> Measured:
     content = Content(workers=options.workers, blocks=options.blocks, seed=options.seed)
     subject = subject_named("twostroke", options.workers)
     assert isinstance(subject, OurIndex)
+    begun_bytes = rss_bytes()
     for stored in content.stored():
         subject.learn(stored.worker, subject.message(stored))
-    return [_taken(options, content, subject, depth) for depth in (SHALLOW_BLOCKS, DEEP_BLOCKS)]
+    gc.collect()
+    learned_bytes = rss_bytes()
+    taken = tuple(_taken(options, content, subject, depth) for depth in (SHALLOW_BLOCKS, DEEP_BLOCKS))
+    grown = Grown(index_bytes=learned_bytes - begun_bytes, state_bytes=rss_bytes() - learned_bytes)
+    return Measured(taken, grown)
 
 
 def _taken(options: DecisionOptions, content: Content, subject: OurIndex, depth: int) -> Taken:

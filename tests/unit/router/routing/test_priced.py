@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.fleet.worker import LinkRate
-from router.routing.forecast import Forecaster, PrefixHolder
+from router.routing.forecast import Forecaster, PrefixHolder, decode_queue_s
 from router.routing.policies.priced import Priced, Prices
 from router.routing.policy import Decision, Snapshot, WorkerView
 from twostroke.ids import WorkerId
@@ -98,6 +98,25 @@ def test_evictions_that_are_counted_cost_seconds() -> None:
 
 def test_streams_are_spread_over_decode_workers() -> None:
     assert decide(view(P0), decode=[view(D0, running=9), view(D1, running=3)]).decode == D1
+
+
+def test_a_stream_more_counts_the_less_the_farther_steps_are_below_their_target() -> None:
+    near = decide(view(P0), decode=[view(D0, running=9, step_target_s=0.03), view(D1, step_target_s=0.03)])
+    far = decide(view(P0), decode=[view(D0, running=9, step_target_s=3.0), view(D1, queue_s=0.5, step_target_s=3.0)])
+    assert near.decode == D1
+    assert far.decode == D0
+
+
+def test_pulled_pages_wait_for_what_the_decode_worker_computes_before() -> None:
+    decision = decide(view(P0), decode=[view(D0, running=9, queue_s=1.0), view(D1, running=9)])
+    assert decision.decode == D1
+    assert decision.forecast.decode_queue_s == 0
+
+
+def test_the_sooner_pages_arrive_the_more_of_the_decode_queue_is_before_them() -> None:
+    assert decode_queue_s(0.0, 1.0) == 0
+    assert decode_queue_s(2.0, 0.0) == 2.0
+    assert 2.0 > decode_queue_s(2.0, 0.5) > decode_queue_s(2.0, 5.0) > 0
 
 
 def test_always_remote_and_always_local_are_the_same_policy_with_fewer_candidates() -> None:
