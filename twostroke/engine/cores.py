@@ -228,7 +228,7 @@ def _is_same_file(opened: int, path: Path) -> bool:
 
 def _map_prompts(folder: Path) -> memoryview:
     size = CELLS * 4 * MOST_CORES
-    file = os.open(folder / "prompts", os.O_RDWR | os.O_CREAT, 0o600)
+    file = os.open(folder / "waiting-prompts", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.posix_fallocate(file, 0, size)
         return memoryview(mmap.mmap(file, size)).cast("I")
