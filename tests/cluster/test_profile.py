@@ -129,7 +129,14 @@ async def test_the_kernels_of_a_real_model_fill_the_forward_passes_that_a_profil
 ) -> None:
     model = ModelConfig(model=str(smollm2_dir), dtype="bfloat16")
     async with (
-        running_cluster(prefill=1, decode=1, model=model, model_dir=smollm2_dir, schedule=BY_64) as cluster,
+        running_cluster(
+            prefill=1,
+            decode=1,
+            model=model,
+            model_dir=smollm2_dir,
+            schedule=BY_64,
+            policy="random",  # prompts are computed at the prefill worker, however short
+        ) as cluster,
         loaded(cluster),
     ):
         trace = await profiled(cluster, tmp_path / "trace.json", "3")

@@ -252,7 +252,7 @@ def test_help_shows_the_defaults_of_the_config(capsys: pytest.CaptureFixture[str
         "default: bfloat16",
         "default: 1GiB",
         "default: smollm2-135m",
-        "128 on CPUs",
+        "128 to 512 on CPUs",
     ):
         assert default in said
 
