@@ -211,7 +211,7 @@ def decode_queue_s(queue_s: float, arrives_s: float) -> float:
     The pages arrive after `arrives_s`. Until then the worker computes some of its `queue_s` seconds, but much of that
     work arrives only in that time. So it is taken to be busy still with a chance of queue / (queue + arrival).
     """
-    return queue_s * queue_s / (queue_s + arrives_s) if queue_s > 0 else 0.0
+    return queue_s / (1 + arrives_s / queue_s) if queue_s > 0 else 0.0
 
 
 def decide(snapshot: Snapshot, decode: WorkerView, source: WorkerView | None) -> Decision:

@@ -79,7 +79,7 @@ class Neighbours(Protocol):
         """Return the prompts that wait there and would be computed sooner with cores of this worker."""
 
     def measuring(self) -> AbstractContextManager[None]:
-        """Wait for a turn to measure, without any of them measuring beside it."""
+        """Wait for a turn to measure; after some seconds go on beside them."""
 
     def lend(self) -> None:
         """Let them borrow this worker's cores at once: it runs no step for a while."""

@@ -32,8 +32,10 @@ PATIENCE_S = 2.0
 TURN_S = 5.0
 """How long a worker waits for its turn to measure. Each takes about half a second."""
 
+TURN_POLL_S = 0.02
+
 STEP_PATIENCE_S = 0.02
-"""The same where a step waits."""
+"""How long a step waits for whoever is busy in the folder."""
 
 RETRY_S = 0.001
 
@@ -110,7 +112,9 @@ class Cores:
         cores = cls(tuple(owned), pin=pin)
         cores.folder, cores._borrows, cores._owned = folder, borrow, list(owned.values())
         cores._prompts = prompts
-        cores.tell_prompts(WaitingPrompts())
+        for core in owned:  # whoever owned it before may have been killed
+            if core < MOST_CORES:
+                prompts[CELLS * core : CELLS * (core + 1)] = memoryview(bytes(4 * CELLS)).cast("I")
         log.info("cores home=%s folder=%s", ",".join(map(str, cores.home)), folder)
         return cores
 
@@ -129,7 +133,7 @@ class Cores:
         """Tell the other workers which prompts would be computed sooner with their cores."""
         if self._prompts is not None and self.home[0] < MOST_CORES:
             told = prompts if self._borrows else WaitingPrompts()
-            at, waiting_ms = CELLS * self.home[0], min(MOST_WAITING_MS, int(1e3 * told.waiting_s))
+            at, waiting_ms = CELLS * self.home[0], int(min(MOST_WAITING_MS, 1e3 * told.waiting_s))
             self._prompts[at], self._prompts[at + 1], self._prompts[at + 2] = told.count, told.has_late, waiting_ms
 
     def prompts_beside(self) -> WaitingPrompts:
@@ -144,21 +148,31 @@ class Cores:
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
-        """One worker of this host after the other, so that each finds the cores of the others idle, as in quiet times.
+        """Wait until no other worker of this host measures, so that this one may find their cores idle.
 
-        After TURN_S it goes on beside them.
+        After TURN_S, and where the folder cannot be used, it goes on beside them.
         """
-        if self.folder is None:
-            yield
-            return
-        file = os.open(self.folder / "measuring", os.O_RDWR | os.O_CREAT, 0o600)
+        file = self._wait_for_turn()
         try:
-            deadline_s = time.monotonic() + TURN_S
-            while not _try_lock(file) and time.monotonic() < deadline_s:
-                time.sleep(RETRY_S)
             yield
         finally:
-            os.close(file)
+            if file is not None:
+                os.close(file)
+
+    def _wait_for_turn(self) -> int | None:
+        """Return a file that is locked while this worker measures, or None if it does not wait for the others."""
+        if self.folder is None:
+            return None
+        try:
+            file = os.open(self.folder / "measuring", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            log.warning("costs are measured beside other workers: %s cannot be used: %s", self.folder, error)
+            return None
+        deadline_s = time.monotonic() + TURN_S
+        while not _try_lock(file) and time.monotonic() < deadline_s:
+            time.sleep(TURN_POLL_S)
+        self._look_at_s = 0.0
+        return file
 
     def close(self) -> None:
         """Whoever goes last removes the folder; what a killed worker left there goes with it."""

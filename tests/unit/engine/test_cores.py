@@ -222,6 +222,29 @@ def test_a_worker_that_hangs_while_it_measures_holds_up_the_others_for_a_while_o
         cores.close()
 
 
+def test_a_worker_measures_at_once_where_the_folder_cannot_be_used(folder: Path) -> None:
+    cores = claim(folder)
+    (folder / "measuring").mkdir()
+    with cores.measuring():
+        pass
+    (folder / "measuring").rmdir()
+    cores.close()
+
+
+def test_prompts_of_a_killed_worker_are_forgotten_with_each_core_that_it_owned(folder: Path) -> None:
+    first, second, third = claim(folder), claim(folder), claim(folder)
+    third.tell_prompts(WaitingPrompts(3, waiting_s=9.0))
+    for killed in (second, third):
+        for file in killed._owned:
+            os.close(file)
+    successor = claim(folder, 2)
+    first.neighbours()
+    assert successor.home == second.home + third.home
+    assert first.prompts_beside() == WaitingPrompts()
+    for cores in (first, successor):
+        cores.close()
+
+
 def test_workers_hear_of_the_prompts_that_wait_beside_them(folder: Path) -> None:
     one, two, proud = claim(folder), claim(folder, 2), claim(folder, borrow=False)
     for cores in (one, two, proud):
