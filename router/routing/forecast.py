@@ -94,7 +94,7 @@ class Forecaster:
             prefill_s=computing.prefill_s,
             transfer_s=transfer_s,
             admission_s=admission_s,
-            decode_queue_s=decode_queue_s(decode.queue_s, arrives_s) if source is not None else 0.0,
+            decode_queue_s=self._decode_queue_s(decode, arrives_s) if source is not None else 0.0,
             tail_s=self.tail_s(decode, pulls=source is not None),
             residual_s=self._snapshot.residual_s[source is None],
             cached_blocks=computing.cached_blocks,
@@ -204,12 +204,22 @@ class Forecaster:
         carried_s = max(decode.fetch_wait_s, source.serve_wait_s) + missing * page_s
         return link.latency_s + max(min(missing, chunk) * page_s, carried_s - hidden_s)
 
+    def _decode_queue_s(self, decode: WorkerView, arrives_s: float) -> float:
+        """Returns the seconds for which the end of a pulled prompt waits for the ends of others, after its pages came.
 
-def decode_queue_s(queue_s: float, arrives_s: float) -> float:
-    """Returns the seconds for which the end of a pulled prompt waits for other prompts' tokens at the decode worker.
+        Ends of less than a block run before all longer prompts, so no request delays it by more than that.
+        """
+        ends_s = self.cost(decode).of_prompt(
+            decode.requests * (self._snapshot.block_size - 1), 0, decode.step_tokens or UNKNOWN_STEP_TOKENS
+        )
+        return still_queued_s(min(decode.queue_s, ends_s), arrives_s)
 
-    The pages arrive after `arrives_s`. Until then the worker computes some of its `queue_s` seconds, but much of that
-    work arrives only in that time. So it is taken to be busy still with a chance of queue / (queue + arrival).
+
+def still_queued_s(queue_s: float, arrives_s: float) -> float:
+    """Returns how much of `queue_s` seconds of work is left, on average, for something that arrives after `arrives_s`.
+
+    Some is done by then, but much of it arrives only in that time. So the worker is taken to be busy still with a
+    chance of queue / (queue + arrival).
     """
     return queue_s / (1 + arrives_s / queue_s) if queue_s > 0 else 0.0
 

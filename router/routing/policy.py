@@ -113,7 +113,7 @@ class Forecast:
     admission_s: float = 0.0
     """Seconds until the decode worker has pages for it."""
     decode_queue_s: float = 0.0
-    """Seconds for which pulled pages wait until the decode worker has computed other prompts' tokens."""
+    """Seconds for which the end of a pulled prompt waits until the decode worker has computed the ends of others."""
     tail_s: float = 0.0
     """Seconds of the decode worker's own step: the last tokens of the prompt, and the first sample."""
     residual_s: float = 0.0
@@ -156,7 +156,7 @@ class Breakdown:
     tail_s: float = 0.0
     """Seconds of the decode worker's own step, with the residual and what it computes before."""
     harm_s: float = 0.0
-    """Delay of the streams that run on the decode worker."""
+    """Delay of streams: by one more on this decode worker, and by a prompt that it computes."""
     damage_s: float = 0.0
     """What will be computed again because it is evicted for this."""
     damage_pages: int = 0

@@ -109,9 +109,9 @@ class Queued:
 
 
 LEAST_WEIGHT = 8.0
-"""A prompt's second of waiting weighs as much as a second by which so many streams fall behind their own pace."""
+"""A second of waiting prompts weighs as much as a second by which so many streams fall behind their own pace."""
 WEIGHT_OF_WAITING = 4.0
-"""The same for each second that all prompts here will wait in sum, where that is more: long waits harm the most."""
+"""The weight of prompts for each second that they will wait in sum, if that is more than LEAST_WEIGHT."""
 
 
 @dataclass(frozen=True, slots=True)

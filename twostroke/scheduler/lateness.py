@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from twostroke.scheduler.cost import Budget, Queued
+from twostroke.scheduler.cost import Budget, Queued, StepCost
 
 MARGIN = 1.25
 """A prompt is expected to take so many times its predicted seconds: steps vary, and a first token needs one more."""
@@ -39,6 +40,14 @@ class DuePrompt:
     """Pairs of each of them and a token that it attends to."""
     due_s: float | None
     """Time on the worker's clock; None if nothing was promised."""
+
+
+def waiting_s(prompts: Iterable[DuePrompt], cost: StepCost, step_tokens: int) -> float:
+    """Return the seconds that the prompts wait for their first tokens, in sum, if nothing else is computed."""
+    ends_s = itertools.accumulate(
+        cost.of_prompts(-(-prompt.tokens // step_tokens), prompt.tokens, prompt.pairs) for prompt in prompts
+    )
+    return sum(ends_s)
 
 
 def has_late(prompts: Iterable[DuePrompt], beside: Queued, budget: Budget, step_tokens: int, now_s: float) -> bool:

@@ -70,6 +70,7 @@ class Scheduler:
         self._config = config
         self._limits = limits
         self.step_tokens = config.step_tokens(on_gpu=limits.on_gpu)
+        """Most tokens in one step; a worker may allow more once it has measured what they cost."""
         self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
         self._waiting = WaitingQueue()
         self._running: dict[Sequence, None] = {}

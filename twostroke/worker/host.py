@@ -26,7 +26,6 @@ from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
-from twostroke.scheduler.step_tokens import tokens_within
 from twostroke.telemetry import MetricsServer
 from twostroke.tracing.setup import recorder_of
 from twostroke.transfer.base import Identity, PageEndpoint
@@ -39,7 +38,7 @@ from twostroke.worker.pulls.digests import PageDigests
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps import calibration
-from twostroke.worker.steps.calibration import CalibrationLimits, calibrate
+from twostroke.worker.steps.calibration import CalibrationLimits, calibrate, step_tokens_within
 from twostroke.worker.steps.engine_check import EngineCheck, probe_batch
 from twostroke.worker.steps.sharing import Sharing
 from twostroke.worker.steps.work_loop import WorkLoop
@@ -95,13 +94,7 @@ class WorkerHost:
             self.engine,
             self.metrics,
             self.progress,
-            Sharing(
-                self.scheduler,
-                engine_state.rates,
-                _step_target_of(config, engine_state),
-                _loop_time_s,
-                engine_state.neighbours,
-            ),
+            _sharing_of(config, engine_state, self.scheduler),
             engine_state.rates,
             self._check,
             engine_state.engine.profiler,
@@ -136,7 +129,8 @@ class WorkerHost:
         for transport in self.transports:
             self.endpoints.append(await transport.open(self.memory, identity))
         await self._calibrate()
-        self.scheduler.step_tokens = _step_tokens_of(self.config, self._engine_state)
+        if self._chooses_step_tokens:
+            self.scheduler.step_tokens = step_tokens_within(self.loop.rates.cost, self.scheduler.step_tokens)
         await self._check.learn()
 
     async def close(self) -> None:
@@ -245,6 +239,12 @@ class WorkerHost:
             ],
         )
 
+    @property
+    def _chooses_step_tokens(self) -> bool:
+        """Nobody said how many tokens a step may have, and cores compute it: their speed differs by machine."""
+        is_given = self.config.schedule.max_num_batched_tokens is not None
+        return not is_given and _computes_on_cores(self.config, self._engine_state)
+
     async def _calibrate(self) -> None:
         """Measure step costs before serving, unless an earlier epoch of this process has."""
         if self._engine_state.is_calibrated:
@@ -289,18 +289,15 @@ def _computes_on_cores(config: WorkerConfig, engine_state: EngineState) -> bool:
     return not _is_on_gpu(engine_state) and not config.model.is_paced
 
 
-def _step_tokens_of(config: WorkerConfig, engine_state: EngineState) -> int:
-    """Return the most tokens of a step, where nobody said it: what cores compute in bearable time."""
-    schedule = config.schedule
-    if _computes_on_cores(config, engine_state) and schedule.max_num_batched_tokens is None:
-        return tokens_within(engine_state.rates.cost, schedule.step_tokens())
-    return schedule.step_tokens(on_gpu=_is_on_gpu(engine_state))
-
-
 def _step_target_of(config: WorkerConfig, engine_state: EngineState) -> StepTarget:
     """Cores are shared, and their costs differ from machine to machine; a device of its own keeps to the usual."""
     usual_s = None if _computes_on_cores(config, engine_state) else USUAL_S
     return StepTarget(config.schedule.step_target_s, config.slo_itl_s, usual_s)
+
+
+def _sharing_of(config: WorkerConfig, engine_state: EngineState, scheduler: Scheduler) -> Sharing:
+    target = _step_target_of(config, engine_state)
+    return Sharing(scheduler, engine_state.rates, target, _loop_time_s, engine_state.neighbours)
 
 
 def _loop_time_s() -> float:

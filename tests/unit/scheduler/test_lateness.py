@@ -7,7 +7,7 @@ import pytest
 from tests.unit.scheduler.bench import Bench, tokens
 from twostroke.ids import SessionId
 from twostroke.scheduler.cost import Budget, Queued, StepCost
-from twostroke.scheduler.lateness import MARGIN, DuePrompt, has_late
+from twostroke.scheduler.lateness import MARGIN, DuePrompt, has_late, waiting_s
 
 STEP_TOKENS = 100
 TOKEN_S = 0.001
@@ -66,3 +66,10 @@ def test_a_stream_and_a_prompt_that_is_written_elsewhere_are_none_that_this_work
     bench.step()
     assert stream.answer_tokens == 1
     assert list(bench.scheduler.due_prompts()) == []
+
+
+def test_prompts_wait_for_those_before_them_and_for_themselves() -> None:
+    cost = StepCost(prompt_step_s=0.01, prompt_token_s=TOKEN_S)
+    first_s, second_s = 0.01 + 100 * TOKEN_S, 2 * 0.01 + 150 * TOKEN_S
+    assert waiting_s([], cost, STEP_TOKENS) == 0
+    assert waiting_s([prompt(100), prompt(150)], cost, STEP_TOKENS) == pytest.approx(first_s + first_s + second_s)

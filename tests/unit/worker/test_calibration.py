@@ -13,7 +13,7 @@ import torch
 
 from tests.unit.engine.tiny import PAGE_BYTES, save_tiny
 from tests.unit.worker.rig import decode, paced, prefill
-from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
+from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.borrowing import TRIED_STEPS
 from twostroke.engine.build import build_runner
 from twostroke.engine.loop import EngineThread
@@ -25,10 +25,13 @@ from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.step_target import USUAL_S
 from twostroke.worker.steps.calibration import (
     COMPUTED_BUDGET,
+    LONGEST_STEP_S,
+    MOST_STEP_TOKENS,
     PACED_BUDGET,
     CalibrationLimits,
     SweepBudget,
     calibrate,
+    step_tokens_within,
     sweep,
 )
 from twostroke.worker.steps.rates import Rates
@@ -118,6 +121,31 @@ def test_every_step_stays_within_what_the_worker_can_do(small: dict[str, int]) -
         assert batch.positions.max() < limits.longest
         assert batch.block_tables.max() < limits.pages
         assert set(batch.write_slots // limits.block_size) == {limits.pages}
+
+
+@pytest.mark.parametrize(("token_s", "tokens"), [(0.0004, 512), (0.001, 256), (0.003, 128), (0.1, 128)])
+def test_a_step_has_as_many_tokens_as_take_a_bearable_time(token_s: float, tokens: int) -> None:
+    assert step_tokens_within(StepCost(prompt_step_s=0.002, prompt_token_s=token_s), 128) == tokens
+
+
+def test_attention_within_the_chunk_counts_too() -> None:
+    pair_s = LONGEST_STEP_S / (512 * 512 / 2)
+    assert step_tokens_within(StepCost(prompt_token_s=1e-9, prompt_pair_s=1.01 * pair_s), 128) == 256
+
+
+def test_unknown_costs_change_nothing_and_many_tokens_stay() -> None:
+    assert step_tokens_within(StepCost(), 128) == 128
+    assert step_tokens_within(StepCost(prompt_token_s=1e-9), 2 * MOST_STEP_TOKENS) == 2 * MOST_STEP_TOKENS
+
+
+@pytest.mark.parametrize(("given", "allowed"), [(None, MOST_STEP_TOKENS), (96, 96)])
+async def test_a_fast_cpu_runs_long_steps_unless_the_operator_says_how_long(
+    tmp_path: Path, given: int | None, allowed: int
+) -> None:
+    model = ModelConfig(model=str(save_tiny(tmp_path)), dtype="float32")
+    schedule = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=given)
+    async with prefill(model=model, schedule=schedule) as worker:
+        assert worker.host.load_report().costs.step_tokens == worker.host.scheduler.step_tokens == allowed
 
 
 def test_a_real_model_is_calibrated_and_its_pages_and_draws_are_as_before(tmp_path: Path) -> None:

@@ -88,7 +88,10 @@ class CoreDevice:
 
 
 def calibrated_rates(host: CoreHost) -> Rates:
-    """Return what a live worker knows of its costs when it begins to serve."""
+    """Return the costs that a worker begins with: those of its own core.
+
+    A live worker has measured with the idle cores of its neighbours, too.
+    """
     rates, shape = Rates(), host.shape
     limits = CalibrationLimits(
         step_tokens=shape.step_tokens,

@@ -16,12 +16,16 @@ import numpy as np
 from twostroke.engine.loop import EngineThread
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import Batch, SampleRow
-from twostroke.scheduler.cost import StepTerms
+from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.worker.steps.rates import Rates
 
 LONG_CONTEXT = 2048
 """Context length, in tokens, from which attention costs about as much as the rest of a small model."""
 MANY_STREAMS = 8
+MOST_STEP_TOKENS = 512
+"""Steps with more prompt tokens are hardly faster per token."""
+LONGEST_STEP_S = 0.3
+"""A prompt that arrives waits for the step that runs, and so does a stream whose pages arrive meanwhile."""
 GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
 
 
@@ -70,6 +74,18 @@ async def calibrate(engine: EngineThread, rates: Rates, limits: CalibrationLimit
         result = await engine.start(batch)
         rates.observe(terms, result.seconds)
         kinds_seen.add(is_prompt)
+
+
+def step_tokens_within(cost: StepCost, least: int) -> int:
+    """Return `least` tokens, or twice as many, and so on, while a step with the begin of a prompt takes LONGEST_STEP_S.
+
+    Threads wait for each other at the end of every kernel, and between steps: few long steps lose less time than many
+    short ones.
+    """
+    tokens = least
+    while 2 * tokens <= MOST_STEP_TOKENS and 0 < cost.of_prompt(2 * tokens, 0, 2 * tokens) <= LONGEST_STEP_S:
+        tokens *= 2
+    return tokens
 
 
 def sweep(limits: CalibrationLimits) -> Iterator[Batch]:

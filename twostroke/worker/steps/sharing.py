@@ -8,11 +8,12 @@ prompt would have its first token later than was promised, streams are as slow a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from twostroke.engine.build import Neighbours
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget
-from twostroke.scheduler.lateness import WaitingPrompts, has_late
+from twostroke.scheduler.lateness import WaitingPrompts, has_late, waiting_s
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_target import StepTarget
 from twostroke.worker.steps.rates import Rates
@@ -67,19 +68,13 @@ class Sharing:
     def _prompts_here(self) -> WaitingPrompts:
         scheduler = self._scheduler
         count = scheduler.prompts
-        prompts = WaitingPrompts(count, waiting_s=self._waiting_s(count) if count else 0.0)
-        due = list(scheduler.due_prompts()) if prompts.count else []
+        due = list(scheduler.due_prompts()) if count else []
+        prompts = WaitingPrompts(count, waiting_s=waiting_s(due, self._rates.cost, scheduler.step_tokens))
         if all(prompt.due_s is None for prompt in due):
             return prompts
         budget, queued = self._budget_for(prompts), scheduler.queued()
         is_late = has_late(due, queued, budget, scheduler.step_tokens, self._clock_s())
-        return WaitingPrompts(prompts.count, is_late, prompts.waiting_s)
-
-    def _waiting_s(self, prompts: int) -> float:
-        """Return for how long so many prompts wait in sum, where one after the other is computed and nothing else."""
-        queued, step_tokens = self._scheduler.queued(), self._scheduler.step_tokens
-        alone_s = self._rates.cost.of_prompts(-(-queued.tokens // step_tokens), queued.tokens, queued.pairs)
-        return alone_s * (prompts + 1) / 2
+        return replace(prompts, has_late=is_late)
 
     def _budget_for(self, prompts: WaitingPrompts) -> Budget:
         target, rates = self._target, self._rates

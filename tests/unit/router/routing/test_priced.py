@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.fleet.worker import LinkRate
-from router.routing.forecast import Forecaster, PrefixHolder, decode_queue_s
+from router.routing.forecast import Forecaster, PrefixHolder, still_queued_s
 from router.routing.policies.priced import Priced, Prices
 from router.routing.policy import Decision, Snapshot, WorkerView
 from twostroke.ids import WorkerId
@@ -108,15 +108,28 @@ def test_a_stream_more_counts_the_less_the_farther_steps_are_below_their_target(
 
 
 def test_pulled_pages_wait_for_what_the_decode_worker_computes_before() -> None:
-    decision = decide(view(P0), decode=[view(D0, running=9, queue_s=1.0), view(D1, running=9)])
+    busy = {"running": 9, "requests": 90}
+    decision = decide(view(P0), decode=[view(D0, queue_s=1.0, **busy), view(D1, **busy)])
     assert decision.decode == D1
     assert decision.forecast.decode_queue_s == 0
 
 
+def test_they_do_not_wait_for_whole_prompts_because_their_ends_run_before() -> None:
+    source = view(P0)
+    forecaster = Forecaster(snapshot([source]))
+    one_prompt, many_ends = (
+        forecaster.forecast(
+            view(D0, queue_s=5.0, requests=requests), forecaster.at_source(source), source
+        ).decode_queue_s
+        for requests in (1, 300)
+    )
+    assert 0 < one_prompt <= COST.of_prompt(15, 0, 512) < many_ends
+
+
 def test_the_sooner_pages_arrive_the_more_of_the_decode_queue_is_before_them() -> None:
-    assert decode_queue_s(0.0, 1.0) == 0
-    assert decode_queue_s(2.0, 0.0) == 2.0
-    assert 2.0 > decode_queue_s(2.0, 0.5) > decode_queue_s(2.0, 5.0) > 0
+    assert still_queued_s(0.0, 1.0) == 0
+    assert still_queued_s(2.0, 0.0) == 2.0
+    assert 2.0 > still_queued_s(2.0, 0.5) > still_queued_s(2.0, 5.0) > 0
 
 
 def test_always_remote_and_always_local_are_the_same_policy_with_fewer_candidates() -> None:
