@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from tests.unit.worker.rig import decode, paced, prefill
 from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.borrowing import TRIED_STEPS
 from twostroke.engine.build import build_runner
+from twostroke.engine.cores import Cores
 from twostroke.engine.loop import EngineThread
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.kv_cache.memory import PageMemory
@@ -146,6 +150,27 @@ async def test_a_fast_cpu_runs_long_steps_unless_the_operator_says_how_long(
     schedule = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=given)
     async with prefill(model=model, schedule=schedule) as worker:
         assert worker.host.load_report().costs.step_tokens == worker.host.scheduler.step_tokens == allowed
+
+
+async def test_a_worker_whose_neighbours_lend_their_cores_measures_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    @contextlib.contextmanager
+    def measuring(cores: Cores) -> Iterator[None]:
+        happened.append("turn begins")
+        yield
+        happened.append("turn ends")
+
+    async def recorded(*args: Any) -> None:
+        happened.append("measures")
+        await calibrate(*args)
+
+    monkeypatch.setattr(Cores, "measuring", measuring)
+    monkeypatch.setattr("twostroke.worker.host.calibrate", recorded)
+    async with prefill(model=ModelConfig(model=str(save_tiny(tmp_path)), dtype="bfloat16")):
+        assert happened == ["turn begins", "measures", "turn ends"]
 
 
 def test_a_real_model_is_calibrated_and_its_pages_and_draws_are_as_before(tmp_path: Path) -> None:
