@@ -1,0 +1,92 @@
+"""Page forms: how a page stores the keys and values of its block. Plain numbers, no torch.
+
+A form says in which number format keys and values lie in a page, and which scales lie beside them. Scales are part of
+the page: no scale crosses a page, so a page can be moved, digested and read alone. The identity of a page is (block
+hash, form). Attention reads what the page stores, also in the step that writes it, so a page never changes an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+SCALE_BYTES: Final = 4
+"""One float32 scale of a token's key or value in one head."""
+PAIR_BYTES: Final = 4
+"""A float16 scale and a float16 lowest value of a group of 4-bit numbers."""
+VALUE_GROUP: Final = 32
+"""Values of one token that share a scale where values have 4 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """The dimensions of a page: [layers, 2, kv_heads, block, head_dim], keys then values."""
+
+    layers: int
+    kv_heads: int
+    block: int
+    """Tokens of a block."""
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageForm:
+    """How one block's keys and values of one head and layer are stored."""
+
+    name: str
+    """The word that --kv-format takes."""
+    key_bytes: Callable[[PageShape], int]
+    """Bytes of the keys of one block in one head of one layer, scales included."""
+    value_bytes: Callable[[PageShape], int]
+    help: str
+
+    def head_bytes(self, shape: PageShape) -> int:
+        """Return the bytes of the keys and values of one block in one head of one layer."""
+        return self.key_bytes(shape) + self.value_bytes(shape)
+
+    def page_bytes(self, shape: PageShape) -> int:
+        """Return the bytes of a whole page."""
+        return shape.layers * shape.kv_heads * self.head_bytes(shape)
+
+
+def _plain(name: str, element_bytes: int, text: str) -> PageForm:
+    def both(shape: PageShape) -> int:
+        return shape.block * shape.head_dim * element_bytes
+
+    return PageForm(name, both, both, text)
+
+
+def _scaled_per_token(name: str, text: str) -> PageForm:
+    def both(shape: PageShape) -> int:
+        return shape.block * (shape.head_dim + SCALE_BYTES)
+
+    return PageForm(name, both, both, text)
+
+
+def _int4_keys(shape: PageShape) -> int:
+    """Return the bytes of 4-bit keys with one scale per channel over the block."""
+    return shape.head_dim * (shape.block // 2 + PAIR_BYTES)
+
+
+def _int4_values(shape: PageShape) -> int:
+    """Return the bytes of 4-bit values with one scale per token and group of channels."""
+    groups = -(-shape.head_dim // VALUE_GROUP)
+    return shape.block * (shape.head_dim // 2 + groups * PAIR_BYTES)
+
+
+FORMS: Final = {
+    form.name: form
+    for form in (
+        _plain("bfloat16", 2, "16-bit numbers with the range of float32"),
+        _plain("float16", 2, "16-bit numbers with more digits and less range"),
+        _plain("float32", 4, "32-bit numbers"),
+        _scaled_per_token("fp8_e4m3", "8-bit floats with 3 digits, one scale per token and head"),
+        _scaled_per_token("fp8_e5m2", "8-bit floats with 2 digits, one scale per token and head"),
+        _scaled_per_token("int8", "8-bit integers, one scale per token and head"),
+        PageForm(
+            "int4", _int4_keys, _int4_values, "4-bit integers: keys scaled per channel, values per token and group"
+        ),
+    )
+}
+"""All forms by name."""
