@@ -124,13 +124,13 @@ class _Pricing:
         ]
 
     def _cheapest(self, candidates: Sequence[_Candidate]) -> _Candidate:
-        """Takes the cheapest; of equals one without a peer, then one with the least damage, then by the draw."""
+        """Takes the cheapest; of equals the first by `_rank`, then by the draw."""
         least_s = min(candidate.why.total_s for candidate in candidates)
         limit_s = least_s + max(self._prices.tie_s, least_s * self._prices.tie_share)
         equal = [candidate for candidate in candidates if candidate.why.total_s <= limit_s]
-        gentlest = min(map(_gentleness, equal))
-        gentle = [candidate for candidate in equal if _gentleness(candidate) == gentlest]
-        return gentle[int(self._snapshot.draw * len(gentle))]
+        best_rank = min(map(_rank, equal))
+        best = [candidate for candidate in equal if _rank(candidate) == best_rank]
+        return best[int(self._snapshot.draw * len(best))]
 
     def _candidate(self, decode: WorkerView, source: WorkerView | None, computing: Computing) -> _Candidate:
         forecast = self._forecaster.forecast(decode, computing, source)
@@ -186,8 +186,15 @@ class _Pricing:
         return 1 / (1 - min(utilisation, self._prices.max_utilisation))
 
 
-def _gentleness(candidate: _Candidate) -> tuple[bool, int]:
-    return candidate.computing.peer is not None, candidate.why.damage_pages
+def _rank(candidate: _Candidate) -> tuple[bool, int, int, int]:
+    """Ranks equal candidates: without a peer, with the least damage, with the fewest tokens to compute at both workers.
+
+    Prices that count as equal may differ by a little work, which later requests would wait for.
+    """
+    queued_tokens = candidate.decode.queued_tokens
+    if candidate.source is not None:
+        queued_tokens += candidate.source.queued_tokens
+    return candidate.computing.peer is not None, candidate.why.damage_pages, queued_tokens, candidate.decode.requests
 
 
 def _least(items: Sequence[Item], cost_s: Callable[[Item], float], count: int) -> list[Item]:

@@ -110,6 +110,13 @@ def test_among_equals_the_one_that_forgets_least_is_taken() -> None:
         assert decision.why.damage_pages == 0
 
 
+def test_among_equals_that_forget_nothing_the_one_with_least_to_compute_is_taken() -> None:
+    for draw in (0.0, 0.5, 0.99):
+        busier = view(D0, queued_tokens=1)
+        decision = Priced()(snapshot([busier, view(D1)], [view(P0), view(P1, queued_tokens=1)], draw=draw))
+        assert (decision.decode, decision.source) == (D1, P0)
+
+
 def test_among_equals_that_forget_nothing_the_draw_decides() -> None:
     seen = Counter(
         Priced()(snapshot([view(D0), view(D1)], [view(P0), view(P1)], draw=step / 100)).decode for step in range(100)
