@@ -18,8 +18,12 @@ TRIED_STEPS = 5
 """Steps of one kind that are timed on each side of a comparison."""
 HOPELESS_STEPS = 2
 """Steps of a trial that end it if each takes longer than usual."""
-FIRST_S, MOST_S = 0.16, 60.0
-"""Seconds of steps between two comparisons; twice as many after each that changed nothing."""
+HOPELESS = 1.5
+"""Times as long as the longest usual step that one step of a trial takes to end it at once: a prompt that is computed
+by half the cores in a trial has a late first token."""
+FIRST_S, FIRST_OF_PROMPTS_S, MOST_S = 0.16, 1.0, 60.0
+"""Seconds of steps between two comparisons, at first and at most; twice as many after each that changed nothing. The
+first comparison of prompts comes later: they begin in the way that is usually right."""
 TRIALS_APART = 20
 """Times as long as a trial that changed nothing took, before the next one."""
 WORTH = 0.85
@@ -51,7 +55,8 @@ class StepKind:
 
 class Borrowing:
     def __init__(self) -> None:
-        self._prompts, self._streams = Trials(wanted=True), Trials(wanted=False)
+        self._prompts = Trials(wanted=True, first_s=FIRST_OF_PROMPTS_S)
+        self._streams = Trials(wanted=False, first_s=FIRST_S)
 
     def wants(self, kind: StepKind) -> bool:
         """Return whether the next step, of this kind, should borrow what it can."""
@@ -72,7 +77,8 @@ class Borrowing:
 class Trials:
     """Steps with and without borrowed cores, in turns that grow rarer while nothing changes."""
 
-    def __init__(self, *, wanted: bool) -> None:
+    def __init__(self, *, wanted: bool, first_s: float) -> None:
+        """`first_s`: seconds of steps before the first comparison, and before the next after one that changed it."""
         self.wanted = wanted
         """Whether the next step should borrow what it can."""
         self._seconds: dict[bool, dict[StepKind, list[float]]] = {True: {}, False: {}}
@@ -80,7 +86,7 @@ class Trials:
         self._is_trial = False
         self._steps = 0
         self._spent_s = 0.0
-        self._between_s = FIRST_S
+        self._first_s = self._between_s = first_s
 
     def observe(self, kind: StepKind, seconds: float, borrowed: int) -> None:
         """A step took that long on that many borrowed cores."""
@@ -99,7 +105,9 @@ class Trials:
 
     def _is_hopeless(self, kind: StepKind) -> bool:
         tried, usual = self._tried_and_usual(kind)
-        return len(tried) >= HOPELESS_STEPS and len(usual) == TRIED_STEPS and min(tried) > max(usual)
+        if len(usual) < TRIED_STEPS:
+            return False
+        return min(tried) > max(usual) * (HOPELESS if len(tried) < HOPELESS_STEPS else 1.0)
 
     def _begin_trial(self) -> None:
         self.wanted = not self.wanted
@@ -115,7 +123,7 @@ class Trials:
             usual
         )
         if is_better:
-            self._between_s = FIRST_S
+            self._between_s = self._first_s
         else:
             self.wanted = not self.wanted
             self._between_s = min(MOST_S, max(2 * self._between_s, TRIALS_APART * self._spent_s))

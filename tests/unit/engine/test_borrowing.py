@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from twostroke.engine.borrowing import FIRST_S, HOPELESS_STEPS, TRIED_STEPS, Borrowing, StepKind, Trials
+from twostroke.engine.borrowing import (
+    FIRST_OF_PROMPTS_S,
+    FIRST_S,
+    HOPELESS,
+    HOPELESS_STEPS,
+    TRIED_STEPS,
+    Borrowing,
+    StepKind,
+    Trials,
+)
 
 DECODE, CHUNK = StepKind(1, 0, 0), StepKind(0, 512, 0)
 STEP_S = 0.01
@@ -23,24 +32,24 @@ def ways(trials: Trials, steps: int, *, factor: float, noise: float = 0.02, kind
 
 
 def test_it_begins_on_its_own_cores_and_borrows_soon_where_that_pays() -> None:
-    trials = Trials(wanted=False)
+    trials = Trials(wanted=False, first_s=FIRST_S)
     first = ways(trials, FIRST_STEPS + TRIED_STEPS, factor=0.6)
     assert abs(first[False] - FIRST_STEPS) <= 1
     assert ways(trials, 4000, factor=0.6)[False] < 0.03 * 4000
 
 
 def test_it_hardly_ever_tries_where_that_costs() -> None:
-    assert ways(Trials(wanted=False), 4000, factor=6)[True] <= 8 * TRIED_STEPS
+    assert ways(Trials(wanted=False, first_s=FIRST_S), 4000, factor=6)[True] <= 8 * TRIED_STEPS
 
 
 def test_where_it_makes_no_difference_nothing_changes() -> None:
-    trials = Trials(wanted=False)
+    trials = Trials(wanted=False, first_s=FIRST_S)
     ways(trials, 500, factor=1.0)
     assert not trials.wanted
 
 
 def test_a_few_long_stalls_outweigh_many_short_steps() -> None:
-    trials = Trials(wanted=False)
+    trials = Trials(wanted=False, first_s=FIRST_S)
     for turn in range(300):
         stalls = trials.wanted and turn % 4 == 0
         trials.observe(DECODE, 0.1 if stalls else 0.008 if trials.wanted else 0.01, int(trials.wanted))
@@ -48,21 +57,21 @@ def test_a_few_long_stalls_outweigh_many_short_steps() -> None:
 
 
 def test_it_changes_its_mind_when_the_machine_does() -> None:
-    trials = Trials(wanted=False)
+    trials = Trials(wanted=False, first_s=FIRST_S)
     for factor, pays in ((6, False), (0.6, True), (6, False)):
         ways(trials, 1000, factor=factor)
         assert trials.wanted is pays
 
 
 def test_steps_for_which_no_core_was_to_be_had_say_nothing() -> None:
-    trials = Trials(wanted=False)
+    trials = Trials(wanted=False, first_s=FIRST_S)
     ways(trials, FIRST_STEPS + 1, factor=1.0)
     assert ways(trials, 500, factor=1.0, lent=0)[False] == 0, "the trial waits until there is something to try"
 
 
 def test_only_steps_of_one_kind_are_compared() -> None:
     """Chunks are longer than decode steps whatever they run on."""
-    trials = Trials(wanted=False)
+    trials = Trials(wanted=False, first_s=FIRST_S)
     for turn in range(400):
         kind, seconds = (CHUNK, 0.3) if turn % 7 == 0 else (DECODE, 0.01)
         trials.observe(kind, seconds * (0.6 if trials.wanted else 1.0), 1 if trials.wanted else 0)
@@ -70,13 +79,27 @@ def test_only_steps_of_one_kind_are_compared() -> None:
 
 
 def test_a_trial_whose_steps_are_all_longer_than_usual_ends_early() -> None:
-    trials = Trials(wanted=False)
-    seen = ways(trials, FIRST_STEPS + 2 * TRIED_STEPS, factor=2)
+    trials = Trials(wanted=False, first_s=FIRST_S)
+    seen = ways(trials, FIRST_STEPS + 2 * TRIED_STEPS, factor=(1 + HOPELESS) / 2)
     assert seen[True] == HOPELESS_STEPS
 
 
+def test_one_step_of_a_trial_that_takes_far_longer_than_usual_ends_it() -> None:
+    trials = Trials(wanted=False, first_s=FIRST_S)
+    assert ways(trials, FIRST_STEPS + 2 * TRIED_STEPS, factor=1.2 * HOPELESS)[True] == 1
+
+
+def test_no_more_than_one_of_the_first_prompts_is_computed_without_the_cores_that_help_it() -> None:
+    borrowing, without = Borrowing(), 0
+    for _ in range(round(2 * FIRST_OF_PROMPTS_S / 0.045)):
+        borrows = borrowing.wants(CHUNK)
+        borrowing.observe(CHUNK, 0.045 if borrows else 0.09, int(borrows))
+        without += not borrows
+    assert without == 1
+
+
 def test_long_steps_are_tried_as_soon_as_enough_of_them_are_known() -> None:
-    trials = Trials(wanted=False)
+    trials = Trials(wanted=False, first_s=FIRST_S)
     for _ in range(TRIED_STEPS):
         assert not trials.wanted
         trials.observe(CHUNK, 2 * FIRST_S, 0)
