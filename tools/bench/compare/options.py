@@ -40,7 +40,8 @@ class Rounds(Settings):
         default_text=" ".join(DEFAULT_LOADS),
         help="may be repeated. PxO@cC[xN]: N requests, C open at once; PxO@rR[xN]: R start per second (Poisson); "
         "burst:PxOxN: N at once; shared:P/SxOxN: N at once that have S tokens in common, cold, then warm with new "
-        "endings",
+        "endings; chats:NxT/G:S+UxO@cC: N chats of T turns over G system prompts of S tokens, U tokens said and O "
+        "answered in each turn, C open at once: first turns, then all later ones",
     )
     rounds: int = setting(
         3,

@@ -69,6 +69,15 @@ def _of(found: Distribution | None, read: Callable[[Distribution], float]) -> fl
     return None if found is None else read(found)
 
 
+def _cached_share(report: Report) -> float | None:
+    """Prompt tokens that were not computed, of those of completed requests."""
+    return (
+        None
+        if report.cached_tokens is None or not report.prompt_tokens
+        else report.cached_tokens / report.prompt_tokens
+    )
+
+
 METRICS: tuple[Metric[Report], ...] = (
     Metric("ttft_p50_s", "TTFT p50", "ms", 1e3, False, False, lambda report: _of(report.ttft_s, lambda d: d.p50)),
     Metric("ttft_p90_s", "TTFT p90", "ms", 1e3, False, False, lambda report: _of(report.ttft_s, lambda d: d.p90)),
@@ -78,6 +87,7 @@ METRICS: tuple[Metric[Report], ...] = (
     Metric("itl_p99_s", "ITL p99", "ms", 1e3, False, False, lambda report: _of(report.inter_token_s, lambda d: d.p99)),
     Metric("itl_max_s", "ITL max", "ms", 1e3, False, False, lambda report: _of(report.inter_token_s, lambda d: d.max)),
     Metric("output_tokens_per_s", "output", "tok/s", 1, True, False, lambda report: report.output_tokens_per_s),
+    Metric("cached_share", "reused", "%", 1e2, True, False, _cached_share, has_ratio=False),
     Metric("failed", "errors", "", 1, False, True, lambda report: float(report.failed)),
 )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tools.bench.client import fixed_concurrency, run_plan
+from tools.bench.compare.chat_plan import chat_plan
 from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.scenario import Scenario, ScenarioLoad
 from tools.bench.connect import connect
@@ -41,8 +42,10 @@ def turns_of(rounds: int, scenarios: Sequence[Scenario], endpoints: Sequence[End
 
 
 def plan_of(load: ScenarioLoad, seed: int) -> list[PlannedRequest]:
-    prefix = (Segment(Stream.PREFIX, 0, load.shared_tokens),) if load.shared_tokens else ()
     arrivals = arrivals_of("poisson", load.rate, load.requests, seed)
+    if load.chats is not None:
+        return chat_plan(load.chats, arrivals)
+    prefix = (Segment(Stream.PREFIX, 0, load.shared_tokens),) if load.shared_tokens else ()
     tokens = load.prompt_tokens - load.shared_tokens, load.output_tokens
     return even_plan(arrivals, tokens, prefix=prefix, first=load.first)
 

@@ -1,4 +1,4 @@
-"""A load's name taken apart: one run, or a cold one and a warm one after it. Pure."""
+"""A load's name taken apart: one run, or one after the other over the same prompts. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,35 @@ _FORMS = (
     re.compile(r"burst:(?P<prompt>\d+)x(?P<output>\d+)x(?P<requests>\d+)"),
     re.compile(r"shared:(?P<prompt>\d+)/(?P<shared>\d+)x(?P<output>\d+)x(?P<requests>\d+)"),
 )
+_CHATS = re.compile(
+    r"chats:(?P<chats>\d+)x(?P<turns>\d+)/(?P<systems>\d+):(?P<system>\d+)\+(?P<user>\d+)x(?P<output>\d+)@c(?P<lanes>\d+)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chats:
+    """Conversations that go on side by side: each turn repeats all that was said in its chat before.
+
+    Answers are taken to be as long as asked for, and are repeated as planned tokens, not as the server's own: prompts
+    are then the same for every server.
+    """
+
+    count: int
+    turns: range
+    """The turns that are sent, of all chats, one turn after the other."""
+    system_prompts: int
+    """Different first parts; chats have them in turns."""
+    system_tokens: int
+    user_tokens: int
+    answer_tokens: int
+
+    def prompt_tokens(self, turn: int) -> int:
+        return self.system_tokens + (turn + 1) * self.user_tokens + turn * self.answer_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioLoad:
-    """One run's requests: all alike in length."""
+    """One run's requests: all alike in length, or turns of chats, which grow."""
 
     name: str
     prompt_tokens: int
@@ -35,6 +59,8 @@ class ScenarioLoad:
     shared_tokens: int = 0
     first: int = 0
     """Number of the first request's own part: what runs later over the same prefix must not repeat it."""
+    chats: Chats | None = None
+    """The turns that are sent, where the requests are turns of chats; `prompt_tokens` is the longest prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +73,17 @@ class Scenario:
 
 def parse_scenario(text: str) -> Scenario:
     """Raises ConfigError."""
-    found = next((match for form in _FORMS if (match := form.fullmatch(text))), None)
+    found = next((match for form in (*_FORMS, _CHATS) if (match := form.fullmatch(text))), None)
     if found is None:
         raise ConfigError(
-            f"--load {text!r} is none of PxO@cC[xN], PxO@rR[xN], burst:PxOxN, shared:P/SxOxN", field="load"
+            f"--load {text!r} is none of PxO@cC[xN], PxO@rR[xN], burst:PxOxN, shared:P/SxOxN, chats:NxT/G:S+UxO@cC",
+            field="load",
         )
     parts = {key: float(value) for key, value in found.groupdict().items() if value is not None}
     if not all(parts.values()):
         raise ConfigError(f"--load {text}: every number must be positive", field="load")
+    if found.re is _CHATS:
+        return _chats(text, {key: int(value) for key, value in parts.items()})
     load = _load(text, parts)
     if not load.shared_tokens:
         return Scenario(text, (load,))
@@ -69,6 +98,34 @@ def parse_scenario(text: str) -> Scenario:
         for number, stage in enumerate(("cold", "warm"))
     )
     return Scenario(text, tuple(stages))
+
+
+def _chats(name: str, parts: dict[str, int]) -> Scenario:
+    """The first turns are one run, all later ones are another: what they reuse was sent by then."""
+    if parts["turns"] < 2:
+        raise ConfigError(f"--load {name}: a chat of one turn has no later ones to measure", field="load")
+    whole = Chats(
+        count=parts["chats"],
+        turns=range(parts["turns"]),
+        system_prompts=parts["systems"],
+        system_tokens=parts["system"],
+        user_tokens=parts["user"],
+        answer_tokens=parts["output"],
+    )
+    stages = (("first turns", range(1)), ("later turns", range(1, parts["turns"])))
+    loads = (
+        ScenarioLoad(
+            name=f"{name} {stage}",
+            prompt_tokens=whole.prompt_tokens(turns[-1]),
+            output_tokens=whole.answer_tokens,
+            requests=whole.count * len(turns),
+            concurrency=parts["lanes"],
+            rate=None,
+            chats=replace(whole, turns=turns),
+        )
+        for stage, turns in stages
+    )
+    return Scenario(name, tuple(loads))
 
 
 def _load(name: str, parts: dict[str, float]) -> ScenarioLoad:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 from xml.etree import ElementTree
 
@@ -55,7 +55,11 @@ def test_a_load_is_told_by_its_name(text: str, expected: tuple[object, ...]) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "128x64", "128x64@16", "128x0@c1", "0x1@c1", "1x1@r0", "burst:8x8", "shared:64/64x8x4", "128x64@c1x"]
+    "text",
+    [
+        *("", "128x64", "128x64@16", "128x0@c1", "0x1@c1", "1x1@r0", "burst:8x8", "shared:64/64x8x4", "128x64@c1x"),
+        *("chats:4x1/1:8+8x4@c1", "chats:0x2/1:8+8x4@c1", "chats:4x2:8+8x4@c1"),
+    ],
 )
 def test_a_load_that_says_nothing_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--load") as caught:
@@ -65,6 +69,20 @@ def test_a_load_that_says_nothing_is_refused(text: str) -> None:
 
 def spelled(load: ScenarioLoad, seed: int) -> list[list[int]]:
     return [Speller(30000, seed).token_ids(planned.prompt) for planned in plan_of(load, seed)]
+
+
+def test_every_turn_of_a_chat_repeats_what_was_said_in_it_and_nothing_of_another() -> None:
+    first, later = parse_scenario("chats:6x3/2:32+16x8@c2").loads
+    assert (first.requests, later.requests, first.concurrency) == (6, 12, 2)
+    prompts = spelled(first, 7) + spelled(later, 7)
+    assert [len(prompt) for prompt in prompts] == [48] * 6 + [72] * 6 + [96] * 6
+    assert (first.prompt_tokens, later.prompt_tokens) == (48, 96)
+    turns = [prompts[start : start + 6] for start in (0, 6, 12)]
+    for earlier, after in pairwise(turns):
+        assert all(prompt[: len(before)] == before for before, prompt in zip(earlier, after, strict=True))
+    for one, other in combinations(range(6), 2):
+        same = next(at for at, (a, b) in enumerate(zip(turns[2][one], turns[2][other], strict=True)) if a != b)
+        assert same == (32 if one % 2 == other % 2 else 0)
 
 
 def test_the_warm_run_has_the_prefix_of_the_cold_one_and_no_ending() -> None:
