@@ -17,6 +17,7 @@ from twostroke.config import ClusterConfig, Role
 from twostroke.engine.cores import check_threads
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
+from twostroke.kv_cache.pool_size import refuse_more_than_free
 from twostroke.transfer.registry import check_names
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -101,10 +102,4 @@ def _check_memory(config: ClusterConfig) -> None:
     if config.model.device != "cpu" and not config.model.is_paced and NVIDIA_DRIVER.exists():
         return  # their pages may be on a GPU, which only workers can inspect
     workers, each_bytes = config.prefill + config.decode, config.cache.host_bytes
-    wanted, available = workers * each_bytes, available_memory_bytes()
-    if wanted > available:
-        raise ConfigError(
-            f"--kv-cache-memory: {workers} workers with {each_bytes} bytes of pages each need "
-            f"{wanted}, but only {available} are available",
-            field="--kv-cache-memory",
-        )
+    refuse_more_than_free(each_bytes, available_memory_bytes(), workers=workers)

@@ -10,8 +10,8 @@ import torch
 
 from twostroke.device.staging import StagedWindow
 from twostroke.device.stream import copy_stream
-from twostroke.errors import ConfigError
-from twostroke.kv_cache.memory import SCRATCH_PAGES, Pages, PoolLocation, Window, available_memory_bytes
+from twostroke.kv_cache.memory import Pages, PoolLocation, Window, available_memory_bytes
+from twostroke.kv_cache.pool_size import SCRATCH_PAGES, refuse_more_than_free
 from twostroke.kv_cache.shared import GenerationTable
 
 
@@ -26,7 +26,7 @@ class DeviceMemory(Pages):
         self.page_bytes = page_bytes
         self.device = device
         total_bytes = (pages + SCRATCH_PAGES) * page_bytes
-        refuse_what_cannot_fit(total_bytes, free_bytes(device), device)
+        refuse_more_than_free(total_bytes, free_bytes(device), place=str(device))
         self.tensor = torch.zeros((pages + SCRATCH_PAGES, page_bytes), dtype=torch.uint8, device=device)
         self.table = GenerationTable(pages)
         self.generations = self.table.generations
@@ -49,12 +49,3 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return available_memory_bytes()
-
-
-def refuse_what_cannot_fit(total_bytes: int, free: int, device: torch.device) -> None:
-    if total_bytes > free:
-        raise ConfigError(
-            f"--kv-cache-memory asks for {total_bytes} bytes of pages, but {device} has {free} free: "
-            f"{total_bytes - free} bytes too many",
-            field="kv_cache_memory",
-        )

@@ -15,10 +15,10 @@ from twostroke.config import PACED_PREFIX, WorkerConfig
 from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import DEVICE, PACED, Determinism
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
-from twostroke.engine.page_count import PoolSize, enough_pages
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.memory import PageMemory, Pages
+from twostroke.kv_cache.pool_size import PoolSize, enough_pages
 from twostroke.models.digest import DIGEST_BYTES, weights_digest
 from twostroke.profiler import Profiler
 from twostroke.scheduler.batch import Runner

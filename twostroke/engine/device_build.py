@@ -10,12 +10,13 @@ import torch
 from twostroke.config import CacheConfig, WorkerConfig
 from twostroke.engine.accelerator import Accelerator
 from twostroke.engine.decode_graphs import PageTable, graph_sizes
-from twostroke.engine.device_fit import DeviceNeeds, device_pages, read_memory, working_bytes
+from twostroke.engine.device_fit import read_memory
 from twostroke.engine.device_runner import DeviceAttention, DeviceRunner, StepLimits
 from twostroke.kernels.choice import device_attention, device_elementwise
 from twostroke.kernels.elementwise import Elementwise
 from twostroke.models.device_model import DeviceModel
 from twostroke.models.device_weights import WeightSource, take_weights
+from twostroke.models.memory_needs import DeviceNeeds, device_pages, working_bytes
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 

@@ -14,12 +14,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.errors import ConfigError
 from twostroke.ids import PageId
-from twostroke.kv_cache.shared import SharedMemory, generation_bytes
-
-SCRATCH_PAGES = 1
-"""Pages past the last that are never handed out; writes that are not kept go there."""
+from twostroke.kv_cache.pool_size import SCRATCH_PAGES, generation_bytes, host_pool_bytes, refuse_more_than_free
+from twostroke.kv_cache.shared import SharedMemory
 
 
 class Window(abc.ABC):
@@ -97,9 +94,9 @@ class PageMemory(Pages):
     def __init__(self, pages: int, page_bytes: int, *, fd: int | None = None) -> None:
         self.pages = pages
         self.page_bytes = page_bytes
-        self.total_bytes = generation_bytes(pages) + (pages + SCRATCH_PAGES) * page_bytes
+        self.total_bytes = host_pool_bytes(pages, page_bytes)
         if fd is None:
-            _refuse_what_cannot_fit(self.total_bytes)
+            refuse_more_than_free(self.total_bytes, available_memory_bytes())
             self._memory = SharedMemory(self.total_bytes)
         else:
             self._memory = SharedMemory.attach(fd, self.total_bytes)
@@ -157,15 +154,6 @@ class _HostWindow(Window):
 
     def close(self) -> None:
         self._pool.release()
-
-
-def _refuse_what_cannot_fit(total_bytes: int) -> None:
-    available = available_memory_bytes()
-    if total_bytes > available:
-        raise ConfigError(
-            f"--kv-cache-memory asks for {total_bytes} bytes of pages, but only {available} are available",
-            field="kv_cache_memory",
-        )
 
 
 def available_memory_bytes() -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.errors import ConfigError
+from twostroke.kv_cache.pool_size import generation_bytes
 
 _F_FUTURE_WRITE = 0x0010
 """F_SEAL_FUTURE_WRITE of Linux 5.1: mappings made before stay writable. Python's fcntl lacks it."""
@@ -74,8 +75,3 @@ class GenerationTable:
     def close(self) -> None:
         del self.generations  # first, so that a second close cannot reach a descriptor of somebody else's
         self._memory.close()
-
-
-def generation_bytes(pages: int) -> int:
-    """Return the size of one u64 per page, rounded up to a system page."""
-    return -(-pages * 8 // mmap.PAGESIZE) * mmap.PAGESIZE

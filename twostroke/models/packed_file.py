@@ -20,7 +20,7 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
-from twostroke.kernels.cpu.arena import LARGE_PAGE_BYTES
+from twostroke.kernels.cpu.packing import LARGE_PAGE_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import BinaryIO
 import torch
 
 from twostroke.kernels.cpu import arena as arenas
-from twostroke.kernels.cpu import linear
+from twostroke.kernels.cpu import linear, packing
 from twostroke.kernels.cpu.arena import Arena, MappedArena, PrivateArena, WritingArena
 from twostroke.kernels.cpu.linear import NativeLinears
 from twostroke.models import weights as loading
@@ -69,7 +69,7 @@ class PackedModel:
         return replace(weights, embedding=embedding, layers=layers, norm=weights.norm.clone())
 
     def _path(self) -> Path:
-        code = b"".join(Path(module.__file__ or "").read_bytes() for module in (arenas, linear, loading))
+        code = b"".join(Path(module.__file__ or "").read_bytes() for module in (arenas, linear, packing, loading))
         facts = f"{weights_digest(self.directory)} {self.spec} {self.dtype} {self.is_int8}".encode()
         return cache_dir() / "packed" / f"{hashlib.blake2b(facts + code, digest_size=16).hexdigest()}.weights"
 

@@ -64,5 +64,8 @@ class ModelSpec:
         layer = sum(rows * (columns + has_bias) for rows, columns, has_bias in linears) + 2 * self.hidden_size
         layer += 2 * self.head_dim * self.qk_norm
         tables = 2 if with_head and not self.tie_word_embeddings else 1
-        words = tables * self.vocab_size * self.hidden_size
-        return (words + self.layers * layer + self.hidden_size) * DTYPE_BYTES[dtype]
+        return (self.layers * layer + self.hidden_size) * DTYPE_BYTES[dtype] + tables * self.table_bytes(dtype)
+
+    def table_bytes(self, dtype: str) -> int:
+        """Return the bytes of the embedding, which are as many as those of a head."""
+        return self.vocab_size * self.hidden_size * DTYPE_BYTES[dtype]

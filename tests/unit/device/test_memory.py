@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from twostroke.device.memory import DeviceMemory, refuse_what_cannot_fit
+from twostroke.device.memory import DeviceMemory
 from twostroke.errors import ConfigError
 from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory, Pages
+from twostroke.kv_cache.pool_size import refuse_more_than_free
 from twostroke.kv_cache.shared import GenerationTable
 
 PAGES, PAGE_BYTES = 6, 100
@@ -88,7 +89,7 @@ def test_the_tensor_is_the_pages() -> None:
 
 def test_what_a_device_cannot_hold_is_refused_by_the_bytes_that_are_missing() -> None:
     with pytest.raises(ConfigError, match=r"cuda:1 has 900 free: 100 bytes too many") as refusal:
-        refuse_what_cannot_fit(1000, 900, torch.device("cuda:1"))
+        refuse_more_than_free(1000, 900, place="cuda:1")
     assert refusal.value.field == "kv_cache_memory"
     with pytest.raises(ConfigError, match="bytes too many"):
         DeviceMemory(1 << 20, 1 << 30, CPU)

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.cpu.linear import GROUP, NativeLinears
+from twostroke.kernels.cpu.linear import NativeLinears
+from twostroke.kernels.cpu.packing import GROUP
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.cpu.variants import chosen_variants
 from twostroke.kernels.linear import make_linear

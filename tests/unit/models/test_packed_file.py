@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import pytest
 
-from twostroke.kernels.cpu.arena import LARGE_PAGE_BYTES
+from twostroke.kernels.cpu.packing import LARGE_PAGE_BYTES
 from twostroke.models import packed_file
 from twostroke.models.packed_file import mapped
 

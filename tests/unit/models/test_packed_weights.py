@@ -14,8 +14,10 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 from tests.unit.models.test_registry import SIZES, saved
 from twostroke.kernels.cpu.arena import Arena
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.cpu.linear import PANEL, NativeLinears, PanelLinear
+from twostroke.kernels.cpu.linear import NativeLinears, PanelLinear
+from twostroke.kernels.cpu.packing import PANEL
 from twostroke.models import packed_file, packed_weights
+from twostroke.models.memory_needs import packed_weights as packed_weight_bytes
 from twostroke.models.packed_weights import PackedModel
 from twostroke.models.registry import read_spec
 from twostroke.models.weights import ModelWeights
@@ -104,3 +106,13 @@ def test_nothing_keeps_the_model_s_own_files_mapped(tmp_path: Path) -> None:
     weights = packed(tmp_path).load(with_head=True)
     assert str(tmp_path / "model.safetensors") not in Path("/proc/self/maps").read_text(encoding="utf-8")
     del weights
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_the_bill_knows_the_size_of_the_file_to_the_byte(name: str, is_int8: bool, tmp_path: Path, cache: Path) -> None:
+    saved(CONFIGS[name], tmp_path)
+    model = packed(tmp_path, is_int8=is_int8)
+    model.load(with_head=True)
+    file = next((cache / "packed").glob("*.weights"))
+    assert packed_weight_bytes(model.spec, is_int8=is_int8).total == file.stat().st_size

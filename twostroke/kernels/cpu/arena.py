@@ -9,10 +9,9 @@ from typing import BinaryIO, Final, Protocol
 import numpy as np
 import torch
 
+from twostroke.kernels.cpu.packing import LARGE_PAGE_BYTES, copied_bytes, padded
+
 ARENA_BYTES: Final = 64 << 20
-LARGE_PAGE_BYTES: Final = 2 << 20
-ALIGNMENT: Final = 64
-"""A tensor begins at a multiple of so many bytes."""
 
 
 class Arena(Protocol):
@@ -35,7 +34,7 @@ class PrivateArena:
             region.madvise(mmap.MADV_HUGEPAGE)
             self._free = memoryview(region)
         place = torch.frombuffer(self._free[:count], dtype=tensor.dtype).view(tensor.shape)
-        self._free = self._free[_padded(count, ALIGNMENT) :]
+        self._free = self._free[copied_bytes(count) :]
         return place.copy_(tensor)
 
 
@@ -49,13 +48,13 @@ class WritingArena:
         whole = tensor.contiguous()
         content = whole.view(-1).view(torch.uint8).numpy()
         self._file.write(content.data)
-        self._file.write(bytes(_padded(len(content), ALIGNMENT) - len(content)))
+        self._file.write(bytes(copied_bytes(len(content)) - len(content)))
         return whole
 
     def finish(self) -> None:
         """Fill up the last large page."""
         size = self._file.tell()
-        self._file.write(bytes(_padded(size, LARGE_PAGE_BYTES) - size))
+        self._file.write(bytes(padded(size, LARGE_PAGE_BYTES) - size))
 
 
 class MappedArena:
@@ -70,13 +69,9 @@ class MappedArena:
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         offset, count = self._offset, tensor.numel()
         assert offset + _bytes_of(tensor) <= len(self._bytes), "the file was written for these tensors"
-        self._offset += _padded(_bytes_of(tensor), ALIGNMENT)
+        self._offset += copied_bytes(_bytes_of(tensor))
         return torch.frombuffer(self._bytes, dtype=tensor.dtype, count=count, offset=offset).view(tensor.shape)
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _padded(count: int, unit: int) -> int:
-    return -(-count // unit) * unit

@@ -11,11 +11,8 @@ from torch.nn import functional
 
 from twostroke.kernels.cpu.arena import Arena, PrivateArena
 from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.packing import GROUP, PANEL, is_quantised
 from twostroke.kernels.cpu.team import Team
-
-PANEL: Final = 32
-GROUP: Final = 64
-"""Both as in native/linear.h."""
 
 BFLOAT16, INT8 = 0, 1
 """`Kind` of native/linear.h."""
@@ -90,7 +87,7 @@ class NativeLinears:
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None, outputs: int, *, is_gated: bool) -> PanelLinear:
         rows, inputs = weight.shape
-        is_int8 = self._is_int8 and inputs % GROUP == 0
+        is_int8 = is_quantised(inputs, is_int8=self._is_int8)
         weight = _with_zeros(weight, -rows % PANEL, inputs % 2)
         native = NativeLinear(
             outputs=outputs, inputs=weight.shape[1], kind=INT8 if is_int8 else BFLOAT16, is_gated=is_gated

@@ -1,0 +1,143 @@
+"""The memory bill of a page pool: pages, bytes and tokens, and how many requests fit. Plain numbers only.
+
+`twostroke bill`, the checks at a worker's start and what they refuse all count with this module.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from dataclasses import dataclass
+from typing import Final
+
+from twostroke.config import MIN_PAGES
+from twostroke.errors import ConfigError
+
+SCRATCH_PAGES: Final = 1
+"""Pages past the last that are never handed out; writes that are not kept go there."""
+GENERATION_BYTES: Final = 8
+"""One u64 per page."""
+
+
+def generation_bytes(pages: int) -> int:
+    """Return the size of one u64 per page, rounded up to a system page."""
+    return -(-pages * GENERATION_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def host_pool_bytes(pages: int, page_bytes: int) -> int:
+    """Return what a pool in host memory takes: its pages, the scratch page and the generations."""
+    return generation_bytes(pages) + (pages + SCRATCH_PAGES) * page_bytes
+
+
+def enough_pages(memory_bytes: int, page_bytes: int) -> int:
+    """Return how many pages the memory holds. Raises ConfigError where they are too few for any sequence."""
+    pages = memory_bytes // page_bytes
+    if pages < MIN_PAGES:
+        least_bytes = MIN_PAGES * page_bytes
+        raise ConfigError(
+            f"--kv-cache-memory {memory_bytes} holds {pages} pages of {page_bytes} bytes; "
+            f"at least {MIN_PAGES} are needed: give {least_bytes - memory_bytes} bytes more "
+            f"(--kv-cache-memory {least_bytes})",
+            field="kv_cache_memory",
+        )
+    return pages
+
+
+def refuse_more_than_free(pool_bytes: int, free_bytes: int, *, place: str = "this machine", workers: int = 1) -> None:
+    """Raises ConfigError, saying by how many bytes, where the page pools of all workers do not fit into the memory."""
+    wanted_bytes = workers * pool_bytes
+    missing_bytes = wanted_bytes - free_bytes
+    if missing_bytes <= 0:
+        return
+    pools = "a page pool needs" if workers == 1 else f"{workers} workers with {pool_bytes} bytes of pages each need"
+    fewer = ", or start fewer workers" if workers > 1 else ""
+    raise ConfigError(
+        f"--kv-cache-memory: {pools} {wanted_bytes} bytes, but {place} has {free_bytes} free: {missing_bytes} bytes "
+        f"too many; give {-(-missing_bytes // workers)} bytes less{fewer}",
+        field="kv_cache_memory",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPages:
+    """The pages that one request of a known length holds at its end."""
+
+    tokens: int
+    """Prompt and answer together."""
+    pages: int
+    waste_tokens: int
+    """Tokens for which the last page has room and that the request does not use."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSpread:
+    """Lengths of many requests, as the pages that they hold."""
+
+    mean_pages: float
+    deviation_pages: float
+    """Standard deviation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """A worker's page pool."""
+
+    pages: int
+    page_bytes: int
+    block_size: int
+
+    @property
+    def tokens(self) -> int:
+        """The longest request that fits, prompt and answer together."""
+        return self.pages * self.block_size
+
+    def request(self, tokens: int) -> RequestPages:
+        """Return what a request of this length, prompt and answer together, holds at its end."""
+        pages = -(-tokens // self.block_size)
+        return RequestPages(tokens, pages, pages * self.block_size - tokens)
+
+    def concurrent(self, tokens: int, shared_tokens: int = 0) -> int:
+        """Return how many requests of this length fit at once; with one more, a worker begins to preempt.
+
+        They share the full blocks of their first `shared_tokens`, which are held once.
+        """
+        shared = min(shared_tokens, tokens) // self.block_size
+        own = max(1, self.request(tokens).pages - shared)
+        return max(0, (self.pages - shared) // own)
+
+    def concurrent_of(self, spread: LengthSpread, deviations: float = 0.0) -> int:
+        """Return how many requests with lengths drawn from a spread fit at once, all of them at their full length.
+
+        `deviations`: standard deviations of the sum that are kept free; with 0 every second draw does not fit.
+        """
+        mean, margin = spread.mean_pages, deviations * spread.deviation_pages
+        root = (math.sqrt(margin**2 + 4 * mean * self.pages) - margin) / (2 * mean)
+        return int(root**2 + 1e-9)
+
+    def check(self, max_model_len: int) -> None:
+        """Raises ConfigError where a length that was asked for by name does not fit."""
+        if max_model_len > self.tokens:
+            raise ConfigError(
+                f"--max-model-len {max_model_len} does not fit: {self._holds()}; "
+                f"use {self._remedy(max_model_len)}, or --max-model-len {self.tokens} or less",
+                field="max_model_len",
+            )
+
+    def advice(self, max_model_len: int) -> str:
+        """What to know where the model takes longer requests than fit; empty where all fit."""
+        if max_model_len <= self.tokens:
+            return ""
+        return (
+            f"the model takes requests of {max_model_len} tokens, but {self._holds()}: longer ones are refused; "
+            f"{self._remedy(max_model_len)} would fit them all"
+        )
+
+    def _holds(self) -> str:
+        return (
+            f"the page pool of {self.pages * self.page_bytes} bytes holds {self.tokens} tokens "
+            f"({self.pages} pages of {self.block_size})"
+        )
+
+    def _remedy(self, tokens: int) -> str:
+        wanted_bytes = self.request(tokens).pages * self.page_bytes
+        return f"--kv-cache-memory {wanted_bytes} ({wanted_bytes / (1 << 20):.0f} MiB)"

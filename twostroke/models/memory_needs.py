@@ -1,0 +1,131 @@
+"""The memory bill of a model: its weights, the working memory of its steps, and the pages that fit beside them.
+
+Plain numbers of a ModelSpec: no torch and no transformers here. `twostroke bill` and the checks at a worker's start
+count with this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from twostroke.config import MIN_PAGES, CacheConfig
+from twostroke.errors import ConfigError
+from twostroke.kernels.cpu.packing import BFLOAT16_BYTES, LARGE_PAGE_BYTES, copied_bytes, matrix_bytes, padded
+from twostroke.kv_cache.pool_size import SCRATCH_PAGES, enough_pages
+from twostroke.models.spec import ModelSpec
+
+CONTEXT_BYTES: Final = 1 << 30
+"""For what we do not count on a device: the driver's context, libraries' workspaces, recorded graphs, fragmentation."""
+DRAW_BYTES: Final = 40
+"""Per logit of a row that is drawn on the device: float32 values and int64 counters, and what they become."""
+KEPT_BYTES: Final = 4
+"""Per logit of a recorded row, at most: every recording keeps its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """The weights of one worker."""
+
+    total: int
+    step: int
+    """What one step reads at least: all matrices that its rows are multiplied with."""
+
+
+def packed_weights(spec: ModelSpec, *, is_int8: bool, with_head: bool = True) -> WeightBytes:
+    """Return the weights as the native CPU kernels hold them: one file for all workers of a host.
+
+    The file has a head even where it is tied to the embedding, and where `with_head` is false, which only says what is
+    read. Norms and biases, some kilobytes, lie elsewhere.
+    """
+    q_rows, kv_rows = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    layer = (
+        matrix_bytes(q_rows + 2 * kv_rows, spec.hidden_size, is_int8=is_int8)
+        + matrix_bytes(spec.hidden_size, q_rows, is_int8=is_int8)
+        + matrix_bytes(spec.intermediate_size, spec.hidden_size, is_int8=is_int8, is_gated=True)
+        + matrix_bytes(spec.hidden_size, spec.intermediate_size, is_int8=is_int8)
+    )
+    head = matrix_bytes(spec.vocab_size, spec.hidden_size, is_int8=is_int8)
+    embedding = copied_bytes(spec.vocab_size * spec.hidden_size * BFLOAT16_BYTES)
+    layers = spec.layers * layer
+    return WeightBytes(padded(embedding + layers + head, LARGE_PAGE_BYTES), layers + head * with_head)
+
+
+def plain_weights(spec: ModelSpec, dtype: str, *, with_head: bool = True) -> WeightBytes:
+    """Return the weights as torch and devices hold them."""
+    total = spec.weight_bytes(dtype, with_head=with_head)
+    headless = spec.weight_bytes(dtype, with_head=False)
+    embedding = spec.table_bytes(dtype)
+    return WeightBytes(total, headless - embedding + embedding * with_head)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """A reading of one device."""
+
+    device: str
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNeeds:
+    """What one worker puts on its device beside pages."""
+
+    weight_bytes: int
+    working_bytes: int
+    """For one step's activations and logits, and what libraries take."""
+    page_bytes: int
+
+
+def step_bytes(hidden: int, intermediate: int, *, tokens: int) -> int:
+    """Return a generous size of the activations in a step's widest moment: in and out of the widest layer."""
+    return tokens * (8 * hidden + 6 * intermediate) * 4
+
+
+def working_bytes(hidden: int, intermediate: int, vocab: int, *, tokens: int, samples: int, recorded: int) -> int:
+    """Return a generous size of what a device holds beside weights and pages: activations, and draws from all logits.
+
+    `recorded`: rows of all recordings together.
+    """
+    logits = vocab * (samples * DRAW_BYTES + recorded * KEPT_BYTES)
+    return CONTEXT_BYTES + step_bytes(hidden, intermediate, tokens=tokens) + logits
+
+
+def device_pages(memory: MemoryReading, needs: DeviceNeeds, cache: CacheConfig) -> int:
+    """Return how many pages a worker keeps on the device.
+
+    Raises ConfigError, saying by how many bytes, where the device is too small for weights, working memory and pages.
+    """
+    fixed_bytes = needs.weight_bytes + needs.working_bytes
+    least_bytes = cache.kv_cache_memory_bytes or MIN_PAGES * needs.page_bytes
+    scratch_bytes = SCRATCH_PAGES * needs.page_bytes
+    wanted_bytes = fixed_bytes + least_bytes + scratch_bytes
+    if wanted_bytes > memory.free_bytes:
+        missing_bytes = wanted_bytes - memory.free_bytes
+        raise ConfigError(
+            f"--device {memory.device} is {missing_bytes} bytes too small: weights take {needs.weight_bytes}, "
+            f"working memory {needs.working_bytes}, pages {least_bytes + scratch_bytes}, but only {memory.free_bytes} "
+            f"of its {memory.total_bytes} bytes are free; {_remedy(missing_bytes, needs, cache)}",
+            field="kv_cache_memory" if cache.kv_cache_memory_bytes else "device",
+        )
+    if cache.kv_cache_memory_bytes is not None:
+        return enough_pages(cache.kv_cache_memory_bytes, needs.page_bytes)
+    share_bytes = min(int(memory.total_bytes * cache.device_share), memory.free_bytes)
+    pages = (share_bytes - fixed_bytes) // needs.page_bytes - SCRATCH_PAGES
+    if pages < MIN_PAGES:
+        raise ConfigError(
+            f"--device {memory.device}: this worker's share of its memory is {share_bytes} bytes, "
+            f"{wanted_bytes - share_bytes} too few for weights ({needs.weight_bytes}), working memory "
+            f"({needs.working_bytes}) and {MIN_PAGES} pages; give --kv-cache-memory, or start fewer workers on it",
+            field="kv_cache_memory",
+        )
+    return pages
+
+
+def _remedy(missing_bytes: int, needs: DeviceNeeds, cache: CacheConfig) -> str:
+    """Say what to change so that the worker fits."""
+    asked = cache.kv_cache_memory_bytes
+    if asked is not None and (smaller := asked - missing_bytes) >= MIN_PAGES * needs.page_bytes:
+        return f"use --kv-cache-memory {smaller} or less, or free {missing_bytes} bytes"
+    return f"free {missing_bytes} bytes, or take a larger device"
