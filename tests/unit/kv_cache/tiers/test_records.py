@@ -1,0 +1,189 @@
+"""Records on disk: what is read back is what was written, whatever a crash, a disk or another worker did meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import random
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from twostroke.ids import BlockHash
+from twostroke.kv_cache.tiers import record
+from twostroke.kv_cache.tiers.files import AlignedBuffer, SegmentFiles
+from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_left, claim_own, scan_segment
+from twostroke.kv_cache.tiers.record import HEADER_BYTES, SECTOR, RecordFormat, RecordHeader, identity_of
+
+PAGE_BYTES = 5000
+FORM = RecordFormat(identity_of("model=m", "bfloat16"), PAGE_BYTES)
+RECORDS = 4
+
+
+def block(number: int) -> BlockHash:
+    return BlockHash(number.to_bytes(16, "big"))
+
+
+def page(number: int) -> bytes:
+    return random.Random(number).randbytes(PAGE_BYTES)
+
+
+def header(number: int) -> RecordHeader:
+    return RecordHeader(block(number), block(number - 1), xxhash.xxh3_64_digest(page(number)))
+
+
+def written(path: Path, form: RecordFormat = FORM, records: int = RECORDS) -> Path:
+    """A segment of so many records, the first of which is block 1."""
+    files, buffer = SegmentFiles(), AlignedBuffer(form.record_bytes)
+    files.probe(path.parent)
+    with files.writing(path) as file:
+        for number in range(1, records + 1):
+            buffer.view[:HEADER_BYTES] = form.pack(header(number))
+            form.page_of(buffer.view)[:] = page(number)
+            file.write(buffer.view, (number - 1) * form.record_bytes)
+    buffer.close()
+    return path
+
+
+def intact(path: Path, scanned: ScannedSegment) -> list[int]:
+    """The blocks whose page is read back and has its digest. Asserts that each of these has the right bytes."""
+    data, found = path.read_bytes() if path.exists() else b"", []
+    for index, each in enumerate(scanned.records):
+        at = index * FORM.record_bytes
+        body = bytes(FORM.page_of(memoryview(data)[at : at + FORM.record_bytes]))
+        if FORM.parse(data[at:]) == each and xxhash.xxh3_64_digest(body) == each.page_digest:
+            number = int.from_bytes(each.block_hash, "big")
+            assert body == page(number), f"block {number} has other bytes"
+            found.append(number)
+    return found
+
+
+def test_what_was_written_is_found_again(tmp_path: Path) -> None:
+    path = written(tmp_path / "00000001.pages")
+    assert FORM.record_bytes % SECTOR == 0
+    assert path.stat().st_size == RECORDS * FORM.record_bytes
+    scanned = scan_segment(SegmentFiles(), path, FORM)
+    assert scanned.records == tuple(header(number) for number in range(1, RECORDS + 1))
+    assert intact(path, scanned) == [1, 2, 3, 4]
+
+
+def borders() -> list[int]:
+    """Lengths at and beside every border that a crash may leave."""
+    size, ends = FORM.record_bytes, (0, 1, 8, HEADER_BYTES, HEADER_BYTES + PAGE_BYTES, SECTOR)
+    near = {index * size + end + by for index in range(RECORDS + 1) for end in ends for by in (-1, 0, 1)}
+    return sorted(at for at in near if 0 <= at <= RECORDS * size)
+
+
+@pytest.mark.parametrize("length", borders())
+def test_a_torn_tail_is_cut_and_the_whole_records_before_it_stay(tmp_path: Path, length: int) -> None:
+    path = written(tmp_path / "00000001.pages")
+    os.truncate(path, length)
+    scanned = scan_segment(SegmentFiles(), path, FORM)
+    whole = length // FORM.record_bytes
+    assert intact(path, scanned) == list(range(1, whole + 1))
+    assert path.exists() is (whole > 0)
+    assert not whole or path.stat().st_size == whole * FORM.record_bytes
+
+
+def test_a_flipped_bit_anywhere_never_gives_other_bytes(tmp_path: Path) -> None:
+    path = written(tmp_path / "00000001.pages", records=2)
+    good = path.read_bytes()
+    places = [*range(HEADER_BYTES), *range(HEADER_BYTES, FORM.record_bytes, 97)]
+    for at in places:
+        damaged = bytearray(good)
+        damaged[at] ^= 1 << (at % 8)
+        path.write_bytes(damaged)
+        found = intact(path, scan_segment(SegmentFiles(), path, FORM))
+        if at < HEADER_BYTES:
+            assert found == [], f"a bit of the header at {at} flipped: nothing behind it is trusted"
+            assert not path.exists()
+        elif at < HEADER_BYTES + PAGE_BYTES:
+            assert found == [2], f"a bit of the page at {at} flipped"
+        else:
+            assert found == [1, 2], "the padding means nothing"
+
+
+def test_a_lost_write_in_the_middle_ends_the_scan(tmp_path: Path) -> None:
+    path = written(tmp_path / "00000001.pages")
+    with path.open("r+b") as file:
+        file.seek(FORM.record_bytes)
+        file.write(bytes(FORM.record_bytes))
+    assert intact(path, scan_segment(SegmentFiles(), path, FORM)) == [1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        RecordFormat(identity_of("model=other", "bfloat16"), PAGE_BYTES),
+        RecordFormat(identity_of("model=m", "int8"), PAGE_BYTES),
+        dataclasses.replace(FORM, page_bytes=PAGE_BYTES - 1),
+    ],
+)
+def test_a_record_of_another_model_or_form_is_never_used(tmp_path: Path, other: RecordFormat) -> None:
+    path = written(tmp_path / "00000001.pages")
+    assert scan_segment(SegmentFiles(), path, other).records == ()
+
+
+def test_a_record_of_another_version_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "VERSION", 2)
+    path = written(tmp_path / "00000001.pages")
+    monkeypatch.undo()
+    assert scan_segment(SegmentFiles(), path, FORM).records == ()
+
+
+def test_the_parts_of_an_identity_cannot_run_into_each_other() -> None:
+    assert identity_of("ab", "c") != identity_of("a", "bc")
+    assert len(identity_of("a", "b")) == record.IDENTITY_BYTES
+
+
+def test_a_folder_has_one_owner_until_that_dies(tmp_path: Path) -> None:
+    first = claim_own(tmp_path, "decode-0")
+    second = claim_own(tmp_path, "decode-0")
+    assert (first.path.name, second.path.name) == ("decode-0", "decode-0.2")
+    written(first.next_segment())
+    assert claim_left(tmp_path, [second.path]) == [], "its owner lives"
+    first.close()
+    (left,) = claim_left(tmp_path, [second.path])
+    (segment,) = left.scan(SegmentFiles(), FORM)
+    assert intact(segment.path, segment) == [1, 2, 3, 4]
+    assert claim_own(tmp_path, "decode-0").path.name == "decode-0.3", "the successor keeps what it found"
+    left.close()
+
+
+def test_a_new_segment_never_has_the_name_of_an_old_one(tmp_path: Path) -> None:
+    folder = claim_own(tmp_path, "decode-0")
+    paths = [written(folder.next_segment()) for _ in range(3)]
+    folder.close()
+    again = SegmentFolder.claim(folder.path)
+    assert again is not None
+    assert again.next_segment() not in paths
+    assert [segment.path for segment in again.scan(SegmentFiles(), FORM)] == paths
+
+
+def test_a_write_that_the_disk_takes_in_part_is_no_space_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, buffer = SegmentFiles(), AlignedBuffer(2 * SECTOR)
+    files.probe(tmp_path)
+    with files.writing(tmp_path / "00000001.pages") as file:
+        monkeypatch.setattr(os, "pwrite", lambda *_: SECTOR // 2)
+        with pytest.raises(OSError, match="part of a record") as caught:
+            file.write(buffer.view, 0)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_file_system_without_direct_io_is_used_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def without_direct(path, flags: int, mode: int = 0o777) -> int:  # type: ignore[no-untyped-def]  # any path
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no O_DIRECT here")
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", without_direct)
+    files = SegmentFiles()
+    files.probe(tmp_path)
+    assert not files.is_direct
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,193 @@
+"""The disk store knows which block lies where on disk, and which segment goes when space is needed.
+
+It does no I/O: a caller reserves a place, writes there on a thread of its own, and commits what it has written. Records
+are only ever appended, so space comes back segment by segment: the one whose live records are worth least goes first.
+A record's worth is hits per time since it came (Blankstein et al., "Hyperbolic caching", USENIX ATC 2017).
+
+One owner, one thread: the worker's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twostroke.errors import ConfigError
+from twostroke.ids import BlockHash
+from twostroke.kv_cache.tiers.folders import ScannedSegment
+from twostroke.kv_cache.tiers.record import RecordFormat
+
+SEGMENTS = 32
+"""Segments that the whole store is divided into, if they are not too large then."""
+MOST_SEGMENT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlace:
+    path: Path
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A place for one record, to be written and then committed."""
+
+    place: RecordPlace
+    reclaimed: tuple[Path, ...]
+    """Segments that made room for it: their files are to be removed first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimedRecord:
+    block_hash: BlockHash
+    age_s: float
+    """Time since it was written or found."""
+
+
+@dataclass(slots=True)
+class _Record:
+    offset: int
+    since_s: float
+    hits: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    path: Path
+    records: int
+    """Records that lie in the file or are reserved there, live or not."""
+    live: dict[BlockHash, _Record] = field(default_factory=dict)
+
+    def worth(self, now_s: float) -> float:
+        return sum((1 + record.hits) / (1.0 + now_s - record.since_s) for record in self.live.values())
+
+
+class DiskStore:
+    def __init__(
+        self,
+        form: RecordFormat,
+        most_bytes: int,
+        next_segment: Callable[[], Path],
+        reclaimed: Callable[[ReclaimedRecord], None],
+    ) -> None:
+        """`next_segment` names a new segment; `reclaimed` is called with each live record that goes with a segment.
+
+        Raises ConfigError if there is no room for two records.
+        """
+        self.form = form
+        self._most_records = most_bytes // form.record_bytes
+        if self._most_records < 2:
+            raise ConfigError(
+                f"--disk-cache {most_bytes} holds {self._most_records} pages of {form.record_bytes} bytes; "
+                "at least 2 are needed",
+                field="disk_cache",
+            )
+        largest = max(1, MOST_SEGMENT_BYTES // form.record_bytes)
+        self._segment_records = max(1, min(self._most_records // SEGMENTS, largest))
+        self._next_segment = next_segment
+        self._reclaimed = reclaimed
+        self._segments: dict[Path, _Segment] = {}
+        self._open: _Segment | None = None
+        self._where: dict[BlockHash, _Segment] = {}
+        self._records = 0
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._where
+
+    def __iter__(self) -> Iterator[BlockHash]:
+        return iter(self._where)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all segments, dead records included."""
+        return self._records * self.form.record_bytes
+
+    @property
+    def most_bytes(self) -> int:
+        return self._most_records * self.form.record_bytes
+
+    def adopt(self, segments: Iterable[ScannedSegment], now_s: float) -> tuple[list[BlockHash], list[Path]]:
+        """Take in segments that were found on disk, oldest first.
+
+        Returns the blocks that are new here, and the paths of segments without any, or without room, to be removed.
+        """
+        found: list[BlockHash] = []
+        useless: list[Path] = []
+        for scanned in reversed(list(segments)):  # the newest first: of two equal records it is the likelier intact
+            segment = _Segment(scanned.path, len(scanned.records))
+            for index, header in enumerate(scanned.records):
+                if header.block_hash not in self._where and header.block_hash not in segment.live:
+                    segment.live[header.block_hash] = _Record(index * self.form.record_bytes, now_s)
+            if not segment.live or self._records + segment.records > self._most_records:
+                useless.append(scanned.path)
+                continue
+            self._add(segment)
+            self._where.update(dict.fromkeys(segment.live, segment))
+            found += segment.live
+        return found, useless
+
+    def find(self, block_hash: BlockHash) -> RecordPlace | None:
+        segment = self._where.get(block_hash)
+        return None if segment is None else RecordPlace(segment.path, segment.live[block_hash].offset)
+
+    def hit(self, block_hash: BlockHash) -> None:
+        """Note that a block was of use; one that has gone meanwhile is not."""
+        segment = self._where.get(block_hash)
+        if segment is not None:
+            segment.live[block_hash].hits += 1
+
+    def reserve(self, now_s: float) -> Reservation:
+        """Reserve the place of one record; reclaim segments if there is no room."""
+        reclaimed: list[Path] = []
+        if self._open is None or self._open.records >= self._segment_records:
+            room = self._most_records - min(self._segment_records, self._most_records)
+            while self._records > room:
+                reclaimed.append(self._reclaim(now_s))
+            self._open = _Segment(self._next_segment(), 0)
+            self._add(self._open)
+        place = RecordPlace(self._open.path, self._open.records * self.form.record_bytes)
+        self._open.records += 1
+        self._records += 1
+        return Reservation(place, tuple(reclaimed))
+
+    def commit(self, block_hash: BlockHash, place: RecordPlace, now_s: float) -> bool:
+        """Make a record findable that has been written; return False if its segment was reclaimed meanwhile."""
+        segment = self._segments.get(place.path)
+        if segment is None or block_hash in self._where:
+            return False
+        segment.live[block_hash] = _Record(place.offset, now_s)
+        self._where[block_hash] = segment
+        return True
+
+    def drop(self, block_hash: BlockHash) -> bool:
+        """Forget a record that is damaged or not wanted; return whether it was here."""
+        segment = self._where.pop(block_hash, None)
+        if segment is not None:
+            del segment.live[block_hash]
+        return segment is not None
+
+    def forget_all(self) -> list[Path]:
+        """Forget every record, and return the paths of all segments."""
+        paths = list(self._segments)
+        self._segments.clear()
+        self._where.clear()
+        self._open, self._records = None, 0
+        return paths
+
+    def _add(self, segment: _Segment) -> None:
+        self._segments[segment.path] = segment
+        self._records += segment.records
+
+    def _reclaim(self, now_s: float) -> Path:
+        """Forget the segment that is worth least, and return its path."""
+        segment = min(self._segments.values(), key=lambda each: each.worth(now_s))
+        del self._segments[segment.path]
+        self._records -= segment.records
+        for block_hash, record in segment.live.items():
+            del self._where[block_hash]
+            self._reclaimed(ReclaimedRecord(block_hash, now_s - record.since_s))
+        return segment.path

@@ -1,0 +1,112 @@
+"""Segment files: whole sectors at aligned offsets, around the system's page cache where the file system allows it.
+
+A `SegmentFiles` opens all files of one tier, so that a test can put a disk there that is full, slow or broken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from twostroke.kv_cache.tiers.record import SECTOR
+
+_READ, _WRITE = os.O_RDONLY, os.O_WRONLY | os.O_CREAT
+
+
+class AlignedBuffer:
+    """Memory at a page's boundary, as direct I/O needs it."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._map = mmap.mmap(-1, size_bytes)
+        self.view = memoryview(self._map)
+
+    def close(self) -> None:
+        self.view.release()
+        self._map.close()
+
+
+class SegmentFile:
+    """One open file. Offsets and lengths are whole sectors; buffers are aligned."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, buffer: memoryview, offset: int) -> int:
+        """Fill the buffer from `offset`, and return how many bytes there were. Raises OSError."""
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+            done += count
+            if not count or done % SECTOR:  # the file ends there
+                break
+        return done
+
+    def write(self, buffer: memoryview, offset: int) -> None:
+        """Raises OSError, ENOSPC for a write that the disk took in part."""
+        done = 0
+        while done < len(buffer):
+            count = os.pwrite(self._descriptor, buffer[done:], offset + done)
+            done += count
+            if not count or done % SECTOR:
+                raise OSError(errno.ENOSPC, "the disk took only a part of a record")
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class SegmentFiles:
+    """Opens the segment files of one tier."""
+
+    def __init__(self) -> None:
+        self._flags = os.O_CLOEXEC | os.O_DIRECT
+        """Without O_DIRECT from the first file on that the file system does not open with it."""
+
+    @property
+    def is_direct(self) -> bool:
+        return bool(self._flags & os.O_DIRECT)
+
+    def probe(self, folder: Path) -> None:
+        """Find out whether this file system takes direct I/O. Raises OSError where nothing can be written at all."""
+        path = folder / "probe"
+        buffer = AlignedBuffer(SECTOR)
+        try:
+            self._probe(path, buffer.view)
+        finally:
+            buffer.close()
+            path.unlink(missing_ok=True)
+
+    def _probe(self, path: Path, sector: memoryview) -> None:
+        try:
+            self._write_and_read(path, sector)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP) or not self.is_direct:
+                raise
+            self._flags &= ~os.O_DIRECT
+            self._write_and_read(path, sector)
+
+    def _write_and_read(self, path: Path, sector: memoryview) -> None:
+        with self.writing(path) as file:
+            file.write(sector, 0)
+        with self.reading(path) as file:
+            file.read(sector, 0)
+
+    @contextlib.contextmanager
+    def reading(self, path: Path) -> Iterator[SegmentFile]:
+        """Raises OSError, FileNotFoundError for a segment that has been reclaimed."""
+        with contextlib.closing(self.open(path, _READ)) as file:
+            yield file
+
+    @contextlib.contextmanager
+    def writing(self, path: Path) -> Iterator[SegmentFile]:
+        with contextlib.closing(self.open(path, _WRITE)) as file:
+            yield file
+
+    def open(self, path: Path, flags: int) -> SegmentFile:
+        return SegmentFile(os.open(path, flags | self._flags, 0o600))
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
