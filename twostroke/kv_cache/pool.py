@@ -2,13 +2,17 @@
 
     FREE         unused
     CACHED       a hashed block without holders; the least recently used leaf is evicted first
+    PINNED       a hashed block without holders that a pin keeps: it is never evicted
     ARRIVING     a hashed block whose bytes are not there yet; requests with that prefix already share it
     ACTIVE       in use: filled and hashed, or private to the one sequence that is filling it
     QUARANTINED  without holders, but a transfer may still write to it
 
-Always: free + cached + arriving + active + quarantined = total, and at most one page per block hash. An arriving page
-has at most one writer (a pull or a computing sequence). When it gives up, the next sequence that waits for the page
-may become its writer.
+Always: free + cached + pinned + arriving + active + quarantined = total, and at most one page per block hash. An
+arriving page has at most one writer (a pull or a computing sequence). When it gives up, the next sequence that waits
+for the page may become its writer.
+
+A pin marks a block hash, whether or not the block is here: a pinned block that is in use is ACTIVE or ARRIVING like any
+other, and becomes PINNED where it would become CACHED.
 """
 
 from __future__ import annotations
@@ -26,9 +30,14 @@ from twostroke.ids import BlockHash, PageId, SessionId
 class PageState(enum.Enum):
     FREE = "free"
     CACHED = "cached"
+    PINNED = "pinned"
     ARRIVING = "arriving"
     ACTIVE = "active"
     QUARANTINED = "quarantined"
+
+
+_UNHELD_BLOCKS = frozenset({PageState.CACHED, PageState.PINNED})
+"""States of blocks that are readable and that nobody holds."""
 
 
 class PoolListener(Protocol):
@@ -63,7 +72,7 @@ class Unwritten:
 
 @dataclass(frozen=True, slots=True)
 class CachedBlock:
-    """A cached block, without holders."""
+    """A cached or pinned block, without holders."""
 
     hash: BlockHash
     parent: BlockHash
@@ -99,6 +108,8 @@ class BlockPool:
         self._leaves: list[tuple[int, PageId]] = []
         """Heap of (last_used, page) of evictable leaves; entries may be stale."""
         self._counts = Counter({PageState.FREE: total})
+        self._pins: Counter[BlockHash] = Counter()
+        """Pins per block hash, whether or not the block is here."""
         self._unwritten_blocks = self._unwritten_depths = 0
         self._clock = 0
 
@@ -111,6 +122,19 @@ class BlockPool:
     def available(self) -> int:
         """Pages that a claim can get: free ones and cached ones."""
         return self._counts[PageState.FREE] + self._counts[PageState.CACHED]
+
+    @property
+    def unheld(self) -> int:
+        """Pages that nobody holds and nobody may still write to."""
+        return self.available + self._counts[PageState.PINNED]
+
+    @property
+    def pinned_blocks(self) -> int:
+        """Distinct blocks that pins keep, whether or not they are here."""
+        return len(self._pins)
+
+    def is_pinned(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._pins
 
     @property
     def unwritten(self) -> Unwritten:
@@ -144,11 +168,11 @@ class BlockPool:
         return len(hashes)
 
     def cached(self) -> list[CachedBlock]:
-        """Return the cached blocks in no order. O(pages)."""
+        """Return the cached and pinned blocks in no order. O(pages)."""
         return [
             CachedBlock(record.hash, record.parent, record.last_used)
             for record in self._pages
-            if record.state is PageState.CACHED and record.hash is not None and record.parent is not None
+            if record.state in _UNHELD_BLOCKS and record.hash is not None and record.parent is not None
         ]
 
     # Claiming and releasing
@@ -194,6 +218,33 @@ class BlockPool:
             record.refs -= 1
             if record.refs == 0:
                 self._retire(page)
+
+    # Pinning
+
+    def pin(self, hashes: Iterable[BlockHash]) -> None:
+        """Keep these blocks from eviction, those that are here and those that will be; `unpin` takes the pin back."""
+        for block_hash in hashes:
+            self._pins[block_hash] += 1
+            page = self._by_hash.get(block_hash)
+            if page is not None and self._pages[page].state is PageState.CACHED:
+                self._move(page, PageState.PINNED)
+
+    def unpin(self, hashes: Iterable[BlockHash]) -> None:
+        """Take one pin off each block; those without another are cached from now on."""
+        for block_hash in hashes:
+            assert self._pins[block_hash] > 0, f"block {block_hash.hex()} is unpinned more often than pinned"
+            self._pins[block_hash] -= 1
+            if self._pins[block_hash]:
+                continue
+            del self._pins[block_hash]
+            page = self._by_hash.get(block_hash)
+            if page is not None and self._pages[page].state is PageState.PINNED:
+                self._move(page, PageState.CACHED)
+                self._offer(page)
+
+    def unpin_all(self) -> None:
+        """Take every pin off every block."""
+        self.unpin(list(self._pins.elements()))
 
     # Writing
 
@@ -245,10 +296,10 @@ class BlockPool:
         return len(cached)
 
     def forget(self, pages: Sequence[PageId]) -> None:
-        """Evict the cached blocks of a chain, last first, up to where another chain branches off."""
+        """Evict the cached and pinned blocks of a chain, last first, up to where another chain branches off."""
         for page in reversed(pages):
             record = self._pages[page]
-            if record.state is PageState.CACHED and record.hash is not None and not self._children[record.hash]:
+            if record.state in _UNHELD_BLOCKS and record.hash is not None and not self._children[record.hash]:
                 self._evict_page(page)
 
     # Internals
@@ -256,7 +307,7 @@ class BlockPool:
     def _acquire(self, page: PageId) -> None:
         record = self._pages[page]
         record.refs += 1
-        if record.state is PageState.CACHED:
+        if record.state in _UNHELD_BLOCKS:
             self._move(page, PageState.ACTIVE)
 
     def _take(self) -> PageId:
@@ -286,7 +337,8 @@ class BlockPool:
         if record.filled:
             self._clock += 1
             record.last_used = self._clock
-            self._move(page, PageState.CACHED)
+            is_pinned = record.hash in self._pins
+            self._move(page, PageState.PINNED if is_pinned else PageState.CACHED)
             self._offer(page)
         elif record.writer is not None:
             self._drop_hash(page)
@@ -383,6 +435,11 @@ class BlockPool:
         assert children == self._children
         for page, record in enumerate(self._pages):
             _check_page(page, record)
+        assert all(count > 0 for count in self._pins.values()), f"pins that hold nothing: {self._pins}"
+        for record in self._pages:
+            if record.state in _UNHELD_BLOCKS:
+                is_pinned = record.hash in self._pins
+                assert (record.state is PageState.PINNED) == is_pinned, f"{record} but is_pinned={is_pinned}"
         leaves = set(self._leaves)
         for page, record in enumerate(self._pages):
             if record.state is PageState.CACHED and record.hash is not None and not self._children[record.hash]:
@@ -393,7 +450,7 @@ def _check_page(page: int, record: _Page) -> None:
     match record.state:
         case PageState.FREE:
             consistent = not record.refs and record.hash is None and not record.filled and record.writer is None
-        case PageState.CACHED:
+        case PageState.CACHED | PageState.PINNED:
             consistent = not record.refs and record.hash is not None and record.filled and record.writer is None
         case PageState.ARRIVING:
             consistent = record.refs > 0 and record.hash is not None and not record.filled

@@ -17,7 +17,7 @@ from twostroke.errors import ConfigError, InternalError
 from twostroke.ids import BlockHash, Epoch, PageId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.memory import Pages
-from twostroke.kv_cache.pool import BlockPool, PageState
+from twostroke.kv_cache.pool import BlockPool
 from twostroke.models.catalog import locate
 from twostroke.profiler import Profiler
 from twostroke.worker.steps.rates import Rates
@@ -64,16 +64,16 @@ class EngineState:
         return cls(await asyncio.to_thread(_build, config, profiler), profiler)
 
     def begin_epoch(self, epoch: Epoch) -> EventLog:
-        """Return the event log of a new epoch; it begins with the cached blocks.
+        """Return the event log of a new epoch; it begins with the cached blocks, and without pins.
 
         Raises InternalError if the previous epoch still holds pages, because their writers are unknown then.
         """
         pool = self.pool
-        unheld = pool.count(PageState.FREE) + pool.count(PageState.CACHED)
-        if unheld != pool.total:
+        if pool.unheld != pool.total:
             raise InternalError(
-                f"{pool.total - unheld} pages are still held by the previous epoch: start a new process"
+                f"{pool.total - pool.unheld} pages are still held by the previous epoch: start a new process"
             )
+        pool.unpin_all()  # the supervisor gives an epoch its pins
         log = self._listener.log = EventLog(epoch)
         for block in pool.cached():
             log.stored(block.hash)

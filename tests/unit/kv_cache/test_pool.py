@@ -312,3 +312,67 @@ def test_a_chain_that_is_forgotten_takes_along_nothing_that_others_have_built_on
     assert states(pool) == {"free": 4, "cached": 4}
     pool.forget(cache(pool, chain(1, 2, 3, 4)))
     assert states(pool) == {"free": 8}
+
+
+def test_a_pinned_block_is_not_evicted_and_is_no_room_for_a_claim() -> None:
+    pool, witness = pool_of(4)
+    cache(pool, chain(1, 2))
+    pool.pin(chain(1, 2))
+    assert states(pool) == {"pinned": 2, "free": 2}
+    assert (pool.available, pool.unheld, pool.pinned_blocks) == (2, 4, 2)
+    cache(pool, chain(7, 8))
+    cache(pool, chain(9))
+    assert len(witness.take("removed")) == 1
+    assert pool.hits(chain(1, 2)) == 2
+    assert pool.claim(chain(3, 4, 5), ROOT, 0) is None
+    assert pool.forget_cached() == 2
+    assert states(pool) == {"pinned": 2, "free": 2}
+
+
+def test_a_pinned_block_is_used_as_any_other_and_is_pinned_again_afterwards() -> None:
+    pool, _ = pool_of(4)
+    pool.pin(chain(1, 2))  # before anything of it is here
+    claim = pool.claim(chain(1, 2, 3), ROOT, 0)
+    assert claim is not None
+    assert states(pool) == {"arriving": 3, "free": 1}
+    for page in claim.pages:
+        pool.fill(page)
+    assert states(pool) == {"active": 3, "free": 1}
+    pool.release(claim.pages)
+    assert states(pool) == {"pinned": 2, "cached": 1, "free": 1}
+
+
+def test_pins_that_share_blocks_count_them_once_and_each_keeps_them() -> None:
+    pool, _ = pool_of(4)
+    cache(pool, chain(1, 2, 3))
+    pool.pin(chain(1, 2))
+    pool.pin(chain(1, 2, 3))
+    assert pool.pinned_blocks == 3
+    pool.unpin(chain(1, 2, 3))
+    assert states(pool) == {"pinned": 2, "cached": 1, "free": 1}
+    pool.unpin(chain(1, 2))
+    assert states(pool) == {"cached": 3, "free": 1}
+    with pytest.raises(AssertionError, match="more often than pinned"):
+        pool.unpin(chain(1))
+
+
+def test_unpinned_blocks_are_evicted_in_the_order_of_their_last_use() -> None:
+    pool, witness = pool_of(3)
+    cache(pool, chain(1))
+    cache(pool, chain(2))
+    pool.pin(chain(1))
+    cache(pool, chain(3))
+    pool.unpin(chain(1))
+    witness.told.clear()
+    cache(pool, chain(4))
+    assert witness.take("removed") == chain(1)
+
+
+def test_a_chain_whose_numbers_overflowed_goes_though_it_is_pinned() -> None:
+    pool, _ = pool_of(3)
+    pages = cache(pool, chain(1, 2))
+    pool.pin(chain(1, 2))
+    pool.forget(pages)
+    assert states(pool) == {"free": 3}
+    cache(pool, chain(1, 2))
+    assert states(pool) == {"pinned": 2, "free": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -29,11 +30,12 @@ class Truth:
     writer: SessionId | None = None
     released_at: int = 0
 
-    @property
-    def state(self) -> PageState:
+    def state(self, pinned: Container[BlockHash | None]) -> PageState:
         if self.holders:
             return PageState.ARRIVING if self.hash is not None and not self.filled else PageState.ACTIVE
-        return PageState.CACHED if self.filled else PageState.QUARANTINED
+        if not self.filled:
+            return PageState.QUARANTINED
+        return PageState.PINNED if self.hash in pinned else PageState.CACHED
 
 
 @dataclass
@@ -97,6 +99,7 @@ class PoolHistory(RuleBasedStateMachine):
         self.pool = BlockPool(7, self.listener)
         self.truth: dict[PageId, Truth] = {}
         self.holds: list[list[PageId]] = []
+        self.pins: list[list[BlockHash]] = []
         self.clock = 0
         self.sessions = 0
         self.reader = Reader()
@@ -106,8 +109,12 @@ class PoolHistory(RuleBasedStateMachine):
     def held_by_hash(self, block_hash: BlockHash) -> PageId | None:
         return next((page for page, truth in self.truth.items() if truth.hash == block_hash), None)
 
-    def in_state(self, state: PageState) -> list[PageId]:
-        return sorted(page for page, truth in self.truth.items() if truth.state is state)
+    def pinned(self) -> set[BlockHash]:
+        return {block_hash for hashes in self.pins for block_hash in hashes}
+
+    def in_state(self, *states: PageState) -> list[PageId]:
+        pinned = self.pinned()
+        return sorted(page for page, truth in self.truth.items() if truth.state(pinned) in states)
 
     def readable(self) -> set[BlockHash]:
         return {truth.hash for truth in self.truth.values() if truth.filled and truth.hash is not None}
@@ -118,9 +125,10 @@ class PoolHistory(RuleBasedStateMachine):
     def evictions(self, protected: list[PageId]) -> list[PageId]:
         """Every cached page that may go, in the order in which it must: the oldest leaf first."""
         left = dict(self.truth)
+        pinned = self.pinned()
         order: list[PageId] = []
         while True:
-            cached = [page for page, t in left.items() if t.state is PageState.CACHED and page not in protected]
+            cached = [p for p, t in left.items() if t.state(pinned) is PageState.CACHED and p not in protected]
             if not cached:
                 return order
             parents = {truth.parent for truth in left.values() if truth.hash is not None}
@@ -153,7 +161,7 @@ class PoolHistory(RuleBasedStateMachine):
         before = [self.held_by_hash(block_hash) for block_hash in hashes]
         here = [page for page in before if page is not None]
         missing = [index for index, page in enumerate(before) if page is None]
-        woken = sum(self.truth[page].state is PageState.CACHED for page in here)
+        woken = len(set(here) & set(self.in_state(PageState.CACHED)))
         hits = 0
         while hits < len(hashes) and hashes[hits] in self.readable():
             hits += 1
@@ -186,7 +194,7 @@ class PoolHistory(RuleBasedStateMachine):
             self.holds[pick % len(self.holds)].append(page)
 
     @rule(hashes=chains)
-    def pin(self, hashes: list[BlockHash]) -> None:
+    def share(self, hashes: list[BlockHash]) -> None:
         shared = self.pool.share_filled(hashes)
         expected = [self.held_by_hash(block_hash) if block_hash in self.readable() else None for block_hash in hashes]
         assert shared == expected
@@ -194,6 +202,36 @@ class PoolHistory(RuleBasedStateMachine):
         for page in pages:
             self.truth[page].holders += 1
         self.holds.append(pages)
+
+    @rule(hashes=chains)
+    def pin(self, hashes: list[BlockHash]) -> None:
+        """Also blocks that are not here, and those that another pin keeps already."""
+        self.pool.pin(hashes)
+        self.pins.append(hashes)
+
+    @precondition(lambda self: self.pins)
+    @rule(pick=picks)
+    def unpin(self, pick: int) -> None:
+        self.pool.unpin(self.pins.pop(pick % len(self.pins)))
+
+    @rule(is_rare=st.integers(0, 4))
+    def unpin_all(self, is_rare: int) -> None:
+        if not is_rare:
+            self.pool.unpin_all()
+            self.pins.clear()
+
+    @precondition(lambda self: self.in_state(PageState.CACHED, PageState.PINNED))
+    @rule(pick=picks)
+    def forget(self, pick: int) -> None:
+        """One block, as after numbers that overflowed: it goes, pinned or not, unless another one follows it."""
+        unheld = self.in_state(PageState.CACHED, PageState.PINNED)
+        page = unheld[pick % len(unheld)]
+        is_parent = any(truth.parent == self.truth[page].hash for truth in self.truth.values())
+        self.pool.forget([page])
+        if not is_parent:
+            assert self.listener.removed_hashes == [self.truth[page].hash]
+            del self.truth[page]
+        self.listener.removed_hashes.clear()
 
     @precondition(lambda self: self.holds)
     @rule(pick=picks)
@@ -291,11 +329,15 @@ class PoolHistory(RuleBasedStateMachine):
             expected = self.pool.total - len(self.truth) if state is PageState.FREE else len(self.in_state(state))
             assert self.pool.count(state) == expected, state
         assert self.pool.available == self.room()
+        assert self.pool.unheld == self.room() + len(self.in_state(PageState.PINNED))
+        assert self.pool.pinned_blocks == len(self.pinned())
+        unheld = self.in_state(PageState.CACHED, PageState.PINNED)
+        assert {block.hash for block in self.pool.cached()} == {self.truth[page].hash for page in unheld}
         for page, truth in self.truth.items():
             assert self.pool.writer(page) == truth.writer
             assert self.pool.is_filled(page) == truth.filled
             assert self.pool.is_wanted(page) == (truth.holders > 0)
-            assert self.pool.is_arriving(page) == (truth.state is PageState.ARRIVING)
+            assert self.pool.is_arriving(page) == (truth.state(()) is PageState.ARRIVING)
             if truth.hash is not None:
                 assert self.pool.find(truth.hash) == (page if truth.filled else None)
 
@@ -304,6 +346,9 @@ class PoolHistory(RuleBasedStateMachine):
             self.pool.release(pages)
         for page in range(self.pool.total):
             self.pool.clear_writer(PageId(page))
+        self.pool.check_integrity()
+        assert self.pool.unheld == self.pool.total
+        self.pool.unpin_all()
         self.pool.check_integrity()
         assert self.pool.available == self.pool.total
         self.log.publish()

@@ -19,7 +19,7 @@ from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, Wor
 from twostroke.engine.build import build_runner
 from twostroke.ids import PageId, RequestId, SessionId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
-from twostroke.kv_cache.pool import BlockPool, PageState
+from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import SamplingParams
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -87,9 +87,8 @@ class Running:
     def is_idle(self) -> bool:
         """Nothing is held: no page, no sequence, no pull in either direction."""
         pool, scheduler = self.host.pool, self.host.scheduler
-        unheld = pool.count(PageState.FREE) + pool.count(PageState.CACHED)
         return (
-            unheld == pool.total
+            pool.unheld == pool.total
             and not scheduler.running
             and not scheduler.waiting
             and not self.worker._open_work()

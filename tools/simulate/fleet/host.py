@@ -368,7 +368,7 @@ class SimulatedHost:
         assert not self.scheduler.running, f"{self.worker} still runs {self.scheduler.running} sequences"
         assert not self.scheduler.waiting, f"at {self.worker} {self.scheduler.waiting} sequences still wait"
         assert not len(self.pulls), f"{self.worker} still pulls, or serves pulls"
-        held = pool.total - pool.count(PageState.FREE) - pool.count(PageState.CACHED)
+        held = pool.total - pool.unheld
         assert not held, f"{held} pages of {self.worker} are still held"
 
     def _lasting_report(self) -> control_pb2.Load:
