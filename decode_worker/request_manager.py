@@ -36,6 +36,7 @@ from twostroke.scheduler.batching import Step
 from twostroke.scheduler.scheduler import AdmittedSequence, Emission
 from twostroke.scheduler.sequence import Sequence
 from twostroke.worker.host import WorkerHost
+from twostroke.worker.pins.keeper import PinKeeper
 from twostroke.worker.pulls.pages_service import CachedOnlyJob, RequestedBlocks
 from twostroke.worker.pulls.peer_pulls import PeerPulls
 from twostroke.worker.pulls.pull_client import PullReport, PullSpec
@@ -217,8 +218,8 @@ class RequestManager(RoleServices):
 
     # Calls by the worker
 
-    def register(self, host: WorkerHost) -> None:
-        worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self, host.validator), host.rpc.server)
+    def register(self, host: WorkerHost, pins: PinKeeper) -> None:
+        worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self, host.validator, pins.hint), host.rpc.server)
         host.rpc.offer("twostroke.v1.Decode")
 
     def begin(self, wanted: RequestedBlocks) -> CachedOnlyJob:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 import grpc.aio
@@ -36,16 +36,20 @@ class RequestCalls(Protocol):
 
 
 class DecodeService(worker_pb2_grpc.DecodeServicer):
-    def __init__(self, requests: RequestCalls, validator: RequestValidator) -> None:
+    def __init__(self, requests: RequestCalls, validator: RequestValidator, hint: Callable[[Request], None]) -> None:
+        """`hint` keeps the blocks of a request that asks for it."""
         self._requests = requests
         self._validator = validator
+        self._hint = hint
 
     async def Open(  # noqa: N802
         self, request: worker_pb2.OpenRequest, context: Context
     ) -> worker_pb2.OpenResponse:
         self._validator.check(request.fingerprint, request.worker_epoch)
         source = request.source if request.HasField("source") else None
-        self._requests.open(request_from_message(request), source, PeerPrefix.of(request))
+        wanted = request_from_message(request)
+        self._requests.open(wanted, source, PeerPrefix.of(request))
+        self._hint(wanted)
         return worker_pb2.OpenResponse()
 
     async def Close(  # noqa: N802

@@ -20,6 +20,7 @@ from twostroke.scheduler.sequence import Sequence as BuildSequence
 from twostroke.scheduler.sequence import building
 from twostroke.tracing.parts import Chunks
 from twostroke.worker.host import WorkerHost
+from twostroke.worker.pins.keeper import PinKeeper
 from twostroke.worker.pulls.pages_service import RequestedBlocks
 from twostroke.worker.pulls.peer_pulls import PeerPulls
 from twostroke.worker.role_host import RoleHost, first_token_due_s
@@ -139,7 +140,7 @@ class BuildJobs(RoleServices):
     def emitted(self, emissions: list[Emission]) -> None:
         assert not emissions, "a prefill worker never samples"
 
-    def register(self, host: WorkerHost) -> None:
+    def register(self, host: WorkerHost, pins: PinKeeper) -> None:
         """The role has no service besides Pull."""
 
     @property

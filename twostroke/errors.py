@@ -13,6 +13,7 @@
     ├── NotFound                 no such model, request or worker
     ├── Overloaded               a bounded queue is full; retry later          (retryable)
     │   └── RateLimitExceeded    the API key has used what it may; retry later (retryable)
+    ├── PinRefused               a pin does not fit the caps; its message has the numbers
     ├── Draining                 the process takes no new work                 (retryable)
     ├── DeadlineExceeded         the request's own deadline has passed
     ├── Cancelled                the client went away or aborted
@@ -163,6 +164,14 @@ class RateLimitExceeded(Overloaded):
         super().__init__(message, field=field, retry_after_s=retry_after_s)
         self.reason = reason
         """Which limit: "requests", "tokens" or "concurrency"."""
+
+
+class PinRefused(ServeError):
+    """Its field names the cap."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    openai_type = "overloaded_error"
 
 
 class Draining(ServeError):

@@ -23,6 +23,8 @@ MAX_LOGIT_BIAS = 300
 LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY = 0.01, 100.0
 """Logits are multiplied with it and divided by it in float32, where they have to stay finite."""
 MOST_TEMPERATURE = 100.0
+LONGEST_HINT_S = 86_400.0
+"""Longest time for which a request may ask to keep its blocks: a day."""
 MOST_TOKENS = 2**31 - 1
 """Tokens that one answer can have; positions are 32-bit integers."""
 SEEDS = 2**64
@@ -114,6 +116,23 @@ class Siblings:
     """All answers of the request, this one included."""
 
 
+@dataclass(frozen=True, slots=True)
+class CacheHint:
+    """A wish to keep the first blocks of a request for a while; see `twostroke.kv_cache.pins`."""
+
+    blocks: int
+    """Leading blocks of the prompt."""
+    seconds: float
+    """How long, from the request's arrival at its worker on."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= LONGEST_HINT_S:
+            raise InvalidRequest(
+                f"a cache hint lasts more than 0 s and at most {LONGEST_HINT_S:g} s, got {self.seconds:g}",
+                field="cache_control.ttl",
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One answer to produce, or to go on with: `emitted` holds what earlier attempts have already sent."""
@@ -136,10 +155,11 @@ class Request:
     router_id: str
     """The router whose token stream carries the answer."""
     priority: int = 0
-    """Class of the request: a higher one goes first where requests wait. Only the router uses it, and the tenant."""
+    """Class of the request: a higher one goes first where requests wait. Only the router uses it."""
     tenant: str = ""
     siblings: Siblings = Siblings()  # frozen
     """The request's other choices, which only the router knows."""
+    hint: CacheHint | None = None
     trace: TraceContext | None = None
     """The span that this attempt is part of. None: nobody follows it."""
 

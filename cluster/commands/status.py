@@ -59,6 +59,7 @@ class WorkerLine:
     pages_total: int
     pages_free: int
     pages_cached: int
+    pages_pinned: int
     pages_arriving: int
     pages_active: int
     pages_quarantined: int
@@ -140,6 +141,7 @@ def _line(entry: control_pb2.WorkerLoad) -> WorkerLine:
         pages_total=load.pages_total,
         pages_free=load.pages_free,
         pages_cached=load.pages_cached,
+        pages_pinned=load.pages_pinned,
         pages_arriving=load.pages_arriving,
         pages_active=load.pages_active,
         pages_quarantined=load.pages_quarantined,
@@ -179,6 +181,7 @@ def _pages(line: WorkerLine) -> str:
     states = {
         "free": line.pages_free,
         "cached": line.pages_cached,
+        "pinned": line.pages_pinned,
         "arriving": line.pages_arriving,
         "active": line.pages_active,
         "quarantined": line.pages_quarantined,

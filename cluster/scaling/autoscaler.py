@@ -136,7 +136,9 @@ class Autoscaler:
 
     def _held(self) -> dict[str, int]:
         """Return the number of blocks that each worker has."""
-        return {name: load.pages_cached + load.pages_active for name, (_, load) in self._loads.items()}
+        return {
+            name: load.pages_cached + load.pages_pinned + load.pages_active for name, (_, load) in self._loads.items()
+        }
 
 
 def seen_from(

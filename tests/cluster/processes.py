@@ -238,7 +238,7 @@ class ProcessCluster:
                     break
                 await asyncio.sleep(0.1)
             assert not any(busy), f"{name} still holds something: {load}"
-            assert load.pages_free + load.pages_cached == load.pages_total
+            assert load.pages_free + load.pages_cached + load.pages_pinned == load.pages_total
 
     async def close(self) -> None:
         for process in self._processes:

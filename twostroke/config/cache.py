@@ -55,6 +55,17 @@ class CacheConfig(Settings):
         help="share of a CUDA device's memory for all that one worker keeps there; workers of one device share it out",
     )
 
+    pin_cap: float = setting(
+        0.25, least=0, most=0.9, unit="SHARE", help="share of each worker's pages that pins may keep"
+    )
+    pin_tenant_cap: float = setting(
+        0.1,
+        least=0,
+        most=0.9,
+        unit="SHARE",
+        help="share of them that the cache hints of one tenant's requests may keep",
+    )
+
     @property
     def host_bytes(self) -> int:
         """Page memory of a worker that computes on the CPU."""

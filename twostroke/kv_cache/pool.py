@@ -133,6 +133,11 @@ class BlockPool:
         """Distinct blocks that pins keep, whether or not they are here."""
         return len(self._pins)
 
+    @property
+    def lacks_pinned(self) -> bool:
+        """A pinned block is not readable here. O(pinned blocks)."""
+        return any(self.find(block_hash) is None for block_hash in self._pins)
+
     def is_pinned(self, block_hash: BlockHash) -> bool:
         return block_hash in self._pins
 

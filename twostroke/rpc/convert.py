@@ -8,7 +8,7 @@ from twostroke import errors
 from twostroke.errors import InternalError, InvalidRequest, ServeError
 from twostroke.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
-from twostroke.request import Request, SampledToken, SamplingParams
+from twostroke.request import CacheHint, Request, SampledToken, SamplingParams
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.tracing.context import TraceContext, header_of
@@ -93,7 +93,10 @@ def request_to_message(
         deadline_s=request.deadline_s,
         source=source,
         traceparent=header_of(request.trace),
+        tenant=request.tenant,
     )
+    if request.hint is not None:
+        message.hint.CopyFrom(worker_pb2.CacheHint(blocks=request.hint.blocks, seconds=request.hint.seconds))
     if peer is not None:
         peer.put(message)
     return message
@@ -112,6 +115,8 @@ def request_from_message(message: worker_pb2.OpenRequest) -> Request:
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
         router_id=message.router_id,
         trace=TraceContext.parse(message.traceparent),
+        tenant=message.tenant,
+        hint=CacheHint(message.hint.blocks, message.hint.seconds) if message.HasField("hint") else None,
     )
 
 

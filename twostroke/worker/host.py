@@ -223,6 +223,7 @@ class WorkerHost:
             pages_arriving=self.pool.count(PageState.ARRIVING),
             pages_active=self.pool.count(PageState.ACTIVE),
             pages_quarantined=self.pool.count(PageState.QUARANTINED),
+            pages_pinned=self.pool.count(PageState.PINNED),
             seconds_per_token=rates.seconds_per_token,
             seconds_per_step=rates.seconds_per_step,
             state=self.state,

@@ -15,10 +15,13 @@ from twostroke.config import WorkerConfig
 from twostroke.errors import EngineLost, PeerLost
 from twostroke.fault_points import Point, reach
 from twostroke.ids import Epoch
-from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2_grpc
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, pins_pb2_grpc, worker_pb2_grpc
 from twostroke.worker.control import WorkerControlService
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.host import ReadyInfo, WorkerHost
+from twostroke.worker.pins.handlers import HandlersWithPins
+from twostroke.worker.pins.keeper import PinKeeper
+from twostroke.worker.pins.service import PinsService
 from twostroke.worker.pulls.cache_handoff import hand_off_cache
 from twostroke.worker.pulls.pages_service import PageJobs, PagesService
 from twostroke.worker.steps.work_loop import RoleHandlers
@@ -33,7 +36,7 @@ class RoleServices(RoleHandlers, PageJobs, abc.ABC):
     """A role handles events of the work loop, serves pulls, and has rpc services of its own."""
 
     @abc.abstractmethod
-    def register(self, host: WorkerHost) -> None:
+    def register(self, host: WorkerHost, pins: PinKeeper) -> None:
         """Add the role's own services to the host's rpc server."""
 
     @property
@@ -56,6 +59,7 @@ class BaseWorker(abc.ABC):
         self._host: WorkerHost | None = None
         self._pages: PagesService | None = None
         self._role: RoleServices | None = None
+        self._pins: PinKeeper | None = None
         self._stop = asyncio.Event()
 
     @abc.abstractmethod
@@ -104,6 +108,8 @@ class BaseWorker(abc.ABC):
         reach(Point.WORKER_DRAINING)
         until_s = asyncio.get_running_loop().time() + deadline_s
         self._host.validator.is_draining = True
+        if self._pins is not None:
+            self._pins.stop_building()
         await self._host.rpc.set_serving(False)
         self._host.feed.publish()
         log.info("draining deadline_s=%.1f successors=%d", deadline_s, len(successors))
@@ -135,10 +141,13 @@ class BaseWorker(abc.ABC):
         await host.open()
         async with asyncio.TaskGroup() as tasks:
             role = self.mount(host, tasks)
-            self._host, self._role, self._pages = host, role, self._mount_services(host, role, tasks)
+            pins = PinKeeper(host, tasks)
+            self._host, self._role, self._pins = host, role, pins
+            self._pages = self._mount_services(host, role, pins, tasks)
             await host.rpc.start()
             running = [
-                tasks.create_task(self._work(host, role)),
+                tasks.create_task(self._work(host, role, pins)),
+                tasks.create_task(pins.watch()),
                 tasks.create_task(host.feed.beat()),
                 tasks.create_task(_publish_progress(host)),
             ]
@@ -154,28 +163,33 @@ class BaseWorker(abc.ABC):
             finally:
                 for task in running:
                     task.cancel()
+                pins.stop_building()
                 role.close()
                 host.pulls.stop()
         if host.validator.lost is not None:
             raise host.validator.lost
 
-    async def _work(self, host: WorkerHost, role: RoleServices) -> None:
+    async def _work(self, host: WorkerHost, role: RoleServices, pins: PinKeeper) -> None:
         """Run the work loop; a lost engine ends the epoch, and open requests go on elsewhere."""
         try:
-            await host.loop.run(role)
+            await host.loop.run(HandlersWithPins(role, pins))
         except EngineLost as error:
             log.critical("engine lost open=%d error=%s", self._open_work(), error.message)
             await host.lose_engine(error)
             role.lost(error)
             self._stop.set()
 
-    def _mount_services(self, host: WorkerHost, role: RoleServices, tasks: asyncio.TaskGroup) -> PagesService:
+    def _mount_services(
+        self, host: WorkerHost, role: RoleServices, pins: PinKeeper, tasks: asyncio.TaskGroup
+    ) -> PagesService:
         pages = PagesService(host, role, tasks)
         worker_pb2_grpc.add_PagesServicer_to_server(pages, host.rpc.server)
         control_pb2_grpc.add_ControlServicer_to_server(WorkerControlService(host, self.drain), host.rpc.server)
         host.rpc.offer("twostroke.v1.Pages")
         host.rpc.offer("twostroke.v1.Control", waits_for_ready=False)
-        role.register(host)
+        pins_pb2_grpc.add_PinsServicer_to_server(PinsService(host, pins), host.rpc.server)
+        host.rpc.offer("twostroke.v1.Pins")
+        role.register(host, pins)
         return pages
 
 

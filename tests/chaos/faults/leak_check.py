@@ -67,8 +67,11 @@ def held_by(load: Load) -> str | None:
         "waiting": load.waiting,
     }
     held = ", ".join(f"{count} {what}" for what, count in busy.items() if count)
-    if not held and load.pages_free + load.pages_cached != load.pages_total:
-        held = f"{load.pages_free} free and {load.pages_cached} cached of {load.pages_total} pages"
+    if not held and load.pages_free + load.pages_cached + load.pages_pinned != load.pages_total:
+        held = (
+            f"{load.pages_free} free, {load.pages_cached} cached and {load.pages_pinned} pinned "
+            f"of {load.pages_total} pages"
+        )
     return held or None
 
 

@@ -275,6 +275,7 @@ class SimulatedHost:
         load.pages_arriving = count(PageState.ARRIVING)
         load.pages_active = count(PageState.ACTIVE)
         load.pages_quarantined = count(PageState.QUARANTINED)
+        load.pages_pinned = count(PageState.PINNED)
         budget = self.loop.budget
         load.queued_s = budget.drain_s(queued, scheduler.step_tokens)
         load.costs.step_target_s = budget.step_s(queued.streams, queued.context_tokens)

@@ -1,0 +1,238 @@
+"""Pins of one worker: leases on blocks with an owner, an end, and what they were good for.
+
+A pin keeps the blocks of one prefix in the pool (see `BlockPool.pin`). It is refused, with the numbers, where the caps
+do not allow it: nothing that is in use makes room for a pin. Blocks that several pins share take their pages once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from twostroke.errors import PinRefused
+from twostroke.ids import BlockHash, PinId
+from twostroke.kv_cache.pool import BlockPool
+
+MOST_PINS = 1024
+"""Pins of one worker, cache hints included: each takes a few hundred bytes, and as many again per block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A lease on the blocks of one prefix."""
+
+    pin_id: PinId
+    owner: str
+    tenant: str = ""
+    """Tenant whose requests it serves; empty: those without one."""
+    tokens: tuple[int, ...]
+    """They fill the blocks exactly."""
+    block_hashes: tuple[BlockHash, ...]
+    expires_s: float | None = None
+    """Unix seconds; None: it stays until it is removed."""
+    max_bytes: int = 0
+    """Most bytes that its blocks may take at one worker; 0: whatever the caps allow."""
+    text: str = ""
+    """How it begins, for people."""
+    is_hint: bool = False
+    """A request asked for it: the request computes the blocks, and nobody else does."""
+
+    def has_expired(self, now_s: float) -> bool:
+        return self.expires_s is not None and self.expires_s <= now_s
+
+
+def pin_id_of(owner: str, tenant: str, last_block: BlockHash) -> PinId:
+    """Return the id of an owner's pin on the prefix that ends with `last_block`: the same prefix again is the same pin.
+
+    The names go in with their lengths, so that no two pairs of them read alike.
+    """
+    names = b"".join(len(name).to_bytes(4, "little") + name for name in (owner.encode(), tenant.encode()))
+    return PinId(hashlib.blake2b(names + last_block, digest_size=8).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class PinLimits:
+    """What pins may take of a pool, in blocks."""
+
+    total: int
+    """Pages of the pool."""
+    page_bytes: int
+    share: int
+    """Blocks that `--pin-cap` allows."""
+    tenant: int
+    """Blocks that the hints of one tenant may keep."""
+    longest_request: int
+    """Pages of the longest request that the worker takes: pins never leave less, or it would wait for ever."""
+
+    @classmethod
+    def of(cls, total: int, page_bytes: int, longest_request: int, *, share: float, tenant_share: float) -> PinLimits:
+        return cls(total, page_bytes, math.floor(share * total), math.floor(tenant_share * total), longest_request)
+
+    @property
+    def most(self) -> int:
+        """Distinct blocks that pins may keep."""
+        return max(0, min(self.share, self.total - self.longest_request))
+
+    def size(self, blocks: int) -> str:
+        return f"{blocks} pages ({blocks * self.page_bytes:,} bytes)"
+
+
+@dataclass(slots=True)
+class PinHits:
+    """Admissions that found all of a pin's blocks."""
+
+    hits: int = 0
+    saved_s: float = 0.0
+    """Predicted seconds of computing that they spared."""
+
+
+class PinTable:
+    """All pins of one worker. One owner, one thread: the worker's event loop."""
+
+    def __init__(self, pool: BlockPool, limits: PinLimits) -> None:
+        self._pool = pool
+        self.limits = limits
+        self._pins: dict[PinId, Pin] = {}
+        self._hits: dict[PinId, PinHits] = {}
+        self._by_last: dict[BlockHash, dict[PinId, None]] = {}
+        """Pins by their last block."""
+        self._hinted: dict[str, Counter[BlockHash]] = {}
+        """Hints per block, by tenant."""
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    @property
+    def pinned_blocks(self) -> int:
+        """Distinct blocks that the pins keep, whether or not they are here."""
+        return self._pool.pinned_blocks
+
+    @property
+    def pins(self) -> list[Pin]:
+        """All pins, the oldest first."""
+        return list(self._pins.values())
+
+    def get(self, pin_id: PinId) -> Pin | None:
+        return self._pins.get(pin_id)
+
+    def hits(self, pin_id: PinId) -> PinHits:
+        return self._hits[pin_id]
+
+    @property
+    def next_end_s(self) -> float | None:
+        """When the next pin expires, in Unix seconds."""
+        return min((pin.expires_s for pin in self._pins.values() if pin.expires_s is not None), default=None)
+
+    def put(self, pin: Pin, now_s: float) -> None:
+        """Hold a pin. One with the same id is replaced, and its hits are kept.
+
+        Raises PinRefused; then nothing has changed.
+        """
+        known = self._pins.get(pin.pin_id)
+        self._check(pin, known, now_s)
+        hits = self._hits.pop(pin.pin_id, None) or PinHits()
+        self._pool.pin(pin.block_hashes)
+        if known is not None:
+            self._remove(known)
+        self._pins[pin.pin_id], self._hits[pin.pin_id] = pin, hits
+        self._by_last.setdefault(pin.block_hashes[-1], {})[pin.pin_id] = None
+        if pin.is_hint:
+            self._hinted.setdefault(pin.tenant, Counter()).update(pin.block_hashes)
+
+    def remove(self, pin_id: PinId) -> Pin | None:
+        """End a pin; return it, or None if there is none."""
+        pin = self._pins.get(pin_id)
+        if pin is not None:
+            self._remove(pin)
+            self._hits.pop(pin_id, None)
+        return pin
+
+    def expire(self, now_s: float) -> list[Pin]:
+        """End the pins whose time is over, and return them."""
+        return [pin for pin in self.pins if pin.has_expired(now_s) and self.remove(pin.pin_id) is not None]
+
+    def missing(self, pin: Pin) -> int:
+        """Return how many of a pin's blocks are not readable here."""
+        return sum(self._pool.find(block_hash) is None for block_hash in pin.block_hashes)
+
+    def admitted(self, found: Sequence[BlockHash], price_s: Callable[[int], float]) -> PinHits | None:
+        """Count an admission that found these leading blocks; return what it adds, or None if no pin was found whole.
+
+        It counts for the longest such prefix: for each of its pins, whoever owns them. `price_s` predicts the seconds
+        of computing so many of the first blocks.
+        """
+        for index in range(len(found) - 1, -1, -1) if self._pins else ():
+            pins = self._by_last.get(found[index])
+            if pins is None:
+                continue
+            saved_s = price_s(index + 1)
+            for pin_id in pins:
+                self._hits[pin_id].hits += 1
+                self._hits[pin_id].saved_s += saved_s
+            return PinHits(1, saved_s)
+        return None
+
+    def _remove(self, pin: Pin) -> None:
+        del self._pins[pin.pin_id]
+        last = self._by_last[pin.block_hashes[-1]]
+        del last[pin.pin_id]
+        if not last:
+            del self._by_last[pin.block_hashes[-1]]
+        if pin.is_hint:
+            hinted = self._hinted[pin.tenant]
+            _subtract(hinted, pin.block_hashes)
+            if not hinted:
+                del self._hinted[pin.tenant]
+        self._pool.unpin(pin.block_hashes)
+
+    def _check(self, pin: Pin, known: Pin | None, now_s: float) -> None:
+        limits, blocks = self.limits, len(pin.block_hashes)
+        if pin.has_expired(now_s):
+            raise PinRefused("the pin's time is over already", field="expires_s")
+        if pin.max_bytes and blocks * limits.page_bytes > pin.max_bytes:
+            raise PinRefused(
+                f"the pin takes {limits.size(blocks)}, its own cap is {pin.max_bytes:,} bytes", field="max_bytes"
+            )
+        if known is not None:
+            return  # its blocks are pinned already
+        if len(self._pins) >= MOST_PINS:
+            raise PinRefused(f"there are {MOST_PINS} pins, and no more are kept", field="pins")
+        new = len({block_hash for block_hash in pin.block_hashes if not self._pool.is_pinned(block_hash)})
+        held = self._pool.pinned_blocks
+        if held + new > limits.most:
+            raise PinRefused(
+                f"the pin takes {limits.size(new)} more; pins keep {held} of {limits.total} pages and may keep "
+                f"{limits.most}: {self._why_most()}",
+                field="pin_cap",
+            )
+        if pin.is_hint:
+            self._check_tenant(pin)
+
+    def _check_tenant(self, pin: Pin) -> None:
+        hinted = self._hinted.get(pin.tenant, Counter())
+        new = len({block_hash for block_hash in pin.block_hashes if block_hash not in hinted})
+        if len(hinted) + new > self.limits.tenant:
+            raise PinRefused(
+                f"the hint takes {self.limits.size(new)} more; this tenant's keep {len(hinted)} pages and may keep "
+                f"{self.limits.tenant}",
+                field="pin_tenant_cap",
+            )
+
+    def _why_most(self) -> str:
+        limits = self.limits
+        if limits.share <= limits.total - limits.longest_request:
+            return f"--pin-cap allows {limits.share}"
+        return (
+            f"the longest request takes {limits.longest_request} and must always fit; "
+            "use a larger --kv-cache-memory, or a smaller --max-model-len"
+        )
+
+
+def _subtract(counts: Counter[BlockHash], hashes: Iterable[BlockHash]) -> None:
+    for block_hash in hashes:
+        counts[block_hash] -= 1
+        if not counts[block_hash]:
+            del counts[block_hash]

@@ -1,0 +1,39 @@
+"""Pins <-> messages."""
+
+from __future__ import annotations
+
+from twostroke.ids import PinId
+from twostroke.kv_cache.pins import Pin
+from twostroke.rpc.convert import hashes_from_bytes, hashes_to_bytes
+from twostroke.rpc.v1 import pins_pb2
+
+MOST_TEXT_CHARS = 80
+"""Characters of how a pin begins, for people."""
+
+
+def pin_to_message(pin: Pin, workers: tuple[str, ...] = ()) -> pins_pb2.Pin:
+    return pins_pb2.Pin(
+        pin_id=pin.pin_id,
+        owner=pin.owner,
+        tenant=pin.tenant,
+        tokens=pin.tokens,
+        block_hashes=hashes_to_bytes(pin.block_hashes),
+        expires_s=pin.expires_s,
+        workers=workers,
+        max_bytes=pin.max_bytes,
+        text=pin.text,
+    )
+
+
+def pin_from_message(message: pins_pb2.Pin) -> Pin:
+    """Raises InvalidRequest where the hashes have half a block."""
+    return Pin(
+        pin_id=PinId(message.pin_id),
+        owner=message.owner,
+        tenant=message.tenant,
+        tokens=tuple(message.tokens),
+        block_hashes=tuple(hashes_from_bytes(message.block_hashes)),
+        expires_s=message.expires_s if message.HasField("expires_s") else None,
+        max_bytes=message.max_bytes,
+        text=message.text[:MOST_TEXT_CHARS],
+    )

@@ -1,0 +1,45 @@
+"""The work loop's events where a worker holds pins: those of pins' sequences go to the keeper, others to the role."""
+
+from __future__ import annotations
+
+from twostroke.errors import EngineLost
+from twostroke.scheduler.batching import Step
+from twostroke.scheduler.scheduler import AdmittedSequence, Emission
+from twostroke.scheduler.sequence import Sequence
+from twostroke.worker.pins.keeper import PinKeeper
+from twostroke.worker.steps.work_loop import RoleHandlers
+
+
+class HandlersWithPins(RoleHandlers):
+    def __init__(self, role: RoleHandlers, pins: PinKeeper) -> None:
+        self._role = role
+        self._pins = pins
+
+    def admitted(self, admission: AdmittedSequence) -> None:
+        if self._pins.builds(admission.sequence):
+            self._pins.began(admission)
+        else:
+            self._pins.found(admission.sequence)
+            self._role.admitted(admission)
+
+    def planning(self) -> None:
+        self._pins.end_finished()
+        self._role.planning()
+
+    def preempted(self, sequence: Sequence) -> None:
+        if not self._pins.builds(sequence):  # a pin's sequence waits again, and that is all
+            self._role.preempted(sequence)
+
+    def computed(self, step: Step, seconds: float) -> None:
+        self._role.computed(step, seconds)
+
+    def emitted(self, emissions: list[Emission]) -> None:
+        self._role.emitted(emissions)
+
+    def failed(self, sequences: list[Sequence], error: Exception) -> None:
+        self._role.failed([sequence for sequence in sequences if not self._pins.builds(sequence)], error)
+        for sequence in filter(self._pins.builds, sequences):
+            self._pins.failed(sequence, error)
+
+    def lost(self, error: EngineLost) -> None:
+        self._role.lost(error)

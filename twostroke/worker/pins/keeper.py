@@ -1,0 +1,212 @@
+"""The pin keeper holds a worker's pins: it has missing blocks computed, counts hits, and ends pins in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from twostroke.errors import Overloaded, PinRefused
+from twostroke.ids import PinId, RequestId
+from twostroke.kv_cache.pins import Pin, PinLimits, PinTable, pin_id_of
+from twostroke.request import Request
+from twostroke.rpc.v1 import worker_pb2
+from twostroke.scheduler.scheduler import AdmittedSequence
+from twostroke.scheduler.sequence import Sequence, building
+from twostroke.worker.condition import Condition
+from twostroke.worker.host import WorkerHost
+from twostroke.worker.pins.metrics import PinMetrics
+from twostroke.worker.pulls.pull_client import PullSpec
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+"""Seconds between two looks for blocks that are missing: of a pin that found the queue full, or that were forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinState:
+    """One pin as it is now."""
+
+    pin: Pin
+    missing: int
+    """Blocks that are not readable here."""
+    hits: int
+    saved_s: float
+    problem: str
+    """Why it is not ready, if something is wrong."""
+
+
+class PinKeeper:
+    """Pins of one epoch of a worker; `tasks` end with it."""
+
+    def __init__(self, host: WorkerHost, tasks: asyncio.TaskGroup, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: Unix seconds."""
+        self._host = host
+        self._tasks = tasks
+        self._clock = clock
+        self.table = PinTable(host.pool, _limits_of(host))
+        self.metrics = PinMetrics(host.config.role.value, host.metrics.registry, self.table)
+        self._builds: dict[Sequence, PinId] = {}
+        self._sources: dict[PinId, worker_pb2.PageSource] = {}
+        """Workers that compute what a pin lacks here."""
+        self._failures: dict[PinId, str] = {}
+        self._changed = Condition()
+
+    def put(self, pin: Pin, source: worker_pb2.PageSource | None = None) -> None:
+        """Hold a pin, and begin to compute what is missing. Raises PinRefused."""
+        try:
+            self.table.put(pin, self._clock())
+        except PinRefused as refused:
+            self.metrics.refused(str(refused.field), is_hint=pin.is_hint)
+            raise
+        self._failures.pop(pin.pin_id, None)
+        if source is not None and source.worker_id != self._host.config.worker_id:
+            self._sources[pin.pin_id] = source
+        self._changed.notify()
+        self._build_missing()
+        log.info("pinned pin=%s owner=%s blocks=%d hint=%s", pin.pin_id, pin.owner, len(pin.block_hashes), pin.is_hint)
+
+    def hint(self, request: Request) -> None:
+        """Keep the first blocks of a request for a while, as it asks; a refusal is counted, and changes nothing."""
+        hint, block_size = request.hint, self._host.facts.block_size
+        if hint is None or not request.block_hashes[: hint.blocks]:
+            return
+        hashes = request.block_hashes[: hint.blocks]
+        pin_id, expires_s = pin_id_of("", request.tenant, hashes[-1]), self._clock() + hint.seconds
+        known = self.table.get(pin_id)
+        if known is not None and known.expires_s is not None and known.expires_s >= expires_s:
+            return
+        if known is not None:
+            pin = replace(known, expires_s=expires_s)
+        else:
+            tokens = tuple(request.known[: len(hashes) * block_size])
+            pin = Pin(
+                pin_id=pin_id, owner="", tenant=request.tenant, tokens=tokens, block_hashes=hashes,
+                expires_s=expires_s, is_hint=True,
+            )  # fmt: skip
+        with contextlib.suppress(PinRefused):
+            self.put(pin)
+
+    def remove(self, pin_id: PinId) -> bool:
+        """End a pin; return False if there is none, which is no error."""
+        pin = self.table.remove(pin_id)
+        if pin is not None:
+            self._ended(pin)
+            log.info("unpinned pin=%s owner=%s", pin.pin_id, pin.owner)
+        return pin is not None
+
+    def states(self) -> list[PinState]:
+        """Return all pins, the oldest first."""
+        return [self.state(pin) for pin in self.table.pins]
+
+    def state(self, pin: Pin) -> PinState:
+        hits = self.table.hits(pin.pin_id)
+        problem = self._failures.get(pin.pin_id, "")
+        return PinState(pin, self.table.missing(pin), hits.hits, hits.saved_s, problem)
+
+    async def watch(self) -> None:
+        """End pins in time, and compute again what is missing, until cancelled."""
+        while True:
+            changed = self._changed.ticket()
+            for pin in self.table.expire(self._clock()):
+                self.metrics.expiries.inc()
+                self._ended(pin)
+                log.info("pin expired pin=%s owner=%s", pin.pin_id, pin.owner)
+            self._build_missing()
+            end_s = self.table.next_end_s
+            pause_s = LOOK_S if end_s is None else min(LOOK_S, end_s - self._clock())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, pause_s)):
+                    await changed.wait()
+
+    def stop_building(self) -> None:
+        """Give up what is being computed: the worker drains or ends."""
+        for sequence in list(self._builds):
+            self._end_build(sequence)
+
+    # Calls by the work loop
+
+    def builds(self, sequence: Sequence) -> bool:
+        return sequence in self._builds
+
+    def began(self, admission: AdmittedSequence) -> None:
+        """Pull the missing blocks from the pin's source, if it has one; what does not come is computed here."""
+        sequence, missing = admission.sequence, admission.missing
+        source = self._sources.pop(self._builds[sequence], None)
+        if source is not None and missing:
+            spec = PullSpec(
+                sequence.request_id,
+                self._host.new_session(),
+                source,
+                list(sequence.known),
+                list(sequence.block_hashes),
+                {block: sequence.pages[block] for block in missing},
+            )
+            self._host.pulls.start(spec, self._tasks)
+
+    def found(self, sequence: Sequence) -> None:
+        """Count what a sequence of the role found here when it was first admitted."""
+        if sequence.preemptions or not sequence.hit_blocks or not len(self.table):
+            return
+        hits = self.table.admitted(sequence.block_hashes[: sequence.hit_blocks], self._price_s)
+        if hits is not None:
+            self.metrics.found(hits)
+
+    def end_finished(self) -> None:
+        """Release the pages of builds whose blocks are all here: the pins keep them."""
+        is_filled = self._host.pool.is_filled
+        for sequence in list(self._builds):
+            if sequence.pages and all(map(is_filled, sequence.pages)):
+                self._end_build(sequence)
+
+    def failed(self, sequence: Sequence, error: Exception) -> None:
+        """Note why a pin's blocks cannot be computed. They are not tried again until the pin is put again."""
+        pin_id = self._builds.pop(sequence)
+        self._failures[pin_id] = f"a step that computes it fails: {type(error).__name__}: {error}"
+        log.error("pin failed pin=%s error=%s", pin_id, error)
+
+    # Internals
+
+    def _price_s(self, blocks: int) -> float:
+        """Return the predicted seconds of computing that many first blocks here."""
+        host = self._host
+        return host.loop.rates.cost.of_prompt(blocks * host.facts.block_size, 0, host.scheduler.step_tokens)
+
+    def _build_missing(self) -> None:
+        """Queue a sequence for each pin with missing blocks, unless it has one."""
+        host = self._host
+        if host.validator.is_draining or not host.pool.lacks_pinned:
+            return
+        building_now = set(self._builds.values())
+        for pin in self.table.pins:
+            if pin.is_hint or pin.pin_id in building_now or pin.pin_id in self._failures or not self.table.missing(pin):
+                continue
+            sequence = building(RequestId(f"pin-{pin.pin_id}"), host.new_session(), pin.tokens, pin.block_hashes)
+            try:
+                host.scheduler.enqueue(sequence)
+            except Overloaded:
+                return  # the next look tries again
+            self._builds[sequence] = pin.pin_id
+            host.loop.wake()
+
+    def _end_build(self, sequence: Sequence) -> None:
+        del self._builds[sequence]
+        self._host.scheduler.end(sequence)
+        self._host.pulls.prune()
+        self._host.loop.wake()
+
+    def _ended(self, pin: Pin) -> None:
+        self._failures.pop(pin.pin_id, None)
+        self._sources.pop(pin.pin_id, None)
+        for sequence in [each for each, pin_id in self._builds.items() if pin_id == pin.pin_id]:
+            self._end_build(sequence)
+
+
+def _limits_of(host: WorkerHost) -> PinLimits:
+    facts, cache = host.facts, host.config.cache
+    longest = min(facts.pages, -(-facts.max_model_len // facts.block_size))
+    return PinLimits.of(facts.pages, facts.page_bytes, longest, share=cache.pin_cap, tenant_share=cache.pin_tenant_cap)
