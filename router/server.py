@@ -21,6 +21,7 @@ from router.frontend.public_prefixes import read_public_prefixes
 from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import Seeds
 from router.metrics import RouterMetrics
+from router.pin_admin import PinAdminService
 from router.routing.reservations import Reservations
 from router.serving.generate_request import Dispatcher
 from twostroke.allocator import give_freed_memory_back
@@ -30,6 +31,7 @@ from twostroke.ids import Epoch
 from twostroke.models.catalog import recommended_sampling
 from twostroke.rpc.connections import STRANGERS_BYTES
 from twostroke.rpc.entrance import StrangersEntrance
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import Callers, RpcServer, check_can_listen, host_port
 from twostroke.tls import Certificates, CertificateUse
 from twostroke.tracing.recorder import Recorder
@@ -104,7 +106,8 @@ class RouterServer:
         InferenceService(handler, calls).add_to(self._rpc.server)
         self._rpc.offer(SERVICE_NAME, is_described=True)
         control = RouterControlService(handler, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
-        self._admin.serve(control)
+        membership = Membership.of(config.cluster_token, config.cluster_tls)
+        self._admin.serve(control, PinAdminService(handler, config.fleet_address, membership))
 
     @property
     def peer_address(self) -> str:

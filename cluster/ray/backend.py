@@ -1,4 +1,4 @@
-"""Keeps in Ray what a restarted supervisor must find again: worker actors, desired state, incarnations.
+"""Keeps in Ray what a restarted supervisor must find again: worker actors, desired state, incarnations, pins.
 
 `Backend` and `WorkerHandle` are the interface; `RayBackend` implements it. Only ServeErrors leave it.
 """
@@ -109,6 +109,12 @@ class Backend(Protocol):
 
     def set_desired(self, desired: DesiredState) -> None: ...
 
+    def pins(self) -> list[bytes]:
+        """Return the pins that were stored, each as its message."""
+
+    def set_pin(self, pin_id: str, pin: bytes | None) -> None:
+        """Store a pin, or delete it."""
+
     def request_nodes(self, placed: WorkerCounts) -> None:
         """Ask Ray's autoscaler for nodes for this many workers of each role. It removes nodes that stay idle."""
 
@@ -217,6 +223,17 @@ class RayBackend:
     def set_desired(self, desired: DesiredState) -> None:
         internal_kv._internal_kv_put(DESIRED_KEY, to_json(desired), overwrite=True, namespace=KV_NAMESPACE)
 
+    def pins(self) -> list[bytes]:
+        keys = internal_kv._internal_kv_list(_pin_key(""), namespace=KV_NAMESPACE)
+        values = [internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE) for key in sorted(keys)]
+        return [value for value in values if value]
+
+    def set_pin(self, pin_id: str, pin: bytes | None) -> None:
+        if pin is None:
+            internal_kv._internal_kv_del(_pin_key(pin_id), namespace=KV_NAMESPACE)
+        else:
+            internal_kv._internal_kv_put(_pin_key(pin_id), pin, overwrite=True, namespace=KV_NAMESPACE)
+
     def request_nodes(self, placed: WorkerCounts) -> None:
         room = node_request_for(placed, self._roles)
         if room.bundles:
@@ -232,7 +249,7 @@ class RayBackend:
     def forget(self) -> None:
         if internal_kv._internal_kv_get(NODE_REQUEST_KEY, namespace=KV_NAMESPACE):
             request_resources(bundles=[])
-        for prefix in (_incarnation_key(""), _after_drain_key(""), DESIRED_KEY, NODE_REQUEST_KEY):
+        for prefix in (_incarnation_key(""), _after_drain_key(""), _pin_key(""), DESIRED_KEY, NODE_REQUEST_KEY):
             for key in internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE):
                 internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
 
@@ -258,6 +275,10 @@ def _incarnation_key(worker_id: str) -> str:
 
 def _after_drain_key(worker_id: str) -> str:
     return f"after_drain/{worker_id}"
+
+
+def _pin_key(pin_id: str) -> str:
+    return f"pin/{pin_id}"
 
 
 async def _result(reference: Awaitable[Answer]) -> Answer:

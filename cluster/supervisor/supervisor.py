@@ -22,6 +22,7 @@ from cluster.supervisor.actors import ActorLocation, Serving
 from cluster.supervisor.drains import Drains
 from cluster.supervisor.fleet_service import FleetService
 from cluster.supervisor.node_watch import NodeWatch
+from cluster.supervisor.pins import FleetPins, PinHolder
 from cluster.supervisor.plan import Create, Observed, PlacedWorker, WorkerStage, backoff_s, plan
 from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
 from twostroke.config import Role, WorkerConfig
@@ -30,7 +31,7 @@ from twostroke.fault_points import Point, reach
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.silence import listening
-from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
+from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, pins_pb2_grpc
 from twostroke.telemetry import configure_logging
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Supervisor:
         self._reconciler = Reconciler(self, self._backend, self._drains, spec)
         self._autoscaler = Autoscaler(self._reconciler, spec, clock)
         self._service = FleetService(self.drain, self._autoscaler.report)
+        self._pins = FleetPins(self._pin_holders, self._backend, self._membership)
         self._nodes = NodeWatch(self._backend, self.placed_workers, self._drains)
         self._worker_tasks: asyncio.TaskGroup | None = None
         self._version = 0
@@ -212,6 +214,14 @@ class Supervisor:
             for worker_id, worker in self._workers.items()
         ]
 
+    def _pin_holders(self) -> list[PinHolder]:
+        serving = WorkerStage.SERVING
+        return [
+            PinHolder(worker_id, worker.role, worker.serving if worker.observed.stage is serving else None)
+            for worker_id, worker in self._workers.items()
+            if worker.observed.stage is not WorkerStage.DRAINED
+        ]
+
     async def stop(self) -> tuple[ProcessExit, ...]:
         """Shut every worker down and remove it, then end `run`. Returns how each worker ended."""
         self._stopping.set()
@@ -224,6 +234,8 @@ class Supervisor:
         server = self._server()
         fleet_pb2_grpc.add_FleetServicer_to_server(self._service, server.server)
         server.offer("twostroke.v1.Fleet")
+        pins_pb2_grpc.add_PinsServicer_to_server(self._pins, server.server)
+        server.offer("twostroke.v1.Pins")
         self.publish()
         await server.start()
         await server.set_serving(True)
@@ -319,6 +331,7 @@ class Supervisor:
         self._change(worker_id, WorkerStage.SERVING, serving=serving)
         if self._worker_tasks is not None:
             self._drains.resume(worker_id, self._worker_tasks)
+            self._worker_tasks.create_task(self._pins.give(worker_id))
         await _recycle_when_frozen(worker_id, handle)
 
     def _end(self, worker_id: str, ending: ServeError) -> None:

@@ -20,7 +20,7 @@ class PublicPrefixes:
         self._prefixes = tuple(tuple(prefix) for prefix in prefixes)
 
     def blocks_of(self, prompt: Sequence[int], block_size: int) -> int:
-        return max((_common(prompt, prefix) for prefix in self._prefixes), default=0) // block_size
+        return max((common_length(prompt, prefix) for prefix in self._prefixes), default=0) // block_size
 
 
 def read_public_prefixes(files: Iterable[str], text: Text) -> PublicPrefixes:
@@ -46,7 +46,7 @@ def _tokens_of(file: Path, text: Text) -> list[int]:
         raise ConfigError(f"--public-prefix {file}: {error.message}", field="--public-prefix") from error
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Counts the tokens that both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (mine, yours) in pairs if mine != yours), min(len(one), len(other)))

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 import uuid
+from array import array
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker_link import TokenDelta
 from router.frontend.auth.auth import AuthContext
 from router.frontend.output_share import AT_ONCE, OutputShare
-from router.frontend.params import ClientRequest, answer_length, check_prompt, sampling_params
+from router.frontend.params import ClientRequest, TokenPrompt, answer_length, check_prompt, sampling_params
 from router.frontend.preparation.prepare import Work, check_model
 from router.frontend.preparation.preparer import Preparer
 from router.frontend.public_prefixes import PublicPrefixes
@@ -155,6 +156,19 @@ class RequestHandler:
             _log_failure(request_id, error)
             raise
         return outcome.value
+
+    async def pinned_prefix(self, body: bytes) -> tuple[array[int], int]:
+        """Returns the tokens of a pin's prefix, for an AddPinRequest as its bytes, and how many of them are public.
+
+        Raises InvalidRequest, or ContextLengthExceeded.
+        """
+        facts = self.dispatcher.facts
+        outcome = await self._preparer.prepare(Work("pinned_prefix", body, self.model, facts), "")
+        if outcome.error is not None:
+            raise outcome.error
+        tokens: array[int] = outcome.value
+        check_prompt(TokenPrompt(tokens), facts)
+        return tokens, self._public.blocks_of(tokens, facts.block_size) * facts.block_size
 
     async def abort(self, request_id: str, resume_token: str, auth: AuthContext) -> bool:
         """Ends the request of that id, or the one whose stream the token names. Returns False where there is none.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 from router.frontend.params import AnswerOptions, ChatPrompt, Prompt, TextPrompt, TokenPrompt, check_role
 from twostroke.errors import InvalidRequest
-from twostroke.rpc.v1 import inference_pb2
+from twostroke.rpc.v1 import inference_pb2, pins_pb2
 
 
 def prompt_of(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:
@@ -15,17 +16,45 @@ def prompt_of(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeReq
     if kind == "text":
         return TextPrompt(request.text)
     if kind == "chat":
-        return ChatPrompt(
-            messages=tuple(
-                {"role": check_role(entry.role, f"messages[{rank}].role"), "content": entry.content}
-                for rank, entry in enumerate(request.chat.messages)
-            ),
-            add_generation_prompt=not request.chat.continue_final_message,
-            continue_final_message=request.chat.continue_final_message,
-        )
+        return _chat_of(request.chat)
     if isinstance(request, inference_pb2.GenerateRequest) and kind == "token_ids":
         return TokenPrompt(request.token_ids.ids)
     raise InvalidRequest("prompt is needed: text, token_ids or chat", field="prompt")
+
+
+def prefix_of(request: pins_pb2.AddPinRequest) -> Prompt:
+    match request.WhichOneof("prefix"):
+        case "text":
+            return TextPrompt(request.text)
+        case "chat":
+            return _chat_of(request.chat)
+        case "token_ids":
+            return TokenPrompt(request.token_ids.ids)
+        case _:
+            raise InvalidRequest("a prefix is needed: text, token_ids or chat", field="prefix")
+
+
+def continuations_of(chat: ChatPrompt) -> tuple[ChatPrompt, ChatPrompt]:
+    """Returns two chats that go on differently after these messages: templates may render a message by what follows."""
+    if chat.continue_final_message:
+        raise InvalidRequest("continue_final_message has no effect on a pin", field="chat.continue_final_message")
+    role = "assistant" if chat.messages[-1]["role"] == "user" else "user"
+    first, second = (
+        dataclasses.replace(chat, messages=(*chat.messages, {"role": role, "content": content}))
+        for content in ("A", "7")
+    )
+    return first, second
+
+
+def _chat_of(chat: inference_pb2.Chat) -> ChatPrompt:
+    return ChatPrompt(
+        messages=tuple(
+            {"role": check_role(entry.role, f"messages[{rank}].role"), "content": entry.content}
+            for rank, entry in enumerate(chat.messages)
+        ),
+        add_generation_prompt=not chat.continue_final_message,
+        continue_final_message=chat.continue_final_message,
+    )
 
 
 def options_of(request: inference_pb2.GenerateRequest) -> AnswerOptions:

@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from router.fleet.serving_facts import ServingFacts
-from router.frontend.grpc.schema import options_of, prompt_of
+from router.frontend.grpc.schema import continuations_of, options_of, prefix_of, prompt_of
 from router.frontend.json_body import parse_json
 from router.frontend.openai.schema import (
     DetokenizeBody,
@@ -32,10 +32,11 @@ from router.frontend.params import (
     check_token_ids,
     prompt_field,
 )
+from router.frontend.public_prefixes import common_length
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, NotFound, ServeError, without_frames
-from twostroke.rpc.v1 import inference_pb2
+from twostroke.rpc.v1 import inference_pb2, pins_pb2
 
 MOST_COUNTED_TOKENS = 1 << 17
 """Tokens in a response of `/tokenize` where the model takes fewer: a megabyte or two."""
@@ -130,6 +131,15 @@ class _Preparation:
         tokens = self._counted(prompt, isinstance(prompt, TextPrompt))
         return inference_pb2.TokenizeResponse(token_ids=tokens).SerializeToString()
 
+    def pinned_prefix(self) -> array[int]:
+        """Returns the tokens that prompts which begin like this have in common."""
+        message = _message(pins_pb2.AddPinRequest, self._work.body)
+        prefix = prefix_of(message)
+        if not isinstance(prefix, ChatPrompt):
+            return array("I", self._tokens(prefix, self._facts.context_tokens, isinstance(prefix, TextPrompt)))
+        first, second = (self._tokens(begun, self._facts.context_tokens, False) for begun in continuations_of(prefix))
+        return array("I", first[: common_length(first, second)])
+
     def _counted(self, prompt: Prompt, add_special_tokens: bool) -> Sequence[int]:
         """Tokenizes for clients that count tokens to find out what to leave out: more than the model takes."""
         most_tokens = max(MOST_COUNTED_TOKENS, self._facts.max_model_len)
@@ -186,6 +196,7 @@ KINDS: Mapping[str, Callable[[_Preparation], Any]] = {
     "detokenize": _Preparation.detokenize,
     "grpc_generate": _Preparation.grpc_generate,
     "grpc_tokenize": _Preparation.grpc_tokenize,
+    "pinned_prefix": _Preparation.pinned_prefix,
 }
 
 

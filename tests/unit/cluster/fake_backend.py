@@ -119,6 +119,7 @@ class FakeBackend:
         self.written: DesiredState | None = None
         self.asked: WorkerCounts | None = None
         """For room."""
+        self.stored_pins: dict[str, bytes] = {}
         self._incarnations: dict[str, int] = {}
 
     def find(self, config: WorkerConfig) -> FakeWorker | None:
@@ -148,6 +149,15 @@ class FakeBackend:
 
     def set_desired(self, desired: DesiredState) -> None:
         self.written = desired
+
+    def pins(self) -> list[bytes]:
+        return list(self.stored_pins.values())
+
+    def set_pin(self, pin_id: str, pin: bytes | None) -> None:
+        if pin is None:
+            self.stored_pins.pop(pin_id, None)
+        else:
+            self.stored_pins[pin_id] = pin
 
     def request_nodes(self, placed: WorkerCounts) -> None:
         self.asked = placed

@@ -1,0 +1,309 @@
+"""Pins of the fleet: the supervisor remembers them, and gives them to every worker that is to hold them.
+
+They are stored in Ray, as incarnations are, so that they outlive supervisor, routers and workers. A worker gets its
+pins when it begins to serve. A new pin is held by all of its workers that serve, or by none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import grpc.aio
+
+from cluster.supervisor.actors import Serving
+from twostroke.config import Role
+from twostroke.errors import InvalidRequest, NotFound, PinRefused, ServeError
+from twostroke.kv_cache.block import HASH_BYTES
+from twostroke.rpc.channel import PeerChannel
+from twostroke.rpc.membership import Membership
+from twostroke.rpc.v1 import pins_pb2, pins_pb2_grpc
+from twostroke.rpc.v1.worker_pb2 import PageSource
+
+log = logging.getLogger(__name__)
+
+MOST_PINS = 256
+MOST_TOKENS = 1 << 20
+"""Tokens of all pins together: some megabytes in Ray's store."""
+CALL_S = 3.0
+"""Seconds for a worker to answer; none of the calls computes anything."""
+GIVE_AGAIN_S = 2.0
+"""Seconds after which a worker that did not take its pins is tried again, for as long as its epoch serves."""
+ALL = "all"
+
+_REFUSALS = (PinRefused, InvalidRequest)
+"""What a worker raises that will not take the pin; any other error means that it is away."""
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PinHolder(NamedTuple):
+    """A worker of the fleet."""
+
+    worker_id: str
+    role: Role
+    serving: Serving | None
+    """None while it does not serve."""
+
+
+class PinStore(Protocol):
+    """Storage in which pins outlive the supervisor."""
+
+    def pins(self) -> list[bytes]: ...
+
+    def set_pin(self, pin_id: str, pin: bytes | None) -> None: ...
+
+
+class FleetPins(pins_pb2_grpc.PinsServicer):
+    def __init__(
+        self,
+        holders: Callable[[], Sequence[PinHolder]],
+        store: PinStore,
+        membership: Membership,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`holders` returns all workers of the fleet. `clock`: Unix seconds."""
+        self._holders = holders
+        self._store = store
+        self._membership = membership
+        self._clock = clock
+        self._pins = {pin.pin_id: pin for pin in map(pins_pb2.Pin.FromString, store.pins())}
+        self._problems: dict[tuple[str, str], str] = {}
+        """Why a worker did not take a pin when it was given its pins, by worker and pin."""
+        self._order = asyncio.Lock()
+        """One change after the other: a pin that is removed is not given to anybody afterwards."""
+
+    async def Put(  # noqa: N802
+        self, request: pins_pb2.PutPinRequest, context: Context
+    ) -> pins_pb2.PutPinResponse:
+        """Raises PinRefused, InvalidRequest or NotFound; then no worker holds the new pin."""
+        async with self._order:
+            self._expire()
+            pin, holders = request.pin, self._holders()
+            self._choose_workers(request, holders)
+            self._check_room(pin)
+            held = await self._put_everywhere(pin, [each for each in holders if _lies_at(pin, each)])
+            await self._leave_others(pin)
+            self._keep(pin)
+        return pins_pb2.PutPinResponse(held=held)
+
+    async def Remove(  # noqa: N802
+        self, request: pins_pb2.RemovePinRequest, context: Context
+    ) -> pins_pb2.RemovePinResponse:
+        """Workers that do not answer lose the pin with their epoch, or when it expires."""
+        async with self._order:
+            ids = {pin_id for pin_id, pin in self._pins.items() if pin_id == request.pin_id}
+            if not request.pin_id:
+                ids = {pin_id for pin_id, pin in self._pins.items() if pin.owner == request.owner}
+            for pin_id in ids:
+                self._forget(pin_id)
+            taken = await asyncio.gather(*(self._take_back(request, each) for each in self._serving()))
+        return pins_pb2.RemovePinResponse(removed=max(len(ids), *taken, 0))
+
+    async def List(  # noqa: N802
+        self, request: pins_pb2.ListPinsRequest, context: Context
+    ) -> pins_pb2.ListPinsResponse:
+        """What every worker says of its pins, cache hints included, and the pins that workers shall hold and do not."""
+        self._expire()
+        replies = await asyncio.gather(*(self._listed(each) for each in self._serving()))
+        response = pins_pb2.ListPinsResponse()
+        for reply in replies:
+            response.MergeFrom(reply)
+        reported = {(held.pin_id, held.worker_id) for held in response.held}
+        for pin in self._pins.values():
+            for holder in self._holders():
+                if _lies_at(pin, holder) and (pin.pin_id, holder.worker_id) not in reported:
+                    problem = self._problems.get((holder.worker_id, pin.pin_id), "")
+                    response.held.append(_absent(pin, holder.worker_id, problem))
+        return response
+
+    async def give(self, worker_id: str) -> None:
+        """Let a worker that has begun to serve hold its pins; return when it does, or its epoch has ended."""
+        epoch = self._epoch(worker_id)
+        while epoch is not None and self._epoch(worker_id) == epoch:
+            async with self._order:
+                self._expire()
+                holder = next((each for each in self._serving() if each.worker_id == worker_id), None)
+                if holder is None or await self._given(holder):
+                    return
+            await asyncio.sleep(GIVE_AGAIN_S)
+
+    # Internals
+
+    async def _given(self, holder: PinHolder) -> bool:
+        """Put all pins of one worker; return False if it is away."""
+        pins = [pin for pin in self._pins.values() if _lies_at(pin, holder)]
+        for pin in pins:
+            self._problems.pop((holder.worker_id, pin.pin_id), None)
+            try:
+                await self._put(pin, holder)
+            except _REFUSALS as error:
+                log.warning("pin refused worker=%s pin=%s error=%s", holder.worker_id, pin.pin_id, error.message)
+                self._problems[holder.worker_id, pin.pin_id] = error.message
+            except ServeError as error:
+                log.warning("pins not given worker=%s error=%s", holder.worker_id, error.message)
+                return False
+        if pins:
+            log.info("pins given worker=%s pins=%d", holder.worker_id, len(pins))
+        return True
+
+    async def _put_everywhere(self, pin: pins_pb2.Pin, holders: Sequence[PinHolder]) -> list[pins_pb2.HeldPin]:
+        """Put a pin on all of its workers that serve. If one refuses it, the others let it go, and this raises that."""
+        results = await asyncio.gather(*(self._put(pin, each) for each in holders), return_exceptions=True)
+        refusal = next((result for result in results if isinstance(result, _REFUSALS)), None)
+        if refusal is not None:
+            await self._undo(pin.pin_id, [each for each in holders if each.serving is not None])
+            where = holders[results.index(refusal)].worker_id
+            raise type(refusal)(f"{where}: {refusal.message}", field=refusal.field)
+        held: list[pins_pb2.HeldPin] = []
+        for holder, result in zip(holders, results, strict=True):
+            if isinstance(result, pins_pb2.HeldPin):
+                held.append(result)
+            elif isinstance(result, ServeError):
+                held.append(_absent(pin, holder.worker_id, result.message))
+            else:
+                raise result
+        return held
+
+    async def _leave_others(self, pin: pins_pb2.Pin) -> None:
+        """Take the earlier pin of this id from the workers that are not to hold it any more."""
+        known = self._pins.get(pin.pin_id)
+        if known is not None:
+            left = [each for each in self._serving() if _lies_at(known, each) and not _lies_at(pin, each)]
+            request = pins_pb2.RemovePinRequest(pin_id=pin.pin_id)
+            await asyncio.gather(*(self._take_back(request, each) for each in left))
+
+    async def _undo(self, pin_id: str, holders: Sequence[PinHolder]) -> None:
+        """Bring the workers back to what is stored: the earlier pin of this id, or none."""
+        known = self._pins.get(pin_id)
+        for holder in holders:
+            try:
+                if known is not None and _lies_at(known, holder):
+                    await self._put(known, holder)
+                else:
+                    await self._take_back(pins_pb2.RemovePinRequest(pin_id=pin_id), holder)
+            except ServeError as error:
+                log.warning("pin not undone worker=%s pin=%s error=%s", holder.worker_id, pin_id, error.message)
+
+    async def _put(self, pin: pins_pb2.Pin, holder: PinHolder) -> pins_pb2.HeldPin:
+        if holder.serving is None:
+            return _absent(pin, holder.worker_id, "")
+        request = pins_pb2.PutPinRequest(
+            fingerprint=holder.serving.fingerprint, pin=pin, source=self._source(pin, holder)
+        )
+        reply: pins_pb2.PutPinResponse = await self._call(holder.serving.address, "Put", request)
+        return reply.held[0]
+
+    async def _take_back(self, request: pins_pb2.RemovePinRequest, holder: PinHolder) -> int:
+        assert holder.serving is not None
+        try:
+            reply: pins_pb2.RemovePinResponse = await self._call(holder.serving.address, "Remove", request)
+        except ServeError as error:
+            log.warning("pins not removed worker=%s error=%s", holder.worker_id, error.message)
+            return 0
+        return reply.removed
+
+    async def _listed(self, holder: PinHolder) -> pins_pb2.ListPinsResponse:
+        assert holder.serving is not None
+        try:
+            reply: pins_pb2.ListPinsResponse = await self._call(
+                holder.serving.address, "List", pins_pb2.ListPinsRequest()
+            )
+        except ServeError as error:
+            log.warning("pins not listed worker=%s error=%s", holder.worker_id, error.message)
+            return pins_pb2.ListPinsResponse()
+        return reply
+
+    async def _call(self, address: str, method: str, request: Any) -> Any:
+        channel = PeerChannel(address, self._membership)
+        try:
+            return await channel.call(getattr(pins_pb2_grpc.PinsStub(channel.channel), method), request, CALL_S)
+        finally:
+            await channel.close()
+
+    def _source(self, pin: pins_pb2.Pin, holder: PinHolder) -> PageSource | None:
+        """Return the prefill worker that computes for a decode worker: the same one for all holders of a pin."""
+        if holder.role is Role.PREFILL:
+            return None
+        sources = [each for each in self._serving() if each.role is Role.PREFILL]
+        holding = [each for each in sources if _lies_at(pin, each)] or sources
+        if not holding:
+            return None
+        source = holding[int(pin.pin_id, 16) % len(holding)]
+        assert source.serving is not None
+        return PageSource(worker_id=source.worker_id, address=source.serving.address, epoch=source.serving.epoch)
+
+    def _choose_workers(self, request: pins_pb2.PutPinRequest, holders: Sequence[PinHolder]) -> None:
+        """Write into the pin where it is to lie. Raises InvalidRequest or NotFound for what is no worker."""
+        pin = request.pin
+        if request.per_role:
+            if pin.workers:
+                raise InvalidRequest("name workers, or how many of each role, not both", field="workers")
+            for role in (Role.PREFILL, Role.DECODE):
+                pin.workers.extend([each.worker_id for each in holders if each.role is role][: request.per_role])
+        if not pin.workers:
+            pin.workers.append(ALL)
+        known = {ALL, Role.PREFILL.value, Role.DECODE.value, *(each.worker_id for each in holders)}
+        for name in pin.workers:
+            if name not in known:
+                raise NotFound(f"there is no worker {name!r}; there are {', '.join(sorted(known))}", field="workers")
+
+    def _check_room(self, pin: pins_pb2.Pin) -> None:
+        if not pin.pin_id or len(pin.block_hashes) < HASH_BYTES:
+            raise InvalidRequest("a pin needs an id and a block", field="pin_id")
+        others = [each for pin_id, each in self._pins.items() if pin_id != pin.pin_id]
+        if len(others) >= MOST_PINS:
+            raise PinRefused(f"the fleet has {len(others)} pins, and keeps at most {MOST_PINS}", field="pins")
+        tokens = sum(len(each.tokens) for each in others)
+        if tokens + len(pin.tokens) > MOST_TOKENS:
+            raise PinRefused(
+                f"the pin has {len(pin.tokens)} tokens; the fleet's pins have {tokens} and may have {MOST_TOKENS}",
+                field="pins",
+            )
+
+    def _keep(self, pin: pins_pb2.Pin) -> None:
+        self._pins[pin.pin_id] = pin
+        self._store.set_pin(pin.pin_id, pin.SerializeToString())
+        log.info("pin kept pin=%s owner=%s workers=%s", pin.pin_id, pin.owner, ",".join(pin.workers))
+
+    def _forget(self, pin_id: str) -> None:
+        del self._pins[pin_id]
+        self._store.set_pin(pin_id, None)
+        for key in [key for key in self._problems if key[1] == pin_id]:
+            del self._problems[key]
+
+    def _expire(self) -> None:
+        """Workers end the pin by their own clocks."""
+        now_s = self._clock()
+        for pin_id in [key for key, pin in self._pins.items() if pin.HasField("expires_s") and pin.expires_s <= now_s]:
+            self._forget(pin_id)
+
+    def _serving(self) -> list[PinHolder]:
+        return [each for each in self._holders() if each.serving is not None]
+
+    def _epoch(self, worker_id: str) -> str | None:
+        epochs: Iterable[str] = (
+            each.serving.epoch for each in self._holders() if each.worker_id == worker_id and each.serving is not None
+        )
+        return next(iter(epochs), None)
+
+
+def _lies_at(pin: pins_pb2.Pin, holder: PinHolder) -> bool:
+    return any(name in (ALL, holder.role.value, holder.worker_id) for name in pin.workers)
+
+
+def _absent(pin: pins_pb2.Pin, worker_id: str, problem: str) -> pins_pb2.HeldPin:
+    """A pin at a worker that does not hold it: it is away, or has refused it."""
+    return pins_pb2.HeldPin(
+        worker_id=worker_id,
+        pin_id=pin.pin_id,
+        owner=pin.owner,
+        tenant=pin.tenant,
+        text=pin.text,
+        state=pins_pb2.PIN_STATE_FAILED if problem else pins_pb2.PIN_STATE_AWAY,
+        blocks=len(pin.block_hashes) // HASH_BYTES,
+        expires_s=pin.expires_s if pin.HasField("expires_s") else None,
+        problem=problem,
+    )
