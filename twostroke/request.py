@@ -159,7 +159,7 @@ class Request:
     tenant: str = ""
     siblings: Siblings = Siblings()  # frozen
     """The request's other choices, which only the router knows."""
-    hint: CacheHint | None = None
+    hints: tuple[CacheHint, ...] = ()
     trace: TraceContext | None = None
     """The span that this attempt is part of. None: nobody follows it."""
 

@@ -106,7 +106,8 @@ class GrpcServer(ChatServer):
     async def answer(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
         options = await self._options()
         max_tokens = options.pop("max_tokens", None)
-        chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(**message) for message in messages])
+        said = [inference_pb2.ChatMessage(role=each["role"], content=each["content"]) for each in messages]
+        chat = inference_pb2.Chat(messages=said)
         request = inference_pb2.GenerateRequest(
             chat=chat,
             sampling=inference_pb2.SamplingOptions(**options),  # type: ignore[arg-type]  # whole numbers where it wants some

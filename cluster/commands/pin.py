@@ -20,7 +20,7 @@ from rich.table import Table
 
 from cluster.clients import admin_access
 from cluster.clients.admin_access import AdminAccess
-from twostroke.config.cache import memory_bytes, size_text
+from twostroke.config.cache import memory_bytes
 from twostroke.config.duration import duration_s, duration_text
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.rpc.channel import error_of
@@ -276,7 +276,7 @@ def _print_held(held: Iterable[pins_pb2.HeldPin]) -> None:
 
 
 def _size(size_bytes: int) -> str:
-    return size_text(size_bytes) if size_bytes < 1 << 20 else f"{size_bytes / (1 << 20):.1f} MiB"
+    return f"{size_bytes:,} B" if size_bytes < 1 << 20 else f"{size_bytes / (1 << 20):.1f} MiB"
 
 
 def _values(each: pins_pb2.HeldPin) -> dict[str, Any]:

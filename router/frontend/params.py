@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pydantic import PlainValidator
 from router.fleet.serving_facts import ServingFacts
 from router.frontend.auth.api_keys import MOST_PRIORITY
 from router.frontend.auth.auth import ANONYMOUS, AuthContext
+from router.frontend.cache_hints import MessageHint, TokenHint
 from router.frontend.json_body import Body, Integer, Number, Strings, TokenIds, as_number, wrong_kind
 from router.frontend.resume import StreamPoint
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
@@ -46,6 +48,8 @@ class TextPrompt:
     text: str
     split_special_tokens: bool = False
     """Special tokens written in `text` are ordinary text, as under this name in transformers."""
+    keep_s: float | None = None
+    """Keep its blocks that long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class TokenPrompt:
     ids: Sequence[int]
     is_chat: bool = False
     """The ids are those of rendered messages."""
+    hints: tuple[TokenHint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,7 @@ class ChatPrompt:
     """Further names for the template, such as enable_thinking."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the model may know of; templates that take no tools leave them out."""
+    hints: tuple[MessageHint, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.messages) <= MAX_MESSAGES:
@@ -73,6 +79,23 @@ class ChatPrompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt exclude each other", field="continue_final_message"
             )
+
+
+def going_on_otherwise(chat: ChatPrompt, messages: int) -> ChatPrompt:
+    """Returns a chat that begins with the same messages and differs from `chat` in the next one, or has one more.
+
+    Templates may render a message by what follows it, and some render none alone: what two chats have in common is what
+    all have that begin like this.
+    """
+    begun = chat.messages[:messages]
+    if messages < len(chat.messages):
+        following = dict(chat.messages[messages])
+    else:
+        following = {"role": "assistant" if begun[-1]["role"] == "user" else "user", "content": ""}
+    following["content"] = "7" if str(following["content"]).startswith("A") else "A"
+    return dataclasses.replace(
+        chat, messages=(*begun, following), add_generation_prompt=True, continue_final_message=False
+    )
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

@@ -30,7 +30,7 @@ from twostroke.errors import Cancelled, DeadlineExceeded, Draining, InternalErro
 from twostroke.fault_points import Point, reach
 from twostroke.kv_cache.block import owner_salt
 from twostroke.models.recommended import UNKNOWN, Recommended
-from twostroke.request import FinishReason, SampledToken, Siblings
+from twostroke.request import CacheHint, FinishReason, SampledToken, Siblings
 from twostroke.tracing.context import TraceContext
 from twostroke.tracing.recorder import Recorder
 
@@ -243,6 +243,7 @@ class RequestHandler:
                     prompt=tokens,
                     salt=salt,
                     public_blocks=self._public.blocks_of(tokens, facts.block_size),
+                    hints=tuple(CacheHint(hint.tokens // facts.block_size, hint.seconds) for hint in prompt.hints),
                     sampling=sampling_params(options, length, facts, self._seeds.of(request.point, rank)),
                     deadline_s=request.deadline_s,
                     priority=request.priority,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker_link import TokenDelta
-from twostroke.request import SamplingParams, Siblings
+from twostroke.request import CacheHint, SamplingParams, Siblings
 from twostroke.rpc.v1.control_pb2 import (
     GetTraceResponse,
     KvEventBatch,
@@ -31,6 +31,7 @@ class GenerateRequest:
     """Says who may share the prompt's blocks, past the public ones."""
     public_blocks: int = 0
     """How many of the prompt's first blocks everyone shares."""
+    hints: tuple[CacheHint, ...] = ()
     sampling: tuple[SamplingParams, ...]
     """One per choice; they differ in `choice` only."""
     deadline_s: float | None

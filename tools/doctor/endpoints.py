@@ -103,7 +103,8 @@ def _metadata() -> tuple[tuple[str, str], ...]:
 
 
 def _chat(text: str) -> inference_pb2.Chat:
-    return inference_pb2.Chat(messages=[inference_pb2.ChatMessage(**message) for message in _messages(text)])
+    messages = [inference_pb2.ChatMessage(role=each["role"], content=each["content"]) for each in _messages(text)]
+    return inference_pb2.Chat(messages=messages)
 
 
 def _messages(text: str) -> list[dict[str, str]]:

@@ -94,9 +94,8 @@ def request_to_message(
         source=source,
         traceparent=header_of(request.trace),
         tenant=request.tenant,
+        hints=[worker_pb2.CacheHint(blocks=hint.blocks, seconds=hint.seconds) for hint in request.hints],
     )
-    if request.hint is not None:
-        message.hint.CopyFrom(worker_pb2.CacheHint(blocks=request.hint.blocks, seconds=request.hint.seconds))
     if peer is not None:
         peer.put(message)
     return message
@@ -116,7 +115,7 @@ def request_from_message(message: worker_pb2.OpenRequest) -> Request:
         router_id=message.router_id,
         trace=TraceContext.parse(message.traceparent),
         tenant=message.tenant,
-        hint=CacheHint(message.hint.blocks, message.hint.seconds) if message.HasField("hint") else None,
+        hints=tuple(CacheHint(hint.blocks, hint.seconds) for hint in message.hints),
     )
 
 

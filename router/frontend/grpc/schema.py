@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from router.frontend.cache_hints import MOST_HINTS, USUAL_S, MessageHint, TokenHint, checked_s
 from router.frontend.params import AnswerOptions, ChatPrompt, Prompt, TextPrompt, TokenPrompt, check_role
 from twostroke.errors import InvalidRequest
 from twostroke.rpc.v1 import inference_pb2, pins_pb2
@@ -13,12 +14,14 @@ from twostroke.rpc.v1 import inference_pb2, pins_pb2
 
 def prompt_of(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:
     kind = request.WhichOneof("prompt")
+    keep_s = _keep_s(request, "cache_control") if isinstance(request, inference_pb2.GenerateRequest) else None
     if kind == "text":
-        return TextPrompt(request.text)
+        return TextPrompt(request.text, keep_s=keep_s)
     if kind == "chat":
-        return _chat_of(request.chat)
+        return dataclasses.replace(_chat_of(request.chat), hints=_hints_of(request.chat, keep_s))
     if isinstance(request, inference_pb2.GenerateRequest) and kind == "token_ids":
-        return TokenPrompt(request.token_ids.ids)
+        ids = request.token_ids.ids
+        return TokenPrompt(ids, hints=() if keep_s is None else (TokenHint(len(ids), keep_s),))
     raise InvalidRequest("prompt is needed: text, token_ids or chat", field="prompt")
 
 
@@ -34,18 +37,6 @@ def prefix_of(request: pins_pb2.AddPinRequest) -> Prompt:
             raise InvalidRequest("a prefix is needed: text, token_ids or chat", field="prefix")
 
 
-def continuations_of(chat: ChatPrompt) -> tuple[ChatPrompt, ChatPrompt]:
-    """Returns two chats that go on differently after these messages: templates may render a message by what follows."""
-    if chat.continue_final_message:
-        raise InvalidRequest("continue_final_message has no effect on a pin", field="chat.continue_final_message")
-    role = "assistant" if chat.messages[-1]["role"] == "user" else "user"
-    first, second = (
-        dataclasses.replace(chat, messages=(*chat.messages, {"role": role, "content": content}))
-        for content in ("A", "7")
-    )
-    return first, second
-
-
 def _chat_of(chat: inference_pb2.Chat) -> ChatPrompt:
     return ChatPrompt(
         messages=tuple(
@@ -55,6 +46,23 @@ def _chat_of(chat: inference_pb2.Chat) -> ChatPrompt:
         add_generation_prompt=not chat.continue_final_message,
         continue_final_message=chat.continue_final_message,
     )
+
+
+def _hints_of(chat: inference_pb2.Chat, whole_s: float | None) -> tuple[MessageHint, ...]:
+    hints = [
+        MessageHint(rank + 1, seconds)
+        for rank, entry in enumerate(chat.messages)
+        if (seconds := _keep_s(entry, f"messages[{rank}].cache_control")) is not None
+    ]
+    if whole_s is not None:
+        hints.append(MessageHint(len(chat.messages), whole_s))
+    return tuple(hints[-MOST_HINTS:])
+
+
+def _keep_s(message: inference_pb2.GenerateRequest | inference_pb2.ChatMessage, name: str) -> float | None:
+    if not message.HasField("cache_control"):
+        return None
+    return checked_s(message.cache_control.ttl_s or USUAL_S, f"{name}.ttl_s")
 
 
 def options_of(request: inference_pb2.GenerateRequest) -> AnswerOptions:

@@ -63,9 +63,9 @@ class InferenceService:
 
     async def Generate(self, raw: bytes, context: Context) -> AsyncIterator[inference_pb2.GenerateResponse]:
         received_s, auth = time.monotonic(), self._calls.of(context)
-        request, is_chat = await self._handler.prepare("grpc_generate", raw, auth, client=_client(context))
+        request, prompt = await self._handler.prepare("grpc_generate", raw, auth, client=_client(context))
         assert isinstance(request, inference_pb2.GenerateRequest)
-        prompt = TokenPrompt(tuple(request.token_ids.ids), is_chat)
+        assert isinstance(prompt, TokenPrompt)
         asked = _client_request(request, prompt, context.time_remaining(), auth, received_s, _traceparent(context))
         messages = _Messages(asked, self._handler.text, context)
         has_begun, dispatcher = asked.point.resumptions > 0, self._handler.dispatcher

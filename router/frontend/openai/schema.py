@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, ValidationInfo, model_validator
 
+from router.frontend.cache_hints import TokenHint, hint_s, message_hints
 from router.frontend.json_body import Body, Integer, Number, TokenIds, is_token_list, wrong_kind
 from router.frontend.openai.chat_messages import message_of, tools_of
 from router.frontend.params import (
@@ -114,6 +115,7 @@ class ChatFields(Body):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tools: Any = None
     tool_choice: Any = None
+    cache_control: Any = None
 
     @property
     def prompt(self) -> ChatPrompt:
@@ -124,6 +126,7 @@ class ChatFields(Body):
             continue_final_message=continues,
             variables=self.chat_template_kwargs,
             tools=tools_of(self.tools, self.tool_choice),
+            hints=message_hints(self.messages, self.cache_control),
         )
 
 
@@ -144,6 +147,11 @@ class ChatLogprobs(Body):
 class TextFields(Body):
     prompt: Any = None
     split_special_tokens: bool = False
+    cache_control: Any = None
+
+    @property
+    def keep_s(self) -> float | None:
+        return None if self.cache_control is None else hint_s(self.cache_control, "cache_control")
 
 
 class TokenizeBody(Body):
@@ -164,7 +172,8 @@ def parse_chat(body: Mapping[str, Any]) -> OpenAIRequest:
 
 def parse_completion(body: Mapping[str, Any]) -> OpenAIRequest:
     text = TextFields.read(body)
-    return _request(body, _prompts(text.prompt, text.split_special_tokens), body.get("logprobs"), is_chat=False)
+    prompts = _prompts(text.prompt, text.split_special_tokens, text.keep_s)
+    return _request(body, prompts, body.get("logprobs"), is_chat=False)
 
 
 def tokenize_prompt(body: Mapping[str, Any]) -> TextPrompt | ChatPrompt:
@@ -196,19 +205,23 @@ def _options(body: Mapping[str, Any], logprobs: int | None) -> AnswerOptions:
     return AnswerOptions.read({**body, **special})
 
 
-def _prompts(value: Any, split_special_tokens: bool) -> tuple[Prompt, ...]:
+def _prompts(value: Any, split_special_tokens: bool, keep_s: float | None) -> tuple[Prompt, ...]:
     if isinstance(value, str):
-        return (TextPrompt(value, split_special_tokens),)
+        return (TextPrompt(value, split_special_tokens, keep_s),)
     if not isinstance(value, list) or not value:
         raise InvalidRequest("prompt must be a string, a list of strings or token ids, and not empty", field="prompt")
     if is_token_list(value):
-        return (TokenPrompt(value),)
+        return (_token_prompt(value, keep_s),)
     if len(value) > MAX_PROMPTS:
         raise InvalidRequest(f"prompt must have at most {MAX_PROMPTS} entries, got {len(value)}", field="prompt")
     if all(isinstance(entry, str) for entry in value):
-        return tuple(TextPrompt(entry, split_special_tokens) for entry in value)
+        return tuple(TextPrompt(entry, split_special_tokens, keep_s) for entry in value)
     if all(is_token_list(entry) for entry in value):
-        return tuple(TokenPrompt(entry) for entry in value)
+        return tuple(_token_prompt(entry, keep_s) for entry in value)
     raise InvalidRequest(
         "prompt must be a string, a list of strings, a list of token ids or a list of such lists", field="prompt"
     )
+
+
+def _token_prompt(ids: list[int], keep_s: float | None) -> TokenPrompt:
+    return TokenPrompt(ids, hints=() if keep_s is None else (TokenHint(len(ids), keep_s),))

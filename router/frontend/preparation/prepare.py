@@ -11,7 +11,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from router.fleet.serving_facts import ServingFacts
-from router.frontend.grpc.schema import continuations_of, options_of, prefix_of, prompt_of
+from router.frontend.cache_hints import TokenHint
+from router.frontend.grpc.schema import options_of, prefix_of, prompt_of
 from router.frontend.json_body import parse_json
 from router.frontend.openai.schema import (
     DetokenizeBody,
@@ -30,6 +31,7 @@ from router.frontend.params import (
     check_prompt,
     check_text_length,
     check_token_ids,
+    going_on_otherwise,
     prompt_field,
 )
 from router.frontend.public_prefixes import common_length
@@ -114,14 +116,16 @@ class _Preparation:
         self._outcome.tokens += len(tokens)
         return _json({"prompt": self._text.decode(tokens, skip_special_tokens=False)})
 
-    def grpc_generate(self) -> tuple[inference_pb2.GenerateRequest, bool]:
-        """Returns the message with its prompt as tokens, and whether that was a chat."""
+    def grpc_generate(self) -> tuple[inference_pb2.GenerateRequest, TokenPrompt]:
+        """Returns the message without its prompt, and the prompt as tokens."""
         message = _message(inference_pb2.GenerateRequest, self._work.body)
         check_model(message.model or None, self._work.model)
         options_of(message)
         (prompt,) = self._prompts([prompt_of(message)])
-        message.token_ids.CopyFrom(inference_pb2.TokenIds(ids=prompt.ids))
-        return message, prompt.is_chat
+        message.ClearField("token_ids")
+        message.ClearField("chat")
+        message.ClearField("text")
+        return message, prompt
 
     def grpc_tokenize(self) -> bytes:
         """Returns the serialized response."""
@@ -137,8 +141,11 @@ class _Preparation:
         prefix = prefix_of(message)
         if not isinstance(prefix, ChatPrompt):
             return array("I", self._tokens(prefix, self._facts.context_tokens, isinstance(prefix, TextPrompt)))
-        first, second = (self._tokens(begun, self._facts.context_tokens, False) for begun in continuations_of(prefix))
-        return array("I", first[: common_length(first, second)])
+        if prefix.continue_final_message:
+            raise InvalidRequest("continue_final_message has no effect on a pin", field="chat.continue_final_message")
+        begun = going_on_otherwise(prefix, len(prefix.messages))
+        tokens = self._tokens(begun, self._facts.context_tokens, False)
+        return array("I", tokens[: self._tokens_up_to(begun, len(prefix.messages), tokens)])
 
     def _counted(self, prompt: Prompt, add_special_tokens: bool) -> Sequence[int]:
         """Tokenizes for clients that count tokens to find out what to leave out: more than the model takes."""
@@ -167,9 +174,25 @@ class _Preparation:
         is_empty = isinstance(prompt, TextPrompt) and not prompt.text
         most_tokens = self._facts.context_tokens
         ids = () if is_empty else self._tokens(prompt, most_tokens, isinstance(prompt, TextPrompt))
-        tokens = TokenPrompt(array("I", ids), isinstance(prompt, ChatPrompt))
+        tokens = TokenPrompt(array("I", ids), isinstance(prompt, ChatPrompt), self._hints(prompt, ids))
         check_prompt(tokens, self._facts)
         return tokens
+
+    def _hints(self, prompt: Prompt, tokens: Sequence[int]) -> tuple[TokenHint, ...]:
+        """Returns which of the prompt's tokens are to be kept, and how long."""
+        match prompt:
+            case TokenPrompt(hints=hints):
+                return hints
+            case TextPrompt(keep_s=keep_s):
+                return () if keep_s is None else (TokenHint(len(tokens), keep_s),)
+            case ChatPrompt(hints=of_messages):
+                return tuple(
+                    TokenHint(self._tokens_up_to(prompt, hint.messages, tokens), hint.seconds) for hint in of_messages
+                )
+
+    def _tokens_up_to(self, chat: ChatPrompt, messages: int, tokens: Sequence[int]) -> int:
+        """Returns how many of the chat's tokens belong to its first messages, whatever comes after them."""
+        return common_length(tokens, self._text.encode_chat(going_on_otherwise(chat, messages)))
 
     def _tokens(self, prompt: Prompt, most_tokens: int, add_special_tokens: bool) -> Sequence[int]:
         match prompt:

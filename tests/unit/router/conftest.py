@@ -180,13 +180,14 @@ async def frontend() -> AsyncIterator[Frontend]:
 
 
 @asynccontextmanager
-async def open_frontend(endpoints: EndpointsConfig) -> AsyncIterator[Frontend]:
+async def open_frontend(endpoints: EndpointsConfig, fleet_address: str = "") -> AsyncIterator[Frontend]:
     dispatcher, metrics = ScriptedDispatcher(), RouterMetrics()
     config = RouterConfig(
         listen=ListenConfig(http_port=0, grpc_port=0),
         served_model_name="toy",
         routing=RoutingConfig(seed=1),
         endpoints=endpoints,
+        fleet_address=fleet_address,
     )
     server = RouterServer(config, dispatcher, InlinePreparer(ByteText()), metrics, router_id="router-0")
     url = f"http://{server.addresses.http}"

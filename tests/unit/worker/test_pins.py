@@ -294,7 +294,7 @@ async def test_a_hint_keeps_the_blocks_of_its_request_for_its_tenant_within_a_ca
 
         async def ask(prompt: Sequence[int], blocks: int, seconds: float, name: str) -> None:
             message = router.message(prompt, 2, request_id=name, tenant="shop")
-            message.hint.blocks, message.hint.seconds = blocks, seconds
+            message.hints.add(blocks=blocks, seconds=seconds)
             got = await router.send(message)
             await got.done.wait()
             assert got.tokens == expected_tokens(prompt, 2)
@@ -318,7 +318,7 @@ async def test_a_hint_that_no_time_fits_is_refused_with_its_request() -> None:
     async with decode(**SHORT) as worker, router_to(worker) as router:
         for seconds in (0.0, -1.0, float("nan"), float("inf"), 1e6):
             message = router.message(SYSTEM, 2)
-            message.hint.blocks, message.hint.seconds = 4, seconds
+            message.hints.add(blocks=4, seconds=seconds)
             with pytest.raises(InvalidRequest) as refused:
                 await router.send(message)
             assert refused.value.field == "cache_control.ttl"

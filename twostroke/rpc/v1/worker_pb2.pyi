@@ -143,7 +143,7 @@ class PageSource(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "block_hashes", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks", "public_blocks", "traceparent", "hint", "tenant")
+    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "block_hashes", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks", "public_blocks", "traceparent", "hints", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -160,7 +160,7 @@ class OpenRequest(_message.Message):
     PEER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
-    HINT_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
@@ -178,9 +178,9 @@ class OpenRequest(_message.Message):
     peer_blocks: int
     public_blocks: int
     traceparent: str
-    hint: CacheHint
+    hints: _containers.RepeatedCompositeFieldContainer[CacheHint]
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., public_blocks: _Optional[int] = ..., traceparent: _Optional[str] = ..., hint: _Optional[_Union[CacheHint, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., public_blocks: _Optional[int] = ..., traceparent: _Optional[str] = ..., hints: _Optional[_Iterable[_Union[CacheHint, _Mapping]]] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class CacheHint(_message.Message):
     __slots__ = ("blocks", "seconds")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from twostroke.errors import Overloaded, PinRefused
 from twostroke.ids import PinId, RequestId
 from twostroke.kv_cache.pins import Pin, PinLimits, PinTable, pin_id_of
-from twostroke.request import Request
+from twostroke.request import CacheHint, Request
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.scheduler import AdmittedSequence
 from twostroke.scheduler.sequence import Sequence, building
@@ -71,11 +71,13 @@ class PinKeeper:
         log.info("pinned pin=%s owner=%s blocks=%d hint=%s", pin.pin_id, pin.owner, len(pin.block_hashes), pin.is_hint)
 
     def hint(self, request: Request) -> None:
-        """Keep the first blocks of a request for a while, as it asks; a refusal is counted, and changes nothing."""
-        hint, block_size = request.hint, self._host.facts.block_size
-        if hint is None or not request.block_hashes[: hint.blocks]:
-            return
-        hashes = request.block_hashes[: hint.blocks]
+        """Keep first blocks of a request for a while, as it asks; a refusal is counted, and changes nothing."""
+        for hint in request.hints:
+            if hint.blocks and request.block_hashes:
+                self._keep(request, hint)
+
+    def _keep(self, request: Request, hint: CacheHint) -> None:
+        block_size, hashes = self._host.facts.block_size, request.block_hashes[: hint.blocks]
         pin_id, expires_s = pin_id_of("", request.tenant, hashes[-1]), self._clock() + hint.seconds
         known = self.table.get(pin_id)
         if known is not None and known.expires_s is not None and known.expires_s >= expires_s:
