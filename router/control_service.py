@@ -58,6 +58,7 @@ class RouterControlService(control_pb2_grpc.ControlServicer):
             vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,
             dtype=facts.dtype,
+            kv_format=facts.kv_format,
             block_size=facts.block_size,
             page_bytes=facts.page_bytes,
             pool_pages=facts.pool_pages,

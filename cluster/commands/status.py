@@ -153,7 +153,9 @@ def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], worke
     fitting = model.pool_pages * model.block_size
     room = f" ({fitting} fit into a page pool)" if fitting < model.max_model_len else ""
     console.print(
-        f"{model.model}: {model.dtype}, {model.max_model_len} tokens{room}, blocks of {model.block_size}", markup=False
+        f"{model.model}: {model.dtype}, {model.max_model_len} tokens{room}, blocks of {model.block_size}, "
+        f"KV in {model.kv_format}",
+        markup=False,
     )
     table_of_routers = Table(box=box.SIMPLE_HEAD)
     for heading in ("router", "state", "http", "grpc", "admin"):

@@ -278,6 +278,7 @@ class Fleet:
             pool_pages=pool_pages,
             page_bytes=model.page_bytes,
             dtype=model.dtype,
+            kv_format=model.kv_format,
             fingerprint=self.fingerprint,
         )
 

@@ -19,6 +19,8 @@ class ServingFacts:
     pool_pages: int
     page_bytes: int
     dtype: str
+    kv_format: str
+    """The form of their pages."""
     fingerprint: str
 
     @property

@@ -13,6 +13,7 @@ from tests.gpu.report import Report, Row
 from tests.gpu.shapes import BLOCK, LLAMA_8B, TINY, scattered_tables
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans, TokenSlots
 from twostroke.kernels.triton.attention import TritonAttention
 from twostroke.kernels.triton.decode import DecodeTuning
@@ -68,7 +69,7 @@ def decode_s(batch: int, context: int, layers: int, tuning: DecodeTuning | None 
     """(seconds per layer, relative error of the first and last sequence)."""
     tables = scattered_tables(batch, context // BLOCK)
     pool = random_pool(tables.size, layers)
-    backend = TritonAttention(pool, HEADS, SCALE, decode=tuning)
+    backend = TritonAttention(PagePool.plain(pool), HEADS, SCALE, decode=tuning)
     q = torch.randn(batch, HEADS, DIM, device=DEVICE).to(DTYPE)
     host_fields = [[row, row, 1, context] for row in range(batch)]
     fields = torch.tensor(host_fields, dtype=torch.int32, device=DEVICE)
@@ -133,7 +134,7 @@ def prefill_s(tokens: int, tuning: PrefillTuning | None = None) -> float:
         cosines=half,
         sines=half,
     )
-    step = TritonAttention(pool, HEADS, SCALE, prefill=tuning).begin(batch)
+    step = TritonAttention(PagePool.plain(pool), HEADS, SCALE, prefill=tuning).begin(batch)
     outs: list[torch.Tensor] = []
 
     def every_layer() -> None:

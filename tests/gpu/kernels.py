@@ -13,6 +13,7 @@ from tests.gpu.report import Report, Row
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.elementwise import TorchElementwise
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans, TokenSlots
 from twostroke.kernels.triton.attention import TritonAttention
 from twostroke.kernels.triton.elementwise import TritonElementwise
@@ -126,9 +127,9 @@ def step_errors(case: Case, device: torch.device) -> dict[str, float]:
     right_pool = case.pool.clone()
     q, k, v = case.split(torch.device("cpu"))
     placement = TokenSlots(case.slots, case.cosines, case.sines)
-    right_q = reference.rotate_and_store(q, k, v, right_pool, 1, placement)
-    right = reference.paged_attention(right_q, right_pool, 1, case.batch(torch.device("cpu")), scale)
-    backend = TritonAttention(case.pool.to(device), case.shape.heads, scale)
+    right_q = reference.rotate_and_store(q, k, v, PagePool.plain(right_pool), 1, placement)
+    right = reference.paged_attention(right_q, PagePool.plain(right_pool), 1, case.batch(torch.device("cpu")), scale)
+    backend = TritonAttention(PagePool.plain(case.pool.to(device)), case.shape.heads, scale)
     step = backend.begin(case.batch(device))
     actual_q = step.store(1, *case.split(device))
     actual = step.attend(1, actual_q).view_as(right)
@@ -152,8 +153,8 @@ def recorded_errors(case: Case, device: torch.device) -> dict[str, float]:
     q = case.qkv[: len(rows), : case.shape.heads].contiguous()
     longest = case.tables.shape[1] * case.shape.block
     right = torch.empty_like(q)
-    reference.span_attention(q, pool, 1, Spans(fields, case.tables, 1, longest), scale, right)
-    backend = TritonAttention(pool.to(device), case.shape.heads, scale)
+    reference.span_attention(q, PagePool.plain(pool), 1, Spans(fields, case.tables, 1, longest), scale, right)
+    backend = TritonAttention(PagePool.plain(pool.to(device)), case.shape.heads, scale)
     zeros = torch.zeros(len(rows), case.shape.dim // 2, device=device)
     placement = TokenSlots(torch.zeros(len(rows), dtype=torch.int64, device=device), zeros, zeros)
     spans = Spans(fields.to(device), case.tables.to(device), 1, longest)

@@ -19,8 +19,10 @@ from tests.unit.engine.reference_attention import reference_kernels
 from twostroke.engine.accelerator import accelerator_for
 from twostroke.engine.device_build import DeviceKernels, DevicePlan, make_device_runner
 from twostroke.engine.device_runner import DeviceRunner
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.triton.attention import TritonAttention
 from twostroke.kernels.triton.elementwise import TritonElementwise
+from twostroke.kv_cache.form import FORMS
 from twostroke.models.spec import ModelSpec
 from twostroke.scheduler.batch import Batch
 
@@ -39,6 +41,7 @@ def plan_for(spec: ModelSpec, dtype: str, *, sequences: int, length: int, tokens
         spec=spec,
         device=DEVICE,
         dtype=dtype,
+        form=FORMS[dtype],
         block_size=BLOCK,
         max_model_len=length,
         max_tokens=tokens,
@@ -72,7 +75,7 @@ def check_steps(_report: Report) -> Iterator[Row]:
         yield Row(f"{how}, streams as the reference's", f"{same} of {len(PROMPTS)}, error {error:.0e}", passed=passed)
 
 
-def triton_kernels(pool: torch.Tensor, spec: ModelSpec) -> DeviceKernels:
+def triton_kernels(pool: PagePool, spec: ModelSpec) -> DeviceKernels:
     """Compiled on a GPU, else interpreted."""
     return DeviceKernels(TritonAttention(pool, spec.heads, spec.head_dim**-0.5), TritonElementwise())
 

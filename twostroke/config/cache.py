@@ -33,9 +33,19 @@ def size_text(size_bytes: int) -> str:
     return str(size_bytes)
 
 
+KV_FORMATS = ("bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8")
+"""Forms of pages that workers compute with; `twostroke.kv_cache.form` says what each stores."""
+
+
 class CacheConfig(Settings):
     block_size: int = setting(
         16, least=1, most=256, power_of_two=True, unit="TOKENS", help="tokens per KV block; all workers agree on it"
+    )
+    kv_format: str | None = setting(
+        None,
+        choices=KV_FORMATS,
+        help="number format of the KV in pages; fp8 and int8 have a scale per token and head, and half the bytes",
+        default_text="as --dtype",
     )
     kv_cache_memory_bytes: int | None = setting(
         None,

@@ -14,7 +14,9 @@ PACED_PREFIX = "paced:"
 class ModelConfig(Settings):
     model: str = setting(DEFAULT_MODEL, help="a name of the catalogue, a directory, a hub id, or paced:SPEC")
     served_model_name: str | None = setting(None, unit="NAME", help="what clients call it", default_text="as --model")
-    dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"), help="number format of weights and KV")
+    dtype: str = setting(
+        "bfloat16", choices=("bfloat16", "float16", "float32"), help="number format of weights and activations"
+    )
     weights: str = setting(
         "model",
         choices=("model", "int8"),

@@ -81,6 +81,11 @@ class WorkerConfig(Settings):
         self.schedule.check_budget()
 
     @property
+    def kv_format(self) -> str:
+        """The name of the form of its pages."""
+        return self.cache.kv_format or self.model.dtype
+
+    @property
     def can_sample(self) -> bool:
         """Whether it decodes now, or may in a later epoch in the same process."""
         return self.flexible or self.role is Role.DECODE

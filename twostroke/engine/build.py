@@ -17,6 +17,7 @@ from twostroke.engine.determinism import DEVICE, PACED, Determinism
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
+from twostroke.kv_cache.form import FORMS
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages
 from twostroke.models.digest import DIGEST_BYTES, weights_digest
@@ -30,9 +31,6 @@ if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
     from twostroke.models.spec import ModelSpec
 
 Memory = TypeVar("Memory", bound=Pages)
-
-LAYOUT = "page:layer,kv,head,token,dim"
-"""Order of dimensions in a page's bytes; part of the fingerprint."""
 
 NATIVE_ORDER = ";order=pieces"
 """Added to the fingerprint where the native kernel keeps tokens in an order of its own: native/page.h."""
@@ -48,6 +46,8 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     dtype: str
+    kv_format: str
+    """The form of its pages."""
     block_size: int
     page_bytes: int
     pages: int
@@ -139,12 +139,16 @@ def _build_model(config: WorkerConfig, model_dir: Path, profiler: Profiler | Non
 def _build_on_cpu(
     config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device: torch.device, profiler: Profiler | None
 ) -> BuiltEngine:
+    import torch
+
     from twostroke.engine.runner import ModelRunner
     from twostroke.kernels.cpu.build import arithmetic_identity
     from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
+    from twostroke.kernels.page_pool import PagePool
     from twostroke.models.catalog import cache_dir
 
-    page_bytes = spec.page_bytes(config.cache.block_size, config.model.dtype)
+    shape = spec.page_shape(config.cache.block_size)
+    page_bytes = spec.page_bytes(config.cache.block_size, config.kv_format)
     facts = _model_facts(config, spec, model_dir, enough_pages(config.cache.host_bytes, page_bytes))
     arithmetic = ""
     if config.model.deterministic:  # pages that another machine computed may have other bits
@@ -159,7 +163,7 @@ def _build_on_cpu(
                 spec,
                 memory,
                 config.model,
-                block_size=facts.block_size,
+                pool=PagePool.over(torch.from_numpy(memory.data), FORMS[facts.kv_format], shape),
                 cores=cores,
                 with_head=config.can_sample,
                 profiler=profiler,
@@ -210,7 +214,7 @@ def _model_facts(config: WorkerConfig, spec: ModelSpec, model_dir: Path, pages: 
     return _facts(
         config,
         model=Path(config.model.model).name,
-        page_bytes=spec.page_bytes(config.cache.block_size, config.model.dtype),
+        page_bytes=spec.page_bytes(config.cache.block_size, config.kv_format),
         pages=pages,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
@@ -254,13 +258,13 @@ def _facts(
             f"--max-model-len {wanted} is more than the {longest_sequence} tokens that the model was made for",
             field="max_model_len",
         )
-    block_size, dtype = config.cache.block_size, config.model.dtype
+    block_size, dtype, form = config.cache.block_size, config.model.dtype, FORMS[config.kv_format]
     pool = PoolSize(pages, page_bytes, block_size)
     if wanted is not None:
         pool.check(wanted)
     fingerprint = (
-        f"model={model};revision={revision};block_size={block_size};hash={HASH_SCHEME};kv_dtype={dtype};"
-        f"weights={config.model.weights};layout={LAYOUT}"
+        f"model={model};revision={revision};block_size={block_size};hash={HASH_SCHEME};"
+        f"kv_format={form.name};dtype={dtype};weights={config.model.weights};layout={form.layout}"
     )
     return LoadedModel(
         name=config.model.public_name,
@@ -268,6 +272,7 @@ def _facts(
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
         dtype=dtype,
+        kv_format=form.name,
         block_size=block_size,
         page_bytes=page_bytes,
         pages=pages,

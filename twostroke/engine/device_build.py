@@ -14,6 +14,8 @@ from twostroke.engine.device_fit import read_memory
 from twostroke.engine.device_runner import DeviceAttention, DeviceRunner, StepLimits
 from twostroke.kernels.choice import device_attention, device_elementwise
 from twostroke.kernels.elementwise import Elementwise
+from twostroke.kernels.page_pool import PagePool
+from twostroke.kv_cache.form import FORMS, PageForm
 from twostroke.models.device_model import DeviceModel
 from twostroke.models.device_weights import WeightSource, take_weights
 from twostroke.models.memory_needs import DeviceNeeds, device_pages, working_bytes
@@ -28,6 +30,7 @@ class DevicePlan:
     spec: ModelSpec
     device: torch.device
     dtype: str
+    form: PageForm
     block_size: int
     max_model_len: int
     max_tokens: int
@@ -41,6 +44,7 @@ class DevicePlan:
             spec=spec,
             device=device,
             dtype=model.dtype,
+            form=FORMS[config.kv_format],
             block_size=config.cache.block_size,
             max_model_len=model.max_model_len or spec.max_position_embeddings,
             max_tokens=schedule.step_tokens(on_gpu=device.type != "cpu"),
@@ -65,7 +69,7 @@ class DevicePlan:
                 samples=samples,
                 recorded=sum(graph_sizes(samples)),
             ),
-            page_bytes=spec.page_bytes(self.block_size, self.dtype),
+            page_bytes=spec.page_bytes(self.block_size, self.form.name),
         )
 
     @property
@@ -90,7 +94,7 @@ class DeviceKernels:
     elementwise: Elementwise
 
     @classmethod
-    def over(cls, pool: torch.Tensor, spec: ModelSpec) -> DeviceKernels:
+    def over(cls, pool: PagePool, spec: ModelSpec) -> DeviceKernels:
         """Choose the fastest kernels for this pool. Raises ConfigError if none can serve it."""
         attention = device_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5)
         return cls(attention, device_elementwise(pool.device))
@@ -101,11 +105,11 @@ def make_device_runner(
     source: WeightSource,
     pages: torch.Tensor,
     accelerator: Accelerator,
-    kernels_over: Callable[[torch.Tensor, ModelSpec], DeviceKernels] = DeviceKernels.over,
+    kernels_over: Callable[[PagePool, ModelSpec], DeviceKernels] = DeviceKernels.over,
 ) -> DeviceRunner:
     """`pages` is uint8 [pages + scratch, page_bytes] on the device."""
     spec = plan.spec
-    kernels = kernels_over(pages.view(plan.torch_dtype).view(-1, *spec.page_shape(plan.block_size)), spec)
+    kernels = kernels_over(PagePool.over(pages, plan.form, spec.page_shape(plan.block_size)), spec)
     weights = take_weights(source, spec, with_head=plan.with_head)
     model = DeviceModel(spec, weights, kernels.elementwise)
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.rope, plan.max_model_len))

@@ -19,6 +19,7 @@ from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog import cache_dir
 from twostroke.models.choice import load_model
@@ -31,7 +32,7 @@ from twostroke.scheduler.lateness import WaitingPrompts
 
 
 class ModelRunner:
-    """Loads the weights at once; `run` belongs to the engine thread."""
+    """Loads the weights at once; `run` belongs to the engine thread. `pool` is a view of `memory`."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class ModelRunner:
         memory: PageMemory,
         model: ModelConfig,
         *,
-        block_size: int,
+        pool: PagePool,
         cores: Cores,
         with_head: bool,
         profiler: Profiler | None = None,
@@ -50,7 +51,6 @@ class ModelRunner:
         torch.set_num_threads(len(cores.home))
         self._borrowing = Borrowing()
         kind: torch.dtype = getattr(torch, model.dtype)
-        pool = _pool_tensor(memory, spec, block_size, kind)
         self.kernels = kernels = choose_kernels(cache_dir() / "kernels")
         self._team = (
             None if kernels is None else Team(kernels, cores.home, cores.neighbours(), cores.folder, pin=cores.pin)
@@ -60,6 +60,7 @@ class ModelRunner:
             heads=spec.heads,
             scale=spec.head_dim**-0.5,
             kernels=kernels,
+            dtype=kind,
             team=self._team,
             is_deterministic=model.deterministic,
         )
@@ -84,7 +85,7 @@ class ModelRunner:
                 check_deterministic(
                     self,
                     memory,
-                    block_size=block_size,
+                    block_size=pool.block,
                     vocab=spec.vocab_size,
                     longest=len(self._cosines),
                     with_head=with_head,
@@ -165,9 +166,3 @@ class ModelRunner:
     def _close_team(self) -> None:
         if self._team is not None:
             self._team.close()
-
-
-def _pool_tensor(memory: PageMemory, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the pool as [pages + scratch, layers, 2, kv_heads, block, head_dim]: the memory itself, not a copy."""
-    flat = torch.from_numpy(memory.data).view(dtype)
-    return flat.view(-1, *spec.page_shape(block_size))

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttentionStep
 
 TILE: Final = 16
@@ -33,7 +34,7 @@ class AlignedSpan:
 class AlignedAttention:
     """A row's result is a function of its position, its query and the keys and values that it sees."""
 
-    def __init__(self, pool: torch.Tensor, heads: int, scale: float) -> None:
+    def __init__(self, pool: PagePool, heads: int, scale: float) -> None:
         self.pool = pool
         self.heads = heads
         self.scale = scale
@@ -46,7 +47,7 @@ class AlignedAttention:
         aligned_end = -(-span.end // TILE) * TILE
         k, v = (
             functional.pad(each, (0, 0, 0, aligned_end - span.end))
-            for each in reference.gather_kv(self.pool, layer, span.block_table, span.end)
+            for each in reference.gather_kv(self.pool, layer, span.block_table, span.end, q.dtype)
         )
         for start in range(span.first // TILE * TILE, span.end, TILE):
             stop = start + TILE

@@ -10,10 +10,11 @@ import torch
 from twostroke.errors import ConfigError
 from twostroke.kernels.aligned_attention import AlignedAttention
 from twostroke.kernels.attention import AttentionBackend
-from twostroke.kernels.cpu.attention import DTYPES, NativeAttention
+from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.elementwise import Elementwise, TorchElementwise
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttention
 
 if TYPE_CHECKING:  # loads Triton
@@ -21,21 +22,25 @@ if TYPE_CHECKING:  # loads Triton
 
 
 def choose_attention(
-    pool: torch.Tensor,
+    pool: PagePool,
     *,
     heads: int,
     scale: float,
     kernels: Kernels | None,
+    dtype: torch.dtype,
     team: Team | None = None,
     is_deterministic: bool = False,
 ) -> AttentionBackend:
-    """For a pool in host memory: the native kernel where the CPU has one, on threads of `team`; else torch."""
-    if kernels is not None and pool.dtype in DTYPES:
-        return NativeAttention(pool, heads, scale, kernels, team)
+    """For a pool in host memory: the native kernel where the CPU has one, on threads of `team`; else torch.
+
+    `dtype` is that of queries, keys and values.
+    """
+    if kernels is not None:
+        return NativeAttention(pool, heads, scale, kernels, team, dtype)
     return AlignedAttention(pool, heads, scale) if is_deterministic else TorchAttention(pool, heads, scale)
 
 
-def device_attention(pool: torch.Tensor, *, heads: int, scale: float) -> TritonAttention:
+def device_attention(pool: PagePool, *, heads: int, scale: float) -> TritonAttention:
     """For a pool on a CUDA device. Raises ConfigError where Triton is missing, or cannot compute such heads."""
     _require_triton()  # only here: a machine without CUDA need not have it
     from twostroke.kernels.triton.attention import TritonAttention

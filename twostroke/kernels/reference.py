@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans, TokenSlots
 
 
@@ -15,32 +16,26 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
     return torch.cat((low * cosines - high * sines, high * cosines + low * sines), dim=-1).to(x.dtype)
 
 
-def write_kv(k: torch.Tensor, v: torch.Tensor, pool: torch.Tensor, layer: int, write_slots: torch.Tensor) -> None:
-    """Put k, v [T, kv_heads, D] into slots page * block + offset of pool [pages, layers, 2, kv_heads, block, D]."""
-    block = pool.shape[4]
-    pages, offsets = write_slots // block, write_slots % block
-    pool[pages, layer, 0, :, offsets] = k
-    pool[pages, layer, 1, :, offsets] = v
-
-
 def gather_kv(
-    pool: torch.Tensor, layer: int, block_table: torch.Tensor, context_len: int
+    pool: PagePool, layer: int, block_table: torch.Tensor, context_len: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A copy of one sequence's K and V, each [kv_heads, context, D]."""
-    blocks = -(-context_len // pool.shape[4])
-    pages = pool[block_table[:blocks].long(), layer]
-    k, v = pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_len]
+    """Return a copy of one sequence's K and V, each [kv_heads, context, D], in `dtype`."""
+    blocks = -(-context_len // pool.block)
+    pages = pool.read(block_table[:blocks].long(), layer)
+    k, v = pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_len].to(dtype)
     return k, v
 
 
-def paged_attention(q: torch.Tensor, pool: torch.Tensor, layer: int, batch: RaggedBatch, scale: float) -> torch.Tensor:
+def paged_attention(q: torch.Tensor, pool: PagePool, layer: int, batch: RaggedBatch, scale: float) -> torch.Tensor:
     """[T, heads, D]: softmax(q k * scale) v in float32 over each sequence's pages, causal by position."""
     out = torch.empty_like(q)
-    groups = q.shape[1] // pool.shape[3]
+    groups = q.shape[1] // pool.kv_heads
     for sequence, context_len in enumerate(batch.context_lens):
         rows = slice(batch.query_starts[sequence], batch.query_starts[sequence + 1])
-        k, v = gather_kv(pool, layer, batch.block_tables[sequence], context_len)
-        k, v = (x.float().repeat_interleave(groups, dim=0) for x in (k, v))
+        k, v = (
+            x.repeat_interleave(groups, dim=0)
+            for x in gather_kv(pool, layer, batch.block_tables[sequence], context_len, torch.float32)
+        )
         scores = torch.einsum("thd,hcd->htc", q[rows].float(), k) * scale
         future = torch.arange(context_len) > batch.positions[rows, None]
         weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
@@ -49,15 +44,15 @@ def paged_attention(q: torch.Tensor, pool: torch.Tensor, layer: int, batch: Ragg
 
 
 def rotate_and_store(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: torch.Tensor, layer: int, placement: TokenSlots
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: PagePool, layer: int, placement: TokenSlots
 ) -> torch.Tensor:
-    """`rotate` and `write_kv` in one; the rotated q."""
-    write_kv(rotate(k, placement.cosines, placement.sines), v, pool, layer, placement.write_slots)
+    """Write the rotated k, and v, into the pool's slots; return the rotated q."""
+    pool.write(rotate(k, placement.cosines, placement.sines), v, layer, placement.write_slots)
     return rotate(q, placement.cosines, placement.sines)
 
 
 def span_attention(
-    q: torch.Tensor, pool: torch.Tensor, layer: int, spans: Spans, scale: float, out: torch.Tensor, plan: object = None
+    q: torch.Tensor, pool: PagePool, layer: int, spans: Spans, scale: float, out: torch.Tensor, plan: object = None
 ) -> None:
     """Attention of the spans' rows of q [T, heads, D] into the same rows of out. Any cut into spans gives the same."""
     for sequence, first, rows, context in spans.fields.tolist():

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.page_pool import PagePool
 
 TILE_ROWS: Final = 128
 """Query rows per call: a tile skips the keys after its last row, which a whole chunk would compute and mask."""
@@ -44,7 +45,7 @@ SpanKind_contra = TypeVar("SpanKind_contra", contravariant=True)
 class SpanAttention(Protocol[SpanKind_contra]):
     """Attention span by span, each described as its kind wants it."""
 
-    pool: torch.Tensor
+    pool: PagePool
 
     def attend_span(self, layer: int, span: SpanKind_contra, q: torch.Tensor, out: torch.Tensor) -> None: ...
 
@@ -52,7 +53,7 @@ class SpanAttention(Protocol[SpanKind_contra]):
 class TorchAttention:
     """One sequence after the other through scaled_dot_product_attention."""
 
-    def __init__(self, pool: torch.Tensor, heads: int, scale: float) -> None:
+    def __init__(self, pool: PagePool, heads: int, scale: float) -> None:
         self.pool = pool
         self.heads = heads
         self.scale = scale
@@ -63,7 +64,7 @@ class TorchAttention:
 
     def attend_span(self, layer: int, span: QuerySpan, q: torch.Tensor, out: torch.Tensor) -> None:
         """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
-        k, v = reference.gather_kv(self.pool, layer, span.block_table, span.context_len)
+        k, v = reference.gather_kv(self.pool, layer, span.block_table, span.context_len, q.dtype)
         for tile in span.tiles:
             answer = functional.scaled_dot_product_attention(
                 q[tile.rows].transpose(0, 1)[None],
@@ -88,7 +89,7 @@ class TorchAttentionStep(Generic[AnySpan]):
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         batch = self._batch
         k = reference.rotate(k, batch.cosines, batch.sines)
-        reference.write_kv(k, v, self._backend.pool, layer, batch.write_slots)
+        self._backend.pool.write(k, v, layer, batch.write_slots)
         return reference.rotate(q, batch.cosines, batch.sines)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:

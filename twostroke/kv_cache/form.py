@@ -29,6 +29,10 @@ class PageShape:
     """Tokens of a block."""
     head_dim: int
 
+    @property
+    def dims(self) -> tuple[int, int, int, int, int]:
+        return (self.layers, 2, self.kv_heads, self.block, self.head_dim)
+
 
 @dataclass(frozen=True, slots=True)
 class PageForm:
@@ -40,6 +44,13 @@ class PageForm:
     """Bytes of the keys of one block in one head of one layer, scales included."""
     value_bytes: Callable[[PageShape], int]
     help: str
+    has_token_scales: bool = False
+    """Each token's key, and its value, has one float32 scale per head behind all numbers of the block."""
+
+    @property
+    def layout(self) -> str:
+        """Return the order of dimensions in a page's bytes; pages of another order are other pages."""
+        return "page:layer,head,kv,token,dim;scales" if self.has_token_scales else "page:layer,kv,head,token,dim"
 
     def head_bytes(self, shape: PageShape) -> int:
         """Return the bytes of the keys and values of one block in one head of one layer."""
@@ -61,7 +72,7 @@ def _scaled_per_token(name: str, text: str) -> PageForm:
     def both(shape: PageShape) -> int:
         return shape.block * (shape.head_dim + SCALE_BYTES)
 
-    return PageForm(name, both, both, text)
+    return PageForm(name, both, both, text, has_token_scales=True)
 
 
 def _int4_keys(shape: PageShape) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from twostroke.kv_cache.form import FORMS, PageShape
+
 SUPPORTED_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -44,13 +46,13 @@ class ModelSpec:
     qk_norm: bool = False
     """Each head of q and k is normalised before it is rotated (Qwen3)."""
 
-    def page_shape(self, block_size: int) -> tuple[int, int, int, int, int]:
-        """[layers, 2, kv_heads, block, head_dim]: K then V."""
-        return (self.layers, 2, self.kv_heads, block_size, self.head_dim)
+    def page_shape(self, block_size: int) -> PageShape:
+        """Return the dimensions of a page."""
+        return PageShape(self.layers, self.kv_heads, block_size, self.head_dim)
 
-    def page_bytes(self, block_size: int, dtype: str) -> int:
-        """Bytes of K and V of all layers of one block."""
-        return self.layers * 2 * self.kv_heads * block_size * self.head_dim * DTYPE_BYTES[dtype]
+    def page_bytes(self, block_size: int, form: str) -> int:
+        """Return the bytes of K and V of all layers of one block in a form of `FORMS`."""
+        return FORMS[form].page_bytes(self.page_shape(block_size))
 
     def weight_bytes(self, dtype: str, *, with_head: bool) -> int:
         """Bytes of all weights as a worker holds them; a head that is tied to the embedding takes none of its own."""

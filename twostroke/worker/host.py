@@ -202,6 +202,7 @@ class WorkerHost:
             vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,
             dtype=facts.dtype,
+            kv_format=facts.kv_format,
             block_size=facts.block_size,
             page_bytes=facts.page_bytes,
             pool_pages=facts.pages,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tests.bench.kernels.setting import Setting
-from tests.bench.kernels.timing import Result, Work, timed
+from tests.bench.kernels.timing import Result, Work, timed, timed_by_turns
+from twostroke.config.cache import KV_FORMATS
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention
-from twostroke.models.spec import DTYPE_BYTES
+from twostroke.kernels.page_pool import PagePool
+from twostroke.kv_cache.form import FORMS
 
 BLOCK = 16
 
@@ -25,13 +27,14 @@ class Span:
     context: int
 
 
-DECODE = (Span(1, 1, 1024), Span(4, 1, 1024), Span(16, 1, 128), Span(16, 1, 1024), Span(4, 1, 4096))
+MANY_STREAMS = Span(16, 1, 1024)
+DECODE = (Span(1, 1, 1024), Span(4, 1, 1024), Span(16, 1, 128), MANY_STREAMS, Span(4, 1, 4096))
 PREFILL = (Span(1, 512, 512), Span(1, 512, 2048))
 
 
 def bench_decode(setting: Setting, spans: Sequence[Span] = DECODE) -> Iterator[Result]:
     for span in spans:
-        yield _timed_span(setting, "decode", span, f"{span.sequences} x {span.context} context")
+        yield _timed_span(setting, "decode", span, _described(span))
 
 
 def bench_prefill(setting: Setting, spans: Sequence[Span] = PREFILL) -> Iterator[Result]:
@@ -39,35 +42,65 @@ def bench_prefill(setting: Setting, spans: Sequence[Span] = PREFILL) -> Iterator
         yield _timed_span(setting, "prefill", span, f"{span.new} tokens at the end of {span.context}")
 
 
-def attention_work(setting: Setting, span: Span) -> Work:
+def bench_forms(setting: Setting) -> Iterator[Result]:
+    """Time attention of many streams over pages of each form; all take turns, so that they meet the same machine."""
+    names = list(dict.fromkeys((setting.model.dtype, *KV_FORMATS)))
+    calls = [_all_layers(setting, MANY_STREAMS, name) for name in names]
+    for name, found in zip(names, timed_by_turns(calls, setting.repeats), strict=True):
+        work = attention_work(setting, MANY_STREAMS, name)
+        yield setting.result("forms", f"{name}, {_described(MANY_STREAMS)}", work, found)
+
+
+def attention_work(setting: Setting, span: Span, form: str) -> Work:
     """Work of all layers: every key and value is read once; a query and a key, or weights and values, are 2 * dim."""
     spec = setting.spec
-    token_bytes = 2 * spec.kv_heads * spec.head_dim * DTYPE_BYTES[setting.model.dtype]
+    token_bytes = FORMS[form].page_bytes(spec.page_shape(BLOCK)) / BLOCK
     pairs = span.sequences * sum(range(span.context - span.new + 1, span.context + 1))
     return Work(
-        bytes=float(spec.layers * span.sequences * span.context * token_bytes),
+        bytes=span.sequences * span.context * token_bytes,
         operations=float(spec.layers * pairs * spec.heads * spec.head_dim * 4),
     )
 
 
-@torch.inference_mode()
+def _described(span: Span) -> str:
+    return f"{span.sequences} x {span.context} context"
+
+
 def _timed_span(setting: Setting, part: str, span: Span, what: str) -> Result:
+    form = setting.model.dtype
+    call = _all_layers(setting, span, form)
+    return setting.result(part, what, attention_work(setting, span, form), timed(call, setting.repeats))
+
+
+@torch.inference_mode()
+def _all_layers(setting: Setting, span: Span, form: str) -> Callable[[], None]:
+    """Return the attention of one step, layer by layer, over pages that hold normal numbers."""
     spec = setting.spec
     blocks = -(-span.context // BLOCK)
-    pool = torch.empty(span.sequences * blocks, *spec.page_shape(BLOCK), dtype=setting.dtype).normal_()
+    pool = PagePool.empty(span.sequences * blocks, form, spec.page_shape(BLOCK))
+    slots = torch.arange(span.sequences * blocks * BLOCK)
+    for layer in range(spec.layers):
+        numbers = torch.randn(len(slots), spec.kv_heads, spec.head_dim)
+        pool.write(numbers, numbers, layer, slots)
     backend = choose_attention(
-        pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=setting.kernels, team=setting.team
+        pool,
+        heads=spec.heads,
+        scale=spec.head_dim**-0.5,
+        kernels=setting.kernels,
+        dtype=setting.dtype,
+        team=setting.team,
     )
     batch = _batch(span, blocks, spec.head_dim)
     q = torch.randn(span.sequences * span.new, spec.heads, spec.head_dim).to(setting.dtype)
 
+    @torch.inference_mode()
     def all_layers() -> None:
         with setting.step():
             step = backend.begin(batch)
             for layer in range(spec.layers):
                 step.attend(layer, q)
 
-    return setting.result(part, what, attention_work(setting, span), timed(all_layers, setting.repeats))
+    return all_layers
 
 
 def _batch(span: Span, blocks: int, head_dim: int) -> RaggedBatch:

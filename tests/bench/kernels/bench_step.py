@@ -46,7 +46,7 @@ def step_work(setting: Setting, span: Span) -> Work:
     products = products_of(spec)
     head = products["head"][0] * products["head"][1]
     weights = spec.layers * sum(outputs * inputs for name, (outputs, inputs) in products.items() if name != "head")
-    attention = attention_work(setting, span)
+    attention = attention_work(setting, span, setting.model.dtype)
     return Work(
         bytes=(weights + head) * setting.weight_bytes + attention.bytes,
         operations=2.0 * (weights * tokens + head * span.sequences) + attention.operations,

@@ -14,7 +14,7 @@ from twostroke.errors import ConfigError
 
 Item = TypeVar("Item")
 
-PARTS = ("decode", "prefill", "linear", "step")
+PARTS = ("decode", "forms", "prefill", "linear", "step")
 BEST = "best"
 """The value of `--kernels` that stands for what a worker would choose."""
 

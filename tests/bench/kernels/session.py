@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.flags.checks import STDOUT
-from tests.bench.kernels.bench_attention import bench_decode, bench_prefill
+from tests.bench.kernels.bench_attention import bench_decode, bench_forms, bench_prefill
 from tests.bench.kernels.bench_linear import bench_linear
 from tests.bench.kernels.bench_step import bench_step
 from tests.bench.kernels.options import KernelOptions
@@ -39,6 +39,7 @@ ByThreads = dict[int, Limits]
 
 BENCHES: dict[str, Callable[[Setting], Iterator[Result]]] = {
     "decode": bench_decode,
+    "forms": bench_forms,
     "prefill": bench_prefill,
     "linear": bench_linear,
     "step": bench_step,

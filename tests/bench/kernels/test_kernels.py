@@ -67,11 +67,11 @@ def test_a_timing_leaves_out_the_first_call_and_divides_by_what_one_call_does() 
 
 def test_the_work_of_attention_counts_every_key_once_and_every_pair_of_tokens(setting: Setting) -> None:
     token_bytes = 2 * 2 * 8 * 2
-    decode = attention_work(setting, Span(3, 1, 100))
+    decode = attention_work(setting, Span(3, 1, 100), "bfloat16")
     assert decode == Work(bytes=2 * 3 * 100 * token_bytes, operations=2 * 3 * 100 * 4 * 8 * 4)
-    whole = attention_work(setting, Span(1, 4, 4))
+    whole = attention_work(setting, Span(1, 4, 4), "bfloat16")
     assert whole.operations == 2 * (1 + 2 + 3 + 4) * 4 * 8 * 4
-    split = [attention_work(setting, Span(1, 2, end)).operations for end in (2, 4)]
+    split = [attention_work(setting, Span(1, 2, end), "bfloat16").operations for end in (2, 4)]
     assert sum(split) == whole.operations, "chunks compute together what one pass computes"
 
 
@@ -81,7 +81,7 @@ def test_a_step_reads_all_weights_but_the_embedding(setting: Setting) -> None:
     matrices = sum(each.numel() for each in counted.parameters() if each.dim() == 2) - 64 * 32
     assert 2 * (sum(parameters.values()) - parameters["head"]) + parameters["head"] == matrices
     work = step_work(setting, Span(3, 1, 100))
-    assert work.bytes == matrices * 2 + attention_work(setting, Span(3, 1, 100)).bytes
+    assert work.bytes == matrices * 2 + attention_work(setting, Span(3, 1, 100), "bfloat16").bytes
 
 
 def test_every_part_is_timed_with_every_choice_of_kernels(
@@ -99,7 +99,9 @@ def test_every_part_is_timed_with_every_choice_of_kernels(
     found = json.loads(out.read_text())
     parts = [(each["part"], each["kernels"]) for each in found["results"]]
     assert set(parts) == {
-        (part, kernels) for part in ("decode", "prefill", "linear", "step") for kernels in ("portable", "torch")
+        (part, kernels)
+        for part in ("decode", "forms", "prefill", "linear", "step")
+        for kernels in ("portable", "torch")
     }
     assert all(each["share"] > 0 and each["timed"]["median_s"] > 0 for each in found["results"])
     assert found["limits"][0]["read_bytes_per_s"] > 0

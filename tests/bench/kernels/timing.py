@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from twostroke.kernels.limits import Limits
@@ -53,3 +53,15 @@ def timed(call: Callable[[], object], repeats: int, per_call: int = 1) -> Timed:
         call()
         samples.append((time.perf_counter() - started_s) / per_call)
     return Timed(statistics.median(samples), min(samples), max(samples))
+
+
+def timed_by_turns(calls: Sequence[Callable[[], object]], repeats: int) -> list[Timed]:
+    """The same for several calls that take turns: what disturbs one disturbs all."""
+    samples: list[list[float]] = [[] for _ in calls]
+    for turn in range(repeats + 1):
+        for call, own in zip(calls, samples, strict=True):
+            started_s = time.perf_counter()
+            call()
+            if turn:
+                own.append(time.perf_counter() - started_s)
+    return [Timed(statistics.median(own), min(own), max(own)) for own in samples]

@@ -10,17 +10,18 @@ from twostroke.engine.device_build import DeviceKernels
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.elementwise import TorchElementwise
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans, TokenSlots, span_fields, spans_of
 from twostroke.models.spec import ModelSpec
 
 
-def reference_kernels(pool: torch.Tensor, spec: ModelSpec) -> DeviceKernels:
+def reference_kernels(pool: PagePool, spec: ModelSpec) -> DeviceKernels:
     return DeviceKernels(ReferenceAttention(pool, spec.head_dim**-0.5), TorchElementwise())
 
 
 @dataclass(frozen=True)
 class ReferenceAttention:
-    pool: torch.Tensor
+    pool: PagePool
     scale: float
 
     def begin(self, batch: RaggedBatch) -> ReferenceStep:

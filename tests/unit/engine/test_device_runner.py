@@ -21,6 +21,8 @@ from twostroke.engine.device_runner import DeviceRunner
 from twostroke.engine.runner import ModelRunner
 from twostroke.engine.staging import HostArray, Staging
 from twostroke.errors import EngineLost
+from twostroke.kernels.page_pool import PagePool
+from twostroke.kv_cache.form import FORMS
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.files import TensorFiles
 from twostroke.models.registry import read_spec
@@ -63,6 +65,7 @@ def plan_for(spec: ModelSpec, *, with_head: bool = True) -> DevicePlan:
         spec=spec,
         device=torch.device("cpu"),
         dtype="float32",
+        form=FORMS["float32"],
         block_size=16,
         max_model_len=128,
         max_tokens=48,
@@ -82,7 +85,13 @@ def runners(directory: Path) -> Iterator[list[Runner]]:
     spec = read_spec(directory)
     memory = PageMemory(PAGES, spec.page_bytes(16, "float32"))
     usual = ModelRunner(
-        directory, spec, memory, ModelConfig(dtype="float32"), block_size=16, cores=Cores((0,)), with_head=True
+        directory,
+        spec,
+        memory,
+        ModelConfig(dtype="float32"),
+        pool=PagePool.over(torch.from_numpy(memory.data), FORMS["float32"], spec.page_shape(16)),
+        cores=Cores((0,)),
+        with_head=True,
     )
     device = on_device(directory, plan_for(spec))
     yield [usual, device]
@@ -151,7 +160,13 @@ def test_a_sequence_whose_numbers_overflow_ends_alone_and_changes_no_bit_of_its_
     memory = PageMemory(PAGES, spec.page_bytes(16, "float32"))
     corrupt: list[Runner] = [
         ModelRunner(
-            directory, spec, memory, ModelConfig(dtype="float32"), block_size=16, cores=Cores((0,)), with_head=True
+            directory,
+            spec,
+            memory,
+            ModelConfig(dtype="float32"),
+            pool=PagePool.over(torch.from_numpy(memory.data), FORMS["float32"], spec.page_shape(16)),
+            cores=Cores((0,)),
+            with_head=True,
         ),
         on_device(directory, plan_for(spec)),
     ]
@@ -220,7 +235,7 @@ def test_a_prefill_worker_has_no_head_and_fills_the_same_pages(directory: Path) 
     pools = []
     for plan in (decode, prefill):
         pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
-        pool = pages.view(torch.float32).view(-1, *spec.page_shape(16))
+        pool = pages.view(torch.float32).view(-1, *spec.page_shape(16).dims)
         with TensorFiles(directory, torch.float32, plan.device) as files:
             runner = make_device_runner(plan, files, pages, CpuAccelerator(), reference_kernels)
         assert runner.run(chunk).tokens == ()

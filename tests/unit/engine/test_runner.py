@@ -16,6 +16,8 @@ from twostroke.config import ModelConfig
 from twostroke.engine.cores import Cores
 from twostroke.engine.runner import ModelRunner
 from twostroke.ids import PageId
+from twostroke.kernels.page_pool import PagePool
+from twostroke.kv_cache.form import FORMS
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.registry import read_spec
 from twostroke.request import SamplingParams
@@ -44,7 +46,7 @@ def make_runner(directory: Path, memory: PageMemory, *, with_head: bool) -> Mode
         read_spec(directory),
         memory,
         ModelConfig(dtype="float32", max_model_len=2048),
-        block_size=16,
+        pool=PagePool.over(torch.from_numpy(memory.data), FORMS["float32"], read_spec(directory).page_shape(16)),
         cores=Cores((0,)),
         with_head=with_head,
     )

@@ -14,6 +14,7 @@ from tests.unit.kernels.test_cpu_attention import TOLERANCE, Case
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import FLAGS, SOURCES, Kernels, arithmetic_identity, find_compiler, load_kernels
 from twostroke.kernels.cpu.variants import VARIANTS
+from twostroke.kernels.page_pool import PagePool
 from twostroke.models.catalog import cache_dir
 
 SPANS = [(0, 150), (900, 1), (31, 20), (700, 70), (1100, 9)]
@@ -42,7 +43,7 @@ def test_gcc_and_clang_agree_to_the_bit(by_compiler: dict[str, Kernels], dtype: 
         case = Case(
             {"kv_heads": 3, "groups": 3, "head_dim": head_dim, "block": 16, "dtype": dtype, "spans": SPANS, "seed": 11}
         )
-        step = NativeAttention(case.pool, case.heads, case.scale, kernels).begin(case.batch)
+        step = NativeAttention(PagePool.plain(case.pool), case.heads, case.scale, kernels).begin(case.batch)
         rotated = step.store(0, *case.qkv())
         results.append((rotated, case.pool, step.attend(0, rotated)))
     for ours, theirs in zip(*results, strict=True):

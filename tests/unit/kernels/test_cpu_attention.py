@@ -17,6 +17,7 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.cpu.variants import chosen_variants
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttention
 
 PIECE = 16
@@ -104,7 +105,7 @@ def in_pieces(pool: torch.Tensor) -> torch.Tensor:
     *outer, block, dim = pool.shape
     if block % PIECE:
         return pool.clone()
-    word = 2 if pool.dtype == torch.bfloat16 else 1
+    word = 2 if pool.dtype in (torch.bfloat16, torch.uint8) else 1
     keys = pool[:, :, 0].unflatten(-1, (dim // word, word)).unflatten(-3, (-1, PIECE)).transpose(-3, -2)
     values = pool[:, :, 1].unflatten(-2, (block // word, word)).transpose(-2, -1)
     return torch.stack([part.reshape(*outer[:2], *outer[3:], block, dim) for part in (keys, values)], dim=2)
@@ -115,10 +116,9 @@ def check_against_reference(case: Case, backend: AttentionBackend, pool: torch.T
     layer = 1
     q, k, v = case.qkv()
     rotated = reference.rotate(q, case.batch.cosines, case.batch.sines)
-    reference.write_kv(
-        reference.rotate(k, case.batch.cosines, case.batch.sines), v, case.pool, layer, case.batch.write_slots
-    )
-    expected = reference.paged_attention(rotated, case.pool, layer, case.batch, case.scale)
+    own = PagePool.plain(case.pool)
+    own.write(reference.rotate(k, case.batch.cosines, case.batch.sines), v, layer, case.batch.write_slots)
+    expected = reference.paged_attention(rotated, own, layer, case.batch, case.scale)
     step = backend.begin(case.batch)
     actual_q = step.store(layer, q, k, v)
     actual = step.attend(layer, actual_q).view_as(expected)
@@ -144,7 +144,9 @@ def test_the_native_kernel_equals_the_reference(
     pool = in_pieces(case.pool)
     team = teams[variant] if threads > 1 else None
     with nullcontext() if team is None else team.step():
-        check_against_reference(case, NativeAttention(pool, case.heads, case.scale, built_kernels[variant], team), pool)
+        check_against_reference(
+            case, NativeAttention(PagePool.plain(pool), case.heads, case.scale, built_kernels[variant], team), pool
+        )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -155,7 +157,7 @@ def test_a_row_is_the_same_to_the_bit_in_a_batch_and_alone_with_one_thread_and_t
     spans = [(0, 150), (900, 1), (31, 20), (700, 70), (1100, 9)]
     case = Case({"kv_heads": 3, "groups": 3, "head_dim": 64, "block": 16, "dtype": dtype, "spans": spans, "seed": 11})
     q, batch, team = case.qkv()[0].contiguous(), case.batch, teams[variant]
-    backend = NativeAttention(case.pool, case.heads, case.scale, built_kernels[variant], team)
+    backend = NativeAttention(PagePool.plain(case.pool), case.heads, case.scale, built_kernels[variant], team)
     together = backend.begin(batch).attend(0, q)
     with team.step():
         assert torch.equal(backend.begin(batch).attend(0, q), together)
@@ -195,7 +197,7 @@ def test_what_lies_in_pages_behind_the_context_is_never_used(kernels: Kernels, t
         }
     )
     pool = in_pieces(case.pool)
-    backend = NativeAttention(pool, case.heads, case.scale, kernels)
+    backend = NativeAttention(PagePool.plain(pool), case.heads, case.scale, kernels)
     q = case.qkv()[0].contiguous()
     before = backend.begin(case.batch).attend(0, q)
     case.pool[case.batch.block_tables[0, 1].item(), :, :, :, tokens - 16 :] = float("nan")
@@ -208,7 +210,7 @@ def test_what_lies_in_pages_behind_the_context_is_never_used(kernels: Kernels, t
 def test_the_torch_path_equals_the_reference(shape: dict) -> None:  # type: ignore[type-arg]
     case = Case(shape)
     pool = case.pool.clone()
-    check_against_reference(case, TorchAttention(pool, case.heads, case.scale), pool)
+    check_against_reference(case, TorchAttention(PagePool.plain(pool), case.heads, case.scale), pool)
 
 
 def test_a_long_chunk_is_cut_into_tiles_without_changing_its_result() -> None:
@@ -224,7 +226,7 @@ def test_a_long_chunk_is_cut_into_tiles_without_changing_its_result() -> None:
         }
     )
     pool = case.pool.clone()
-    check_against_reference(case, TorchAttention(pool, case.heads, case.scale), pool)
+    check_against_reference(case, TorchAttention(PagePool.plain(pool), case.heads, case.scale), pool)
 
 
 def test_pages_far_beyond_what_32_bits_can_count_are_reached(kernels: Kernels) -> None:
@@ -248,7 +250,7 @@ def test_pages_far_beyond_what_32_bits_can_count_are_reached(kernels: Kernels) -
         table = torch.tensor([tables], dtype=torch.int32)
         slots = table[0, case.positions // 16].long() * 16 + case.positions % 16
         batch = replace(case.batch, block_tables=table, write_slots=slots)
-        step = NativeAttention(pool, case.heads, case.scale, kernels).begin(batch)
+        step = NativeAttention(PagePool.plain(pool), case.heads, case.scale, kernels).begin(batch)
         answers.append(step.attend(1, step.store(1, q.clone(), k, v)))
     assert torch.equal(*answers)
 
@@ -265,7 +267,7 @@ def test_a_row_that_is_no_number_stays_alone(kernels: Kernels) -> None:
             "seed": 4,
         }
     )
-    step = NativeAttention(case.pool, case.heads, case.scale, kernels).begin(case.batch)
+    step = NativeAttention(PagePool.plain(case.pool), case.heads, case.scale, kernels).begin(case.batch)
     q = case.qkv()[0].contiguous()
     before = step.attend(0, q)
     q[4] = float("nan")
@@ -280,7 +282,7 @@ def test_other_layers_and_pages_are_left_alone(kernels: Kernels) -> None:
         {"kv_heads": 2, "groups": 1, "head_dim": 8, "block": 4, "dtype": torch.float32, "spans": [(0, 6)], "seed": 3}
     )
     before = case.pool.clone()
-    NativeAttention(case.pool, case.heads, case.scale, kernels).begin(case.batch).store(1, *case.qkv())
+    NativeAttention(PagePool.plain(case.pool), case.heads, case.scale, kernels).begin(case.batch).store(1, *case.qkv())
     changed = (case.pool != before).flatten(2).any(dim=2)
     assert not changed[:, 0].any()
     written = sorted({int(slot) // 4 for slot in case.batch.write_slots})
@@ -293,7 +295,7 @@ def test_scores_far_apart_neither_overflow_nor_vanish(kernels: Kernels) -> None:
     )
     case.pool *= 300
     pool = in_pieces(case.pool)
-    check_against_reference(case, NativeAttention(pool, 1, case.scale, kernels), pool)
+    check_against_reference(case, NativeAttention(PagePool.plain(pool), 1, case.scale, kernels), pool)
 
 
 def test_float16_is_rounded_as_torch_rounds_it(kernels: Kernels) -> None:
@@ -311,7 +313,7 @@ def test_float16_is_rounded_as_torch_rounds_it(kernels: Kernels) -> None:
         cosines=torch.ones(count, 32),
         sines=torch.zeros(count, 32),
     )
-    step = NativeAttention(pool, 1, 1.0, kernels).begin(batch)
+    step = NativeAttention(PagePool.plain(pool), 1, 1.0, kernels).begin(batch)
     k = torch.zeros_like(values)
     out = step.attend(0, step.store(0, k.clone(), k, values))
     assert torch.equal(out.view_as(values), values)

@@ -17,6 +17,7 @@ from twostroke.kernels.cpu import build
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import load_kernels
 from twostroke.kernels.cpu.variants import OVERRIDE, chosen_variants
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttention
 
 
@@ -76,9 +77,11 @@ def test_without_a_working_compiler_torch_serves_and_one_warning_says_so(
         monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 0.2)
         compiler = script(tmp_path, "sleep 60 & wait\n")
     monkeypatch.setenv("CXX", compiler)
-    pool = torch.zeros(2, 1, 2, 1, 16, 8)
+    pool = PagePool.plain(torch.zeros(2, 1, 2, 1, 16, 8))
     with caplog.at_level(logging.WARNING):
-        backend = choose_attention(pool, heads=1, scale=1.0, kernels=load_kernels(tmp_path / "kernels"))
+        backend = choose_attention(
+            pool, heads=1, scale=1.0, dtype=torch.float32, kernels=load_kernels(tmp_path / "kernels")
+        )
     assert isinstance(backend, TorchAttention)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -141,5 +144,5 @@ def test_the_variant_can_be_chosen_and_torch_too(tmp_path: Path, monkeypatch: py
 
 
 def test_a_pool_on_a_cpu_is_served_by_the_native_kernel(kernels: build.Kernels) -> None:
-    pool = torch.zeros(2, 1, 2, 1, 16, 8, dtype=torch.bfloat16)
-    assert isinstance(choose_attention(pool, heads=1, scale=1.0, kernels=kernels), NativeAttention)
+    pool = PagePool.plain(torch.zeros(2, 1, 2, 1, 16, 8, dtype=torch.bfloat16))
+    assert isinstance(choose_attention(pool, heads=1, scale=1.0, dtype=torch.float32, kernels=kernels), NativeAttention)

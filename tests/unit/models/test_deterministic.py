@@ -16,6 +16,7 @@ from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.steady import SIZES as TILES
 from twostroke.kernels.steady import agreeing_sizes
 from twostroke.models.choice import load_model
@@ -55,9 +56,10 @@ class Served:
         dtype: torch.dtype = getattr(torch, name)
         usable = kernels if is_native else None
         spec = read_spec(directory)
-        self.pool = torch.zeros(SEQUENCES * BLOCKS, *spec.page_shape(BLOCK), dtype=dtype)
+        pool = PagePool.empty(SEQUENCES * BLOCKS, name, spec.page_shape(BLOCK))
+        self.pool = pool.numbers
         attention = choose_attention(
-            self.pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=usable, is_deterministic=True
+            pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=usable, dtype=dtype, is_deterministic=True
         )
         self.model: Model = load_model(
             directory, spec, attention, usable, dtype=dtype, is_int8=is_int8, with_head=True, is_deterministic=True

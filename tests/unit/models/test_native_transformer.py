@@ -16,6 +16,7 @@ from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttention
 from twostroke.models.choice import load_model
 from twostroke.models.native_transformer import NativeTransformer
@@ -74,7 +75,7 @@ class Served:
 
 def native(directory: Path, kernels: Kernels, *, is_int8: bool = False, with_head: bool = True) -> Served:
     spec = read_spec(directory)
-    pool = torch.zeros(PAGES, *spec.page_shape(BLOCK), dtype=torch.bfloat16)
+    pool = PagePool.empty(PAGES, "bfloat16", spec.page_shape(BLOCK))
     backend = NativeAttention(pool, spec.heads, spec.head_dim**-0.5, kernels)
     model = load_model(directory, spec, backend, kernels, dtype=torch.bfloat16, is_int8=is_int8, with_head=with_head)
     assert isinstance(model, NativeTransformer)
@@ -83,7 +84,7 @@ def native(directory: Path, kernels: Kernels, *, is_int8: bool = False, with_hea
 
 def plain(directory: Path, dtype: torch.dtype) -> Served:
     spec = read_spec(directory)
-    pool = torch.zeros(PAGES, *spec.page_shape(BLOCK), dtype=dtype)
+    pool = PagePool.empty(PAGES, str(dtype).removeprefix("torch."), spec.page_shape(BLOCK))
     weights = load_weights(directory, spec, dtype, with_head=True)
     return Served(spec, Transformer(spec, weights, TorchAttention(pool, spec.heads, spec.head_dim**-0.5)))
 
@@ -139,7 +140,7 @@ def test_a_worker_without_head_writes_the_same_pages(tmp_path: Path, kernels: Ke
     headless, whole = native(tmp_path, kernels, with_head=False), native(tmp_path, kernels)
     assert headless.logits([tokens], [0], None) is None
     whole.logits([tokens], [0], [20])
-    pools = [served.model._backend.pool for served in (headless, whole)]  # type: ignore[attr-defined]  # what it wrote
+    pools = [served.model._backend.pool.numbers for served in (headless, whole)]  # type: ignore[attr-defined]  # what it wrote
     assert torch.equal(*pools)
     assert pools[0].any()
 
@@ -179,6 +180,6 @@ def test_a_profile_has_every_kernel_with_its_time_and_work_and_changes_no_bit(
 def test_int8_weights_without_their_kernels_are_refused_by_name(tmp_path: Path) -> None:
     saved(MODELS["llama"], tmp_path)
     spec = read_spec(tmp_path)
-    backend = TorchAttention(torch.zeros(1, *spec.page_shape(BLOCK)), spec.heads, 1.0)
+    backend = TorchAttention(PagePool.empty(1, "bfloat16", spec.page_shape(BLOCK)), spec.heads, 1.0)
     with pytest.raises(ConfigError, match="--weights int8"):
         load_model(tmp_path, spec, backend, None, dtype=torch.bfloat16, is_int8=True, with_head=True)

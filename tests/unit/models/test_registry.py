@@ -20,6 +20,7 @@ from transformers import (
 
 from twostroke.errors import ConfigError, UnsupportedModel
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttention
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
@@ -76,7 +77,7 @@ def our_logits(directory: Path, tokens: torch.Tensor) -> torch.Tensor:
     """Return the logits of all positions of one prompt, through pages of 4 tokens."""
     spec = read_spec(directory)
     count = len(tokens)
-    pool = torch.zeros(-(-count // 4), *spec.page_shape(4))
+    pool = PagePool.empty(-(-count // 4), "float32", spec.page_shape(4))
     backend = TorchAttention(pool, spec.heads, spec.head_dim**-0.5)
     model = Transformer(spec, load_weights(directory, spec, torch.float32, with_head=True), backend)
     cosines, sines = rope_tables(spec.rope, count)
@@ -84,7 +85,7 @@ def our_logits(directory: Path, tokens: torch.Tensor) -> torch.Tensor:
         positions=torch.arange(count, dtype=torch.int32),
         query_starts=(0, count),
         context_lens=(count,),
-        block_tables=torch.arange(len(pool), dtype=torch.int32)[None],
+        block_tables=torch.arange(len(pool.numbers), dtype=torch.int32)[None],
         write_slots=torch.arange(count),
         cosines=cosines,
         sines=sines,

@@ -37,6 +37,7 @@ FACTS = ServingFacts(
     pool_pages=32,
     page_bytes=1024,
     dtype="float32",
+    kv_format="float32",
     fingerprint="toy/1",
 )
 

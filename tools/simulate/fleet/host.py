@@ -422,6 +422,7 @@ def _facts(shape: FleetShape, pages: int) -> LoadedModel:
         vocab_size=1,
         eos_token_ids=(),
         dtype="",
+        kv_format="",
         block_size=shape.block_size,
         page_bytes=shape.page_bytes,
         pages=pages,

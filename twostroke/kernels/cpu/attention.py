@@ -11,9 +11,12 @@ import torch
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.page_pool import PagePool
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Numbers of the types, equal to `AttentionStep::dtype` in attention.h."""
+"""Numbers of the types of queries, keys and values, equal to `AttentionStep::dtype` in attention.h."""
+FORMS: Final = ("float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2")
+"""Forms of pages in the order of `Form` in attention.h."""
 
 
 class NativeStep(ctypes.Structure):
@@ -40,20 +43,30 @@ class NativeStep(ctypes.Structure):
         ("table_stride", ctypes.c_int64),
         ("scale", ctypes.c_float),
         ("dtype", ctypes.c_int32),
+        ("form", ctypes.c_int32),
     )
 
 
 class NativeAttention:
-    """Attends over a contiguous pool of one of `DTYPES`, on the threads of `team` or on the caller's."""
+    """Attends over a pool of one of `FORMS`, on the threads of `team` or on the caller's.
+
+    `dtype` is that of queries, keys and values; by default that of the pool's numbers.
+    """
 
     def __init__(
-        self, pool: torch.Tensor, heads: int, scale: float, kernels: Kernels, team: Team | None = None
+        self,
+        pool: PagePool,
+        heads: int,
+        scale: float,
+        kernels: Kernels,
+        team: Team | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        assert pool.is_contiguous(), "the kernel assumes a contiguous pool"
         assert scale > 0, "the kernel looks for the highest score before it scales"
-        assert pool.shape[5] % 2 == 0, "the kernel rotates the two halves of a head"
+        assert pool.head_dim % 2 == 0, "the kernel rotates the two halves of a head"
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.pool = pool
+        self.dtype = dtype or pool.numbers.dtype
         self.heads = heads
         self.scale = scale
         self.team = team
@@ -82,6 +95,7 @@ class NativeAttentionStep:
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         dim = self._native.head_dim
+        assert q.dtype == k.dtype == v.dtype == self._backend.dtype
         assert q.stride(1) == k.stride(1) == v.stride(1) == dim, "heads must lie side by side"
         self._backend.native_store(
             self._backend.team_address,
@@ -97,6 +111,7 @@ class NativeAttentionStep:
         return q
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        assert q.dtype == self._backend.dtype
         out = torch.empty(q.shape, dtype=q.dtype)
         self._backend.native_attend(
             self._backend.team_address, self.address, layer, q.data_ptr(), q.stride(0), out.data_ptr()
@@ -111,16 +126,17 @@ def _native_step(backend: NativeAttention, batch: RaggedBatch, query_starts: tor
     assert batch.positions.dtype == batch.block_tables.dtype == torch.int32
     assert batch.write_slots.dtype == torch.int64
     assert batch.cosines.dtype == batch.sines.dtype == torch.float32
+    page, layer, value, head, *_ = (each * pool.numbers.element_size() for each in pool.numbers.stride())
     return NativeStep(
-        pool=pool.data_ptr(),
-        page_stride=pool.stride(0),
-        layer_stride=pool.stride(1),
-        value_offset=pool.stride(2),
-        head_stride=pool.stride(3),
-        block=pool.shape[4],
+        pool=pool.numbers.data_ptr(),
+        page_stride=page,
+        layer_stride=layer,
+        value_offset=value,
+        head_stride=head,
+        block=pool.block,
         heads=backend.heads,
-        kv_heads=pool.shape[3],
-        head_dim=pool.shape[5],
+        kv_heads=pool.kv_heads,
+        head_dim=pool.head_dim,
         tokens=len(batch.positions),
         cosines=batch.cosines.data_ptr(),
         sines=batch.sines.data_ptr(),
@@ -131,5 +147,6 @@ def _native_step(backend: NativeAttention, batch: RaggedBatch, query_starts: tor
         block_tables=batch.block_tables.data_ptr(),
         table_stride=batch.block_tables.stride(0),
         scale=backend.scale,
-        dtype=DTYPES[pool.dtype],
+        dtype=DTYPES[backend.dtype],
+        form=FORMS.index(pool.form.name),
     )

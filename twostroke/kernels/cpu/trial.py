@@ -13,6 +13,7 @@ from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import SERVED, NativeLinears
+from twostroke.kernels.page_pool import PagePool
 
 ROUNDS: Final = 6
 """How often each task runs. The first time does not count, and of the others the least does."""
@@ -46,7 +47,7 @@ def _tasks_of(kernels: Kernels) -> list[Callable[[], object]]:
     product = NativeLinears(kernels, None).linear(torch.ones(OUTPUTS, INPUTS, dtype=SERVED))
     inputs = [torch.ones(rows, INPUTS, dtype=SERVED) for rows in ROWS]
     pages = SEQUENCES * CONTEXT // BLOCK
-    pool = torch.ones(pages, 1, 2, KV_HEADS, BLOCK, HEAD_DIM, dtype=SERVED)
+    pool = PagePool.plain(torch.ones(pages, 1, 2, KV_HEADS, BLOCK, HEAD_DIM, dtype=SERVED))
     step = NativeAttention(pool, HEADS, HEAD_DIM**-0.5, kernels).begin(_batch(pages))
     queries = torch.ones(SEQUENCES, HEADS, HEAD_DIM, dtype=SERVED)
     return [*(lambda x=x: product(x) for x in inputs), lambda: step.attend(0, queries)]

@@ -14,8 +14,9 @@ import torch
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import FIELDS, Span, Spans, TokenSlots, cut_into_tiles, span_fields, spans_of
-from twostroke.kernels.triton.checks import DTYPES, WIDEST_HEAD
+from twostroke.kernels.triton.checks import WIDEST_HEAD
 from twostroke.kernels.triton.decode import (
     HOPPER_SHARED_BYTES,
     MOST_PACKED,
@@ -42,26 +43,28 @@ class TritonAttention:
 
     def __init__(
         self,
-        pool: torch.Tensor,
+        pool: PagePool,
         heads: int,
         scale: float,
         *,
         decode: DecodeTuning | None = None,
         prefill: PrefillTuning | None = None,
     ) -> None:
-        kv_heads, _, dim = pool.shape[3:]
+        kv_heads, dim = pool.kv_heads, pool.head_dim
         if dim % 8 or dim > WIDEST_HEAD:
             raise ConfigError(f"heads of {dim} values: CUDA attention needs a multiple of 8, at most {WIDEST_HEAD}")
-        if pool.dtype not in DTYPES:
-            raise ConfigError(f"CUDA attention runs in float16, bfloat16 or float32, not {pool.dtype}")
+        if pool.scales is not None:
+            raise ConfigError(
+                f"CUDA attention reads float16, bfloat16 or float32, not {pool.form.name}", field="kv_format"
+            )
         if heads % kv_heads:
             raise ConfigError(f"{heads} query heads cannot share {kv_heads} K/V heads evenly")
-        self.pool = pool
+        self.pool = pool.numbers
         self.heads = heads
         self.scale = scale
         shared = shared_bytes_of(pool.device)
-        self.decode = decode or decode_tuning(dim, pool.dtype, shared)
-        self.prefill = prefill or prefill_tuning(dim, pool.dtype, shared)
+        self.decode = decode or decode_tuning(dim, self.pool.dtype, shared)
+        self.prefill = prefill or prefill_tuning(dim, self.pool.dtype, shared)
         self.short_rows = max(1, MOST_PACKED // (heads // kv_heads))
         """Spans of more query rows are prefill."""
         self.multiprocessors = multiprocessors_of(pool.device)

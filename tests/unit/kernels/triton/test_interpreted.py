@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from twostroke.errors import ConfigError
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans, TokenSlots, cut_into_tiles, span_fields
 from twostroke.kernels.triton.attention import LEAST_SHARED_BYTES, TritonAttention
 from twostroke.kernels.triton.decode import DecodeTuning, decode_attention, decode_tuning, plan_decode
@@ -106,8 +107,8 @@ def check_step(case: Case, backend: TritonAttention) -> None:
     """One layer of a step through `backend`, whose pool is its own copy."""
     layer, expected_pool = 1, case.pool.clone()
     q, k, v = case.qkv()
-    rotated = reference.rotate_and_store(q, k, v, expected_pool, layer, case.placement)
-    expected = reference.paged_attention(rotated, expected_pool, layer, case.batch, case.scale)
+    rotated = reference.rotate_and_store(q, k, v, PagePool.plain(expected_pool), layer, case.placement)
+    expected = reference.paged_attention(rotated, PagePool.plain(expected_pool), layer, case.batch, case.scale)
     step = backend.begin(case.batch)
     actual_q = step.store(layer, q, k, v)
     actual = step.attend(layer, actual_q).view_as(expected)
@@ -122,14 +123,17 @@ def check_step(case: Case, backend: TritonAttention) -> None:
 def test_a_step_equals_the_reference(shape: dict) -> None:  # type: ignore[type-arg]
     case = Case(shape)
     check_step(
-        case, TritonAttention(case.pool.clone(), case.heads, case.scale, decode=SMALL_DECODE, prefill=SMALL_PREFILL)
+        case,
+        TritonAttention(
+            PagePool.plain(case.pool.clone()), case.heads, case.scale, decode=SMALL_DECODE, prefill=SMALL_PREFILL
+        ),
     )
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_mixed_step_equals_the_reference_with_the_tiles_of_a_real_device(dtype: torch.dtype) -> None:
     case = case_of((300, 1), (0, 150), (40, 9), (17, 1), dtype=dtype)
-    check_step(case, TritonAttention(case.pool.clone(), case.heads, case.scale))
+    check_step(case, TritonAttention(PagePool.plain(case.pool.clone()), case.heads, case.scale))
 
 
 @settings(max_examples=10, deadline=None)
@@ -154,7 +158,7 @@ def test_splitting_a_context_changes_nothing(shape: dict, multiprocessors: int) 
     plan = plan_decode(spans, case.pool, case.heads, multiprocessors, SMALL_DECODE)
     plan.partials.fill_(NAN), plan.weights.fill_(NAN)
     decode_attention(q, case.pool, 0, spans, case.scale, actual, plan)
-    reference.span_attention(q, case.pool, 0, spans, case.scale, expected)
+    reference.span_attention(q, PagePool.plain(case.pool), 0, spans, case.scale, expected)
     case.close(actual, expected)
 
 
@@ -169,7 +173,7 @@ def test_one_plan_serves_whatever_lengths_the_device_tensors_hold() -> None:
     slots, cosines, sines = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 32), torch.zeros(2, 32)
     pool = case_of((60, 1), (3, 1)).pool
     room = torch.zeros(64, *pool.shape[1:])
-    backend = TritonAttention(room, 4, 0.125, decode=SMALL_DECODE)
+    backend = TritonAttention(PagePool.plain(room), 4, 0.125, decode=SMALL_DECODE)
     backend.multiprocessors = 4
     step = backend.begin_decode(Spans(fields, tables, 1, 128), TokenSlots(slots, cosines, sines))
     for spans in ([(60, 1), (3, 1)], [(0, 1), (100, 1)], [(15, 1), (16, 1)]):
@@ -180,15 +184,15 @@ def test_one_plan_serves_whatever_lengths_the_device_tensors_hold() -> None:
         slots.copy_(case.slots), cosines.copy_(case.placement.cosines), sines.copy_(case.placement.sines)
         q, k, v = case.qkv()
         actual = step.attend(1, step.store(1, q, k, v))
-        rotated = reference.rotate_and_store(q, k, v, case.pool, 1, case.placement)
-        expected = reference.paged_attention(rotated, case.pool, 1, case.batch, case.scale)
+        rotated = reference.rotate_and_store(q, k, v, PagePool.plain(case.pool), 1, case.placement)
+        expected = reference.paged_attention(rotated, PagePool.plain(case.pool), 1, case.batch, case.scale)
         case.close(actual, expected.flatten(1))
 
 
 def test_a_span_that_pads_the_batch_gets_zeros() -> None:
     case = case_of((20, 1))
     fields = torch.tensor([[0, 0, 1, 21], [0, 1, 1, 0]], dtype=torch.int32)
-    backend = TritonAttention(case.pool, case.heads, case.scale, decode=SMALL_DECODE)
+    backend = TritonAttention(PagePool.plain(case.pool), case.heads, case.scale, decode=SMALL_DECODE)
     backend.multiprocessors = 4
     step = backend.begin_decode(
         Spans(fields, case.tables, 1, 32), TokenSlots(torch.zeros(2).long(), torch.zeros(2, 32), torch.zeros(2, 32))
@@ -239,7 +243,7 @@ def test_no_pages_are_no_launch() -> None:
 def test_other_layers_and_pages_are_left_alone() -> None:
     case = case_of((0, 6))
     before = case.pool.clone()
-    TritonAttention(case.pool, case.heads, case.scale).begin(case.batch).store(1, *case.qkv())
+    TritonAttention(PagePool.plain(case.pool), case.heads, case.scale).begin(case.batch).store(1, *case.qkv())
     changed = (case.pool.nan_to_num(9) != before.nan_to_num(9)).flatten(2).any(dim=2)
     assert not changed[:, 0].any()
     assert changed[:, 1].tolist() == [page == case.tables[0, 0] for page in range(len(changed))]
@@ -258,14 +262,14 @@ def test_warming_up_takes_every_decode_variant_through_its_launch_and_touches_no
     monkeypatch.setattr("twostroke.kernels.triton.attention.decode_attention", noted)
     case = case_of((20, 1), groups=4)
     before = case.pool.clone()
-    TritonAttention(case.pool, case.heads, case.scale).warm_up()
+    TritonAttention(PagePool.plain(case.pool), case.heads, case.scale).warm_up()
     assert torch.equal(case.pool.nan_to_num(9), before.nan_to_num(9))
     assert sorted(launched) == [(rows, split) for rows in (1, 2, 4, 8, 16) for split in (False, True)]
 
 
 def test_tensors_that_do_not_fit_are_named_before_the_launch() -> None:
     case = case_of((20, 1))
-    backend = TritonAttention(case.pool, case.heads, case.scale)
+    backend = TritonAttention(PagePool.plain(case.pool), case.heads, case.scale)
     step = backend.begin(case.batch)
     q, k, v = case.qkv()
     with pytest.raises(AssertionError, match=r"head_dim of q must be the pool's 64, got 32"):
@@ -279,4 +283,4 @@ def test_tensors_that_do_not_fit_are_named_before_the_launch() -> None:
             0, q
         )
     with pytest.raises(ConfigError, match=r"5 query heads cannot share 2 K/V heads"):
-        TritonAttention(case.pool, 5, 1.0)
+        TritonAttention(PagePool.plain(case.pool), 5, 1.0)

@@ -10,7 +10,7 @@ import pytest
 from tools.doctor.diagnosis import CHECKS, Cause, diagnose
 from tools.doctor.facts import Canary, Facts, WorkerFacts
 
-FLEET = "model=m;revision=1;block_size=16;kv_dtype=bfloat16"
+FLEET = "model=m;revision=1;block_size=16;kv_format=bfloat16"
 TOKENS = tuple(range(100))
 PREFILL = WorkerFacts(
     worker="prefill-0",
@@ -54,10 +54,10 @@ def test_reuse_of_every_full_block_is_fine_and_the_tail_is_explained() -> None:
 
 
 CASES = {
-    "a worker with another dtype": (
+    "a worker with another form of pages": (
         replace(MISSED, workers=(PREFILL, replace(DECODE, fingerprint=FLEET.replace("bfloat16", "float32")))),
         Cause.FINGERPRINT,
-        "kv_dtype float32 instead of bfloat16",
+        "kv_format float32 instead of bfloat16",
     ),
     "a worker with a fingerprint without fields": (
         replace(MISSED, workers=(PREFILL, replace(DECODE, fingerprint="odd"))),

@@ -1,4 +1,4 @@
-// Attention of one step and layer in one dtype: threads take tasks, then merge what was computed in pieces.
+// Attention of one step and layer over pages of one form: threads take tasks, then merge what was computed in pieces.
 
 #pragma once
 
@@ -27,6 +27,8 @@ struct Workspace {
         float *queries;  // [rows, row_floats]
         Sums total, split;
         T *copied;
+        float *scales;   // [2, SPLIT] of keys and of values, where those of the page cannot be read in place
+        BFloat16 *wide;  // pieces of keys and values for many rows, where the page's have numbers of one byte
     };
 
     int rows;
@@ -36,9 +38,12 @@ struct Workspace {
     Workspace(const Shape<Math> &shape, const Task &task, int64_t copied_pieces)
         : rows(int(task.tokens) * shape.groups), heads(task.heads) {
         const int limit_floats = rounded_up(rows, 16), queries = rounded_up(rows * shape.row_floats, 16);
-        const int sums = rounded_up(Sums::floats(rows, shape.lanes), 16);
-        const int64_t copies = rounded_up(copied_pieces * PIECE * shape.dim * int64_t(sizeof(T)), 64) / 4;
-        float *at = scratch(size_t(limit_floats) + size_t(task.heads) * size_t(copies + queries + 2 * sums));
+        const int sums = rounded_up(Sums::floats(rows, shape.lanes), 16), scales = Math::IS_SCALED ? 2 * SPLIT : 0;
+        const int64_t piece_size = PIECE * shape.dim, wide_pieces = is_widened() ? 2 * PIECES : 0;
+        const int64_t copies = rounded_up(copied_pieces * piece_size * int64_t(sizeof(T)), 64) / 4;
+        const int64_t wide = rounded_up(wide_pieces * piece_size * int64_t(sizeof(BFloat16)), 64) / 4;
+        float *at = scratch(size_t(limit_floats) +
+                            size_t(task.heads) * size_t(copies + queries + 2 * sums + scales + wide));
         auto take = [&at](int64_t count) { return (at += count) - count; };
         limits = (int32_t *)take(limit_floats);
         for (Head &head : heads) {
@@ -46,8 +51,13 @@ struct Workspace {
             head.total = Sums::in(take(sums), rows, shape.lanes);
             head.split = Sums::in(take(sums), rows, shape.lanes);
             head.copied = (T *)take(copies);
+            head.scales = take(scales);
+            head.wide = (BFloat16 *)take(wide);
         }
     }
+
+    // Numbers of one byte are made bfloat16 once for all rows, where those are more than one product takes.
+    bool is_widened() const { return Math::IS_SCALED && rows > MAX_ROWS; }
 };
 
 // What is read at a time: one split of a task's context, for some of its heads.
@@ -57,11 +67,11 @@ struct Portion {
     Place place;
 };
 
-template <class T, class Math>
+template <class Math>
 class Attention {
   public:
-    Attention(const AttentionStep &step, int64_t layer, const T *q, int64_t q_stride, T *out)
-        : step_(step), shape_(step), pool_((const T *)step.pool + layer * step.layer_stride), q_(q),
+    Attention(const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out)
+        : step_(step), shape_(step), pool_((const char *)step.pool + layer * step.layer_stride), q_(q),
           q_stride_(q_stride), out_(out) {}
 
     void run(Team *team) {
@@ -75,6 +85,10 @@ class Attention {
     }
 
   private:
+    using T = typename Math::Element;
+    using Word = typename Math::Word;
+    using Head = typename Workspace<Math>::Head;
+
     Sums partial(const Task &task, int64_t split, int rows) const {
         return Sums::in(partial_.get() + Sums::floats(task.first_sum + split * rows, shape_.lanes), rows, shape_.lanes);
     }
@@ -90,8 +104,10 @@ class Attention {
         for (int row = 0; row < space.rows; row++)
             space.limits[row] = step_.positions[task.first_token + row / shape_.groups] + 1;
         for (size_t h = 0; h < space.heads.size(); h++) {
-            load_queries(shape_, step_, q_, q_stride_, task.first_token, task.first_head + int64_t(h), space.rows,
-                         space.heads[h].queries);
+            with_dtype(step_.dtype, [&](auto type) {
+                load_queries(shape_, (const decltype(type) *)q_, q_stride_, task.first_token,
+                             task.first_head + int64_t(h), space.rows, space.heads[h].queries);
+            });
             space.heads[h].total.clear(space.rows, shape_.lanes);
         }
         Fetch fetch;
@@ -111,14 +127,21 @@ class Attention {
         const Task &task = *portion.task;
         Split<Math> split{portion.place.start, portion.place.count, space.rows, int(portion.heads), space.limits, {}};
         for (int64_t h = 0; h < portion.heads; h++) {
-            const typename Workspace<Math>::Head &head = space.heads[size_t(portion.first_head + h)];
+            const Head &head = space.heads[size_t(portion.first_head + h)];
             split.of[h].queries = head.queries;
             split.of[h].sums = task.is_partial ? partial(task, portion.split, space.rows) : head.split;
-            look(task, task.first_head + portion.first_head + h, portion.place, head.copied, split.of[h]);
+            look(task, task.first_head + portion.first_head + h, portion.place, head, split.of[h]);
         }
-        sum_up(shape_, split, step_.scale * LOG2_E, fetch);
+        if constexpr (Math::IS_SCALED) {
+            if (space.is_widened())
+                sum_up_widened(split, space, fetch);
+            else
+                sum_up(shape_, split, step_.scale * LOG2_E, fetch);
+        } else {
+            sum_up(shape_, split, step_.scale * LOG2_E, fetch);
+        }
         for (int64_t h = 0; h < portion.heads && !task.is_partial; h++) {
-            const typename Workspace<Math>::Head &head = space.heads[size_t(portion.first_head + h)];
+            const Head &head = space.heads[size_t(portion.first_head + h)];
             head.total.merge(head.split, space.rows, shape_.lanes);
         }
     }
@@ -133,7 +156,10 @@ class Attention {
     }
 
     void finish(const Task &task, int64_t kv_head, const Sums &sums) {
-        write_out(shape_, step_, sums, int(task.tokens) * shape_.groups, task.first_token, kv_head, out_);
+        with_dtype(step_.dtype, [&](auto type) {
+            write_out(shape_, step_, sums, int(task.tokens) * shape_.groups, task.first_token, kv_head,
+                      (decltype(type) *)out_);
+        });
     }
 
     // Nothing where there is no task. With few rows several heads' keys and values are read in the order of the page;
@@ -154,8 +180,8 @@ class Attention {
 
     Reading reading(const Portion &portion) const {
         if (!portion.task || !has_pieces(step_.block)) return {};
-        const T *keys = pool_ + (portion.task->first_head + portion.first_head) * step_.head_stride;
-        return {portion.place, keys, step_, int(portion.heads)};
+        const char *keys = pool_ + (portion.task->first_head + portion.first_head) * step_.head_stride;
+        return {portion.place, keys, step_, sizeof(T), Math::IS_SCALED, int(portion.heads)};
     }
 
     // The task's split number `split`, by the sequence's pages.
@@ -163,29 +189,95 @@ class Attention {
         Place place;
         place.start = (task.first_split + split) * SPLIT;
         place.count = int(std::min<int64_t>(task.context - place.start, SPLIT));
-        for (int at = 0; at < place.count && has_pieces(step_.block); at += PIECE)
+        for (int at = 0; at < place.count && has_pieces(step_.block); at += PIECE) {
             place.offsets[at / PIECE] = offset(task, place.start + at);
+            place.scale_offsets[at / PIECE] = scale_offset(task, place.start + at);
+        }
         return place;
     }
 
-    int64_t offset(const Task &task, int64_t position) const {
+    int64_t page_offset(const Task &task, int64_t position) const {
         const int64_t page = step_.block_tables[task.sequence * step_.table_stride + position / step_.block];
-        return page * step_.page_stride + position % step_.block * shape_.dim;
+        return page * step_.page_stride;
+    }
+
+    int64_t offset(const Task &task, int64_t position) const {
+        return page_offset(task, position) + position % step_.block * shape_.dim * int64_t(sizeof(T));
+    }
+
+    // Scales lie behind all numbers of the block.
+    int64_t scale_offset(const Task &task, int64_t position) const {
+        const int64_t numbers = step_.block * shape_.dim * int64_t(sizeof(T));
+        return page_offset(task, position) + numbers + position % step_.block * int64_t(sizeof(float));
     }
 
     // One head's keys and values in `place`.
-    void look(const Task &task, int64_t head, const Place &place, T *copied, HeadSplit<Math> &of) const {
-        using Word = typename Math::Word;
-        const T *keys = pool_ + head * step_.head_stride, *values = keys + step_.value_offset;
+    void look(const Task &task, int64_t kv_head, const Place &place, const Head &head, HeadSplit<Math> &of) const {
+        const char *keys = pool_ + kv_head * step_.head_stride, *values = keys + step_.value_offset;
+        if constexpr (Math::IS_SCALED) look_at_scales(task, keys, place, head.scales, of);
+        if (!has_pieces(step_.block)) return gather(task, keys, place, head.copied, of);
         for (int p = 0; p < PIECES; p++) {
             of.keys[p] = (const Word *)(keys + place.offsets[p]);
             of.values[p] = (const Word *)(values + place.offsets[p]);
         }
-        if (!has_pieces(step_.block)) return gather(task, keys, place, copied, of);
-        if (const int some = place.count % PIECE) {
+        const int some = Math::IS_SCALED ? 0 : place.count % PIECE;  // a scale of zero hides a value, if it is a number
+        if (some) {
             const int last = place.count / PIECE;
-            copy_values(values + place.offsets[last], some, copied);
-            of.values[last] = (const Word *)copied;
+            copy_values((const T *)(values + place.offsets[last]), some, head.copied);
+            of.values[last] = (const Word *)head.copied;
+        }
+    }
+
+    // Scales of the tokens in `place`, as the page has them; zeros behind the last value's.
+    void look_at_scales(const Task &task, const char *keys, const Place &place, float *copied,
+                        HeadSplit<Math> &of) const {
+        const int whole = has_pieces(step_.block) ? place.count / PIECE : 0;
+        for (int p = 0; p < PIECES; p++) {
+            of.key_scales[p] = copied + p * PIECE;
+            of.value_scales[p] = copied + SPLIT + p * PIECE;
+            if (p >= whole) continue;
+            of.key_scales[p] = (const float *)(keys + place.scale_offsets[p]);
+            of.value_scales[p] = (const float *)(keys + step_.value_offset + place.scale_offsets[p]);
+        }
+        std::memset(copied + whole * PIECE, 0, size_t(SPLIT - whole * PIECE) * sizeof(float));
+        std::memset(copied + SPLIT + whole * PIECE, 0, size_t(SPLIT - whole * PIECE) * sizeof(float));
+        for (int at = whole * PIECE; at < place.count; at++) {
+            const char *from = keys + scale_offset(task, place.start + at);
+            std::memcpy(copied + at, from, sizeof(float));
+            std::memcpy(copied + SPLIT + at, from + step_.value_offset, sizeof(float));
+        }
+    }
+
+    // The numbers as bfloat16, the same ones: rows then come out as if each had been multiplied from the page.
+    void sum_up_widened(const Split<Math> &split, const Workspace<Math> &space, Fetch &fetch) const {
+        using Wide = Scaled<typename Math::Widened>;
+        Split<Wide> wide{split.start, split.count, split.rows, split.heads, split.limits, {}};
+        const int64_t piece_size = PIECE * shape_.dim;
+        for (int h = 0; h < split.heads; h++) {
+            const HeadSplit<Math> &from = split.of[h];
+            HeadSplit<Wide> &to = wide.of[h];
+            to.queries = from.queries, to.sums = from.sums;
+            std::copy(from.key_scales, from.key_scales + PIECES, to.key_scales);
+            std::copy(from.value_scales, from.value_scales + PIECES, to.value_scales);
+            BFloat16 *at = space.heads[size_t(h)].wide;
+            widen_pieces(from.keys, split.count, at, to.keys, fetch);
+            widen_pieces(from.values, split.count, at + PIECES * piece_size, to.values, fetch);
+        }
+        Fetch nothing;
+        sum_up(Shape<Wide>(step_), wide, step_.scale * LOG2_E, nothing);
+    }
+
+    template <class To>
+    void widen_pieces(const Pieces<Math> &from, int count, BFloat16 *at, To &to, Fetch &fetch) const {
+        const int64_t piece_size = PIECE * shape_.dim;
+        const int lines = int(piece_size * int64_t(sizeof(T)) / LINE);
+        for (int p = 0; p < (count + PIECE - 1) / PIECE; p++) {
+            if (p % STREAMS == 0) {
+                const Streams ahead = fetch.take(lines, from[p]);
+                for (int line = 0; line < lines; line++) ahead.fetch(line);
+            }
+            widen((const T *)from[p], piece_size, at + p * piece_size);
+            to[p] = (const float *)(at + p * piece_size);
         }
     }
 
@@ -199,27 +291,26 @@ class Attention {
     }
 
     // Rows of pages without pieces, as pieces.
-    void gather(const Task &task, const T *keys, const Place &place, T *copied, HeadSplit<Math> &of) const {
-        using Word = typename Math::Word;
+    void gather(const Task &task, const char *keys, const Place &place, T *copied, HeadSplit<Math> &of) const {
         const int64_t piece_size = PIECE * shape_.dim;
         std::memset(copied, 0, size_t(2 * PIECES * piece_size) * sizeof(T));
         for (int p = 0; p < PIECES; p++, copied += 2 * piece_size) {
             of.keys[p] = (const Word *)copied;
             of.values[p] = (const Word *)(copied + piece_size);
             for (int t = 0; t < std::min(PIECE, place.count - p * PIECE); t++) {
-                const T *row = keys + offset(task, place.start + p * PIECE + t);
-                put_key(row, shape_.dim, t, copied);
-                put_value(row + step_.value_offset, shape_.dim, t, copied + piece_size);
+                const char *row = keys + offset(task, place.start + p * PIECE + t);
+                put_key((const T *)row, shape_.dim, t, copied);
+                put_value((const T *)(row + step_.value_offset), shape_.dim, t, copied + piece_size);
             }
         }
     }
 
     const AttentionStep &step_;
     const Shape<Math> shape_;
-    const T *pool_;  // from the layer's keys on
-    const T *q_;
+    const char *pool_;  // from the layer's keys on
+    const void *q_;
     const int64_t q_stride_;
-    T *out_;
+    void *out_;
     std::unique_ptr<float[]> partial_;  // sums of splits that are computed apart
 };
 

@@ -1,24 +1,23 @@
-// Attention in the dtypes that a pool may have.
+// Attention over pages of numbers that need no scale; those of one byte are compiled apart.
 
 #include "attend.h"
+#include "attend_bytes.h"
 
 namespace twostroke {
 
 void attend(Team *team, const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out) {
+    auto by = [&](auto math) { Attention<decltype(math)>(step, layer, q, q_stride, out).run(team); };
+    switch (step.form) {
+        case Form::FLOAT32: return by(FloatMath<float>());
+        case Form::FLOAT16: return by(FloatMath<Float16>());
+        case Form::BFLOAT16:
 #if defined(__AVX512BF16__)
-    using Bfloat16Math = PairMath;
-#else
-    using Bfloat16Math = WideningMath;
+            if (step.dtype == BFLOAT16_ROWS) return by(PairMath());
 #endif
-    switch (step.dtype) {
-        case 0:
-            return Attention<float, FloatMath<float>>(step, layer, (const float *)q, q_stride, (float *)out).run(team);
-        case 1:
-            return Attention<BFloat16, Bfloat16Math>(step, layer, (const BFloat16 *)q, q_stride, (BFloat16 *)out)
-                .run(team);
-        case 2:
-            return Attention<Float16, FloatMath<Float16>>(step, layer, (const Float16 *)q, q_stride, (Float16 *)out)
-                .run(team);
+            return by(WideningMath());
+        case Form::INT8:
+        case Form::FP8_E4M3:
+        case Form::FP8_E5M2: return attend_bytes(team, step, layer, q, q_stride, out);
     }
 }
 

@@ -1,6 +1,7 @@
 // Attention over pages for one step of a ragged batch: what callers pass in, and the two things they ask for.
 //
-// The pool is [pages, layers, 2, kv_heads, block, head_dim], its rows in the order of page.h; strides come in elements.
+// The numbers of a pool are [pages, layers, 2, kv_heads, block, head_dim], their rows in the order of page.h; strides come
+// in bytes. Behind one head's keys, and behind its values, of a block lie their scales, where numbers of the form have any.
 
 #pragma once
 
@@ -10,6 +11,9 @@
 #include "team.h"
 
 namespace twostroke {
+
+// How pages store a number. Those of one byte have a scale per token and head.
+enum class Form : int32_t { FLOAT32, BFLOAT16, FLOAT16, INT8, FP8_E4M3, FP8_E5M2 };
 
 // `NativeStep` of attention.py, field by field.
 struct AttentionStep {
@@ -25,8 +29,19 @@ struct AttentionStep {
     const int32_t *block_tables;  // [sequences, table_stride]
     int64_t table_stride;
     float scale;
-    int32_t dtype;  // 0 float32, 1 bfloat16, 2 float16: of the pool and of q, k, v
+    int32_t dtype;  // 0 float32, 1 bfloat16, 2 float16: of q, k, v and what is returned
+    Form form;      // of the pool
 };
+
+// f with a value of the type that q, k, v and what is returned have.
+template <class F>
+inline void with_dtype(int32_t dtype, F f) {
+    switch (dtype) {
+        case 0: return f(float());
+        case 1: return f(BFloat16());
+        case 2: return f(Float16());
+    }
+}
 
 // Rotates q in place; k, rotated, and v go to their slots. Strides are those of tokens; heads lie side by side.
 void store_kv(Team *team, const AttentionStep &step, int64_t layer, void *q, int64_t q_stride, const void *k,

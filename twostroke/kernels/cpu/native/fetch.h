@@ -13,11 +13,11 @@
 
 namespace twostroke {
 
-// Where a split's pieces lie: offsets into the pool for the layer's first kv head.
+// Where a split's pieces lie: offsets in bytes into the pool for the layer's first kv head, and those of their scales.
 struct Place {
     int64_t start = 0;
     int count = 0;
-    int64_t offsets[PIECES] = {};
+    int64_t offsets[PIECES] = {}, scale_offsets[PIECES] = {};
 };
 
 constexpr int STREAMS = std::max(1, 4 * simd::W / PIECE), LINE = 64;
@@ -38,13 +38,16 @@ class Reading {
     Reading() = default;
 
     // `keys` are the first head's, from which the place's offsets count.
-    template <class T>
-    Reading(const Place &place, const T *keys, const AttentionStep &step, int heads)
-        : place_(place), keys_((const char *)keys), element_(sizeof(T)), value_offset_(step.value_offset),
-          head_stride_(step.head_stride), heads_(heads), lines_(int(PIECE * step.head_dim * element_ / LINE)),
+    Reading(const Place &place, const char *keys, const AttentionStep &step, int64_t element_bytes, bool has_scales,
+            int heads)
+        : place_(place), keys_(keys), value_offset_(step.value_offset), head_stride_(step.head_stride), heads_(heads),
+          has_scales_(has_scales), lines_(int(PIECE * step.head_dim * element_bytes / LINE)),
           pieces_((place.count + PIECE - 1) / PIECE) {
         turn();
     }
+
+    // Parts of a head that are asked for ahead of what is multiplied: about as many bytes in every form.
+    int lead() const { return has_scales_ ? 2 : 1; }
 
     int lines_left() const { return left_; }  // of the streams as they are; none at the end
 
@@ -64,8 +67,9 @@ class Reading {
         if (piece_ >= pieces_) return;
         const int64_t from = (is_value_ ? value_offset_ : 0) + head_ * head_stride_;
         for (int s = 0; s < STREAMS; s++)
-            streams_.at[s] = keys_ + (from + place_.offsets[std::min(piece_ + s, pieces_ - 1)]) * element_;
+            streams_.at[s] = keys_ + from + place_.offsets[std::min(piece_ + s, pieces_ - 1)];
         left_ = lines_;
+        if (has_scales_ && !is_value_) fetch_scales();
         if (++head_ < heads_) return;
         head_ = 0;
         piece_ += STREAMS;
@@ -74,10 +78,19 @@ class Reading {
         piece_ = 0;
     }
 
+    // Scores and weights take them before the values are read.
+    void fetch_scales() const {
+        const char *keys = keys_ + head_ * head_stride_;
+        for (int piece = piece_; piece < std::min(piece_ + STREAMS, pieces_); piece++)
+            for (const char *part : {keys, keys + value_offset_})
+                __builtin_prefetch(part + place_.scale_offsets[piece]);
+    }
+
     Place place_;
     const char *keys_ = nullptr;
-    int64_t element_ = 0, value_offset_ = 0, head_stride_ = 0;
+    int64_t value_offset_ = 0, head_stride_ = 0;
     int heads_ = 0;
+    bool has_scales_ = false;
     int lines_ = 0, left_ = 0;  // of a piece
     int pieces_ = 0, piece_ = 0, head_ = 0;
     bool is_value_ = false;
@@ -86,12 +99,14 @@ class Reading {
 
 class Fetch {
   public:
-    // From here on what is asked for is one head's part of STREAMS pieces ahead of what is multiplied.
+    // From here on what is asked for is as many parts of a head, each of STREAMS pieces, ahead of what is multiplied.
     void start(const Reading &first) {
         now_ = first;
-        const int lines = now_.lines_left();
-        const Streams streams = now_.take(lines);
-        for (int line = 0; line < lines; line++) streams.fetch(line);
+        for (int part = 0; part < first.lead(); part++) {
+            const int lines = now_.lines_left();
+            const Streams streams = now_.take(lines);
+            for (int line = 0; line < lines; line++) streams.fetch(line);
+        }
     }
 
     // What comes after all that was said before.

@@ -2,7 +2,8 @@
 //
 // A page of at least PIECE tokens is cut into pieces of PIECE tokens for each kv head. A piece of keys is
 // [words of a head, PIECE], a piece of values [words of a piece, head_dim]. A word is what one multiply-add takes: an
-// element, or a pair of bfloat16 (of two dimensions of a key, of two tokens' values). Shorter pages hold plain rows.
+// element, or a pair of bfloat16 or of bytes (of two dimensions of a key, of two tokens' values). Shorter pages hold
+// plain rows. Scales lie behind all numbers of a head's keys, or values: one float per token of the block, in order.
 
 #pragma once
 
@@ -21,6 +22,15 @@ template <class T>
 inline constexpr int PER_WORD = 1;
 template <>
 inline constexpr int PER_WORD<BFloat16> = 2;
+template <>
+inline constexpr int PER_WORD<Int8> = 2;
+template <>
+inline constexpr int PER_WORD<Fp8E4M3> = 2;
+template <>
+inline constexpr int PER_WORD<Fp8E5M2> = 2;
+
+template <class T>
+inline constexpr bool HAS_SCALES = sizeof(T) == 1;
 
 inline bool has_pieces(int64_t block) { return block % PIECE == 0; }
 

@@ -60,6 +60,16 @@ inline Work work_of_rows(int64_t rows, int64_t width) {
     return {values * (sizeof(float) + sizeof(uint16_t)), values * 4};
 }
 
+// Bytes of one token's key in one head.
+inline double token_bytes(Form form, int64_t dim) {
+    switch (form) {
+        case Form::FLOAT32: return 4.0 * double(dim);
+        case Form::BFLOAT16:
+        case Form::FLOAT16: return 2.0 * double(dim);
+        default: return double(dim) + sizeof(float);
+    }
+}
+
 // Every key and value of a sequence is read once; a query and a key, or weights and values, are 2 * dim.
 inline Work work_of_attention(const AttentionStep &step) {
     double context = 0, pairs = 0;
@@ -68,8 +78,7 @@ inline Work work_of_attention(const AttentionStep &step) {
         if (first < end) context += step.positions[end - 1] + 1;
         for (int64_t token = first; token < end; token++) pairs += step.positions[token] + 1;
     }
-    const double values = context * double(step.kv_heads) * double(step.head_dim) * 2;
-    return {values * (step.dtype == 0 ? 4 : 2), pairs * double(step.heads) * double(step.head_dim) * 4};
+    return {context * double(step.kv_heads) * 2 * token_bytes(step.form, step.head_dim), pairs * double(step.heads) * double(step.head_dim) * 4};
 }
 
 }  // namespace twostroke

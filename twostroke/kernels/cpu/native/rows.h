@@ -67,12 +67,12 @@ struct Shape {
 };
 
 // Query rows of one kv head, side by side: `rows` [tokens, groups], each of `row_floats`.
-template <class Math, class T>
-void load_queries(const Shape<Math> &shape, const AttentionStep &step, const T *q, int64_t q_stride,
-                  int64_t first_token, int64_t kv_head, int rows, float *queries) {
+template <class Math, class Q>
+void load_queries(const Shape<Math> &shape, const Q *q, int64_t q_stride, int64_t first_token, int64_t kv_head,
+                  int rows, float *queries) {
     for (int row = 0; row < rows; row++) {
         const int64_t token = first_token + row / shape.groups;
-        const T *from = q + token * q_stride + (kv_head * shape.groups + row % shape.groups) * shape.dim;
+        const Q *from = q + token * q_stride + (kv_head * shape.groups + row % shape.groups) * shape.dim;
         Math::load_row(from, shape.dim, queries + row * shape.row_floats);
     }
 }
@@ -84,10 +84,23 @@ inline void hide(float *scores, int visible, int columns) {
                                                  simd::set1(-__builtin_inff())));
 }
 
+// The scales of one split's keys, or values: of each piece PIECE of them.
+using Scales = const float *[PIECES];
+
+inline simd::F scales_of(const Scales &scales, int column) {
+    return simd::load(scales[column / PIECE] + column % PIECE);
+}
+
+// Scores of numbers become those of the keys that they stand for.
+inline void multiply_scores(float *scores, const Scales &key_scales, int columns) {
+    for (int c = 0; c < columns; c += simd::W)
+        simd::store(scores + c, simd::mul(simd::load(scores + c), scales_of(key_scales, c)));
+}
+
 // Turns the scores of a row, in place, into weights under their highest, which is returned scaled; adds the weights up in
-// `sum`.
+// `sum`. Each weight then takes on the scale of its token's value, if there are scales.
 template <class Math>
-float weigh(float *scores, int columns, float scale, float *sum) {
+float weigh(float *scores, int columns, float scale, const Scales &value_scales, float *sum) {
     simd::F highest = simd::max(simd::load(scores), simd::load(scores + simd::W));
     for (int c = 2 * simd::W; c < columns; c += 2 * simd::W)
         highest = simd::max(highest, simd::max(simd::load(scores + c), simd::load(scores + c + simd::W)));
@@ -95,9 +108,13 @@ float weigh(float *scores, int columns, float scale, float *sum) {
     const simd::F base = simd::set1(-peak), by = simd::set1(scale);
     simd::F total = simd::zero();
     for (int c = 0; c < columns; c += 2 * simd::W) {
-        const simd::F low = Math::exp2(simd::fma(simd::load(scores + c), by, base));
-        const simd::F high = Math::exp2(simd::fma(simd::load(scores + c + simd::W), by, base));
+        simd::F low = Math::exp2(simd::fma(simd::load(scores + c), by, base));
+        simd::F high = Math::exp2(simd::fma(simd::load(scores + c + simd::W), by, base));
         total = simd::add(total, simd::add(low, high));
+        if constexpr (Math::IS_SCALED) {
+            low = simd::mul(low, scales_of(value_scales, c));
+            high = simd::mul(high, scales_of(value_scales, c + simd::W));
+        }
         Math::store_weights(scores, c, low, high);
     }
     simd::store(sum, total);
@@ -108,7 +125,8 @@ float weigh(float *scores, int columns, float scale, float *sum) {
 template <class Math>
 struct HeadSplit {
     const float *queries;
-    Pieces<Math> keys, values;  // values of tokens past the count are zero
+    Pieces<Math> keys, values;  // values of tokens past the count are zero, or their scales are
+    Scales key_scales, value_scales;  // where there are any
     Sums sums;
 };
 
@@ -142,8 +160,10 @@ void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, float s
     for (int h = 0; h < split.heads; h++) {
         const Sums sums = split.of[h].sums.from(row, shape.lanes);
         for (int r = 0; r < ROWS; r++) {
-            hide(scores[h] + r * SPLIT, int(std::clamp<int64_t>(limits[r] - split.start, 0, split.count)), columns);
-            sums.peaks[r] = weigh<Math>(scores[h] + r * SPLIT, columns, scale, sums.weights + r * simd::W);
+            float *row = scores[h] + r * SPLIT;
+            if constexpr (Math::IS_SCALED) multiply_scores(row, split.of[h].key_scales, columns);
+            hide(row, int(std::clamp<int64_t>(limits[r] - split.start, 0, split.count)), columns);
+            sums.peaks[r] = weigh<Math>(row, columns, scale, split.of[h].value_scales, sums.weights + r * simd::W);
         }
     }
     for (int piece = 0; piece < pieces; piece += STREAMS)

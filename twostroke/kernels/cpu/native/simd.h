@@ -19,6 +19,19 @@ struct Float16 {
     uint16_t bits;
 };
 
+// Numbers of one byte, which mean something together with a scale.
+struct Int8 {
+    int8_t bits;
+};
+
+struct Fp8E4M3 {  // sign, 4 bits of exponent, 3 of fraction: at most 448, and no infinity
+    uint8_t bits;
+};
+
+struct Fp8E5M2 {  // sign, 5 bits of exponent, 2 of fraction: the upper half of a Float16
+    uint8_t bits;
+};
+
 }  // namespace twostroke
 
 #if defined(__AVX512BW__)
@@ -46,6 +59,16 @@ inline void store_up_to(T *p, F x, int n) {
         store(p, x);
     else
         store_part(p, x, n);
+}
+
+// Numbers of one byte, one in each lane with its sign in all higher bits, as floats. All are finite: what was never
+// written must not turn a weight of zero into something that is no number.
+inline F decode(I bytes, Int8) { return to_floats(bytes); }
+inline F decode(I bytes, Fp8E4M3) {  // the factor moves the exponent's bias
+    return mul(as_floats(keep_bits(shift_left<20>(bytes), int32_t(0x87f00000))), set1(0x1p120f));
+}
+inline F decode(I bytes, Fp8E5M2) {
+    return mul(as_floats(keep_bits(shift_left<21>(bytes), int32_t(0x8fe00000))), set1(0x1p112f));
 }
 
 // x <= 0 as an integer and a rest of -1/2 to 1/2. `bits_to_exponent` makes 2^integer of what is returned.

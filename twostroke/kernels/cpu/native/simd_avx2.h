@@ -69,6 +69,19 @@ inline I even_int8(I x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); 
 inline I odd_int8(I x) { return _mm256_srai_epi16(x, 8); }
 inline I add_products(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 inline F to_floats(I x) { return _mm256_cvtepi32_ps(x); }
+inline F as_floats(I x) { return _mm256_castsi256_ps(x); }
+inline I keep_bits(I x, int32_t bits) { return _mm256_and_si256(x, _mm256_set1_epi32(bits)); }
+template <int N>
+inline I shift_left(I x) {
+    return _mm256_slli_epi32(x, N);
+}
+template <int N>
+inline I shift_right(I x) {
+    return _mm256_srai_epi32(x, N);
+}
+
+// W numbers of two bytes, their signs in the higher bits.
+inline I load_halves(const void *p) { return _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)p)); }
 
 inline F load(const float *p) { return _mm256_loadu_ps(p); }
 inline F load_part(const float *p, int n) { return _mm256_maskload_ps(p, first_lanes(n)); }

@@ -61,6 +61,20 @@ inline I even_int8(I x) { return _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8); 
 inline I odd_int8(I x) { return _mm512_srai_epi16(x, 8); }
 inline I add_products(I sum, I a, I b) { return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b)); }
 inline F to_floats(I x) { return _mm512_cvtepi32_ps(x); }
+inline F as_floats(I x) { return _mm512_castsi512_ps(x); }
+inline I keep_bits(I x, int32_t bits) { return _mm512_and_si512(x, _mm512_set1_epi32(bits)); }
+template <int N>
+inline I shift_left(I x) {
+    return _mm512_slli_epi32(x, N);
+}
+template <int N>
+inline I shift_right(I x) {
+    return _mm512_srai_epi32(x, N);
+}
+
+// W numbers of one or two bytes, their signs in the higher bits.
+inline I load_bytes(const void *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+inline I load_halves(const void *p) { return _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
 
 inline F load(const float *p) { return _mm512_loadu_ps(p); }
 inline F load_part(const float *p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
@@ -93,9 +107,8 @@ inline F second_of_pairs(F words) { return second_bfloat16(_mm512_castps_si512(w
 inline F fma_pairs(F a, F b, F sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
 // Two vectors as 2 W bfloat16, in order.
-inline void store_narrow(float *words, F low, F high) {
-    _mm512_storeu_si512(words, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-}
+inline F join_narrow(F low, F high) { return (F)_mm512_cvtne2ps_pbh(high, low); }
+inline void store_narrow(float *words, F low, F high) { store(words, join_narrow(low, high)); }
 #endif
 
 }  // namespace twostroke::simd

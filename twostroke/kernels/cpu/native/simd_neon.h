@@ -6,8 +6,6 @@
 
 namespace twostroke::simd {
 
-inline F as_floats(I words) { return (F)words; }
-
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define SIMD_HAS_PAIRS 1
 // Words of two bfloat16: each lane of `sum` gains both products, rounded as this processor does it.

@@ -90,6 +90,23 @@ inline I even_int8(I x) { return (I)((Halves)((Halves)x << 8) >> 8); }
 inline I odd_int8(I x) { return (I)((Halves)x >> 8); }
 inline I add_products(I sum, I a, I b) { return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16); }
 inline F to_floats(I x) { return __builtin_convertvector(x, F); }
+inline F as_floats(I x) { return (F)x; }
+inline I keep_bits(I x, int32_t bits) { return x & bits; }
+template <int N>
+inline I shift_left(I x) {
+    return x << N;
+}
+template <int N>
+inline I shift_right(I x) {
+    return x >> N;
+}
+
+// W numbers of two bytes, their signs in the higher bits.
+inline I load_halves(const void *p) {
+    int16_t halves[W];
+    std::memcpy(halves, p, sizeof halves);
+    return I{halves[0], halves[1], halves[2], halves[3]};
+}
 
 template <class T>
 inline F load_part(const T *p, int n) {

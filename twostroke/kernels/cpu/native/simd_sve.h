@@ -41,6 +41,18 @@ inline I set1_word(int32_t x) { return svdup_s32(x); }
 inline F first_bfloat16(I x) { return as_floats(svlsl_x(all_lanes(), x, 16)); }
 inline F second_bfloat16(I x) { return as_floats(svand_x(all_lanes(), x, int32_t(0xffff0000))); }
 inline F to_floats(I x) { return svcvt_f32_x(all_lanes(), x); }
+inline I keep_bits(I x, int32_t bits) { return svand_x(all_lanes(), x, bits); }
+template <int N>
+inline I shift_left(I x) {
+    return svlsl_x(all_lanes(), x, N);
+}
+template <int N>
+inline I shift_right(I x) {
+    return svasr_x(all_lanes(), x, N);
+}
+
+// W numbers of two bytes, their signs in the higher bits.
+inline I load_halves(const void *p) { return svld1sh_s32(all_lanes(), (const int16_t *)p); }
 
 #define SIMD_HAS_DOTS 1
 // Words of four int8: each lane of `sum` gains four products.

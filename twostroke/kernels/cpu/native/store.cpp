@@ -1,10 +1,12 @@
 // Rope, and the writing of keys and values into their slots.
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "attention.h"
 #include "page.h"
+#include "quantise.h"
 
 namespace twostroke {
 namespace {
@@ -22,51 +24,117 @@ void rotate(const T *x, const float *cosines, const float *sines, int64_t half, 
     }
 }
 
-template <class T>
-void store_token(const AttentionStep &s, int64_t layer, int64_t token, T *q, const T *k, const T *v, T *rotated) {
+// What one thread works in.
+template <class T, class P>
+struct Rows {
+    std::vector<T> rotated;
+    std::vector<float> wide;
+    std::vector<P> stored;
+
+    explicit Rows(int64_t dim) : rotated(size_t(dim)), wide(size_t(dim)), stored(size_t(dim)) {}
+};
+
+// One token's key or value of one head as the page's numbers, and their scale if they have one.
+template <class P, class T>
+float convert(const T *row, int64_t dim, float *wide, P *stored) {
+    if constexpr (std::is_same_v<T, P>) {
+        std::memcpy(stored, row, size_t(dim) * sizeof(T));
+        return 0;
+    }
+    for (int64_t d = 0; d < dim; d += simd::W) {
+        const int n = int(std::min<int64_t>(simd::W, dim - d));
+        simd::store_up_to(wide + d, simd::load_up_to(row + d, n), n);
+        if constexpr (!HAS_SCALES<P>) simd::store_up_to(stored + d, simd::load_up_to(row + d, n), n);
+    }
+    if constexpr (HAS_SCALES<P>) return quantise(wide, dim, stored);
+    return 0;
+}
+
+// Where one token's numbers and its scale go, in one head's keys or values of a block.
+struct Slot {
+    char *numbers;  // of the block
+    int64_t block, dim, offset;
+
+    template <class P>
+    void put_scale(float scale) const {
+        if constexpr (HAS_SCALES<P>)
+            std::memcpy(numbers + block * dim + offset * int64_t(sizeof scale), &scale, sizeof scale);
+    }
+
+    template <class P>
+    P *piece() const {
+        const int64_t first = has_pieces(block) ? offset / PIECE * PIECE : offset;
+        return (P *)numbers + first * dim;
+    }
+
+    template <class P>
+    void put_key(const P *row, float scale) const {
+        put_scale<P>(scale);
+        if (has_pieces(block)) return twostroke::put_key(row, dim, offset % PIECE, piece<P>());
+        std::memcpy(piece<P>(), row, size_t(dim) * sizeof(P));
+    }
+
+    template <class P>
+    void put_value(const P *row, float scale) const {
+        put_scale<P>(scale);
+        if (has_pieces(block)) return twostroke::put_value(row, dim, offset % PIECE, piece<P>());
+        std::memcpy(piece<P>(), row, size_t(dim) * sizeof(P));
+    }
+};
+
+template <class T, class P>
+void store_token(const AttentionStep &s, int64_t layer, int64_t token, T *q, const T *k, const T *v, Rows<T, P> &rows) {
     const int64_t dim = s.head_dim, half = dim / 2;
     const float *cosines = s.cosines + token * half, *sines = s.sines + token * half;
     for (int64_t head = 0; head < s.heads; head++) rotate(q + head * dim, cosines, sines, half, q + head * dim);
     const int64_t page = s.write_slots[token] / s.block, offset = s.write_slots[token] % s.block;
-    const int64_t column = has_pieces(s.block) ? offset % PIECE : 0;
-    T *slot = (T *)s.pool + page * s.page_stride + layer * s.layer_stride + (offset - column) * dim;
-    for (int64_t head = 0; head < s.kv_heads; head++, slot += s.head_stride) {
-        if (has_pieces(s.block)) {
-            rotate(k + head * dim, cosines, sines, half, rotated);
-            put_key(rotated, dim, column, slot);
-            put_value(v + head * dim, dim, column, slot + s.value_offset);
-        } else {
-            rotate(k + head * dim, cosines, sines, half, slot);
-            std::memcpy(slot + s.value_offset, v + head * dim, size_t(dim) * sizeof(T));
-        }
+    char *numbers = (char *)s.pool + page * s.page_stride + layer * s.layer_stride;
+    P *stored = rows.stored.data();
+    for (int64_t head = 0; head < s.kv_heads; head++, numbers += s.head_stride) {
+        rotate(k + head * dim, cosines, sines, half, rows.rotated.data());
+        const float key_scale = convert(rows.rotated.data(), dim, rows.wide.data(), stored);
+        Slot{numbers, s.block, dim, offset}.put_key(stored, key_scale);
+        const float value_scale = convert(v + head * dim, dim, rows.wide.data(), stored);
+        Slot{numbers + s.value_offset, s.block, dim, offset}.put_value(stored, value_scale);
     }
 }
 
-template <class T>
+template <class P, class T>
 void store_any(Team *team, const AttentionStep &s, int64_t layer, T *q, int64_t q_stride, const T *k, int64_t k_stride,
                const T *v, int64_t v_stride) {
     auto some = [&](int part, int parts) {
-        std::vector<T> rotated(size_t(s.head_dim));
+        Rows<T, P> rows(s.head_dim);
         for (int64_t t = s.tokens * part / parts; t < s.tokens * (part + 1) / parts; t++)
-            store_token(s, layer, t, q + t * q_stride, k + t * k_stride, v + t * v_stride, rotated.data());
+            store_token(s, layer, t, q + t * q_stride, k + t * k_stride, v + t * v_stride, rows);
     };
     const bool is_small = s.tokens * s.heads * s.head_dim * int64_t(sizeof(T)) < ALONE_BYTES;
     run_parts(is_small ? nullptr : team, some);
+}
+
+// f with a value of the type of the form's numbers.
+template <class F>
+void with_form(Form form, F f) {
+    switch (form) {
+        case Form::FLOAT32: return f(float());
+        case Form::BFLOAT16: return f(BFloat16());
+        case Form::FLOAT16: return f(Float16());
+        case Form::INT8: return f(Int8());
+        case Form::FP8_E4M3: return f(Fp8E4M3());
+        case Form::FP8_E5M2: return f(Fp8E5M2());
+    }
 }
 
 }  // namespace
 
 void store_kv(Team *team, const AttentionStep &step, int64_t layer, void *q, int64_t q_stride, const void *k,
               int64_t k_stride, const void *v, int64_t v_stride) {
-    auto as = [&](auto type) {
-        using T = decltype(type);
-        store_any(team, step, layer, (T *)q, q_stride, (const T *)k, k_stride, (const T *)v, v_stride);
-    };
-    switch (step.dtype) {
-        case 0: return as(float());
-        case 1: return as(BFloat16());
-        case 2: return as(Float16());
-    }
+    with_dtype(step.dtype, [&](auto type) {
+        with_form(step.form, [&](auto number) {
+            using T = decltype(type);
+            store_any<decltype(number)>(team, step, layer, (T *)q, q_stride, (const T *)k, k_stride, (const T *)v,
+                                        v_stride);
+        });
+    });
 }
 
 }  // namespace twostroke

@@ -24,10 +24,16 @@ struct FloatMath {
     using Element = T;
     using Word = T;
     static constexpr int PARTS = 1;
+    static constexpr bool IS_SCALED = HAS_SCALES<T>;
 
-    static simd::F part(simd::F word, int) { return word; }
+    // One part of W words, or of those that there are.
+    template <bool IS_WHOLE>
+    static simd::F column(const Word *at, int lanes, int) {
+        return IS_WHOLE ? simd::load(at) : simd::load_part(at, lanes);
+    }
 
-    static void load_row(const T *from, int dim, float *row) {
+    template <class Q>
+    static void load_row(const Q *from, int dim, float *row) {
         for (int at = 0; at < dim; at += simd::W) {
             const int n = std::min(simd::W, dim - at);
             simd::store_up_to(row + at, simd::load_up_to(from + at, n), n);
@@ -49,8 +55,34 @@ struct WideningMath : FloatMath<BFloat16> {
     using Word = float;
     static constexpr int PARTS = 2;
 
-    static simd::F part(simd::F word, int which) {
-        return which ? simd::second_of_pairs(word) : simd::first_of_pairs(word);
+    template <bool IS_WHOLE>
+    static simd::F column(const float *at, int lanes, int part) {
+        const simd::F words = IS_WHOLE ? simd::load(at) : simd::load_part(at, lanes);
+        return part ? simd::second_of_pairs(words) : simd::first_of_pairs(words);
+    }
+};
+
+// W words of two bytes, where it may be that only some are there.
+template <bool IS_WHOLE>
+inline simd::I load_halves(const uint16_t *at, int lanes) {
+    if (IS_WHOLE) return simd::load_halves(at);
+    uint16_t some[simd::W] = {};
+    std::memcpy(some, at, size_t(lanes) * sizeof *at);
+    return simd::load_halves(some);
+}
+
+// Pairs of numbers of one byte, each made a float when its turn comes. Their scales come later.
+template <class Number>
+struct ByteMath : FloatMath<Number> {
+    using Word = uint16_t;
+    using Widened = WideningMath;
+    static constexpr int PARTS = 2;
+
+    template <bool IS_WHOLE>
+    static simd::F column(const uint16_t *at, int lanes, int part) {
+        const simd::I pairs = load_halves<IS_WHOLE>(at, lanes);
+        return simd::decode(simd::shift_right<24>(part ? simd::shift_left<16>(pairs) : simd::shift_left<24>(pairs)),
+                            Number());
     }
 };
 
@@ -60,11 +92,19 @@ struct PairMath {
     using Element = BFloat16;
     using Word = float;
     static constexpr int PARTS = 1;
+    static constexpr bool IS_SCALED = false;
 
-    static simd::F part(simd::F word, int) { return word; }
+    template <bool IS_WHOLE>
+    static simd::F column(const float *at, int lanes, int) {
+        return IS_WHOLE ? simd::load(at) : simd::load_part(at, lanes);
+    }
 
-    static void load_row(const BFloat16 *from, int dim, float *row) {
-        std::memcpy(row, from, size_t(dim) * sizeof *from);
+    template <class Q>
+    static void load_row(const Q *from, int dim, float *row) {
+        for (int at = 0; at < dim; at += simd::W) {
+            const int n = std::min(simd::W, dim - at);
+            simd::store_up_to((BFloat16 *)row + at, simd::load_up_to(from + at, n), n);
+        }
     }
 
     static simd::F multiply_add(simd::F a, simd::F b, simd::F sum) { return simd::fma_pairs(a, b, sum); }
@@ -75,7 +115,65 @@ struct PairMath {
         simd::store_narrow(row + column / 2, low, high);
     }
 };
+
+// 2 W numbers of one byte, which as bfloat16 are the same numbers.
+template <class Number>
+inline simd::F widened(const Number *at) {
+    const simd::I low = simd::load_bytes(at), high = simd::load_bytes(at + simd::W);
+    return simd::join_narrow(simd::decode(low, Number()), simd::decode(high, Number()));
+}
+
+// `count` numbers, which are whole vectors.
+template <class Number>
+inline void widen(const Number *from, int64_t count, BFloat16 *to) {
+    for (int64_t i = 0; i < count; i += 2 * simd::W) simd::store((float *)(to + i), widened(from + i));
+}
+
+// Pairs of numbers of one byte.
+template <class Number>
+struct BytePairMath : PairMath {
+    using Element = Number;
+    using Word = uint16_t;
+    using Widened = PairMath;
+    static constexpr bool IS_SCALED = true;
+
+    template <bool IS_WHOLE>
+    static simd::F column(const uint16_t *at, int lanes, int) {
+        if (IS_WHOLE) return widened((const Number *)at);
+        uint16_t some[simd::W] = {};
+        std::memcpy(some, at, size_t(lanes) * sizeof *at);
+        return widened((const Number *)some);
+    }
+};
+
+#else
+// The bfloat16 that is the same number, for each number of one byte.
+template <class Number>
+struct WidenedBytes {
+    uint16_t of[256];
+
+    WidenedBytes() {
+        for (int byte = 0; byte < 256; byte += simd::W) {
+            uint16_t halves[simd::W];
+            for (int i = 0; i < simd::W; i++) halves[i] = uint16_t(int8_t(byte + i));
+            simd::store((BFloat16 *)of + byte, simd::decode(simd::load_halves(halves), Number()));
+        }
+    }
+};
+
+// `count` numbers as bfloat16.
+template <class Number>
+inline void widen(const Number *from, int64_t count, BFloat16 *to) {
+    static const WidenedBytes<Number> table;
+    for (int64_t i = 0; i < count; i++) to[i].bits = table.of[uint8_t(from[i].bits)];
+}
 #endif
+
+// Numbers that were made bfloat16 before: their scales come all the same.
+template <class Math>
+struct Scaled : Math {
+    static constexpr bool IS_SCALED = true;
+};
 
 inline int rounded_up(int64_t n, int64_t step) { return int((n + step - 1) / step * step); }
 
@@ -94,8 +192,7 @@ inline void accumulate(const float *a, int a_stride, const Word *const (&b)[VECT
             if (w % PER_LINE == 0 && w / PER_LINE % Math::PARTS == part) ahead.fetch(w / PER_LINE);
             auto row = [&](int r) { return simd::set1(a[r * a_stride + w * Math::PARTS + part]); };
             auto column = [&](int v) {
-                const Word *at = b[v] + w * stride;
-                return Math::part(IS_WHOLE ? simd::load(at) : simd::load_part(at, lanes), part);
+                return Math::template column<IS_WHOLE>(b[v] + w * stride, lanes, part);
             };
             if constexpr (ROWS < VECTORS) {  // the fewer of them stay in registers
                 simd::F rows[ROWS];

@@ -1,0 +1,116 @@
+"""The pages of a worker as kernels see them: numbers, and scales where the form has any, in one memory.
+
+`quantised` is what native kernels and Triton do too, to the bit: each step is one rounding of float32.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.form import FORMS, SCALE_BYTES, PageForm, PageShape
+
+PLAIN: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Forms whose numbers are what they are."""
+BYTES: Final = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+"""Forms whose numbers mean something together with the scale of their token and head."""
+LARGEST: Final = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
+"""The number that the largest of a row becomes."""
+SMALLEST_PEAK: Final = 1e-30
+"""Rows below it are zero: the inverse of their scale would overflow."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagePool:
+    """Views of the same pages. Native kernels keep their own order within a head's numbers of a block."""
+
+    form: PageForm
+    numbers: torch.Tensor
+    """[pages, layers, 2, kv_heads, block, head_dim]; uint8 in forms of one byte"""
+    scales: torch.Tensor | None = None
+    """float32 [pages, layers, 2, kv_heads, block]"""
+
+    @classmethod
+    def over(cls, data: torch.Tensor, form: PageForm, shape: PageShape) -> PagePool:
+        """Views of `data`, uint8 [pages, page_bytes], contiguous. Raises ConfigError where scales cannot be aligned."""
+        if form.name in PLAIN:
+            return cls(form, data.view(PLAIN[form.name]).view(-1, *shape.dims))
+        layers, kv_heads, block, dim = shape.layers, shape.kv_heads, shape.block, shape.head_dim
+        numbers = block * dim
+        if numbers % SCALE_BYTES:
+            raise ConfigError(
+                f"--kv-format {form.name} needs blocks of a multiple of {SCALE_BYTES // math.gcd(dim, SCALE_BYTES)} "
+                f"tokens for heads of {dim} values",
+                field="kv_format",
+            )
+        part = numbers + block * SCALE_BYTES
+        strides = (data.stride(0), kv_heads * 2 * part, part, 2 * part)
+        sizes = (len(data), layers, 2, kv_heads)
+        words = data.view(torch.float32)
+        return cls(
+            form,
+            data.as_strided((*sizes, block, dim), (*strides, dim, 1)),
+            words.as_strided((*sizes, block), (*(each // SCALE_BYTES for each in strides), 1), numbers // SCALE_BYTES),
+        )
+
+    @classmethod
+    def empty(cls, pages: int, form: str, shape: PageShape, device: torch.device | None = None) -> PagePool:
+        """Return a pool of zeros with a memory of its own."""
+        data = torch.zeros(pages, FORMS[form].page_bytes(shape), dtype=torch.uint8, device=device)
+        return cls.over(data, FORMS[form], shape)
+
+    @classmethod
+    def plain(cls, numbers: torch.Tensor) -> PagePool:
+        """Return the pool of numbers [pages, layers, 2, kv_heads, block, head_dim] of a dtype of `PLAIN`."""
+        return cls(FORMS[str(numbers.dtype).removeprefix("torch.")], numbers)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.numbers.shape[3]
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block."""
+        return self.numbers.shape[4]
+
+    @property
+    def head_dim(self) -> int:
+        return self.numbers.shape[5]
+
+    @property
+    def device(self) -> torch.device:
+        return self.numbers.device
+
+    def write(self, k: torch.Tensor, v: torch.Tensor, layer: int, write_slots: torch.Tensor) -> None:
+        """Put k, v [T, kv_heads, D] of any dtype into slots page * block + offset."""
+        pages, offsets = write_slots // self.block, write_slots % self.block
+        for which, rows in enumerate((k, v)):
+            if self.scales is None:
+                self.numbers[pages, layer, which, :, offsets] = rows.to(self.numbers.dtype)
+            else:
+                numbers, scales = quantised(rows, self.form.name)
+                self.numbers[pages, layer, which, :, offsets] = numbers
+                self.scales[pages, layer, which, :, offsets] = scales
+
+    def read(self, pages: torch.Tensor, layer: int) -> torch.Tensor:
+        """Return what the pages [n] store, [n, 2, kv_heads, block, D]: in the form's dtype, or float32 with scales."""
+        numbers = self.numbers[pages, layer]
+        if self.scales is None:
+            return numbers
+        return numbers.view(BYTES[self.form.name]).float() * self.scales[pages, layer][..., None]
+
+
+def quantised(rows: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return numbers, uint8 like rows [..., D], and their scales, float32 [...]."""
+    wide = rows.float()
+    peak = wide.abs().amax(dim=-1)
+    largest = torch.full_like(peak, LARGEST[form])  # a scalar's quotient would be a product with its inverse
+    is_zero = peak < SMALLEST_PEAK
+    inverse = torch.where(is_zero, 0.0, largest / peak)
+    scaled = wide * inverse[..., None]
+    numbers = scaled.round().to(torch.int8) if form == "int8" else scaled.to(BYTES[form])
+    return numbers.view(torch.uint8), torch.where(is_zero, 0.0, peak / largest)
