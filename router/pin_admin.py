@@ -60,8 +60,8 @@ class PinAdminService(pins_pb2_grpc.PinAdminServicer):
             max_bytes=request.max_bytes,
             text=self._handler.text.decode(pinned[:64], skip_special_tokens=True),
         )
-        message = pin_to_message(pin, tuple(request.workers))
-        put = pins_pb2.PutPinRequest(fingerprint=facts.fingerprint, pin=message, per_role=request.per_role)
+        message = pin_to_message(pin, facts.fingerprint, tuple(request.workers))
+        put = pins_pb2.PutPinRequest(pin=message, per_role=request.per_role)
         reply: pins_pb2.PutPinResponse = await self._ask("Put", put)
         return pins_pb2.AddPinResponse(
             pin_id=pin.pin_id,

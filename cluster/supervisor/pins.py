@@ -16,7 +16,7 @@ import grpc.aio
 
 from cluster.supervisor.actors import Serving
 from twostroke.config import Role
-from twostroke.errors import InvalidRequest, NotFound, PinRefused, ServeError
+from twostroke.errors import FingerprintMismatch, InvalidRequest, NotFound, PinRefused, ServeError
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
@@ -34,7 +34,7 @@ GIVE_AGAIN_S = 2.0
 """Seconds after which a worker that did not take its pins is tried again, for as long as its epoch serves."""
 ALL = "all"
 
-_REFUSALS = (PinRefused, InvalidRequest)
+_REFUSALS = (PinRefused, InvalidRequest, FingerprintMismatch)
 """What a worker raises that will not take the pin; any other error means that it is away."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -190,9 +190,7 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
     async def _put(self, pin: pins_pb2.Pin, holder: PinHolder) -> pins_pb2.HeldPin:
         if holder.serving is None:
             return _absent(pin, holder.worker_id, "")
-        request = pins_pb2.PutPinRequest(
-            fingerprint=holder.serving.fingerprint, pin=pin, source=self._source(pin, holder)
-        )
+        request = pins_pb2.PutPinRequest(pin=pin, source=self._source(pin, holder))
         reply: pins_pb2.PutPinResponse = await self._call(holder.serving.address, "Put", request)
         return reply.held[0]
 

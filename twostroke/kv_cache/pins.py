@@ -18,6 +18,8 @@ from twostroke.kv_cache.pool import BlockPool
 
 MOST_PINS = 1024
 """Pins of one worker, cache hints included: each takes a few hundred bytes, and as many again per block."""
+MOST_HINTS = 768
+"""Pins of one worker at which it takes no more hints: strangers leave room for all pins that a supervisor keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +128,16 @@ class PinTable:
         """When the next pin expires, in Unix seconds."""
         return min((pin.expires_s for pin in self._pins.values() if pin.expires_s is not None), default=None)
 
-    def put(self, pin: Pin, now_s: float) -> None:
+    def put(self, pin: Pin, now_s: float) -> list[Pin]:
         """Hold a pin. One with the same id is replaced, and its hits are kept.
 
-        Raises PinRefused; then nothing has changed.
+        Hints make room for a pin that is none, those that end soonest first; they are returned. Raises PinRefused; then
+        nothing has changed.
         """
         known = self._pins.get(pin.pin_id)
-        self._check(pin, known, now_s)
+        ended = self._check(pin, known, now_s)
+        for hint in ended:
+            self.remove(hint.pin_id)
         hits = self._hits.pop(pin.pin_id, None) or PinHits()
         self._pool.pin(pin.block_hashes)
         if known is not None:
@@ -141,6 +146,7 @@ class PinTable:
         self._by_last.setdefault(pin.block_hashes[-1], {})[pin.pin_id] = None
         if pin.is_hint:
             self._hinted.setdefault(pin.tenant, Counter()).update(pin.block_hashes)
+        return ended
 
     def remove(self, pin_id: PinId) -> Pin | None:
         """End a pin; return it, or None if there is none."""
@@ -188,7 +194,8 @@ class PinTable:
                 del self._hinted[pin.tenant]
         self._pool.unpin(pin.block_hashes)
 
-    def _check(self, pin: Pin, known: Pin | None, now_s: float) -> None:
+    def _check(self, pin: Pin, known: Pin | None, now_s: float) -> list[Pin]:
+        """Return the hints that make room for the pin. Raises PinRefused."""
         limits, blocks = self.limits, len(pin.block_hashes)
         if pin.has_expired(now_s):
             raise PinRefused("the pin's time is over already", field="expires_s")
@@ -197,19 +204,39 @@ class PinTable:
                 f"the pin takes {limits.size(blocks)}, its own cap is {pin.max_bytes:,} bytes", field="max_bytes"
             )
         if known is not None:
-            return  # its blocks are pinned already
-        if len(self._pins) >= MOST_PINS:
-            raise PinRefused(f"there are {MOST_PINS} pins, and no more are kept", field="pins")
-        new = len({block_hash for block_hash in pin.block_hashes if not self._pool.is_pinned(block_hash)})
-        held = self._pool.pinned_blocks
-        if held + new > limits.most:
+            return []  # its blocks are pinned already
+        ended = self._room_for(pin)
+        most = MOST_HINTS if pin.is_hint else MOST_PINS
+        if len(self._pins) - len(ended) >= most:
+            raise PinRefused(f"there are {len(self._pins)} pins and hints, and at most {most} are kept", field="pins")
+        if pin.is_hint:
+            self._check_tenant(pin)
+        return ended
+
+    def _room_for(self, pin: Pin) -> list[Pin]:
+        """Return the hints that must end for the pin to fit; a hint ends none. Raises PinRefused."""
+        limits, held = self.limits, self._pool.pinned_blocks
+        new = sum(not self._pool.is_pinned(block_hash) for block_hash in set(pin.block_hashes))
+        if held + new <= limits.most:
+            return []
+        ended = None if pin.is_hint else self._hints_to_end(pin)
+        if ended is None:
             raise PinRefused(
                 f"the pin takes {limits.size(new)} more; pins keep {held} of {limits.total} pages and may keep "
                 f"{limits.most}: {self._why_most()}",
                 field="pin_cap",
             )
-        if pin.is_hint:
-            self._check_tenant(pin)
+        return ended
+
+    def _hints_to_end(self, pin: Pin) -> list[Pin] | None:
+        """Return the hints without which the pin fits, those that end soonest; None if it never fits."""
+        uses, ended = self._pool.pins_of_blocks(), list[Pin]()
+        for hint in sorted((each for each in self.pins if each.is_hint), key=_end_s):
+            _subtract(uses, hint.block_hashes)
+            ended.append(hint)
+            if len(uses.keys() | set(pin.block_hashes)) <= self.limits.most:
+                return ended
+        return None
 
     def _check_tenant(self, pin: Pin) -> None:
         hinted = self._hinted.get(pin.tenant, Counter())
@@ -229,6 +256,10 @@ class PinTable:
             f"the longest request takes {limits.longest_request} and must always fit; "
             "use a larger --kv-cache-memory, or a smaller --max-model-len"
         )
+
+
+def _end_s(pin: Pin) -> float:
+    return math.inf if pin.expires_s is None else pin.expires_s
 
 
 def _subtract(counts: Counter[BlockHash], hashes: Iterable[BlockHash]) -> None:

@@ -138,6 +138,10 @@ class BlockPool:
         """A pinned block is not readable here. O(pinned blocks)."""
         return any(self.find(block_hash) is None for block_hash in self._pins)
 
+    def pins_of_blocks(self) -> Counter[BlockHash]:
+        """Return how many pins keep each block, as a copy."""
+        return Counter(self._pins)
+
     def is_pinned(self, block_hash: BlockHash) -> bool:
         return block_hash in self._pins
 

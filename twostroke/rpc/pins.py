@@ -11,7 +11,7 @@ MOST_TEXT_CHARS = 80
 """Characters of how a pin begins, for people."""
 
 
-def pin_to_message(pin: Pin, workers: tuple[str, ...] = ()) -> pins_pb2.Pin:
+def pin_to_message(pin: Pin, fingerprint: str, workers: tuple[str, ...] = ()) -> pins_pb2.Pin:
     return pins_pb2.Pin(
         pin_id=pin.pin_id,
         owner=pin.owner,
@@ -22,6 +22,7 @@ def pin_to_message(pin: Pin, workers: tuple[str, ...] = ()) -> pins_pb2.Pin:
         workers=workers,
         max_bytes=pin.max_bytes,
         text=pin.text,
+        fingerprint=fingerprint,
     )
 
 

@@ -48,8 +48,23 @@ class PinHistory(RuleBasedStateMachine):
         self.hits: dict[PinId, int] = {}
         self.now_s = 0.0
 
+    def displaced(self, pin: Pin) -> list[PinId]:
+        """Hints that must end for the pin, those first that end soonest."""
+        held, gone = dict(self.truth), list[PinId]()
+        if pin.is_hint or pin.pin_id in held:
+            return gone
+        while len(union([*held.values(), pin])) > 6:
+            hints = [each for each in held.values() if each.is_hint]
+            if not hints:
+                return []
+            first = min(hints, key=lambda each: float("inf") if each.expires_s is None else each.expires_s)
+            gone.append(first.pin_id)
+            del held[first.pin_id]
+        return gone
+
     def refusal(self, pin: Pin) -> str | None:
-        held = list(self.truth.values())
+        displaced = self.displaced(pin)
+        held = [each for each in self.truth.values() if each.pin_id not in displaced]
         if pin.expires_s is not None and pin.expires_s <= self.now_s:
             return "expires_s"
         if pin.max_bytes and len(pin.block_hashes) * PAGE_BYTES > pin.max_bytes:
@@ -72,9 +87,12 @@ class PinHistory(RuleBasedStateMachine):
         expires_s = None if lasts_s is None else self.now_s + lasts_s
         is_hint = not owner
         pin = pin_of(*tokens, owner=owner, tenant=tenant, expires_s=expires_s, max_bytes=max_bytes, is_hint=is_hint)
-        expected = self.refusal(pin)
+        expected, displaced = self.refusal(pin), self.displaced(pin)
         if expected is None:
-            self.table.put(pin, self.now_s)
+            assert [hint.pin_id for hint in self.table.put(pin, self.now_s)] == displaced
+            for pin_id in displaced:
+                del self.truth[pin_id], self.hits[pin_id]
+            self.truth.pop(pin.pin_id, None)  # replaced, it is the youngest
             self.truth[pin.pin_id] = pin
             self.hits.setdefault(pin.pin_id, 0)
         else:
@@ -165,8 +183,27 @@ def test_pins_are_bounded_in_number(monkeypatch) -> None:
     table.put(pin_of(1), 0.0)
     table.put(pin_of(2), 0.0)
     table.put(pin_of(2), 0.0)
-    with pytest.raises(PinRefused, match="there are 2 pins"):
+    with pytest.raises(PinRefused, match="there are 2 pins and hints, and at most 2 are kept"):
         table.put(pin_of(3), 0.0)
+    monkeypatch.setattr(pins, "MOST_HINTS", 1)
+    monkeypatch.setattr(pins, "MOST_PINS", 3)
+    with pytest.raises(PinRefused, match="at most 1 are kept"):
+        table.put(pin_of(3, owner="", is_hint=True), 0.0)
+    table.put(pin_of(3), 0.0)
+
+
+def test_hints_make_room_for_a_pin_and_for_no_other_hint() -> None:
+    table = PinTable(BlockPool(20, Silent()), LIMITS)
+    soon = pin_of(1, 2, owner="", tenant="a", is_hint=True, expires_s=5.0)
+    later = pin_of(3, 4, owner="", tenant="b", is_hint=True, expires_s=9.0)
+    table.put(later, 0.0)
+    table.put(soon, 0.0)
+    with pytest.raises(PinRefused):
+        table.put(pin_of(5, 6, 7, owner="", tenant="c", is_hint=True, expires_s=9.0), 0.0)
+    assert table.put(pin_of(5, 6, 7), 0.0) == [soon]
+    assert table.put(pin_of(5, 6, 7, 8, 9, 10), 0.0) == [later]
+    with pytest.raises(PinRefused, match="pins keep 6 of 20"):
+        table.put(pin_of(11), 0.0)
 
 
 def test_owner_and_tenant_cannot_be_chosen_to_make_the_id_of_anothers_pin() -> None:

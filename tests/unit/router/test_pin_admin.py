@@ -101,7 +101,7 @@ async def test_where_it_lies_how_long_and_how_large_it_may_be_is_passed_on() -> 
         request.workers.extend(["decode-0", "prefill"])
         await call(frontend, "Add", request)
         put = supervisor.puts[-1]
-        assert put.fingerprint == FACTS.fingerprint
+        assert put.pin.fingerprint == FACTS.fingerprint
         assert (list(put.pin.workers), put.pin.max_bytes, put.pin.HasField("expires_s")) == (
             ["decode-0", "prefill"],
             9000,

@@ -68,11 +68,11 @@ class Client:
         self._stub = pins_pb2_grpc.PinsStub(peer.channel)
 
     async def put(self, pin: Pin, source: worker_pb2.PageSource | None = None, **changes) -> pins_pb2.HeldPin:
-        message = pin_to_message(pin)
+        message = pin_to_message(pin, self._running.info.fingerprint)
         for name, value in changes.items():
             message.ClearField(name)
             getattr(message, name).extend(value) if isinstance(value, list) else setattr(message, name, value)
-        request = pins_pb2.PutPinRequest(fingerprint=self._running.info.fingerprint, pin=message, source=source)
+        request = pins_pb2.PutPinRequest(pin=message, source=source)
         (held,) = (await self._peer.call(self._stub.Put, request, 5)).held
         return held
 

@@ -23,7 +23,7 @@ PIN_STATE_FAILED: PinState
 PIN_STATE_AWAY: PinState
 
 class Pin(_message.Message):
-    __slots__ = ("pin_id", "owner", "tenant", "tokens", "block_hashes", "expires_s", "workers", "max_bytes", "text")
+    __slots__ = ("pin_id", "owner", "tenant", "tokens", "block_hashes", "expires_s", "workers", "max_bytes", "text", "fingerprint")
     PIN_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Pin(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     pin_id: str
     owner: str
     tenant: str
@@ -42,19 +43,18 @@ class Pin(_message.Message):
     workers: _containers.RepeatedScalarFieldContainer[str]
     max_bytes: int
     text: str
-    def __init__(self, pin_id: _Optional[str] = ..., owner: _Optional[str] = ..., tenant: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., expires_s: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., max_bytes: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, pin_id: _Optional[str] = ..., owner: _Optional[str] = ..., tenant: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., expires_s: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., max_bytes: _Optional[int] = ..., text: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class PutPinRequest(_message.Message):
-    __slots__ = ("fingerprint", "pin", "source", "per_role")
-    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("pin", "source", "per_role")
     PIN_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     PER_ROLE_FIELD_NUMBER: _ClassVar[int]
-    fingerprint: str
     pin: Pin
     source: _worker_pb2.PageSource
     per_role: int
-    def __init__(self, fingerprint: _Optional[str] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., source: _Optional[_Union[_worker_pb2.PageSource, _Mapping]] = ..., per_role: _Optional[int] = ...) -> None: ...
+    def __init__(self, pin: _Optional[_Union[Pin, _Mapping]] = ..., source: _Optional[_Union[_worker_pb2.PageSource, _Mapping]] = ..., per_role: _Optional[int] = ...) -> None: ...
 
 class PutPinResponse(_message.Message):
     __slots__ = ("held",)

@@ -59,10 +59,11 @@ class PinKeeper:
     def put(self, pin: Pin, source: worker_pb2.PageSource | None = None) -> None:
         """Hold a pin, and begin to compute what is missing. Raises PinRefused."""
         try:
-            self.table.put(pin, self._clock())
+            ended = self.table.put(pin, self._clock())
         except PinRefused as refused:
             self.metrics.refused(str(refused.field), is_hint=pin.is_hint)
             raise
+        self.metrics.displaced.inc(len(ended))
         self._failures.pop(pin.pin_id, None)
         if source is not None and source.worker_id != self._host.config.worker_id:
             self._sources[pin.pin_id] = source

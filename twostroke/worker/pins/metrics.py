@@ -23,6 +23,9 @@ class PinMetrics:
         self._hits = counter("pin_hits_total", "Admissions that found all blocks of a pin.").labels(role)
         self._saved = counter("pin_saved_seconds_total", "Predicted computing time that pins spared.").labels(role)
         self.expiries = counter("pin_expiries_total", "Pins whose time was over.").labels(role)
+        self.displaced = counter(
+            "displaced_hints_total", "Cache hints that ended early: a pin took their room."
+        ).labels(role)
         self._refusals = counter("pin_refusals_total", "Pins that a cap refused.", "reason", "kind")
         for reason in REFUSALS:
             for kind in ("pin", "hint"):

@@ -25,7 +25,7 @@ class PinsService(pins_pb2_grpc.PinsServicer):
     async def Put(  # noqa: N802
         self, request: pins_pb2.PutPinRequest, context: Context
     ) -> pins_pb2.PutPinResponse:
-        self._host.validator.check(request.fingerprint, "")
+        self._host.validator.check(request.pin.fingerprint, "")
         pin = pin_from_message(request.pin)
         self._check(pin)
         self._pins.put(pin, request.source if request.HasField("source") else None)

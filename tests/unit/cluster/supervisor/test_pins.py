@@ -79,7 +79,7 @@ class Fleet:
         ]
 
     async def put(self, pin: Pin, *workers: str, per_role: int = 0) -> list[pins_pb2.HeldPin]:
-        request = pins_pb2.PutPinRequest(pin=pin_to_message(pin, workers), per_role=per_role)
+        request = pins_pb2.PutPinRequest(pin=pin_to_message(pin, "fingerprint", workers), per_role=per_role)
         return list((await self.pins.Put(request, None)).held)
 
     async def remove(self, **which: str) -> int:
@@ -268,7 +268,7 @@ async def test_a_supervisor_gives_every_new_epoch_its_pins() -> None:
         async with running(backend) as supervisor:
             await until(supervisor, "serving")
             channel = PeerChannel(await supervisor.address(), TOKEN)
-            put = pins_pb2.PutPinRequest(pin=pin_to_message(pin_of(), ("decode-0",)))
+            put = pins_pb2.PutPinRequest(pin=pin_to_message(pin_of(), "fingerprint", ("decode-0",)))
             await channel.call(pins_pb2_grpc.PinsStub(channel.channel).Put, put, 5)
             await channel.close()
             held = fleet.workers["decode-0"].held
