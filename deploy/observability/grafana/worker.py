@@ -71,6 +71,38 @@ WORKER = Dashboard(
             ],
         ),
         (
+            "Pins",
+            [
+                Panel(
+                    "pages of pins",
+                    "none",
+                    [
+                        (f"twostroke_pinned_pages{ONE}", "pinned {{instance}}"),
+                        (f"twostroke_pin_pages_limit{ONE}", "at most {{instance}}"),
+                    ],
+                    "Distinct pages, in use or not.",
+                ),
+                Panel(
+                    "computing spared",
+                    "none",
+                    [
+                        (rate("twostroke_pin_saved_seconds_total", "instance", ONE), "seconds {{instance}}"),
+                        (rate("twostroke_pin_hits_total", "instance", ONE), "hits {{instance}}"),
+                    ],
+                    "Per second.",
+                ),
+                Panel(
+                    "refused, expired, displaced",
+                    "ops",
+                    [
+                        (rate("twostroke_pin_refusals_total", "reason", ONE), "refused {{reason}}"),
+                        (rate("twostroke_pin_expiries_total", "instance", ONE), "expired {{instance}}"),
+                        (rate("twostroke_displaced_hints_total", "instance", ONE), "displaced {{instance}}"),
+                    ],
+                ),
+            ],
+        ),
+        (
             "Trouble",
             [
                 Panel(
