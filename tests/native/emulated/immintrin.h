@@ -128,6 +128,7 @@ inline __m512 _mm512_castsi512_ps(__m512i x) { return (__m512)x; }
 inline __m512i _mm512_slli_epi32(__m512i x, unsigned n) { return (__m512i)((emulated::U32)x << n); }
 inline __m512i _mm512_srli_epi32(__m512i x, unsigned n) { return (__m512i)((emulated::U32)x >> n); }
 inline __m512i _mm512_slli_epi16(__m512i x, unsigned n) { return (__m512i)((emulated::U16)x << n); }
+inline __m512i _mm512_srai_epi32(__m512i x, unsigned n) { return (__m512i)((emulated::I32)x >> n); }
 inline __m512i _mm512_srai_epi16(__m512i x, unsigned n) {
     typedef int16_t I16 __attribute__((vector_size(64)));
     return (__m512i)((I16)x >> n);
@@ -143,6 +144,13 @@ inline __m512i _mm512_madd_epi16(__m512i a, __m512i b) {
 }
 inline __m512i _mm512_cvtepu16_epi32(__m256i x) {
     return (__m512i)emulated::lanes<emulated::U32>([&](size_t i) { return ((emulated::Half16)x)[i]; });
+}
+inline __m512i _mm512_cvtepi8_epi32(__m128i x) {
+    typedef int8_t Bytes __attribute__((vector_size(16)));
+    return (__m512i)emulated::lanes<emulated::I32>([&](size_t i) { return ((Bytes)x)[i]; });
+}
+inline __m512i _mm512_cvtepi16_epi32(__m256i x) {
+    return (__m512i)emulated::lanes<emulated::I32>([&](size_t i) { return int16_t(((emulated::Half16)x)[i]); });
 }
 inline __m256i _mm512_cvtepi32_epi16(__m512i x) {
     return (__m256i)emulated::lanes<emulated::Half16>([&](size_t i) { return uint16_t(((emulated::U32)x)[i]); });
