@@ -11,6 +11,7 @@ COMMANDS = {
         "tests.bench.kernels",
         "attention, matrix products and whole steps on this machine's CPU, over what it can do at most",
     ),
+    "forms": Command("tests.bench.forms", "bytes and quality of each form of pages, with a real model and text"),
     "determinism": Command(
         "tests.bench.determinism",
         "shares of streams that are the same wherever they are computed, and what --deterministic costs",

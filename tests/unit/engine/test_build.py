@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from tests.unit.engine.batches import Stream, step
 from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
 from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, WorkerConfig
+from twostroke.config.cache import KV_FORMATS
 from twostroke.engine.build import NATIVE_ORDER, KernelsInUse, build_runner
 from twostroke.engine.paced_runner import PacedRunner
 from twostroke.engine.runner import ModelRunner
@@ -51,6 +52,22 @@ def test_workers_whose_pages_have_another_order_do_not_exchange_them(
     native, plain = fingerprints
     assert NATIVE_ORDER in native
     assert plain == native.replace(NATIVE_ORDER, "")
+
+
+def test_workers_whose_pages_have_another_form_do_not_exchange_them(tiny: Path) -> None:
+    found = {}
+    for form in (None, *KV_FORMATS):
+        asked = config(str(tiny))
+        built = build_runner(asked.model_copy(update={"cache": CacheConfig(kv_format=form)}), tiny)
+        found[form] = built.model
+        built.close()
+    assert found[None] == found["float32"], "the form is the model's dtype unless another is asked for"
+    assert len({model.fingerprint for model in found.values()}) == len(KV_FORMATS)
+    assert {form: found[form].kv_format for form in KV_FORMATS} == {form: form for form in KV_FORMATS}
+    elements = PAGE_BYTES // 4
+    scales = elements // (TINY.hidden_size // TINY.num_attention_heads)
+    assert found["bfloat16"].page_bytes == 2 * elements
+    assert found["int8"].page_bytes == found["fp8_e4m3"].page_bytes == elements + 4 * scales
 
 
 def test_pages_of_another_variant_are_the_same_within_rounding_and_refused_where_bits_count(

@@ -19,6 +19,7 @@ from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.steady import SIZES as TILES
 from twostroke.kernels.steady import agreeing_sizes
+from twostroke.kv_cache.form import FORMS
 from twostroke.models.choice import load_model
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
@@ -31,14 +32,21 @@ DEEP = Qwen3Config(**SIZES | {"intermediate_size": 1536, "head_dim": 16})
 """Sums of 1536 products: long enough for a library to have several ways to add them up."""
 
 PATHS = {
-    "native bfloat16": ("bfloat16", True, False),
-    "native int8": ("bfloat16", True, True),
-    "float32": ("float32", True, False),
-    "float32 without kernels": ("float32", False, False),
-    "bfloat16 without kernels": ("bfloat16", False, False),
-    "float16 without kernels": ("float16", False, False),
+    "native bfloat16": ("bfloat16", True, False, "bfloat16"),
+    "native int8": ("bfloat16", True, True, "bfloat16"),
+    "native bfloat16, pages of int8": ("bfloat16", True, False, "int8"),
+    "native bfloat16, pages of fp8_e4m3": ("bfloat16", True, False, "fp8_e4m3"),
+    "float32": ("float32", True, False, "float32"),
+    "float32, pages of fp8_e5m2": ("float32", True, False, "fp8_e5m2"),
+    "float32 without kernels": ("float32", False, False, "float32"),
+    "float32 without kernels, pages of int8": ("float32", False, False, "int8"),
+    "bfloat16 without kernels": ("bfloat16", False, False, "bfloat16"),
+    "float16 without kernels": ("float16", False, False, "float16"),
 }
-"""(dtype, native kernels, int8 weights)"""
+"""(dtype, native kernels, int8 weights, form of pages)"""
+
+STALE = 0xFF
+"""What lies in pages before they are written: two of it, or four, are no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +60,13 @@ class Served:
     """A model over a pool in which sequence s has the pages from BLOCKS * s on."""
 
     def __init__(self, directory: Path, path: str, kernels: Kernels) -> None:
-        name, is_native, is_int8 = PATHS[path]
+        name, is_native, is_int8, form = PATHS[path]
         dtype: torch.dtype = getattr(torch, name)
         usable = kernels if is_native else None
         spec = read_spec(directory)
-        pool = PagePool.empty(SEQUENCES * BLOCKS, name, spec.page_shape(BLOCK))
-        self.pool = pool.numbers
+        shape = spec.page_shape(BLOCK)
+        self.pages = torch.zeros(SEQUENCES * BLOCKS, FORMS[form].page_bytes(shape), dtype=torch.uint8)
+        pool = PagePool.over(self.pages, FORMS[form], shape)
         attention = choose_attention(
             pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=usable, dtype=dtype, is_deterministic=True
         )
@@ -118,15 +127,15 @@ def test_pages_and_logits_have_the_same_bits_in_any_chunks_and_company(
         noise = torch.Generator().manual_seed(history)
         prompts = [torch.randint(131, (draw.randint(1, LONGEST),), generator=noise) for _ in range(SEQUENCES)]
         alone = [served.step(prompts, [Chunk(s, 0, len(prompt))])[0] for s, prompt in enumerate(prompts)]
-        pages = served.pool.clone()
-        served.pool.fill_(float("nan"))  # what is not computed yet must not be looked at
+        pages = served.pages.clone()
+        served.pages.fill_(STALE)  # what is not computed yet must not be looked at
         for chunks in random_history(draw, prompts):
             for chunk, logits in zip(chunks, served.step(prompts, chunks), strict=True):
                 if chunk.end == len(prompts[chunk.sequence]):
                     assert torch.equal(logits, alone[chunk.sequence]), f"history {history}: {chunk}"
-        computed = ~served.pool.isnan()
-        assert torch.equal(served.pool[computed], pages[computed])
-        served.pool.zero_()
+        computed = served.pages != STALE
+        assert torch.equal(served.pages[computed], pages[computed])
+        served.pages.zero_()
 
 
 class Uneven:
