@@ -83,6 +83,15 @@ class Point(enum.StrEnum):
     WORKER_DRAINING = "worker.draining"
     """Drain has arrived; nobody has been told."""
 
+    TIER_WRITING = "tier.writing"
+    """A page is copied for the disk; nothing of it is written."""
+    TIER_WRITTEN = "tier.written"
+    """A page is on disk; nobody can find it yet."""
+    TIER_LOADING = "tier.loading"
+    """Pages have a writer; nothing has been read from their tier."""
+    TIER_LOADED = "tier.loaded"
+    """Pages have been read and verified; none of these is readable."""
+
     TRANSPORT_CONNECTING = "transport.connecting"
     """A reader is about to connect to a peer's pages."""
     TRANSPORT_GREETED = "transport.greeted"

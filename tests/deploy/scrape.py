@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
-from twostroke.config import ModelConfig
+from twostroke.config import CacheConfig, ModelConfig
 
 NAMES = Path(__file__).with_name("metric_names.txt")
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
@@ -54,11 +55,15 @@ def noted() -> set[str]:
 
 
 async def _exposed() -> list[tuple[str, str]]:
-    async with running_cluster(prefill=1, decode=1, model=PACED) as cluster:
-        client = Client(cluster.grpc)
-        assert len(await client.tokens(range(100), max_tokens=5)) == 5
-        await client.close()
-        return await asyncio.to_thread(scrapes, cluster)
+    with tempfile.TemporaryDirectory() as folder:
+        cache = CacheConfig(
+            kv_cache_memory_bytes=64 << 20, host_cache_bytes=1 << 20, disk_cache_bytes=1 << 20, disk_cache_dir=folder
+        )
+        async with running_cluster(prefill=1, decode=1, model=PACED, cache=cache) as cluster:
+            client = Client(cluster.grpc)
+            assert len(await client.tokens(range(100), max_tokens=5)) == 5
+            await client.close()
+            return await asyncio.to_thread(scrapes, cluster)
 
 
 def scrapes(cluster: ProcessCluster) -> list[tuple[str, str]]:

@@ -57,6 +57,38 @@ class CacheConfig(Settings):
         default_text=f"{size_text(HOST_CACHE_BYTES)} on a CPU; on a GPU {DEVICE_SHARE:.0%} of its memory, weights "
         "included, over all workers",
     )
+    host_cache_bytes: int = setting(
+        0,
+        flag="--host-cache",
+        least=0,
+        zero="none",
+        is_size=True,
+        unit="SIZE",
+        help="host memory of each worker for pages that leave its page memory",
+    )
+    disk_cache_bytes: int = setting(
+        0,
+        flag="--disk-cache",
+        least=0,
+        zero="none",
+        is_size=True,
+        unit="SIZE",
+        help="disk space of each worker for pages; they survive restarts",
+    )
+    disk_cache_dir: str | None = setting(
+        None,
+        is_path=True,
+        unit="FOLDER",
+        help="folder of pages on disk; the workers of a host share it",
+        default_text="pages in the folder of cached models",
+    )
+    disk_write_mb_s: float = setting(
+        100.0,
+        flag="--disk-write-mb-s",
+        above=0,
+        unit="MB/S",
+        help="megabytes that each worker may write to disk in a second, over time",
+    )
     device_share: float = setting(
         DEVICE_SHARE,
         is_hidden=True,

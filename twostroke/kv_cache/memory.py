@@ -91,12 +91,13 @@ class PageMemory(Pages):
     Raises ConfigError if the machine's memory cannot hold it.
     """
 
-    def __init__(self, pages: int, page_bytes: int, *, fd: int | None = None) -> None:
+    def __init__(self, pages: int, page_bytes: int, *, fd: int | None = None, flag: str = "--kv-cache-memory") -> None:
+        """`flag`: the setting that asked for the memory, for the error."""
         self.pages = pages
         self.page_bytes = page_bytes
         self.total_bytes = host_pool_bytes(pages, page_bytes)
         if fd is None:
-            refuse_more_than_free(self.total_bytes, available_memory_bytes())
+            refuse_more_than_free(self.total_bytes, available_memory_bytes(), flag=flag)
             self._memory = SharedMemory(self.total_bytes)
         else:
             self._memory = SharedMemory.attach(fd, self.total_bytes)

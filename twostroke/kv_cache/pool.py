@@ -47,6 +47,12 @@ class PoolListener(Protocol):
 
     def removed(self, block_hash: BlockHash) -> None: ...
 
+    def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
+        """Called just before a cached block loses its page to another one: its bytes can still be copied."""
+
+    def forgotten(self, block_hash: BlockHash) -> None:
+        """Called with a removed block that is not to be used again, wherever it lies."""
+
     def new_writer(self, page: PageId) -> None: ...
 
 
@@ -297,19 +303,19 @@ class BlockPool:
         self._listener.stored(block_hash)
 
     def forget_cached(self) -> int:
-        """Evict every cached block; return how many there were."""
+        """Forget every cached block; return how many there were."""
         cached = [PageId(page) for page in range(self.total) if self._pages[page].state is PageState.CACHED]
         for page in cached:
-            self._evict_page(page)
+            self._forget_page(page)
         self._leaves.clear()
         return len(cached)
 
     def forget(self, pages: Sequence[PageId]) -> None:
-        """Evict the cached and pinned blocks of a chain, last first, up to where another chain branches off."""
+        """Forget the cached and pinned blocks of a chain, last first, up to where another chain branches off."""
         for page in reversed(pages):
             record = self._pages[page]
             if record.state in _UNHELD_BLOCKS and record.hash is not None and not self._children[record.hash]:
-                self._evict_page(page)
+                self._forget_page(page)
 
     # Internals
 
@@ -385,10 +391,21 @@ class BlockPool:
         return not self._children[record.hash]
 
     def _evict_page(self, page: PageId) -> None:
+        record = self._pages[page]
+        assert record.hash is not None
+        assert record.parent is not None
+        self._listener.evicting(page, record.hash, record.parent)
+        self._remove_page(page)
+
+    def _forget_page(self, page: PageId) -> None:
+        self._listener.forgotten(self._remove_page(page))
+
+    def _remove_page(self, page: PageId) -> BlockHash:
         block_hash = self._pages[page].hash
         assert block_hash is not None
         self._forget(page)
         self._listener.removed(block_hash)
+        return block_hash
 
     def _forget(self, page: PageId) -> None:
         record = self._pages[page]

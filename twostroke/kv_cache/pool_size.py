@@ -43,8 +43,18 @@ def enough_pages(memory_bytes: int, page_bytes: int) -> int:
     return pages
 
 
-def refuse_more_than_free(pool_bytes: int, free_bytes: int, *, place: str = "this machine", workers: int = 1) -> None:
-    """Raises ConfigError, saying by how many bytes, where the page pools of all workers do not fit into the memory."""
+def refuse_more_than_free(
+    pool_bytes: int,
+    free_bytes: int,
+    *,
+    place: str = "this machine",
+    workers: int = 1,
+    flag: str = "--kv-cache-memory",
+) -> None:
+    """Raises ConfigError, saying by how many bytes, where the page pools of all workers do not fit into the memory.
+
+    `flag` is the setting that asked for the pools.
+    """
     wanted_bytes = workers * pool_bytes
     missing_bytes = wanted_bytes - free_bytes
     if missing_bytes <= 0:
@@ -52,9 +62,9 @@ def refuse_more_than_free(pool_bytes: int, free_bytes: int, *, place: str = "thi
     pools = "a page pool needs" if workers == 1 else f"{workers} workers with {pool_bytes} bytes of pages each need"
     fewer = ", or start fewer workers" if workers > 1 else ""
     raise ConfigError(
-        f"--kv-cache-memory: {pools} {wanted_bytes} bytes, but {place} has {free_bytes} free: {missing_bytes} bytes "
+        f"{flag}: {pools} {wanted_bytes} bytes, but {place} has {free_bytes} free: {missing_bytes} bytes "
         f"too many; give {-(-missing_bytes // workers)} bytes less{fewer}",
-        field="kv_cache_memory",
+        field=flag.removeprefix("--").replace("-", "_"),
     )
 
 

@@ -85,7 +85,7 @@ class WorkerControlService(control_pb2_grpc.ControlServicer):
     async def ForgetCached(  # noqa: N802
         self, request: control_pb2.ForgetCachedRequest, context: Context
     ) -> control_pb2.ForgetCachedResponse:
-        blocks = self._host.pool.forget_cached()
+        blocks = self._host.pool.forget_cached() + self._host.tiers.forget_all()
         self._host.feed.publish_changes()
         log.info("cached blocks forgotten blocks=%d", blocks)
         return control_pb2.ForgetCachedResponse(blocks=blocks)

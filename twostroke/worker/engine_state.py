@@ -21,30 +21,40 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.models.catalog import locate
 from twostroke.profiler import Profiler
 from twostroke.worker.steps.rates import Rates
+from twostroke.worker.tiers.opening import open_tiers
+from twostroke.worker.tiers.page_tiers import PageTiers
 
 SWITCH_INTERVAL_S = 0.0005
 """How long the event loop may hold the interpreter while the engine thread waits for it between two operators."""
 
 
 class _PoolListener:
-    """Passes changes of blocks to the event log of the current epoch, and new writers to the memory."""
+    """Passes changes of blocks to the event log of the current epoch and the tiers, and new writers to the memory."""
 
-    def __init__(self, memory: Pages) -> None:
+    def __init__(self, memory: Pages, tiers: PageTiers) -> None:
         self.log = EventLog(Epoch.begin(0))
         self._memory = memory
+        self._tiers = tiers
 
     def stored(self, name: BlockHash) -> None:
         self.log.stored(name)
+        self._tiers.saw(name)
 
     def removed(self, name: BlockHash) -> None:
         self.log.removed(name)
+
+    def evicting(self, page: PageId, name: BlockHash, parent: BlockHash) -> None:
+        self._tiers.evicting(page, name, parent)
+
+    def forgotten(self, name: BlockHash) -> None:
+        self._tiers.forgotten(name)
 
     def new_writer(self, page: PageId) -> None:
         self._memory.begin_new_generation(page)
 
 
 class EngineState:
-    def __init__(self, built: BuiltEngine, profiler: Profiler) -> None:
+    def __init__(self, built: BuiltEngine, profiler: Profiler, tiers: PageTiers) -> None:
         self.facts = built.model
         self.memory = built.memory
         self.determinism = built.determinism
@@ -53,7 +63,8 @@ class EngineState:
         self.neighbours = built.neighbours
         self.rates = Rates()
         self.is_calibrated = False
-        self._listener = _PoolListener(built.memory)
+        self.tiers = tiers
+        self._listener = _PoolListener(built.memory, tiers)
         self.pool = BlockPool(built.model.pages, self._listener)
 
     @classmethod
@@ -61,10 +72,17 @@ class EngineState:
         """Load the model on a thread, because that takes seconds."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         profiler = Profiler()
-        return cls(await asyncio.to_thread(_build, config, profiler), profiler)
+        built = await asyncio.to_thread(_build, config, profiler)
+        try:
+            tiers = await asyncio.to_thread(open_tiers, config, built.model, built.memory)
+        except BaseException:
+            await asyncio.to_thread(built.close)
+            raise
+        return cls(built, profiler, tiers)
 
     def begin_epoch(self, epoch: Epoch) -> EventLog:
-        """Return the event log of a new epoch; it begins with the cached blocks, and without pins.
+        """Return the event log of a new epoch; it begins with the cached blocks, those on lower tiers included, and without
+        pins.
 
         Raises InternalError if the previous epoch still holds pages, because their writers are unknown then.
         """
@@ -77,6 +95,7 @@ class EngineState:
         log = self._listener.log = EventLog(epoch)
         for block in pool.cached():
             log.stored(block.hash)
+        self.tiers.begin_epoch(log)
         if log.has_changes:
             log.publish(time.time())
         return log
@@ -86,6 +105,7 @@ class EngineState:
         if self.engine.is_lost:
             return
         await asyncio.to_thread(self.engine.close)
+        await self.tiers.close()
         self.memory.close()
 
 

@@ -20,10 +20,12 @@ from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
 from twostroke.profiler import WORK_LOOP, Profiler
 from twostroke.rpc.clock import machine_name
+from twostroke.rpc.events import tier_to_message
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
+from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.telemetry import MetricsServer
@@ -42,6 +44,7 @@ from twostroke.worker.steps.calibration import CalibrationLimits, calibrate, ste
 from twostroke.worker.steps.engine_check import EngineCheck, probe_batch
 from twostroke.worker.steps.sharing import Sharing
 from twostroke.worker.steps.work_loop import WorkLoop
+from twostroke.worker.tiers.loads import TierLoads
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +102,16 @@ class WorkerHost:
             self._check,
             engine_state.engine.profiler,
         )
+        self.tiers = engine_state.tiers
+        self.tiers.report_to(self.metrics.of_tiers())
+        self.loads = TierLoads(
+            self.tiers,
+            self.pool,
+            facts.block_size,
+            new_session=self.new_session,
+            compute_s=self._compute_s,
+            wake=self.loop.wake,
+        )
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
         names = config.runtime.transports or default_names(engine_state.memory)
         wrapper = wrapper_for(config.cluster_tls)
@@ -137,6 +150,8 @@ class WorkerHost:
         """Close everything, servers first."""
         await self.rpc.stop(grace_s=0.5)
         await self.pulls.close()
+        self.loads.stop()
+        await self.tiers.wait_idle()
         for transport in self.transports:
             await transport.close()
         await self.digests.close()
@@ -146,6 +161,12 @@ class WorkerHost:
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
+
+    def _compute_s(self, queued: Queued) -> float:
+        """Return the time of computing prompts here beside the streams of now."""
+        now = self.scheduler.queued()
+        beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
+        return self.loop.drain_s(beside)
 
     async def lose_engine(self, error: EngineLost) -> None:
         """Stop waiting for the engine, and refuse all calls from here on."""
@@ -238,6 +259,10 @@ class WorkerHost:
             links=[
                 control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
                 for peer, link in links.items()
+            ],
+            tiers=[
+                control_pb2.TierRate(tier=tier_to_message(tier), page_s=page_s)
+                for tier, page_s in self.tiers.page_seconds().items()
             ],
         )
 

@@ -20,6 +20,7 @@ from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.telemetry import ITL_BUCKETS_S, PULL_BUCKETS_S, introduce
 from twostroke.transfer.base import PageTransport
 from twostroke.worker.pulls.digests import PageDigests
+from twostroke.worker.tiers.metrics import TierMetrics
 
 PULL_TROUBLES = (PeerLost, TransferFailed, StaleEpoch, Overloaded)
 """Error kinds that are exported from 0 on, so that their first occurrence has a rate."""
@@ -99,6 +100,10 @@ class WorkerMetrics:
         )
         if kernels is not None:
             gauge.labels(self._role, kernels.variant, kernels.reason, str(kernels.threads)).set(1)
+
+    def of_tiers(self) -> TierMetrics:
+        """Return the metrics of the lower tiers; called once."""
+        return TierMetrics(self.registry, self._role)
 
     def watch_pages(self, digests: PageDigests, transports: Sequence[PageTransport]) -> None:
         """Report at every scrape the cost of digests and refused page connections."""

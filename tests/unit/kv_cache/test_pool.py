@@ -22,6 +22,12 @@ class Witness:
     def removed(self, block_hash: BlockHash) -> None:
         self.told.append(("removed", block_hash))
 
+    def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
+        self.told.append(("evicting", (page, block_hash, parent)))
+
+    def forgotten(self, block_hash: BlockHash) -> None:
+        self.told.append(("forgotten", block_hash))
+
     def new_writer(self, page: PageId) -> None:
         self.told.append(("new writer", page))
 

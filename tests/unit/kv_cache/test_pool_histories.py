@@ -53,6 +53,10 @@ class Listener:
         self.removed_hashes.append(block_hash)
         self.log.removed(block_hash)
 
+    def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None: ...
+
+    def forgotten(self, block_hash: BlockHash) -> None: ...
+
     def new_writer(self, page: PageId) -> None:
         self.written.append(page)
 

@@ -65,6 +65,10 @@ class SymbolicMemory:
     def removed(self, name: BlockHash) -> None:
         self.readable.remove(name)
 
+    def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None: ...
+
+    def forgotten(self, block_hash: BlockHash) -> None: ...
+
     def new_writer(self, page: PageId) -> None:
         for slot in self.slots(page):
             self.facts.pop(slot, None)

@@ -100,6 +100,7 @@ class WorkerEpoch(Bytes):
             facts=SimpleNamespace(block_size=1),
             memory=self.memory,
             digests=PageDigests(self.memory),
+            loads=None,
             endpoints=[self.endpoint],
             config=SimpleNamespace(patience=SimpleNamespace(heartbeat_s=0.5)),
         )

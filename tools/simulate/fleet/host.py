@@ -315,8 +315,13 @@ class SimulatedHost:
     def removed(self, block: BlockHash) -> None:
         self.use.evicted_pages += 1
         self.log.removed(block)
+
+    def evicting(self, page: PageId, block: BlockHash, parent: BlockHash) -> None:
         if self.host_memory is not None:
             self.host_memory.store(block)
+
+    def forgotten(self, block: BlockHash) -> None:
+        """A simulated request never ends in an error of the model: nothing is to be forgotten everywhere."""
 
     def new_writer(self, page: PageId) -> None:
         """No page is ever read after it was reused: there is no generation to count."""

@@ -51,7 +51,7 @@ class WatchedRole:
         self._watch = watch
 
     def admitted(self, admission: AdmittedSequence) -> None:
-        self._role.admitted(self._watch.admitting(admission))
+        self._role.admitted(admission)
 
     def planning(self) -> None:
         self._role.planning()
@@ -113,7 +113,7 @@ class LiveLoop:
             return take_in(step, result)
 
         vars(host.scheduler)["update"] = updated
-        self._task = host.virtual_loop.create_task(self._loop.run(WatchedRole(role, watch)))
+        self._task = host.virtual_loop.create_task(self._loop.run(WatchedRole(role, watch), watch.admitting))
 
     def stop(self) -> Flight | None:
         assert self._task is not None

@@ -16,7 +16,7 @@ from pathlib import Path
 from twostroke.errors import ConfigError
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.tiers.folders import ScannedSegment
-from twostroke.kv_cache.tiers.record import RecordFormat
+from twostroke.kv_cache.tiers.record import DEAD, RecordFormat
 
 SEGMENTS = 32
 """Segments that the whole store is divided into, if they are not too large then."""
@@ -120,7 +120,7 @@ class DiskStore:
         for scanned in reversed(list(segments)):  # the newest first: of two equal records it is the likelier intact
             segment = _Segment(scanned.path, len(scanned.records))
             for index, header in enumerate(scanned.records):
-                if header.block_hash not in self._where and header.block_hash not in segment.live:
+                if header != DEAD and header.block_hash not in self._where:
                     segment.live[header.block_hash] = _Record(index * self.form.record_bytes, now_s)
             if not segment.live or self._records + segment.records > self._most_records:
                 useless.append(scanned.path)
@@ -162,6 +162,10 @@ class DiskStore:
         segment.live[block_hash] = _Record(place.offset, now_s)
         self._where[block_hash] = segment
         return True
+
+    def has_segment(self, place: RecordPlace) -> bool:
+        """Tell whether the segment of a place has not been reclaimed."""
+        return place.path in self._segments
 
     def drop(self, block_hash: BlockHash) -> bool:
         """Forget a record that is damaged or not wanted; return whether it was here."""

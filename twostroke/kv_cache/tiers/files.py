@@ -9,6 +9,7 @@ import contextlib
 import errno
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +26,10 @@ class AlignedBuffer:
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        self.view.release()
-        self._map.close()
+        """Free the memory. Views that others still hold keep it alive until they go."""
+        with contextlib.suppress(BufferError):
+            self.view.release()
+            self._map.close()
 
 
 class SegmentFile:
@@ -69,30 +72,35 @@ class SegmentFiles:
     def is_direct(self) -> bool:
         return bool(self._flags & os.O_DIRECT)
 
-    def probe(self, folder: Path) -> None:
-        """Find out whether this file system takes direct I/O. Raises OSError where nothing can be written at all."""
+    def probe(self, folder: Path, size_bytes: int = SECTOR) -> float:
+        """Find out whether this file system takes direct I/O; return the seconds of reading so many bytes there.
+
+        Raises OSError where nothing can be written at all.
+        """
         path = folder / "probe"
-        buffer = AlignedBuffer(SECTOR)
+        buffer = AlignedBuffer(size_bytes)
         try:
-            self._probe(path, buffer.view)
+            return self._probe(path, buffer.view)
         finally:
             buffer.close()
             path.unlink(missing_ok=True)
 
-    def _probe(self, path: Path, sector: memoryview) -> None:
+    def _probe(self, path: Path, buffer: memoryview) -> float:
         try:
-            self._write_and_read(path, sector)
+            return self._write_and_read(path, buffer)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP) or not self.is_direct:
                 raise
             self._flags &= ~os.O_DIRECT
-            self._write_and_read(path, sector)
+            return self._write_and_read(path, buffer)
 
-    def _write_and_read(self, path: Path, sector: memoryview) -> None:
+    def _write_and_read(self, path: Path, buffer: memoryview) -> float:
         with self.writing(path) as file:
-            file.write(sector, 0)
+            file.write(buffer, 0)
+        started_s = time.perf_counter()
         with self.reading(path) as file:
-            file.read(sector, 0)
+            file.read(buffer, 0)
+        return time.perf_counter() - started_s
 
     @contextlib.contextmanager
     def reading(self, path: Path) -> Iterator[SegmentFile]:

@@ -44,6 +44,10 @@ class RecordHeader:
     page_digest: bytes
 
 
+DEAD: Final = RecordHeader(BlockHash(bytes(16)), BlockHash(bytes(16)), bytes(DIGEST_BYTES))
+"""The header of a record that is not to be used. No block has that hash; records behind it are still found."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
     """The shape of all records of one folder."""

@@ -96,6 +96,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self._fetches = BlockFetcher(host, tasks)
         self._pool = host.pool
         self._wake = host.loop.wake
+        self._loads = host.loads
         self._validator = host.validator
         self._progress = host.progress
         self._metrics = host.metrics
@@ -114,7 +115,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         wanted = self._checked(request)
         job: PageJob
         if request.cached_only:
-            job = CachedOnlyJob(self._pool, wanted.block_hashes, wanted.blocks, self._wake)
+            job = CachedOnlyJob(self._pool, wanted.block_hashes, wanted.blocks, self._wake, self._loads)
         else:
             job = self._jobs.begin(wanted)
         self.open += 1
@@ -220,21 +221,35 @@ def readable(job: PageJob, blocks: Sequence[int]) -> tuple[dict[int, PageId], Tr
     return ready, None
 
 
+class SharedLoads(Protocol):
+    """Brings blocks up from lower tiers for another worker (`twostroke.worker.tiers.loads`)."""
+
+    def share(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
+        """Claim and load those of the blocks that lower tiers hold; the caller releases the pages."""
+
+
 class CachedOnlyJob:
-    """Serves a pull from the cache alone: it holds the wanted blocks that were here when the pull began."""
+    """Serves a pull from the cache alone: it holds the wanted blocks that were on any tier when the pull began."""
 
     def __init__(
-        self, pool: BlockPool, hashes: Sequence[BlockHash], blocks: Sequence[int], wake: Callable[[], None]
+        self,
+        pool: BlockPool,
+        hashes: Sequence[BlockHash],
+        blocks: Sequence[int],
+        wake: Callable[[], None],
+        loads: SharedLoads | None = None,
     ) -> None:
         self._pool = pool
         self._wake = wake
         self._pages = dict(zip(blocks, pool.share_filled([hashes[block] for block in blocks]), strict=True))
+        if loads is not None:
+            self._pages.update(loads.share(hashes, [block for block, page in self._pages.items() if page is None]))
 
     def page(self, block: int) -> PageId | None:
         page = self._pages[block]
-        if page is None:
+        if page is None or not (self._pool.is_filled(page) or self._pool.writer(page) is not None):
             raise TransferFailed(f"block {block} is not cached here, and the pull is cached-only")
-        return page
+        return page if self._pool.is_filled(page) else None
 
     def was_computed(self, block: int) -> bool:
         return False

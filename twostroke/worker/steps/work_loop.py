@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from twostroke.engine.loop import EngineThread
@@ -56,6 +56,10 @@ class RoleHandlers(Protocol):
 
     def lost(self, error: EngineLost) -> None:
         """Called when the engine is lost, and with it all open work."""
+
+
+Admitting = Callable[[AdmittedSequence], AdmittedSequence]
+"""Begins to load missing blocks of an admitted sequence from lower tiers; returns the admission without those."""
 
 
 class WorkLoop:
@@ -107,13 +111,13 @@ class WorkLoop:
     def drain_s(self, queued: Queued) -> float:
         return self.budget.drain_s(queued, self._scheduler.step_tokens)
 
-    async def run(self, role: RoleHandlers) -> None:
+    async def run(self, role: RoleHandlers, admitting: Admitting) -> None:
         """Run steps until cancelled. Raises EngineLost if the engine cannot be trusted with another step."""
         emissions: list[Emission] = []
         while True:
             self._wake.clear()
             with self._profiler.slice(WORK_LOOP, "admit"):
-                self._admit(role)
+                self._admit(role, admitting)
             pause_s = self._sharing.pause_s(asyncio.get_running_loop().time() - self._began_s)
             if pause_s > 0:
                 self._send(emissions, role)
@@ -149,10 +153,10 @@ class WorkLoop:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
 
-    def _admit(self, role: RoleHandlers) -> None:
+    def _admit(self, role: RoleHandlers, admitting: Admitting) -> None:
         for admission in self._scheduler.admit():
             self._metrics.admitted(admission.sequence)
-            role.admitted(admission)
+            role.admitted(admitting(admission))
         role.planning()
 
     def _plan(self, role: RoleHandlers) -> Step | None:

@@ -1,0 +1,210 @@
+"""A worker whose pages come back from disk: right, counted, announced; or are computed where the disk has failed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.unit.worker.callers import Puller, router_to
+from tests.unit.worker.rig import BLOCK, Running, decode, eventually, prompt_of
+from tests.unit.worker.tiers.tiered import BLOCKS, MODEL, A, B, C, announced, ask, faulty, of_tier, tiered, written
+from twostroke.config import Role
+from twostroke.kv_cache.block import block_hashes_of
+from twostroke.kv_cache.tier import Tier
+
+
+def on_disk(running: Running) -> set[bytes]:
+    return announced(running, Tier.DISK)
+
+
+async def test_what_was_evicted_comes_back_from_disk_instead_of_being_computed(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        before = worker.metric("computed_tokens_total")
+        got = await ask(router, A, request_id="again")
+        assert of_tier(worker, "loaded_pages_total") >= BLOCKS - 2
+        assert worker.metric("computed_tokens_total") - before <= 3 * BLOCK + 8
+        assert got.last.cached_tokens >= (BLOCKS - 2) * BLOCK, "what was loaded counts as cached"
+        assert of_tier(worker, "saved_seconds_total") > 0
+        assert of_tier(worker, "written_bytes_total") > 0
+        assert worker.host.load_report().tiers[0].page_s > 0
+
+
+async def test_a_successor_announces_the_shelf_before_its_first_request_and_serves_from_it(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        told = on_disk(worker)
+    assert told
+    async with tiered(tmp_path) as again, router_to(again) as router:
+        assert on_disk(again) == told
+        assert again.host.feed.log.sequence == 1, "the first batch has it all"
+        await ask(router, A)
+        assert of_tier(again, "loaded_pages_total") > 0
+
+
+async def test_blocks_of_another_model_are_not_found(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        assert on_disk(worker)
+    other = worker.host.config.model.replace(model=worker.host.config.model.model.replace("vocab=2048", "vocab=4096"))
+    async with tiered(tmp_path, model=other) as worker:
+        assert not on_disk(worker)
+
+
+async def test_a_flipped_bit_is_a_counted_miss_and_its_record_never_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = faulty(monkeypatch)
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        faults.flips = 1
+        await ask(router, A, request_id="again")
+        assert of_tier(worker, "verification_failures_total") == 1
+        assert of_tier(worker, "evicted_pages_total", reason="damaged") == 1
+        await written(worker)
+        kept = on_disk(worker)
+    async with tiered(tmp_path) as again:
+        assert on_disk(again) == kept
+
+
+@pytest.mark.parametrize("fault", ["write_errno", "read_errno"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+async def test_a_failing_disk_is_turned_off_with_one_warning_and_serving_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str, number: int
+) -> None:
+    faults = faulty(monkeypatch)
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        setattr(faults, fault, number)
+        for index in range(3):
+            await ask(router, A, request_id=f"a{index}")
+            await ask(router, C, request_id=f"c{index}")
+        await eventually(lambda: worker.host.tiers.disk is None)
+        await written(worker)
+        assert not on_disk(worker)
+        assert of_tier(worker, "up") == 0
+        assert not worker.host.load_report().tiers
+    warnings = [each for each in caplog.records if each.levelno >= logging.WARNING and "disk tier" in each.message]
+    assert [each.message.split(" folder=")[0] for each in warnings] == [
+        f"disk tier turned off reason=OSError: [Errno {number}] {os.strerror(number)}"
+    ]
+
+
+async def test_a_disk_that_is_slower_than_computing_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = faulty(monkeypatch)
+    faults.read_delay_s = 0.1
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        before = faults.reads
+        await ask(router, A, request_id="again")
+        assert of_tier(worker, "refused_loads_total") > 0
+        assert faults.reads == before
+
+
+async def test_a_disk_that_becomes_slow_is_given_up_and_its_blocks_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = faulty(monkeypatch)
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        faults.read_delay_s = 0.1
+        before = faults.reads
+        await ask(router, A, request_id="again")
+        assert of_tier(worker, "given_up_loads_total") == 1
+        assert faults.reads - before <= 2
+        assert of_tier(worker, "page_seconds") > 0
+
+
+async def test_a_disk_that_never_answers_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = faulty(monkeypatch)
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        faults.answers.clear()
+        for index in range(3):
+            await ask(router, A, request_id=f"a{index}")
+            await ask(router, C, request_id=f"c{index}")
+        await worker.idle()
+        faults.answers.set()
+
+
+async def test_one_load_serves_all_who_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = faulty(monkeypatch)
+    async with tiered(tmp_path, pages=40) as worker, router_to(worker) as router:
+        await ask(router, A)
+        for seed in range(10, 14):
+            await ask(router, prompt_of(BLOCKS * BLOCK + 3, seed=seed), request_id=f"{seed}")
+        await written(worker)
+        before = faults.reads
+        await asyncio.gather(*(ask(router, A, request_id=f"a{index}") for index in range(12)))
+        assert 0 < faults.reads - before <= BLOCKS
+        assert of_tier(worker, "loaded_pages_total") == faults.reads - before
+
+
+async def test_a_peer_pulls_from_the_disk_of_another_worker(tmp_path: Path) -> None:
+    async with (
+        tiered(tmp_path, role=Role.PREFILL) as source,
+        decode(model=MODEL) as target,
+        router_to(target) as router,
+    ):
+        await ask(router, A, source=source)
+        await ask(router, B, request_id="b", source=source)
+        await written(source)
+        target.host.pool.forget_cached()  # its own pool is larger
+        before = source.metric("computed_tokens_total")
+        await ask(router, A, request_id="again", source=source)
+        assert of_tier(source, "loaded_pages_total") > 0
+        assert source.metric("computed_tokens_total") - before < BLOCKS * BLOCK
+
+
+async def test_a_cached_only_pull_is_served_from_disk(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as holder, router_to(holder) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(holder)
+        hashes = block_hashes_of(A, BLOCK)
+        wanted = [block for block, each in enumerate(hashes) if each in on_disk(holder)]
+        assert wanted
+        puller = Puller(holder.info)
+        call = puller.pull(A[: BLOCKS * BLOCK], wanted, cached_only=True)
+        ready = await puller.pages(call, len(wanted))
+        assert sorted(page.block for message in ready for page in message.pages) == wanted
+        call.cancel()
+        await puller.aclose()
+        assert of_tier(holder, "loaded_pages_total") > 0
+
+
+async def test_forgetting_the_cache_forgets_the_disk_too(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        forgotten = on_disk(worker)
+        assert worker.host.tiers.forget_all() == len(forgotten) > 0
+        worker.host.pool.forget_cached()
+        await ask(router, A, request_id="again")
+        assert of_tier(worker, "loaded_pages_total") == 0
+    async with tiered(tmp_path) as again:
+        assert not on_disk(again) & forgotten

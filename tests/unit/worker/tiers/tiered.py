@@ -1,0 +1,83 @@
+"""Workers with few pages, and tiers below these."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.injection.faulty_files import DiskFaults, FaultyFiles
+from tests.unit.worker.callers import Received, Router
+from tests.unit.worker.rig import (
+    BLOCK,
+    PAGE_BYTES,
+    Running,
+    eventually,
+    expected_tokens,
+    paced,
+    prompt_of,
+    serving,
+    worker_config,
+)
+from twostroke.config import Role
+from twostroke.kv_cache.tier import Tier
+from twostroke.worker.tiers import opening
+
+PAGES = 11
+BLOCKS = 10
+TOKENS = 4
+MODEL = paced(prefill_tokens_per_s=1000)
+"""16 ms per block: far more than any disk takes for its page."""
+A, B, C = (prompt_of(BLOCKS * BLOCK + 3, seed=seed) for seed in (1, 2, 3))
+
+
+def tiered(
+    folder: Path | None = None,
+    *,
+    host_pages: int = 0,
+    disk_pages: int = 1000,
+    role: Role = Role.DECODE,
+    pages: int = PAGES,
+    model=MODEL,
+    **settings,
+) -> contextlib.AbstractAsyncContextManager[Running]:
+    """A worker with so many pages and tiers; `folder` None is no disk."""
+    config = worker_config(role, pages=pages, model=model, **settings)
+    cache = config.cache.replace(
+        host_cache_bytes=host_pages * PAGE_BYTES,
+        disk_cache_bytes=disk_pages * 2 * PAGE_BYTES if folder is not None else 0,
+        disk_cache_dir=None if folder is None else str(folder),
+    )
+    return serving(config.replace(cache=cache))
+
+
+def faulty(monkeypatch: pytest.MonkeyPatch) -> DiskFaults:
+    """Let the disks of workers that start from now on have these faults."""
+    faults = DiskFaults()
+    monkeypatch.setattr(opening, "SegmentFiles", lambda: FaultyFiles(faults))
+    return faults
+
+
+async def ask(router: Router, prompt: tuple[int, ...], **options) -> Received:
+    """Whatever tiers did: no error, and the tokens that the right pages lead to."""
+    got = await router.answer(prompt, TOKENS, **options)
+    assert not got.last.error.kind, got.last
+    assert got.tokens == expected_tokens(prompt, TOKENS)
+    return got
+
+
+def of_tier(running: Running, name: str, tier: str = "disk", **labels: str) -> float:
+    return running.metric(f"tier_{name}", tier=tier, **labels)
+
+
+def announced(running: Running, tier: Tier) -> set[bytes]:
+    """What routers are told that lies on a tier."""
+    running.host.feed.publish_changes()
+    snapshot = running.host.feed.log.snapshot()
+    return {block for change in snapshot.lower_tiers if change.tier is tier for block in change.stored}
+
+
+async def written(running: Running) -> None:
+    """Wait for writes to disk."""
+    await eventually(lambda: running.host.tiers.disk is None or not running.host.tiers.disk.writes)

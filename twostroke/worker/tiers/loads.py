@@ -1,0 +1,265 @@
+"""Loads bring missing blocks up from the lower tiers: read on a thread, verified, then readable like computed ones.
+
+A load is begun where it is predicted to take less time than computing its blocks, and given up where computing would
+have been done sooner. Its pages have it as their writer meanwhile, so one load serves all sequences that wait, and what
+does not come is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from twostroke.fault_points import Point, reach
+from twostroke.ids import BlockHash, PageId, SessionId
+from twostroke.kv_cache.block import root_hash
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.tier import Tier
+from twostroke.scheduler.cost import Queued
+from twostroke.scheduler.scheduler import AdmittedSequence
+from twostroke.scheduler.sequence import Sequence as KnownSequence
+from twostroke.worker.tiers.page_tiers import PageTiers
+from twostroke.worker.tiers.price import is_late, pays, queued_blocks
+from twostroke.worker.tiers.reader import DamagedPage, PageRead, ReadJob, TierReader
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.005
+"""Least time between two looks at whether a load is late."""
+REFUSALS = 64
+"""Loads in a row that would have taken longer than computing, after which the disk tier is turned off."""
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    tier: Tier
+    reader: TierReader[Any]
+    job: ReadJob[Any]
+    session: SessionId
+    remaining: dict[int, PageId]
+    """Pages that have not come, by their index in the load."""
+    compute_s: float | None
+    """Predicted time of computing all its blocks; None where nobody here would compute them."""
+    started_s: float
+    ended: Callable[[], None]
+    arrived: int = 0
+    timer: asyncio.TimerHandle | None = field(default=None)
+
+
+class TierLoads:
+    """Loads of one epoch of a worker. One owner, one thread: the event loop."""
+
+    def __init__(
+        self,
+        tiers: PageTiers,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        new_session: Callable[[], SessionId],
+        compute_s: Callable[[Queued], float],
+        wake: Callable[[], None],
+    ) -> None:
+        """`compute_s` predicts how long work that came now would be computed; `wake` is called as pages arrive."""
+        self._tiers = tiers
+        self._pool = pool
+        self._block_size = block_size
+        self._new_session = new_session
+        self._compute_s = compute_s
+        self._wake = wake
+        self._open: set[_Load] = set()
+        self._refusals = 0
+
+    @property
+    def open(self) -> int:
+        """Loads that have not ended."""
+        return len(self._open)
+
+    def admitting(self, admission: AdmittedSequence) -> AdmittedSequence:
+        """Begin to load missing blocks of an admitted sequence; return the admission without those."""
+        sequence, missing = admission.sequence, admission.missing
+        self._note_reuse(sequence)
+        for tier in (Tier.HOST, Tier.DISK):
+            if missing and tier in self._tiers.used:
+                missing = self._without_loaded(tier, sequence, missing)
+        return AdmittedSequence(sequence, missing)
+
+    def share(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
+        """Claim pages for blocks that another worker asks for, as far as lower tiers hold these, and load them.
+
+        Returns the pages; the caller releases them. A page without a writer did not come.
+        """
+        claimed: dict[int, PageId] = {}
+        to_load: list[int] = []
+        for block in blocks:
+            if not self._tiers.holds(hashes[block]):
+                continue
+            parent = hashes[block - 1] if block else root_hash()
+            claim = self._pool.claim([hashes[block]], parent, 0)
+            if claim is None:
+                break
+            claimed[block] = claim.pages[0]
+            to_load += [block] if claim.missing else []
+        for tier in (Tier.HOST, Tier.DISK):
+            to_load = self._begin(tier, hashes, to_load, claimed, None)
+        return claimed
+
+    def stop(self) -> None:
+        """Give up all loads."""
+        for load in list(self._open):
+            self._give_up(load)
+
+    # Choosing
+
+    def _note_reuse(self, sequence: KnownSequence) -> None:
+        """Tell the tiers which blocks the sequence found in the pool."""
+        if Tier.DISK not in self._tiers.used or sequence.preemptions:
+            return
+        for block in range(sequence.hit_blocks):
+            self._tiers.reused(sequence.pages[block], sequence.block_hashes[block], sequence.parent_of(block))
+
+    def _without_loaded(self, tier: Tier, sequence: KnownSequence, missing: list[int]) -> list[int]:
+        """Load what this tier holds of the missing blocks if that pays; return the others."""
+        hashes = sequence.block_hashes
+        held = [block for block in missing if self._tiers.place(tier, hashes[block]) is not None]
+        self._tiers.metrics.looked_up(tier, len(held), len(missing) - len(held))
+        if not held:
+            return missing
+        compute_s = self._compute_s(queued_blocks(held, self._block_size))
+        if not pays(self._load_s(tier, len(held)), compute_s):
+            self._refused(tier)
+            return missing
+        self._refusals = 0
+        pages = {block: sequence.pages[block] for block in held}
+        self._begin(tier, hashes, held, pages, compute_s)
+        loading = set(held)
+        return [block for block in missing if block not in loading]
+
+    def _load_s(self, tier: Tier, pages: int) -> float:
+        """Predict how long so many pages take, with those that wait before them."""
+        reader, page_s = self._tiers.reader(tier), self._tiers.page_time(tier).seconds
+        since_s = reader.busy_since_s
+        overdue_s = 0.0 if since_s is None else max(0.0, time.monotonic() - since_s - page_s)
+        return (reader.pending_pages + pages) * page_s + overdue_s
+
+    def _refused(self, tier: Tier) -> None:
+        self._tiers.metrics.refused(tier)
+        if tier is Tier.DISK:
+            self._refusals += 1
+            if self._refusals >= REFUSALS:
+                self._tiers.turn_off_disk("reading a page takes longer than computing it")
+
+    # Loading
+
+    def _begin(
+        self,
+        tier: Tier,
+        hashes: Sequence[BlockHash],
+        blocks: Sequence[int],
+        pages: dict[int, PageId],
+        compute_s: float | None,
+    ) -> list[int]:
+        """Load those of the blocks that the tier holds; return the others."""
+        if tier not in self._tiers.used:
+            return list(blocks)
+        reads: list[PageRead[Any]] = []
+        for block in blocks:
+            place = self._tiers.place(tier, hashes[block])
+            if place is not None:
+                reads.append(PageRead(block, hashes[block], pages[block], place))
+        if reads:
+            self._start(tier, reads, compute_s)
+        begun = {read.block for read in reads}
+        return [block for block in blocks if block not in begun]
+
+    def _start(self, tier: Tier, reads: list[PageRead[Any]], compute_s: float | None) -> None:
+        session, loop, reader = self._new_session(), asyncio.get_running_loop(), self._tiers.reader(tier)
+        for read in reads:
+            self._pool.assign_writer(read.page, session)
+        reach(Point.TIER_LOADING)
+        release = self._tiers.hold(tier, reads)
+
+        def notify() -> None:
+            loop.call_soon_threadsafe(self._take, load)
+
+        job: ReadJob[Any] = ReadJob(reads, notify)
+        remaining = {read.block: read.page for read in reads}
+        load = _Load(tier, reader, job, session, remaining, compute_s, time.monotonic(), release)
+        self._open.add(load)
+        reader.pending_pages += len(reads)
+        ended: Future[None] = Future()
+        ended.add_done_callback(lambda each: loop.call_soon_threadsafe(self._ended, load, each))
+        reader.start(job, ended)
+        self._look_later(load)
+
+    def _take(self, load: _Load) -> None:
+        """Commit the pages that have come."""
+        results = load.job.take_results()
+        if results:
+            reach(Point.TIER_LOADED)
+        for result in results:
+            read, error = result.read, result.error
+            page = load.remaining.pop(read.block, None)
+            if page is None:
+                continue  # given up before
+            if error is not None:
+                told = self._tiers.damaged_read if isinstance(error, DamagedPage) else self._tiers.missing_read
+                told(load.tier, read.block_hash)
+                self._pool.clear_writer(page)
+                continue
+            load.arrived += 1
+            if self._pool.is_arriving(page):
+                self._pool.fill(page)
+                self._tiers.hit(load.tier, read.block_hash)
+            else:  # nobody waits for it any more
+                self._pool.clear_writer(page)
+        if results:
+            self._wake()
+        if load.remaining and not any(map(self._pool.is_wanted, load.remaining.values())):
+            self._give_up(load)
+
+    def _look_later(self, load: _Load) -> None:
+        if load.compute_s is not None:
+            delay_s = max(LOOK_S, load.compute_s / 16)
+            load.timer = asyncio.get_running_loop().call_later(delay_s, self._look, load)
+
+    def _look(self, load: _Load) -> None:
+        """Give a load up if its blocks would be computed sooner."""
+        assert load.compute_s is not None
+        wanted, elapsed_s = len(load.job.reads), time.monotonic() - load.started_s
+        if is_late(elapsed_s, load.arrived, wanted, load.compute_s):
+            self._tiers.metrics.given_up(load.tier)
+            self._tiers.took(load.tier, elapsed_s, load.arrived + 1)
+            self._give_up(load)
+        else:
+            self._look_later(load)
+
+    def _give_up(self, load: _Load) -> None:
+        """Let others write what has not come."""
+        load.job.give_up()
+        remaining, load.remaining = load.remaining, {}
+        if load.timer is not None:
+            load.timer.cancel()
+        for page in remaining.values():
+            self._pool.clear_writer(page)
+        self._wake()
+
+    def _ended(self, load: _Load, ended: Future[None]) -> None:
+        """The reader is done with a load, which may have been given up long before."""
+        self._take(load)
+        self._open.discard(load)
+        load.reader.pending_pages -= len(load.job.reads)
+        load.ended()
+        wanted, elapsed_s = len(load.job.reads), time.monotonic() - load.started_s
+        if not load.job.is_given_up:
+            self._tiers.took(load.tier, load.job.read_s, load.arrived)
+        error = ended.exception()
+        if error is not None:
+            self._tiers.turn_off_disk(f"{type(error).__name__}: {error}")
+        self._give_up(load)
+        compute_s = None if load.compute_s is None else load.compute_s * load.arrived / wanted
+        self._tiers.metrics.loaded(load.tier, load.arrived, elapsed_s, compute_s)

@@ -1,0 +1,126 @@
+"""What each tier did, as metrics of one epoch of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from twostroke.kv_cache.tier import Tier
+
+AGE_BUCKETS_S = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 604800.0)
+
+Gauges = Callable[[], dict[Tier, dict[str, float]]]
+"""Returns values of each tier by name, of those in `GAUGES`."""
+
+GAUGES = {
+    "bytes": "Bytes that the tier takes.",
+    "capacity_bytes": "Bytes that the tier may take.",
+    "blocks": "Blocks that can be loaded from the tier.",
+    "page_seconds": "Measured seconds to bring up one page.",
+    "up": "1 where the tier is used, 0 where it has been turned off.",
+}
+
+EVICTIONS = ("capacity", "damaged", "forgotten", "turned_off")
+SKIPS = ("budget", "busy")
+
+
+class TierMetrics:
+    """Counters of all tiers that a worker has; every series has the labels `role` and `tier`."""
+
+    def __init__(self, registry: CollectorRegistry, role: str) -> None:
+        self._registry = registry
+        self._role = role
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"twostroke_tier_{name}", text, ("role", "tier", *labels), registry=registry)
+
+        self._hits = counter("hits_total", "Missing blocks that the tier held.")
+        self._misses = counter("misses_total", "Missing blocks that the tier did not hold.")
+        self._loaded = counter("loaded_pages_total", "Pages that were loaded and verified.")
+        self._saved = counter("saved_seconds_total", "Predicted seconds of computing less the seconds of loading.")
+        self._lost = counter("lost_seconds_total", "Seconds of loads that took longer than computing, beyond that.")
+        self._refused = counter("refused_loads_total", "Loads that were not begun: computing was predicted sooner.")
+        self._given_up = counter("given_up_loads_total", "Loads that were given up: computing would have been done.")
+        self._written_bytes = counter("written_bytes_total", "Bytes written to the tier.")
+        self._skipped = counter("skipped_pages_total", "Pages that were not written, by reason.", "reason")
+        self._failures = counter("verification_failures_total", "Pages whose bytes were not what was stored.")
+        self._evicted = counter("evicted_pages_total", "Pages that left the tier, by reason.", "reason")
+        self._ages = Histogram(
+            "twostroke_tier_eviction_age_seconds",
+            "Time that pages were on the tier until others needed their room.",
+            ("role", "tier"),
+            buckets=AGE_BUCKETS_S,
+            registry=registry,
+        )
+
+    def watch(self, tiers: Iterable[Tier], gauges: Gauges) -> None:
+        """Export all series of these tiers from 0 on, and their gauges at every scrape."""
+        for tier in tiers:
+            labels = self._labels(tier)
+            for counter in (
+                self._hits, self._misses, self._loaded, self._saved, self._lost, self._refused, self._given_up,
+                self._written_bytes, self._failures,
+            ):  # fmt: skip
+                counter.labels(*labels)
+            for reason in EVICTIONS:
+                self._evicted.labels(*labels, reason)
+            for reason in SKIPS:
+                self._skipped.labels(*labels, reason)
+            self._ages.labels(*labels)
+        self._registry.register(_TierGauges(self._role, gauges))
+
+    def looked_up(self, tier: Tier, hits: int, misses: int) -> None:
+        self._hits.labels(*self._labels(tier)).inc(hits)
+        self._misses.labels(*self._labels(tier)).inc(misses)
+
+    def loaded(self, tier: Tier, pages: int, seconds: float, compute_s: float | None) -> None:
+        """Count a load that ended; `compute_s` is the predicted time of computing what it brought, if known."""
+        labels = self._labels(tier)
+        self._loaded.labels(*labels).inc(pages)
+        if compute_s is not None:
+            (self._saved if compute_s >= seconds else self._lost).labels(*labels).inc(abs(compute_s - seconds))
+
+    def refused(self, tier: Tier) -> None:
+        self._refused.labels(*self._labels(tier)).inc()
+
+    def given_up(self, tier: Tier) -> None:
+        self._given_up.labels(*self._labels(tier)).inc()
+
+    def wrote(self, tier: Tier, size_bytes: int) -> None:
+        self._written_bytes.labels(*self._labels(tier)).inc(size_bytes)
+
+    def skipped(self, tier: Tier, reason: str) -> None:
+        """`reason`: one of SKIPS."""
+        self._skipped.labels(*self._labels(tier), reason).inc()
+
+    def failed_verification(self, tier: Tier) -> None:
+        self._failures.labels(*self._labels(tier)).inc()
+
+    def evicted(self, tier: Tier, reason: str, pages: int = 1) -> None:
+        """`reason`: one of EVICTIONS."""
+        self._evicted.labels(*self._labels(tier), reason).inc(pages)
+
+    def aged(self, tier: Tier, age_s: float) -> None:
+        """Note how long a page was on the tier that others needed the room of."""
+        self.evicted(tier, "capacity")
+        self._ages.labels(*self._labels(tier)).observe(age_s)
+
+    def _labels(self, tier: Tier) -> tuple[str, str]:
+        return self._role, tier.name.lower()
+
+
+class _TierGauges(Collector):
+    def __init__(self, role: str, gauges: Gauges) -> None:
+        self._role = role
+        self._gauges = gauges
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        values = self._gauges()
+        for name, text in GAUGES.items():
+            family = GaugeMetricFamily(f"twostroke_tier_{name}", text, labels=("role", "tier"))
+            for tier, shown in values.items():
+                family.add_metric((self._role, tier.name.lower()), shown[name])
+            yield family

@@ -1,0 +1,91 @@
+"""Opening the tiers of a worker: memory is claimed, the folder on disk is locked, its headers are read."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+from twostroke.config import WorkerConfig
+from twostroke.config.cache import CacheConfig
+from twostroke.engine.build import LoadedModel
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.memory import PageMemory, Pages
+from twostroke.kv_cache.tiers.files import SegmentFiles
+from twostroke.kv_cache.tiers.folders import claim_own
+from twostroke.kv_cache.tiers.record import VERSION, RecordFormat, identity_of
+from twostroke.models.catalog import cache_dir
+from twostroke.worker.tiers.disk_tier import OpenedDisk
+from twostroke.worker.tiers.page_tiers import PageTiers
+from twostroke.worker.tiers.price import PageTime
+
+log = logging.getLogger(__name__)
+
+MISTAKES = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT,
+)  # fmt: skip
+"""Errors that say that the folder is the wrong one, and not that its disk is in trouble."""
+
+
+def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> PageTiers:
+    """Open the tiers that the configuration asks for. Takes seconds where much lies on disk.
+
+    Raises ConfigError for what cannot be; a disk in trouble is left out, with a warning.
+    """
+    cache = config.cache
+    opened = open_disk(cache, config.worker_id, facts) if cache.disk_cache_bytes else None
+    try:
+        host_memory = _host_memory(cache, facts) if cache.host_cache_bytes else None
+        return PageTiers(
+            pool_memory,
+            host_memory,
+            opened,
+            wants_disk=cache.disk_cache_bytes > 0,
+            disk_bytes=cache.disk_cache_bytes,
+            write_bytes_per_s=cache.disk_write_mb_s * 1e6,
+        )
+    except BaseException:
+        if opened is not None:
+            opened.own.close()
+        raise
+
+
+def open_disk(
+    cache: CacheConfig, worker_id: str, facts: LoadedModel, files: SegmentFiles | None = None
+) -> OpenedDisk | None:
+    """Lock the worker's folder and read its headers; None if the disk is in trouble. Raises ConfigError."""
+    form = RecordFormat(identity_of(facts.fingerprint, facts.dtype), facts.page_bytes)
+    root = Path(cache.disk_cache_dir or cache_dir() / "pages")
+    files, started_s = files or SegmentFiles(), time.monotonic()
+    try:
+        own = claim_own(root / f"v{VERSION}-{form.identity.hex()}", quote(worker_id, safe=""))
+        try:
+            page_time = PageTime(files.probe(own.path, form.record_bytes))
+            found = own.scan(files, form)
+        except BaseException:
+            own.close()
+            raise
+    except OSError as error:
+        if error.errno in MISTAKES:
+            raise ConfigError(
+                f"--disk-cache-dir {root} cannot be used: {error.strerror}", field="disk_cache_dir"
+            ) from error
+        log.warning("disk tier not opened folder=%s error=%s", root, error)
+        return None
+    log.info(
+        "disk tier opened folder=%s pages=%d seconds=%.3f page_seconds=%.6f is_direct=%s",
+        own.path, sum(len(segment.records) for segment in found), time.monotonic() - started_s,
+        page_time.seconds, files.is_direct,
+    )  # fmt: skip
+    return OpenedDisk(files, form, own, found, page_time)
+
+
+def _host_memory(cache: CacheConfig, facts: LoadedModel) -> PageMemory:
+    pages = cache.host_cache_bytes // facts.page_bytes
+    if not pages:
+        raise ConfigError(
+            f"--host-cache {cache.host_cache_bytes} holds no page of {facts.page_bytes} bytes", field="host_cache"
+        )
+    return PageMemory(pages, facts.page_bytes, flag="--host-cache")

@@ -1,0 +1,390 @@
+"""The tiers of one worker: what the pool tells them, what they keep, and what they announce.
+
+A page that the pool evicts goes to host memory if there is a host tier, and to disk if the budget of written bytes has
+room. A page that was reused goes to disk at once, within the whole budget; one that was seen for the first time gets
+what half of the budget leaves. Copies are made on the event loop, so no page of the pool is held for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+from twostroke.ids import BlockHash, PageId
+from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.memory import PageMemory, Pages, Window
+from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tiers.disk_store import ReclaimedRecord, RecordPlace
+from twostroke.kv_cache.tiers.files import AlignedBuffer
+from twostroke.kv_cache.tiers.host_store import HostEntry
+from twostroke.kv_cache.tiers.sightings import Sightings
+from twostroke.transfer.base import digest
+from twostroke.transfer.copy_threads import off_loop
+from twostroke.worker.tiers.disk_tier import DiskTier, OpenedDisk, PageWrite
+from twostroke.worker.tiers.host_tier import HostTier
+from twostroke.worker.tiers.metrics import TierMetrics
+from twostroke.worker.tiers.price import PageTime
+from twostroke.worker.tiers.reader import DamagedPage, MissingPage, PageRead, TierReader
+
+log = logging.getLogger(__name__)
+
+STAGING_BYTES = 64 << 20
+"""Memory for pages that wait to be written to disk."""
+MOST_STAGED = 64
+SECOND_SIGHT = 2
+"""Sightings from which on a block has been wanted again."""
+KEPT_FOR_REUSED = 0.5
+"""Share of the saved budget that pages of first sight leave to pages that were wanted again."""
+CLOSE_S = 2.0
+"""Time for the threads to end; one that waits for a disk that never answers dies with the process."""
+
+
+class PageTiers:
+    """Owner of both tiers; one thread, the worker's event loop."""
+
+    def __init__(
+        self,
+        pool_memory: Pages,
+        host_memory: PageMemory | None,
+        opened: OpenedDisk | None,
+        *,
+        wants_disk: bool,
+        disk_bytes: int,
+        write_bytes_per_s: float,
+    ) -> None:
+        """`opened` is None although `wants_disk` where the disk is in trouble."""
+        self._pool_memory = pool_memory
+        self._sightings = Sightings()
+        self._log: EventLog | None = None
+        self._metrics: TierMetrics | None = None
+        self.host = None if host_memory is None else HostTier(host_memory)
+        self.disk: DiskTier | None = None
+        self.host_reader: TierReader[HostEntry] | None = None
+        self.disk_reader: TierReader[RecordPlace] | None = None
+        self._wants_disk = wants_disk
+        if self.host is not None:
+            self.host_reader = TierReader("tier-host", _fetch_from(self.host), pool_memory)
+        if opened is not None:
+            self.disk = DiskTier(opened, self, most_bytes=disk_bytes, write_bytes_per_s=write_bytes_per_s)
+            self._staging = PageMemory(_staged_pages(pool_memory.page_bytes), pool_memory.page_bytes)
+            self._staged = [PageId(page) for page in range(self._staging.pages)]
+            self._read_buffer = AlignedBuffer(self.disk.form.record_bytes)
+            fetch = _fetch_from_disk(self.disk, self._read_buffer.view)
+            self.disk_reader = TierReader("tier-disk", fetch, pool_memory)
+        self._closing: DiskTier | None = self.disk
+        """The disk tier even after it was turned off: its threads end when the worker does."""
+
+    def begin_epoch(self, log: EventLog) -> None:
+        """Announce what the tiers hold in a new epoch's log."""
+        self._log = log
+        for tier, block_hash in self._held():
+            log.stored(block_hash, tier)
+
+    def report_to(self, metrics: TierMetrics) -> None:
+        """Count in these metrics from now on."""
+        self._metrics = metrics
+        tiers = [Tier.HOST] if self.host is not None else []
+        metrics.watch([*tiers, Tier.DISK] if self._wants_disk else tiers, self.gauges)
+
+    @property
+    def metrics(self) -> TierMetrics:
+        assert self._metrics is not None, "no epoch has begun"
+        return self._metrics
+
+    def gauges(self) -> dict[Tier, dict[str, float]]:
+        shown: dict[Tier, dict[str, float]] = {}
+        if self.host is not None:
+            host = self.host
+            shown[Tier.HOST] = _gauges(host.used_bytes, host.most_bytes, len(host.store), host.page_time.seconds)
+        if self.disk is not None:
+            disk = self.disk.store
+            shown[Tier.DISK] = _gauges(disk.used_bytes, disk.most_bytes, len(disk), self.disk.page_time.seconds)
+        elif self._wants_disk:
+            shown[Tier.DISK] = {**_gauges(0, 0, 0, 0.0), "up": 0.0}
+        return shown
+
+    @property
+    def used(self) -> frozenset[Tier]:
+        """The tiers that pages can be loaded from."""
+        return frozenset(tier for tier, each in ((Tier.HOST, self.host), (Tier.DISK, self.disk)) if each is not None)
+
+    def place(self, tier: Tier, block_hash: BlockHash) -> HostEntry | RecordPlace | None:
+        """Return where a block lies on a tier, if it does."""
+        if tier is Tier.HOST:
+            return None if self.host is None else self.host.store.get(block_hash)
+        return None if self.disk is None else self.disk.store.find(block_hash)
+
+    def reader(self, tier: Tier) -> TierReader[Any]:
+        reader = self.host_reader if tier is Tier.HOST else self.disk_reader
+        assert reader is not None, f"there is no {tier.name} tier"
+        return reader
+
+    def hold(self, tier: Tier, reads: Sequence[PageRead[Any]]) -> Callable[[], None]:
+        """Keep the places of these pages from being given away, until the returned function is called."""
+        if tier is not Tier.HOST or self.host is None:
+            return lambda: None
+        store, entries = self.host.store, [read.place for read in reads]
+        for entry in entries:
+            store.hold(entry)
+
+        def release() -> None:
+            for entry in entries:
+                store.release(entry)
+
+        return release
+
+    def page_time(self, tier: Tier) -> PageTime:
+        used = self.host if tier is Tier.HOST else self.disk
+        assert used is not None, f"there is no {tier.name} tier"
+        return used.page_time
+
+    def took(self, tier: Tier, seconds: float, pages: int) -> None:
+        """Learn from so many pages that took so many seconds."""
+        used = self.host if tier is Tier.HOST else self.disk
+        if used is not None:
+            used.page_time = used.page_time.after(seconds, pages)
+
+    def page_seconds(self) -> dict[Tier, float]:
+        """Return the measured seconds to bring up one page from each tier that is used."""
+        return {tier: shown["page_seconds"] for tier, shown in self.gauges().items() if shown["up"]}
+
+    def holds(self, block_hash: BlockHash) -> bool:
+        return any(block_hash in each.store for each in (self.host, self.disk) if each is not None)
+
+    # What the pool tells
+
+    def saw(self, block_hash: BlockHash) -> None:
+        """Note that a block was filled: computed, pulled or loaded."""
+        if self.disk is not None:
+            self._sightings.saw(block_hash)
+
+    def reused(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
+        """Note that a request found this block in the pool; now it is worth writing."""
+        if self.disk is None:
+            return
+        self._sightings.saw(block_hash)
+        if self._may_write(self.disk, block_hash):
+            self._stage(self.disk, self._pool_bytes(page), block_hash, parent)
+
+    def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
+        """Keep a block whose page the pool is about to give away."""
+        is_kept = self.host is not None and self._keep_in_host(self.host, page, block_hash, parent)
+        if not is_kept and self.disk is not None and self._may_write(self.disk, block_hash):
+            self._stage(self.disk, self._pool_bytes(page), block_hash, parent)
+
+    def forgotten(self, block_hash: BlockHash) -> None:
+        """Forget a block that is not to be used any more."""
+        for tier in (Tier.HOST, Tier.DISK):
+            self._drop(tier, block_hash, "forgotten")
+
+    def forget_all(self) -> int:
+        """Forget every block of every tier, and remove the files; return how many there were."""
+        held = list(self._held())
+        for tier, block_hash in held:
+            if tier is Tier.HOST and self.host is not None:
+                self.host.store.remove(block_hash)
+            self._removed(tier, block_hash, "forgotten")
+        if self.disk is not None:
+            self.disk.forget_all()
+        return len(held)
+
+    # What loads tell
+
+    def damaged_read(self, tier: Tier, block_hash: BlockHash) -> None:
+        """A page's bytes were not those that were stored: it is not used, and never found again."""
+        self.metrics.failed_verification(tier)
+        log.warning("page on a lower tier is damaged tier=%s block=%s", tier.name.lower(), block_hash.hex())
+        self._drop(tier, block_hash, "damaged")
+
+    def missing_read(self, tier: Tier, block_hash: BlockHash) -> None:
+        """A page was not there any more, for instance because somebody removed its file."""
+        self._drop(tier, block_hash, "forgotten")
+
+    def hit(self, tier: Tier, block_hash: BlockHash) -> None:
+        """A page came up and was of use."""
+        if tier is Tier.DISK and self.disk is not None:
+            self.disk.store.hit(block_hash)
+        elif self.host is not None and block_hash in self.host.store:
+            self.host.store.touch(block_hash)
+
+    def turn_off_disk(self, reason: str) -> None:
+        """Go on without the disk; its files stay for the next worker."""
+        disk, self.disk = self.disk, None
+        if disk is None:
+            return
+        log.warning("disk tier turned off reason=%s folder=%s", reason, disk.folders[0])
+        blocks = list(disk.store)
+        disk.leave()
+        for block_hash in blocks:
+            self._removed(Tier.DISK, block_hash, "turned_off")
+
+    # What the disk tells
+
+    def reclaimed(self, record: ReclaimedRecord) -> None:
+        self._announce_removed(Tier.DISK, record.block_hash)
+        self.metrics.aged(Tier.DISK, record.age_s)
+
+    def written(self, block_hash: BlockHash) -> None:
+        if self.disk is not None:
+            self.metrics.wrote(Tier.DISK, self.disk.form.record_bytes)
+            self._announce_stored(Tier.DISK, block_hash)
+
+    def damaged(self, block_hash: BlockHash) -> None:
+        self.metrics.failed_verification(Tier.HOST)
+        self._drop(Tier.HOST, block_hash, "damaged")
+
+    def failed(self, error: BaseException) -> None:
+        self.turn_off_disk(f"{type(error).__name__}: {error}")
+
+    # End
+
+    async def wait_idle(self) -> None:
+        """Wait a little for writes under way."""
+        if self.disk is not None:
+            await _in_time(self.disk.wait_idle())
+
+    async def close(self) -> None:
+        await _in_time(off_loop(self._close))
+
+    def _close(self) -> None:
+        for reader in (self.host_reader, self.disk_reader):
+            if reader is not None:
+                reader.close()
+        if self._closing is not None:
+            self._closing.close()
+            self._staging.close()
+        if self.host is not None:
+            self.host.close()
+
+    # Internals
+
+    def _held(self) -> Iterator[tuple[Tier, BlockHash]]:
+        for tier, each in ((Tier.HOST, self.host), (Tier.DISK, self.disk)):
+            if each is not None:
+                yield from ((tier, block_hash) for block_hash in each.store)
+
+    def _keep_in_host(self, host: HostTier, page: PageId, block_hash: BlockHash, parent: BlockHash) -> bool:
+        """Copy a block to host memory, and from there to disk; return False if all pages there are being written."""
+        if block_hash in host.store:
+            host.store.touch(block_hash)
+            return True
+        victim = host.store.victim()
+        if victim is not None:
+            self._evict_from_host(host, victim)
+        entry = host.put(self._pool_bytes(page), block_hash, parent)
+        if entry is None:
+            self.metrics.skipped(Tier.HOST, "busy")
+            return False
+        self.metrics.wrote(Tier.HOST, host.memory.page_bytes)
+        self._announce_stored(Tier.HOST, block_hash)
+        if self.disk is not None and self._may_write(self.disk, block_hash):
+            host.store.hold(entry)
+            done = functools.partial(host.store.release, entry)
+            self.disk.write(PageWrite(block_hash, parent, host.data(entry), entry.digest, done))
+        return True
+
+    def _evict_from_host(self, host: HostTier, entry: HostEntry) -> None:
+        """Free the page of an entry; its last chance to get to disk is now."""
+        block_hash = entry.block_hash
+        if self.disk is not None and self._may_write(self.disk, block_hash):
+            self._stage(self.disk, host.data(entry), block_hash, entry.parent)
+        host.store.remove(block_hash)
+        self._announce_removed(Tier.HOST, block_hash)
+        self.metrics.aged(Tier.HOST, time.monotonic() - entry.since_s)
+
+    def _may_write(self, disk: DiskTier, block_hash: BlockHash) -> bool:
+        """Tell whether a page is to be written now, and take its bytes from the budget."""
+        if disk.is_known(block_hash):
+            return False
+        keep = 0.0 if self._sightings.count(block_hash) >= SECOND_SIGHT else KEPT_FOR_REUSED
+        if not self._staged or disk.writes >= self._staging.pages:
+            self.metrics.skipped(Tier.DISK, "busy")
+            return False
+        if not disk.is_within_budget(keep=keep):
+            self.metrics.skipped(Tier.DISK, "budget")
+            return False
+        return True
+
+    def _stage(self, disk: DiskTier, data: memoryview, block_hash: BlockHash, parent: BlockHash) -> None:
+        own = self._staged.pop()
+        page = self._staging.page(own)
+        page.data[:] = data
+        done = functools.partial(self._staged.append, own)
+        disk.write(PageWrite(block_hash, parent, page.data, digest(page), done))
+
+    def _pool_bytes(self, page: PageId) -> memoryview:
+        """Return the bytes of a page of the pool, valid until the next call."""
+        return next(self._pool_window.read([[page]]))[0]
+
+    @functools.cached_property
+    def _pool_window(self) -> Window:
+        return self._pool_memory.window(1)
+
+    def _drop(self, tier: Tier, block_hash: BlockHash, reason: str) -> None:
+        if tier is Tier.HOST:
+            was_here = self.host is not None and self.host.store.remove(block_hash) is not None
+        else:
+            was_here = self.disk is not None and self.disk.bury(block_hash)
+        if was_here:
+            self._removed(tier, block_hash, reason)
+
+    def _removed(self, tier: Tier, block_hash: BlockHash, reason: str) -> None:
+        self._announce_removed(tier, block_hash)
+        self.metrics.evicted(tier, reason)
+
+    def _announce_stored(self, tier: Tier, block_hash: BlockHash) -> None:
+        if self._log is not None:
+            self._log.stored(block_hash, tier)
+
+    def _announce_removed(self, tier: Tier, block_hash: BlockHash) -> None:
+        if self._log is not None:
+            self._log.removed(block_hash, tier)
+
+
+def _fetch_from(host: HostTier) -> Callable[[PageRead[HostEntry]], memoryview]:
+    def fetch(read: PageRead[HostEntry]) -> memoryview:
+        data = host.data(read.place)
+        if digest(data) != read.place.digest:
+            raise DamagedPage(f"block {read.block_hash.hex()} changed in host memory")
+        return data
+
+    return fetch
+
+
+def _fetch_from_disk(disk: DiskTier, buffer: memoryview) -> Callable[[PageRead[RecordPlace]], memoryview]:
+    form = disk.form
+
+    def fetch(read: PageRead[RecordPlace]) -> memoryview:
+        try:
+            with disk.files.reading(read.place.path) as file:
+                count = file.read(buffer, read.place.offset)
+        except FileNotFoundError as error:
+            raise MissingPage(f"block {read.block_hash.hex()} has gone with its segment") from error
+        header = form.parse(buffer[:count])
+        data = form.page_of(buffer)
+        if count < form.record_bytes or header is None or header.block_hash != read.block_hash:
+            raise DamagedPage(f"block {read.block_hash.hex()} has no whole record at its place")
+        if digest(data) != header.page_digest:
+            raise DamagedPage(f"block {read.block_hash.hex()} has other bytes than were written")
+        return data
+
+    return fetch
+
+
+def _staged_pages(page_bytes: int) -> int:
+    return max(4, min(MOST_STAGED, STAGING_BYTES // page_bytes))
+
+
+def _gauges(used_bytes: int, most_bytes: int, blocks: int, page_s: float) -> dict[str, float]:
+    return {"bytes": used_bytes, "capacity_bytes": most_bytes, "blocks": blocks, "page_seconds": page_s, "up": 1.0}
+
+
+async def _in_time(ending: Awaitable[None]) -> None:
+    try:
+        await asyncio.wait_for(ending, CLOSE_S)
+    except TimeoutError:
+        log.warning("disk does not answer seconds=%.1f", CLOSE_S)

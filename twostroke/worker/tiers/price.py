@@ -1,0 +1,48 @@
+"""The price of a load: seconds per page as measured, against the seconds that computing the same blocks would take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from twostroke.scheduler.cost import Queued
+
+WEIGHT = 0.125
+"""Weight of a new measurement."""
+OUTLIER = 8.0
+"""A measurement counts for at most this many times the estimate."""
+LEAST_SHARE = 0.1
+"""Share of the time of computing for which a load may lag behind before it is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageTime:
+    """Estimate of the seconds that a tier takes to bring up one page, other loads not counted."""
+
+    seconds: float
+
+    def after(self, seconds: float, pages: int) -> PageTime:
+        """Return the estimate after so many pages took so many seconds; many pages count as much as many loads."""
+        if pages <= 0 or seconds <= 0:
+            return self
+        measured, weight = seconds / pages, 1 - (1 - WEIGHT) ** pages
+        if not self.seconds:
+            return PageTime(measured)
+        return PageTime(self.seconds + weight * (min(measured, OUTLIER * self.seconds) - self.seconds))
+
+
+def queued_blocks(blocks: Iterable[int], block_size: int) -> Queued:
+    """Return the work of computing these blocks of one sequence."""
+    numbers = list(blocks)
+    pairs = sum((block + 0.5) * block_size**2 for block in numbers)
+    return Queued(len(numbers) * block_size, pairs)
+
+
+def pays(load_s: float, compute_s: float) -> bool:
+    """Tell whether a load is worth beginning."""
+    return load_s < compute_s
+
+
+def is_late(elapsed_s: float, arrived: int, wanted: int, compute_s: float) -> bool:
+    """Tell whether a load is to be given up: at its pace so far, computing would have been done sooner."""
+    return elapsed_s > LEAST_SHARE * compute_s and elapsed_s * wanted > (arrived + 1) * compute_s
