@@ -14,6 +14,7 @@ from tests.chaos.injection import event_faults, injector, plan
 from tests.cluster.processes import SHOWN, TOKEN, Client, ProcessCluster, running_cluster
 from tests.metrics_page import scraped
 from twostroke.config import CacheConfig, ModelConfig
+from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.events import batch_from_message
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
@@ -100,8 +101,8 @@ async def ask_many(cluster: ProcessCluster, seeds: Iterable[int]) -> None:
         await client.close()
 
 
-Shown = tuple[str, int, bytes, frozenset[bytes]]
-"""Epoch, size and digest as said, and the names."""
+Shown = tuple[str, int, bytes, frozenset[tuple[Tier, bytes]]]
+"""Epoch, size and digest as said, and the blocks on each tier."""
 
 
 async def shown_by_worker(cluster: ProcessCluster, worker: str) -> Shown:
@@ -123,6 +124,7 @@ async def snapshot_from(address: str, worker: str) -> Shown:
         assert isinstance(message, control_pb2.KvEventBatch)
         assert message.snapshot
         batch = batch_from_message(message)
-        return message.epoch, batch.block_count, batch.digest, frozenset(batch.stored)
+        blocks = frozenset((change.tier, block) for change in batch.changes for block in change.stored)
+        return message.epoch, batch.block_count, batch.digest, blocks
     finally:
         await channel.close()

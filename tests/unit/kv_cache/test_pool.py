@@ -129,6 +129,20 @@ def test_eviction_takes_the_leaf_before_its_parent() -> None:
     assert witness.take("removed") == [hashes[1], hashes[0]]
 
 
+def test_an_eviction_is_told_while_the_page_still_has_its_block_and_forgetting_is_told_as_that() -> None:
+    pool, witness = pool_of(2)
+    blocks = chain(1, 2)
+    pages = cache(pool, blocks)
+    witness.told.clear()
+    assert pool.claim([], ROOT, 1) is not None
+    told = [what for what, _ in witness.told]
+    assert told == ["evicting", "removed", "new writer"]
+    assert witness.told[0] == ("evicting", (pages[1], blocks[1], blocks[0]))
+    witness.told.clear()
+    assert pool.forget_cached() == 1
+    assert witness.told == [("removed", blocks[0]), ("forgotten", blocks[0])]
+
+
 def test_eviction_takes_what_was_used_longest_ago() -> None:
     pool, witness = pool_of(3)
     for token in (1, 2, 3):

@@ -65,7 +65,11 @@ class Bytes:
     def __init__(self, pages: int) -> None:
         self.memory = PageMemory(pages, HASH_BYTES)
         listener = SimpleNamespace(
-            stored=lambda _: None, removed=lambda _: None, new_writer=self.memory.begin_new_generation
+            stored=lambda _: None,
+            removed=lambda _: None,
+            evicting=lambda *_: None,
+            forgotten=lambda _: None,
+            new_writer=self.memory.begin_new_generation,
         )
         self.pool = BlockPool(pages, cast(Any, listener))
 
