@@ -48,6 +48,10 @@ COMMANDS = {
         "tests.bench.startup",
         "how long `serve` takes until it is ready, and what it takes while nobody asks",
     ),
+    "tiers": Command(
+        "tests.bench.tiers",
+        "chats that do not fit into the pages: first tokens with host memory or a disk below these, and without",
+    ),
     "decisions": Command("tests.bench.decisions", "how long the router thinks about one request, in a large fleet"),
 }
 PROGRAM = Program("python -m tests.bench", "Measure the product's parts.", COMMANDS)

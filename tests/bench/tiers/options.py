@@ -1,0 +1,44 @@
+"""The flags of `tests.bench tiers`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cluster.flags.checks import file_can_be_made
+from tests.bench.options import json_file
+from twostroke.config import flags
+from twostroke.config.settings import Settings, group, setting
+
+VARIANTS = ("none", "host", "disk", "both", "all-pages")
+
+
+class TiersOptions(Settings):
+    model: str | None = setting(None, help="the model", default_text="the default model")
+    chats: int = setting(12, least=1, help="chats, each with one of four system prompts")
+    turns: int = setting(4, least=2, help="turns of each chat")
+    system: int = setting(256, least=1, help="tokens of a system prompt")
+    said: int = setting(100, least=1, help="tokens that a user says in a turn")
+    answer: int = setting(32, least=1, help="tokens of an answer")
+    unique: int = setting(16, least=0, help="prompts afterwards that nobody repeats, two at once")
+    share: int = setting(4, least=1, help="the chats take that many times the pages of each worker")
+    at_once: int = setting(2, least=1, help="chats that are asked at once")
+    variants: tuple[str, ...] = setting(
+        ("none", "host", "disk"), commas=True, unit="NAMES", help=f"of {', '.join(VARIANTS)}"
+    )
+    json_path: str | None = json_file()
+
+    def model_post_init(self, _context: Any) -> None:
+        file_can_be_made("--json", self.json_path)
+
+
+class _Flags(Settings):
+    options: TiersOptions = group(TiersOptions, "tiers")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    flags.add(parser, _Flags)
+
+
+def options_from(args: argparse.Namespace) -> TiersOptions:
+    return flags.read(_Flags, args).options
