@@ -25,6 +25,7 @@ from twostroke.worker.pins.service import PinsService
 from twostroke.worker.pulls.cache_handoff import hand_off_cache
 from twostroke.worker.pulls.pages_service import PageJobs, PagesService
 from twostroke.worker.steps.work_loop import RoleHandlers
+from twostroke.worker.tiers.adoption import adopt_left
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +151,7 @@ class BaseWorker(abc.ABC):
                 tasks.create_task(pins.watch()),
                 tasks.create_task(host.feed.beat()),
                 tasks.create_task(_publish_progress(host)),
+                tasks.create_task(adopt_left(host.tiers, host.feed.publish_changes)),
             ]
             await host.rpc.set_serving(True)
             info = host.ready_info(os.getpid())

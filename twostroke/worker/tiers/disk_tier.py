@@ -97,8 +97,13 @@ class DiskTier:
         return blocks
 
     @property
-    def folders(self) -> list[Path]:
-        return [folder.path for folder in self._folders]
+    def folder(self) -> Path:
+        return self._folders[0].path
+
+    def touch(self) -> None:
+        """Say that the owner of these folders lives; on any thread. Raises OSError."""
+        for folder in list(self._folders):
+            folder.touch()
 
     def is_known(self, block_hash: BlockHash) -> bool:
         """Tell whether a block is on disk or on its way there."""

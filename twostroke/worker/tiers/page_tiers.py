@@ -20,6 +20,7 @@ from twostroke.kv_cache.memory import PageMemory, Pages, Window
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.disk_store import ReclaimedRecord, RecordPlace
 from twostroke.kv_cache.tiers.files import AlignedBuffer
+from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder
 from twostroke.kv_cache.tiers.host_store import HostEntry
 from twostroke.kv_cache.tiers.sightings import Sightings
 from twostroke.transfer.base import digest
@@ -211,12 +212,22 @@ class PageTiers:
         elif self.host is not None and block_hash in self.host.store:
             self.host.store.touch(block_hash)
 
+    def adopted(self, found: Sequence[ScannedSegment], folder: SegmentFolder) -> int:
+        """Take in and announce the pages of a dead worker; return how many are new here."""
+        if self.disk is None:
+            folder.close()
+            return 0
+        blocks = self.disk.adopt(found, folder)
+        for block_hash in blocks:
+            self._announce_stored(Tier.DISK, block_hash)
+        return len(blocks)
+
     def turn_off_disk(self, reason: str) -> None:
         """Go on without the disk; its files stay for the next worker."""
         disk, self.disk = self.disk, None
         if disk is None:
             return
-        log.warning("disk tier turned off reason=%s folder=%s", reason, disk.folders[0])
+        log.warning("disk tier turned off reason=%s folder=%s", reason, disk.folder)
         blocks = list(disk.store)
         disk.leave()
         for block_hash in blocks:

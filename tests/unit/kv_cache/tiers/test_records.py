@@ -14,7 +14,14 @@ import xxhash
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.tiers import record
 from twostroke.kv_cache.tiers.files import AlignedBuffer, SegmentFiles
-from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_left, claim_own, scan_segment
+from twostroke.kv_cache.tiers.folders import (
+    ScannedSegment,
+    SegmentFolder,
+    claim_left,
+    claim_own,
+    remove_unused,
+    scan_segment,
+)
 from twostroke.kv_cache.tiers.record import HEADER_BYTES, SECTOR, RecordFormat, RecordHeader, identity_of
 
 PAGE_BYTES = 5000
@@ -143,13 +150,26 @@ def test_a_folder_has_one_owner_until_that_dies(tmp_path: Path) -> None:
     second = claim_own(tmp_path, "decode-0")
     assert (first.path.name, second.path.name) == ("decode-0", "decode-0.2")
     written(first.next_segment())
-    assert claim_left(tmp_path, [second.path]) == [], "its owner lives"
+    assert claim_left(tmp_path, unseen_s=0) == [], "its owner lives"
     first.close()
-    (left,) = claim_left(tmp_path, [second.path])
+    assert claim_left(tmp_path, unseen_s=60) == [], "its owner was here just now, and may be starting again"
+    (left,) = claim_left(tmp_path, unseen_s=0)
     (segment,) = left.scan(SegmentFiles(), FORM)
     assert intact(segment.path, segment) == [1, 2, 3, 4]
     assert claim_own(tmp_path, "decode-0").path.name == "decode-0.3", "the successor keeps what it found"
     left.close()
+
+
+def test_pages_that_no_model_has_used_for_long_are_removed(tmp_path: Path) -> None:
+    for name in ("kept", "unused", "in-use"):
+        folder = claim_own(tmp_path / name, "decode-0")
+        written(folder.next_segment())
+        if name != "in-use":
+            folder.close()
+    assert remove_unused(tmp_path, kept="kept", unseen_s=3600) == 0
+    assert remove_unused(tmp_path, kept="kept", unseen_s=0) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in-use", "kept"]
+    folder.close()
 
 
 def test_a_new_segment_never_has_the_name_of_an_old_one(tmp_path: Path) -> None:

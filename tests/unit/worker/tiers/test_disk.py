@@ -16,6 +16,7 @@ from tests.unit.worker.tiers.tiered import BLOCKS, MODEL, A, B, C, announced, as
 from twostroke.config import Role
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.tier import Tier
+from twostroke.worker.tiers.adoption import adopt_left
 
 
 def on_disk(running: Running) -> set[bytes]:
@@ -49,6 +50,25 @@ async def test_a_successor_announces_the_shelf_before_its_first_request_and_serv
         assert again.host.feed.log.sequence == 1, "the first batch has it all"
         await ask(router, A)
         assert of_tier(again, "loaded_pages_total") > 0
+
+
+async def test_the_pages_of_a_dead_worker_are_taken_in_by_one_with_another_name(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        told = on_disk(worker)
+        async with tiered(tmp_path, worker_id="other") as other:
+            looking = asyncio.create_task(adopt_left(other.host.tiers, lambda: None, look_s=0.01, unseen_s=0))
+            await asyncio.sleep(0.05)
+            assert not on_disk(other), "its owner lives"
+            looking.cancel()
+    async with tiered(tmp_path, worker_id="other") as other, router_to(other) as router:
+        looking = asyncio.create_task(adopt_left(other.host.tiers, lambda: None, look_s=0.01, unseen_s=0))
+        await eventually(lambda: on_disk(other) == told)
+        looking.cancel()
+        await ask(router, A)
+        assert of_tier(other, "loaded_pages_total") > 0
 
 
 async def test_blocks_of_another_model_are_not_found(tmp_path: Path) -> None:
