@@ -101,5 +101,6 @@ def _check_memory(config: ClusterConfig) -> None:
     """Check the memory of all workers together. Workers that start side by side each see the same free memory."""
     if config.model.device != "cpu" and not config.model.is_paced and NVIDIA_DRIVER.exists():
         return  # their pages may be on a GPU, which only workers can inspect
-    workers, each_bytes = config.prefill + config.decode, config.cache.host_bytes
-    refuse_more_than_free(each_bytes, available_memory_bytes(), workers=workers)
+    workers, each_bytes = config.prefill + config.decode, config.cache.host_bytes + config.cache.host_cache_bytes
+    flag = "--kv-cache-memory and --host-cache" if config.cache.host_cache_bytes else "--kv-cache-memory"
+    refuse_more_than_free(each_bytes, available_memory_bytes(), workers=workers, flag=flag)

@@ -64,7 +64,7 @@ def refuse_more_than_free(
     raise ConfigError(
         f"{flag}: {pools} {wanted_bytes} bytes, but {place} has {free_bytes} free: {missing_bytes} bytes "
         f"too many; give {-(-missing_bytes // workers)} bytes less{fewer}",
-        field=flag.removeprefix("--").replace("-", "_"),
+        field=flag.partition(" ")[0].removeprefix("--").replace("-", "_"),
     )
 
 

@@ -81,8 +81,7 @@ class EngineState:
         return cls(built, profiler, tiers)
 
     def begin_epoch(self, epoch: Epoch) -> EventLog:
-        """Return the event log of a new epoch; it begins with the cached blocks, those on lower tiers included, and without
-        pins.
+        """Return the event log of a new epoch; it begins with the cached blocks of all tiers, and without pins.
 
         Raises InternalError if the previous epoch still holds pages, because their writers are unknown then.
         """

@@ -6,6 +6,7 @@ from shape import ONE, Dashboard, Panel, quantiles, rate
 
 HITS = rate("twostroke_prefix_cache_hits_total", "instance", ONE)
 HIT_RATIO = f"{HITS} / {rate('twostroke_prefix_cache_queries_total', 'instance', ONE)}"
+TIER_HITS = rate("twostroke_tier_hits_total", "tier", ONE)
 
 WORKER = Dashboard(
     "twostroke-worker",
@@ -100,6 +101,47 @@ WORKER = Dashboard(
                         (rate("twostroke_displaced_hints_total", "instance", ONE), "displaced {{instance}}"),
                     ],
                 ),
+            ],
+        ),
+        (
+            "Tiers below the pages",
+            [
+                Panel(
+                    "used share",
+                    "percentunit",
+                    [(f"twostroke_tier_bytes{ONE} / twostroke_tier_capacity_bytes{ONE}", "{{tier}} {{instance}}")],
+                ),
+                Panel(
+                    "missing blocks found",
+                    "percentunit",
+                    [
+                        (
+                            f"{TIER_HITS} / ({TIER_HITS} + {rate('twostroke_tier_misses_total', 'tier', ONE)})",
+                            "{{tier}}",
+                        ),
+                    ],
+                ),
+                Panel(
+                    "seconds saved per second",
+                    "none",
+                    [(rate("twostroke_tier_saved_seconds_total", "tier", ONE), "{{tier}}")],
+                ),
+                Panel("written", "Bps", [(rate("twostroke_tier_written_bytes_total", "tier", ONE), "{{tier}}")]),
+                Panel("seconds per page", "s", [(f"twostroke_tier_page_seconds{ONE}", "{{tier}} {{instance}}")]),
+                Panel(
+                    "loads not begun, given up",
+                    "ops",
+                    [
+                        (rate("twostroke_tier_refused_loads_total", "tier", ONE), "not begun {{tier}}"),
+                        (rate("twostroke_tier_given_up_loads_total", "tier", ONE), "given up {{tier}}"),
+                    ],
+                ),
+                Panel(
+                    "pages that left",
+                    "ops",
+                    [(rate("twostroke_tier_evicted_pages_total", "reason", ONE), "{{reason}}")],
+                ),
+                Panel("age when room was needed", "s", quantiles("twostroke_tier_eviction_age_seconds", "tier", ONE)),
             ],
         ),
         (
