@@ -33,6 +33,9 @@ SLOW_S = 3.0
 """Longest wait for the next token that is not reported: longer is no miss, but worth a look."""
 PART_OF_DEFAULT = 5
 """One fault of so many is tried on the second cluster."""
+DISK = "4M"
+"""Room for some hundred pages of a paced model on the disk tier of each worker."""
+
 PACED_LOAD = Load(tokens=60, prompt_letters=320, long_tokens=900)
 REAL_LOAD = Load(tokens=40, prompt_letters=600, long_tokens=300)
 
@@ -118,10 +121,11 @@ class _Session:
 async def broken_cluster(
     options: ClusterOptions, transports: str, seconds: Mapping[Kind, float]
 ) -> AsyncIterator[tuple[Bed, Path, FaultRun]]:
-    """Yield a cluster, the folder of its logs, and who breaks it. `seconds`: how long faults last that end."""
+    """Yield a cluster with a disk, the folder of its logs, and who breaks it. `seconds`: how long faults last."""
     load = (PACED_LOAD if options.is_paced else REAL_LOAD).with_seed(options.seed)
     with tempfile.TemporaryDirectory(prefix="tsf-") as folder:
-        async with testbed(Path(folder), options.flags(transports), options.environment) as (bed, logs):
+        flags = [*options.flags(transports), "--disk-cache", DISK, "--disk-cache-dir", f"{folder}/pages"]
+        async with testbed(Path(folder), flags, options.environment) as (bed, logs):
             clients = Clients(routers=bed.routers, model=bed.model, patience_s=options.patience_s)
             run = FaultRun(bed, clients, load, seconds)
             try:
