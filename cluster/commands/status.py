@@ -20,6 +20,7 @@ from cluster.launch import control_socket, state_file
 from cluster.scaling.status import ScalingStatus
 from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import PeerLost, Unauthenticated
+from twostroke.rpc.events import tier_from_message
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 ANSWER_S = 5.0
@@ -36,6 +37,17 @@ class RouterLine:
     http: str
     grpc: str
     metrics: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierLine:
+    tier: str
+    blocks: int
+    """Blocks that can be loaded from it."""
+    used_bytes: int
+    capacity_bytes: int
+    page_s: float
+    """Measured seconds to load one page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,8 @@ class WorkerLine:
     pages_arriving: int
     pages_active: int
     pages_quarantined: int
+    tiers: tuple[TierLine, ...]
+    """The tiers below its pages that are in use."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +159,16 @@ def _line(entry: control_pb2.WorkerLoad) -> WorkerLine:
         pages_arriving=load.pages_arriving,
         pages_active=load.pages_active,
         pages_quarantined=load.pages_quarantined,
+        tiers=tuple(
+            TierLine(
+                tier_from_message(rate.tier).name.lower(),
+                rate.blocks,
+                rate.used_bytes,
+                rate.capacity_bytes,
+                rate.page_s,
+            )
+            for rate in load.tiers
+        ),
     )
 
 
@@ -179,7 +203,7 @@ def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], worke
 
 
 def _pages(line: WorkerLine) -> str:
-    """Describe pages as "91: 80 free, 11 cached"; states without pages are left out."""
+    """Describe pages as "91: 80 free, 11 cached; disk 512 (37% full)"; states without pages are left out."""
     states = {
         "free": line.pages_free,
         "cached": line.pages_cached,
@@ -188,7 +212,9 @@ def _pages(line: WorkerLine) -> str:
         "active": line.pages_active,
         "quarantined": line.pages_quarantined,
     }
-    return f"{line.pages_total}: " + ", ".join(f"{count} {state}" for state, count in states.items() if count)
+    below = [f"; {each.tier} {each.blocks} ({each.used_bytes / max(1, each.capacity_bytes):.0%} full)" for each in line.tiers]
+    shown = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+    return f"{line.pages_total}: {shown}{''.join(below)}"
 
 
 def _kernels(line: WorkerLine) -> str:

@@ -18,6 +18,7 @@ from twostroke.ids import Epoch, SessionId
 from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.tier import Tier
 from twostroke.profiler import WORK_LOOP, Profiler
 from twostroke.rpc.clock import machine_name
 from twostroke.rpc.events import tier_to_message
@@ -45,6 +46,7 @@ from twostroke.worker.steps.engine_check import EngineCheck, probe_batch
 from twostroke.worker.steps.sharing import Sharing
 from twostroke.worker.steps.work_loop import WorkLoop
 from twostroke.worker.tiers.loads import TierLoads
+from twostroke.worker.tiers.metrics import TierUse
 
 log = logging.getLogger(__name__)
 
@@ -260,10 +262,7 @@ class WorkerHost:
                 control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
                 for peer, link in links.items()
             ],
-            tiers=[
-                control_pb2.TierRate(tier=tier_to_message(tier), page_s=page_s)
-                for tier, page_s in self.tiers.page_seconds().items()
-            ],
+            tiers=[_tier_report(tier, use) for tier, use in self.tiers.uses().items() if use.is_up],
         )
 
     @property
@@ -292,6 +291,16 @@ class WorkerHost:
             await calibrate(self.engine, self.loop.rates, step_limits, budget)
         self._engine_state.is_calibrated = True
         log.info("calibrated seconds=%.3f %s", time.monotonic() - started_s, self.loop.rates.cost)
+
+
+def _tier_report(tier: Tier, use: TierUse) -> control_pb2.TierRate:
+    return control_pb2.TierRate(
+        tier=tier_to_message(tier),
+        page_s=use.page_s,
+        blocks=use.blocks,
+        used_bytes=use.used_bytes,
+        capacity_bytes=use.most_bytes,
+    )
 
 
 def _scheduler_of(config: WorkerConfig, engine_state: EngineState) -> Scheduler:

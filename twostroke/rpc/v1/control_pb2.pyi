@@ -194,12 +194,18 @@ class LinkRate(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class TierRate(_message.Message):
-    __slots__ = ("tier", "page_s")
+    __slots__ = ("tier", "page_s", "blocks", "used_bytes", "capacity_bytes")
     TIER_FIELD_NUMBER: _ClassVar[int]
     PAGE_S_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     tier: Tier
     page_s: float
-    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., page_s: _Optional[float] = ...) -> None: ...
+    blocks: int
+    used_bytes: int
+    capacity_bytes: int
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., page_s: _Optional[float] = ..., blocks: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ...) -> None: ...
 
 class SubscribeKvEventsRequest(_message.Message):
     __slots__ = ("epoch", "start_sequence", "worker_id")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -12,15 +13,30 @@ from twostroke.kv_cache.tier import Tier
 
 AGE_BUCKETS_S = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 604800.0)
 
-Gauges = Callable[[], dict[Tier, dict[str, float]]]
-"""Returns values of each tier by name, of those in `GAUGES`."""
 
-GAUGES = {
-    "bytes": "Bytes that the tier takes.",
-    "capacity_bytes": "Bytes that the tier may take.",
-    "blocks": "Blocks that can be loaded from the tier.",
-    "page_seconds": "Measured seconds to bring up one page.",
-    "up": "1 where the tier is used, 0 where it has been turned off.",
+@dataclass(frozen=True, slots=True)
+class TierUse:
+    """What a tier holds at the moment."""
+
+    used_bytes: int = 0
+    most_bytes: int = 0
+    blocks: int = 0
+    """Blocks that can be loaded from it."""
+    page_s: float = 0.0
+    """Measured seconds to bring up one page."""
+    is_up: bool = True
+    """False where it has been turned off."""
+
+
+Uses = Callable[[], Mapping[Tier, TierUse]]
+"""Returns the use of every tier that the worker was started with."""
+
+GAUGES: Mapping[str, tuple[str, Callable[[TierUse], float]]] = {
+    "bytes": ("Bytes that the tier takes.", lambda use: use.used_bytes),
+    "capacity_bytes": ("Bytes that the tier may take.", lambda use: use.most_bytes),
+    "blocks": ("Blocks that can be loaded from the tier.", lambda use: use.blocks),
+    "page_seconds": ("Measured seconds to bring up one page.", lambda use: use.page_s),
+    "up": ("1 where the tier is used, 0 where it has been turned off.", lambda use: use.is_up),
 }
 
 EVICTIONS = ("capacity", "damaged", "forgotten", "turned_off")
@@ -56,9 +72,9 @@ class TierMetrics:
             registry=registry,
         )
 
-    def watch(self, tiers: Iterable[Tier], gauges: Gauges) -> None:
-        """Export all series of these tiers from 0 on, and their gauges at every scrape."""
-        for tier in tiers:
+    def watch(self, uses: Uses) -> None:
+        """Export all series of these tiers from 0 on, and their use at every scrape."""
+        for tier in uses():
             labels = self._labels(tier)
             for counter in (
                 self._hits, self._misses, self._loaded, self._saved, self._lost, self._refused, self._given_up,
@@ -70,7 +86,7 @@ class TierMetrics:
             for reason in SKIPS:
                 self._skipped.labels(*labels, reason)
             self._ages.labels(*labels)
-        self._registry.register(_TierGauges(self._role, gauges))
+        self._registry.register(_TierGauges(self._role, uses))
 
     def looked_up(self, tier: Tier, hits: int, misses: int) -> None:
         self._hits.labels(*self._labels(tier)).inc(hits)
@@ -113,14 +129,14 @@ class TierMetrics:
 
 
 class _TierGauges(Collector):
-    def __init__(self, role: str, gauges: Gauges) -> None:
+    def __init__(self, role: str, uses: Uses) -> None:
         self._role = role
-        self._gauges = gauges
+        self._uses = uses
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        values = self._gauges()
-        for name, text in GAUGES.items():
+        uses = self._uses()
+        for name, (text, value) in GAUGES.items():
             family = GaugeMetricFamily(f"twostroke_tier_{name}", text, labels=("role", "tier"))
-            for tier, shown in values.items():
-                family.add_metric((self._role, tier.name.lower()), shown[name])
+            for tier, use in uses.items():
+                family.add_metric((self._role, tier.name.lower()), value(use))
             yield family

@@ -27,7 +27,7 @@ from twostroke.transfer.base import digest
 from twostroke.transfer.copy_threads import off_loop
 from twostroke.worker.tiers.disk_tier import DiskTier, OpenedDisk, PageWrite
 from twostroke.worker.tiers.host_tier import HostTier
-from twostroke.worker.tiers.metrics import TierMetrics
+from twostroke.worker.tiers.metrics import TierMetrics, TierUse
 from twostroke.worker.tiers.price import PageTime
 from twostroke.worker.tiers.reader import DamagedPage, MissingPage, PageRead, TierReader
 
@@ -88,25 +88,25 @@ class PageTiers:
     def report_to(self, metrics: TierMetrics) -> None:
         """Count in these metrics from now on."""
         self._metrics = metrics
-        tiers = [Tier.HOST] if self.host is not None else []
-        metrics.watch([*tiers, Tier.DISK] if self._wants_disk else tiers, self.gauges)
+        metrics.watch(self.uses)
 
     @property
     def metrics(self) -> TierMetrics:
         assert self._metrics is not None, "no epoch has begun"
         return self._metrics
 
-    def gauges(self) -> dict[Tier, dict[str, float]]:
-        shown: dict[Tier, dict[str, float]] = {}
+    def uses(self) -> dict[Tier, TierUse]:
+        """Return the use of every tier that the worker was started with."""
+        uses: dict[Tier, TierUse] = {}
         if self.host is not None:
             host = self.host
-            shown[Tier.HOST] = _gauges(host.used_bytes, host.most_bytes, len(host.store), host.page_time.seconds)
+            uses[Tier.HOST] = TierUse(host.used_bytes, host.most_bytes, len(host.store), host.page_time.seconds)
         if self.disk is not None:
-            disk = self.disk.store
-            shown[Tier.DISK] = _gauges(disk.used_bytes, disk.most_bytes, len(disk), self.disk.page_time.seconds)
+            store, page_s = self.disk.store, self.disk.page_time.seconds
+            uses[Tier.DISK] = TierUse(store.used_bytes, store.most_bytes, len(store), page_s)
         elif self._wants_disk:
-            shown[Tier.DISK] = {**_gauges(0, 0, 0, 0.0), "up": 0.0}
-        return shown
+            uses[Tier.DISK] = TierUse(is_up=False)
+        return uses
 
     @property
     def used(self) -> frozenset[Tier]:
@@ -148,10 +148,6 @@ class PageTiers:
         used = self.host if tier is Tier.HOST else self.disk
         if used is not None:
             used.page_time = used.page_time.after(seconds, pages)
-
-    def page_seconds(self) -> dict[Tier, float]:
-        """Return the measured seconds to bring up one page from each tier that is used."""
-        return {tier: shown["page_seconds"] for tier, shown in self.gauges().items() if shown["up"]}
 
     def holds(self, block_hash: BlockHash) -> bool:
         return any(block_hash in each.store for each in (self.host, self.disk) if each is not None)
@@ -388,10 +384,6 @@ def _fetch_from_disk(disk: DiskTier, buffer: memoryview) -> Callable[[PageRead[R
 
 def _staged_pages(page_bytes: int) -> int:
     return max(4, min(MOST_STAGED, STAGING_BYTES // page_bytes))
-
-
-def _gauges(used_bytes: int, most_bytes: int, blocks: int, page_s: float) -> dict[str, float]:
-    return {"bytes": used_bytes, "capacity_bytes": most_bytes, "blocks": blocks, "page_seconds": page_s, "up": 1.0}
 
 
 async def _in_time(ending: Awaitable[None]) -> None:

@@ -30,3 +30,16 @@ def test_status_shows_what_computes_on_how_many_threads_and_why(
 def test_status_shows_no_kernels_where_a_device_computes(capsys: pytest.CaptureFixture[str]) -> None:
     _print_tables(MODEL, [], [_line(worker(None))])
     assert capsys.readouterr().out.rstrip().endswith("-")
+
+
+def test_status_shows_what_lies_on_the_tiers_below_the_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = worker(None)
+    entry.load.pages_total = entry.load.pages_free = 8
+    entry.load.tiers.add(
+        tier=control_pb2.TIER_DISK, page_s=0.001, blocks=512, used_bytes=37 << 20, capacity_bytes=100 << 20
+    )
+    line = _line(entry)
+    assert [(tier.tier, tier.blocks, tier.page_s) for tier in line.tiers] == [("disk", 512, 0.001)]
+    _print_tables(MODEL, [], [line])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "8: 8 free; disk 512 (37% full)" in shown
