@@ -98,7 +98,7 @@ def _row_error(pool: torch.Tensor, tables: np.ndarray, q: torch.Tensor, out: tor
         context,
     )
     right = torch.empty(1, HEADS, DIM, dtype=q.dtype)
-    reference.span_attention(q[row, None].cpu(), own, 0, spans, SCALE, right)
+    reference.span_attention(q[row, None].cpu(), PagePool.plain(own), 0, spans, SCALE, right)
     return relative_error(out[row].view(1, HEADS, DIM), right)
 
 
@@ -147,7 +147,7 @@ def prefill_s(tokens: int, tuning: PrefillTuning | None = None) -> float:
         torch.tensor([[0, 0, first, first]], dtype=torch.int32), torch.arange(4, dtype=torch.int32)[None], first, first
     )
     right = torch.empty(first, HEADS, DIM, dtype=q.dtype)
-    reference.span_attention(q[:first].cpu(), own, 0, spans, SCALE, right)
+    reference.span_attention(q[:first].cpu(), PagePool.plain(own), 0, spans, SCALE, right)
     error = relative_error(outs[-1][:first].view_as(right), right)
     assert error <= WORST[DTYPE], f"prefill of {tokens} tokens is wrong by {error:.1e}"
     return seconds
