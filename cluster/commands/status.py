@@ -212,7 +212,9 @@ def _pages(line: WorkerLine) -> str:
         "active": line.pages_active,
         "quarantined": line.pages_quarantined,
     }
-    below = [f"; {each.tier} {each.blocks} ({each.used_bytes / max(1, each.capacity_bytes):.0%} full)" for each in line.tiers]
+    below = [
+        f"; {each.tier} {each.blocks} ({each.used_bytes / max(1, each.capacity_bytes):.0%} full)" for each in line.tiers
+    ]
     shown = ", ".join(f"{count} {state}" for state, count in states.items() if count)
     return f"{line.pages_total}: {shown}{''.join(below)}"
 

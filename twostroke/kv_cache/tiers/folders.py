@@ -50,7 +50,7 @@ class SegmentFolder:
     def claim(cls, path: Path) -> Self | None:
         """Lock a folder, made if it is not there; return None if a live process has it. Raises OSError."""
         while True:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

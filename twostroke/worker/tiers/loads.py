@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.005
 """Least time between two looks at whether a load is late."""
 REFUSALS = 64
-"""Loads in a row that would have taken longer than computing, after which the disk tier is turned off."""
+"""Loads in a row that would have taken longer than computing even alone, after which the disk tier is turned off."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +73,7 @@ class TierLoads:
         self._wake = wake
         self._open: set[_Load] = set()
         self._refusals = 0
+        self._is_probing = False
 
     @property
     def open(self) -> int:
@@ -131,9 +132,12 @@ class TierLoads:
             return missing
         compute_s = self._compute_s(queued_blocks(held, self._block_size))
         if not pays(self._load_s(tier, len(held)), compute_s):
-            self._refused(tier)
+            self._tiers.metrics.refused(tier)
+            if tier is Tier.DISK and not pays(len(held) * self._tiers.page_time(tier).seconds, compute_s):
+                self._found_slow(hashes[held[0]], sequence.pages[held[0]])
             return missing
-        self._refusals = 0
+        if tier is Tier.DISK:
+            self._refusals = 0
         pages = {block: sequence.pages[block] for block in held}
         self._begin(tier, hashes, held, pages, compute_s)
         loading = set(held)
@@ -146,12 +150,25 @@ class TierLoads:
         overdue_s = 0.0 if since_s is None else max(0.0, time.monotonic() - since_s - page_s)
         return (reader.pending_pages + pages) * page_s + overdue_s
 
-    def _refused(self, tier: Tier) -> None:
-        self._tiers.metrics.refused(tier)
-        if tier is Tier.DISK:
-            self._refusals += 1
-            if self._refusals >= REFUSALS:
-                self._tiers.turn_off_disk("reading a page takes longer than computing it")
+    def _found_slow(self, block_hash: BlockHash, page: PageId) -> None:
+        """Read a page to nowhere, in case the disk is fast again; turn it off if it is slow all the time."""
+        self._refusals += 1
+        if self._refusals >= REFUSALS:
+            self._tiers.turn_off_disk("reading a page takes longer than computing it")
+        elif not self._is_probing:
+            self._is_probing = True
+            loop, took = asyncio.get_running_loop(), Future[float]()
+            took.add_done_callback(lambda each: loop.call_soon_threadsafe(self._probed, each))
+            place = self._tiers.place(Tier.DISK, block_hash)
+            self._tiers.reader(Tier.DISK).probe(PageRead(0, block_hash, page, place), took)
+
+    def _probed(self, took: Future[float]) -> None:
+        self._is_probing = False
+        error = took.exception()
+        if error is None:
+            self._tiers.took(Tier.DISK, took.result(), 1)
+        elif isinstance(error, OSError):
+            self._tiers.failed(error)
 
     # Loading
 

@@ -119,6 +119,10 @@ class TierReader(Generic[Place]):
         """Read the job's pages after those of earlier jobs; `ended` gets the error that ended it, if any."""
         self._threads.submit(lambda window: self._run(job, window), ended)
 
+    def probe(self, read: PageRead[Place], took: Future[float]) -> None:
+        """Read a page to nowhere; `took` gets the seconds, or the error."""
+        self._threads.submit(lambda _: self._timed(read), took)
+
     def close(self) -> None:
         """End the thread after the jobs that it has."""
         self._threads.close()
@@ -136,3 +140,11 @@ class TierReader(Generic[Place]):
             finally:
                 job.read_s += time.monotonic() - started_s
                 self.busy_since_s = None
+
+    def _timed(self, read: PageRead[Place]) -> float:
+        started_s = self.busy_since_s = time.monotonic()
+        try:
+            self._fetch(read)
+        finally:
+            self.busy_since_s = None
+        return time.monotonic() - started_s

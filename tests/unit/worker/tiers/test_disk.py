@@ -16,6 +16,7 @@ from tests.unit.worker.tiers.tiered import BLOCKS, MODEL, A, B, C, announced, as
 from twostroke.config import Role
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.tier import Tier
+from twostroke.worker.tiers import loads
 from twostroke.worker.tiers.adoption import adopt_left
 
 
@@ -125,7 +126,7 @@ async def test_a_failing_disk_is_turned_off_with_one_warning_and_serving_goes_on
     ]
 
 
-async def test_a_disk_that_is_slower_than_computing_is_not_waited_for(
+async def test_a_disk_that_is_slower_than_computing_is_not_waited_for_until_it_is_fast_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = faulty(monkeypatch)
@@ -134,10 +135,31 @@ async def test_a_disk_that_is_slower_than_computing_is_not_waited_for(
         await ask(router, A)
         await ask(router, B, request_id="b")
         await written(worker)
-        before = faults.reads
         await ask(router, A, request_id="again")
-        assert of_tier(worker, "refused_loads_total") > 0
-        assert faults.reads == before
+        assert of_tier(worker, "refused_loads_total") == 1
+        assert of_tier(worker, "loaded_pages_total") == 0
+        faults.read_delay_s = 0.0
+        for index in range(30):
+            await ask(router, (B, A)[index % 2], request_id=f"{index}")
+            if of_tier(worker, "loaded_pages_total"):
+                break
+        assert of_tier(worker, "loaded_pages_total") > 0
+        assert of_tier(worker, "up") == 1
+
+
+async def test_a_disk_that_is_always_slower_than_computing_is_turned_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "REFUSALS", 3)
+    faults = faulty(monkeypatch)
+    faults.read_delay_s = 0.1
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        for index in range(6):
+            await ask(router, (A, B)[index % 2], request_id=f"{index}")
+            await written(worker)
+        assert of_tier(worker, "up") == 0
+        assert of_tier(worker, "evicted_pages_total", reason="turned_off") > 0
+        assert not on_disk(worker)
 
 
 async def test_a_disk_that_becomes_slow_is_given_up_and_its_blocks_are_computed(
