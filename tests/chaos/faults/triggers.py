@@ -88,5 +88,7 @@ TRIGGERS: dict[Point, Trigger] = {
 }
 ON_NEW_CONNECTIONS = frozenset({Point.TRANSPORT_CONNECTING, Point.TRANSPORT_GREETED})
 """Workers keep the connections that they have: only a new epoch of one opens new ones."""
-CROWDED = frozenset({Point.DECODE_PREEMPTED, Point.TIER_LOADING, Point.TIER_LOADED})
+CROWDED = frozenset(
+    {Point.DECODE_PREEMPTED, Point.TIER_WRITING, Point.TIER_WRITTEN, Point.TIER_LOADING, Point.TIER_LOADED}
+)
 """Reached where more sequences grow than a pool has pages for, or come back to what it had no room for."""

@@ -32,7 +32,14 @@ _BY_PREFIX = {
     "worker": _WORKERS,
     "transport": _WORKERS,
 }
-REACHED_BY: Mapping[Point, frozenset[Process]] = {point: _BY_PREFIX[point.value.partition(".")[0]] for point in Point}
+_BY_POINT = {
+    Point.TIER_LOADING: frozenset({Process.DECODE}),
+    Point.TIER_LOADED: frozenset({Process.DECODE}),
+}
+"""What comes back lies on decode workers in the matrix, so prefill workers load nothing there."""
+REACHED_BY: Mapping[Point, frozenset[Process]] = {
+    point: _BY_POINT.get(point, _BY_PREFIX[point.value.partition(".")[0]]) for point in Point
+}
 
 EVENTS = frozenset({Point.WORKER_EVENTS, Point.ROUTER_EVENTS})
 """A batch of an event log is at hand."""
