@@ -12,6 +12,7 @@ COMMANDS = {
     **cli.COMMANDS,
     "doctor": Command("tools.doctor.command", "send a chat twice and say why its prompt was reused, or was not"),
     "simulate": Command("tools.simulate.command", "play a trace against policies and fleets in virtual time"),
+    "bill": Command("tools.bill.command", "say what a model and its pages take, before anything is started"),
     "bench": Command("tools.bench", "load a server and measure latency and throughput"),
 }
 PROGRAM = Program("twostroke", cli.DESCRIPTION, COMMANDS)

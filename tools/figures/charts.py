@@ -60,10 +60,10 @@ def latency_figure(series: Sequence[Series], width: int = WIDTH, height: int = H
     return svg(parts, width, height, "latency in milliseconds over percentiles")
 
 
-def line_figure(lines: Sequence[Line], words: Words, *, log_y: bool = False) -> str:
-    """Over a linear axis from 0; heights from 0 too, or as a logarithm."""
+def line_figure(lines: Sequence[Line], words: Words, *, log_x: bool = False, log_y: bool = False) -> str:
+    """Over an axis from 0, or a logarithmic one; heights from 0 too, or as a logarithm."""
     drawn = [(x, y) for line in lines for x, y in line.points]
-    x = linear_axis(max((x for x, _ in drawn), default=1.0), (LEFT, WIDTH - 2 * RIGHT))
+    x = _width_axis([x for x, _ in drawn], log_x)
     y = _height_axis([y for _, y in drawn], log_y)
     parts = [_line(line, x, y) for line in lines]
     return _framed(parts, x, y, words)
@@ -124,6 +124,14 @@ def _line(line: Line, x: Axis, y: Axis) -> str:
         f'<path class="{kind} e{line.colour}" d="{path(places)}"><title>{escape(line.name)}</title></path>'
         f'<path class="mark e{line.colour}" d="{marks}"/>'
     )
+
+
+def _width_axis(values: Sequence[float], log: bool) -> Axis:
+    pixels = (LEFT, WIDTH - 2 * RIGHT)
+    positive = [value for value in values if value > 0]
+    if log and positive:
+        return log_axis(min(positive), max(positive), pixels)
+    return linear_axis(max(values, default=1.0), pixels)
 
 
 def _height_axis(values: Sequence[float], log: bool) -> Axis:

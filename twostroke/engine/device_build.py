@@ -9,9 +9,10 @@ import torch
 
 from twostroke.config import CacheConfig, WorkerConfig
 from twostroke.engine.accelerator import Accelerator
-from twostroke.engine.decode_graphs import PageTable, graph_sizes
+from twostroke.engine.decode_graphs import PageTable
 from twostroke.engine.device_fit import read_memory
 from twostroke.engine.device_runner import DeviceAttention, DeviceRunner, StepLimits
+from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.kernels.choice import device_attention, device_elementwise
 from twostroke.kernels.elementwise import Elementwise
 from twostroke.kernels.page_pool import PagePool

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from twostroke.engine.accelerator import Accelerator
-from twostroke.engine.decode_graphs import DecodeGraphs, DecodeInputs, PageTable, graph_sizes
+from twostroke.engine.decode_graphs import DecodeGraphs, DecodeInputs, PageTable
 from twostroke.engine.device_sampler import draw_rows
+from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.engine.sampler import UNSOUND, is_plain_draw, is_plain_greedy, sample
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
 from twostroke.errors import EngineLost

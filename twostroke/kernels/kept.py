@@ -18,18 +18,26 @@ def kept_or_measured(path: Path, key: str, measure: Callable[[], Any]) -> Any:
     with path.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        kept = _read(file.read())
-        if key not in kept:
-            kept[key] = measure()
+        found = _read(file.read())
+        if key not in found:
+            found[key] = measure()
             file.truncate(0)
-            file.write(json.dumps(kept))
-        return kept[key]
+            file.write(json.dumps(found))
+        return found[key]
+
+
+def kept(path: Path, key: str) -> Any | None:
+    """Return what the file keeps under `key`; None where that was never measured."""
+    try:
+        return _read(path.read_text(encoding="utf-8")).get(key)
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _read(text: str) -> dict[str, Any]:
     """Return what was measured before; nothing where the file is new, or a machine went down while it was written."""
     try:
-        kept = json.loads(text)
+        found = json.loads(text)
     except ValueError:
         return {}
-    return kept if isinstance(kept, dict) else {}
+    return found if isinstance(found, dict) else {}

@@ -19,6 +19,8 @@ CONTEXT_BYTES: Final = 1 << 30
 """For what we do not count on a device: the driver's context, libraries' workspaces, recorded graphs, fragmentation."""
 DRAW_BYTES: Final = 40
 """Per logit of a row that is drawn on the device: float32 values and int64 counters, and what they become."""
+HOST_PROCESS_BYTES: Final = 430 << 20
+"""The process of a worker on a CPU without weights, pages and activations, as measured: Python, torch, libraries."""
 KEPT_BYTES: Final = 4
 """Per logit of a recorded row, at most: every recording keeps its own."""
 

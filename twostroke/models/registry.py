@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -34,10 +35,12 @@ def read_spec(directory: Path, max_model_len: int | None = None) -> ModelSpec:
         config: Any = AutoConfig.from_pretrained(directory)
     except KeyError as error:
         raise _unsupported(directory, f"model type {error}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         if "does not recognize this architecture" in str(error):
             raise _unsupported(directory, f"model type {_raw_config(directory).get('model_type')!r}") from error
-        raise ConfigError(f"{directory / 'config.json'} cannot be read: {error}", field="model") from error
+        raise ConfigError(
+            f"{directory / 'config.json'} cannot be read: {' '.join(str(error).split())}", field="model"
+        ) from error
     architecture = _architecture(directory, config)
     _refuse_unknown_features(directory, config)
     rope, max_position_embeddings = _rope(directory, config)

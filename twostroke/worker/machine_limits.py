@@ -22,6 +22,7 @@ from twostroke.rpc.v1 import control_pb2
 if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
     from twostroke.kernels.limits import Limits, Run
 
+LIMITS_FILE: Final = "limits.json"
 REPEATS: Final = 3
 BUFFER_BYTES: Final = 192 << 20
 """Bytes of memory that are read: more than most caches hold, and read within some ten milliseconds."""
@@ -55,4 +56,9 @@ def kept_limits(folder: Path, config: WorkerConfig, run: Run) -> Limits:
         )
         return asdict(limits)
 
-    return Limits(**kept_or_measured(folder / "limits.json", f"{platform.node()} {threads} {dtype}", measure))
+    return Limits(**kept_or_measured(folder / LIMITS_FILE, limits_key(config), measure))
+
+
+def limits_key(config: WorkerConfig) -> str:
+    """Return the key under which the limits of such a worker are kept."""
+    return f"{platform.node()} {config.runtime.threads} {config.model.dtype}"

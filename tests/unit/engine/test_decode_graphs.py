@@ -14,10 +14,10 @@ from twostroke.engine.decode_graphs import (
     DecodeGraphs,
     DecodeInputs,
     PageTable,
-    graph_sizes,
     is_decode_step,
     padded,
 )
+from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.scheduler.batch import Batch
 
 PAGES = PageTable(block_size=16, max_blocks=8, scratch_page=40)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
-from twostroke.engine.decode_graphs import graph_sizes
 from twostroke.engine.device_build import DevicePlan
 from twostroke.engine.device_fit import resolve_device
+from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.errors import ConfigError
 from twostroke.models.memory_needs import DRAW_BYTES, KEPT_BYTES, DeviceNeeds, MemoryReading, device_pages
 from twostroke.models.spec import ModelSpec, RopeSpec

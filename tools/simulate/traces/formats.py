@@ -39,6 +39,8 @@ class TraceRow:
     """One per started block of the prompt; equal numbers, equal tokens."""
     tenant: str = ""
     priority: int = 0
+    cached_tokens: int | None = None
+    """Tokens of the prompt that were not computed for this answer, where the recorder says it."""
 
 
 class Numbers:
@@ -150,6 +152,7 @@ class RequestLogFormat:
             blocks=(*record.block_hashes, *self._numbers.next(int(tail))),
             tenant=record.tenant,
             priority=record.priority,
+            cached_tokens=record.cached_tokens,
         )
 
     def _check(self, record: AnswerRecord, where: str) -> None:

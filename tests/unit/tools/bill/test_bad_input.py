@@ -1,0 +1,161 @@
+"""Bad input of every flag and file of `twostroke bill`: one clear line each, exit status 2, and no traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.engine.tiny import save_tiny
+from tools.cli import main
+from twostroke.request_log import AnswerRecord, line_of
+
+PACED = "paced:page_bytes=65536,max_model_len=4096"
+ROW = {"timestamp": 0, "input_length": 512, "output_length": 5, "hash_ids": [1]}
+ANSWER = AnswerRecord(
+    request_id="a#0", arrival_s=1.0, outcome="stop", prompt_tokens=32, output_tokens=3, block_size=16, blocks="0" * 32,
+    policy="kv", attempts=1,
+)  # fmt: skip
+
+BAD_FLAGS = [
+    (["--model", "nowhere"], "--model 'nowhere' is no directory here"),
+    (["--model", ""], "has no config.json"),
+    (["--model", "owner/model-that-is-not-here"], "is not on this machine; run: twostroke model pull"),
+    (["--model", "/dev/null"], "--model"),
+    (["--model", "missing.gguf"], "no such file"),
+    (["--model", "paced:speed=3"], "unknown key 'speed'"),
+    (["--model", "paced:page_bytes=1"], "page_bytes must be at least"),
+    (["--dtype", "int3"], "--dtype"),
+    (["--weights", "int3"], "--weights"),
+    (["--weights", "int8", "--dtype", "float32"], "--weights int8 needs --dtype bfloat16"),
+    (["--weights", "int8", "--device-memory", "8G"], "--weights int8 is for CPUs"),
+    (["--kv-format", "int2"], "--kv-format"),
+    (["--kv-cache-memory", "much"], "not a size"),
+    (["--kv-cache-memory", "-1G"], "--kv-cache-memory"),
+    (["--kv-cache-memory", "0"], "--kv-cache-memory must be 1 or more"),
+    (["--kv-cache-memory", "100K"], "at least 2 are needed: give 28672 bytes more"),
+    (["--host-cache", "x"], "--host-cache"),
+    (["--disk-cache", "1Q"], "--disk-cache"),
+    (["--device-memory", "0"], "--device-memory must be 1 or more"),
+    (["--block-size", "17"], "--block-size must be a power of two"),
+    (["--block-size", "0"], "--block-size"),
+    (["--length", "-5"], "--length"),
+    (["--length=-5"], "--length must be whole numbers"),
+    (["--length", "0"], "--length must be whole numbers"),
+    (["--length", "16,,32"], "--length must be whole numbers"),
+    (["--length", "1e3"], "--length must be whole numbers"),
+    (["--length", "4097"], "--length 4097 is more than the 4096 tokens"),
+    (["--length", "9" * 5000], "--length must be whole numbers"),
+    (["--shared=-1"], "--shared"),
+    (["--max-model-len", "0"], "--max-model-len"),
+    (["--max-model-len", "5000"], "--max-model-len 5000 is more than the 4096 tokens"),
+    (["--max-num-seqs", "0"], "--max-num-seqs"),
+    (["--limit", "0"], "--limit"),
+    (["--answers", "some"], "--answers"),
+    (["--bandwidth", "0"], "--bandwidth must be positive"),
+    (["--bandwidth", "nan"], "--bandwidth"),
+    (["--threads", "0"], "--threads"),
+    (["--measure", "--device-memory", "8G"], "leave one of them away"),
+    (["--disk-cache-dir", "/tmp"], "--disk-cache-dir would be ignored"),
+    (["--measure", "--disk-cache-dir", "/nowhere/at/all"], "no such folder"),
+    (["--measure", "--disk-cache-dir", "/proc"], "--disk-cache-dir /proc"),
+    (["--log", "/nowhere"], "--log /nowhere: No such file"),
+    (["--trace", "/"], "--trace /"),
+    (["--log", "a", "--trace", "b"], "--log and --trace exclude each other"),
+    (["--html", "/nowhere/bill.html"], "--html /nowhere/bill.html: the directory does not exist"),
+    (["--json", "/"], "--json /: is a directory"),
+    (["--lenght", "5"], "did you mean --length?"),
+]
+
+BAD_LOGS = [
+    (b"", "no rows"),
+    (b"\n \n", "no rows"),
+    (b"hello\n", ":1: neither a JSON object"),
+    (b"{}\n", ":1: timestamp is missing"),
+    (b"{\n", ":1: not valid JSON"),
+    (b"[1]\n", ":1: a row must be an object"),
+    (b"\xff\xfe\n", ":1: not UTF-8 text"),
+    (json.dumps(ROW).encode() + b"\n{broken\n", ":2: not valid JSON"),
+    (json.dumps(ROW | {"input_length": -1}).encode(), ":1: input_length must be a positive integer"),
+    (json.dumps(ROW | {"hash_ids": []}).encode(), ":1: hash_ids must be 1 long"),
+    (json.dumps(ROW | {"hash_ids": ["x"]}).encode(), ":1: hash_ids must be a list of integers"),
+    (json.dumps(ROW | {"timestamp": float("nan")}).encode(), ":1: timestamp must be a number"),
+    (b"TIMESTAMP,ContextTokens\n", ":1: neither a JSON object"),
+    (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "no rows"),
+    (b"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,3,4\n", ":2: TIMESTAMP must be a date"),
+    (line_of(ANSWER).encode() + b'{"record": "weather"}\n', ":2: record must be one of answer, worker"),
+    (line_of(ANSWER).replace('"blocks":"0', '"blocks":"g').encode(), ":1: blocks must be 32 hex digits"),
+    (
+        line_of(ANSWER).replace('"prompt_tokens":32', '"prompt_tokens":-3').encode(),
+        ":1: prompt_tokens must be 1 or more",
+    ),
+    (line_of(ANSWER).replace('"output_tokens":3', '"output_tokens":0').encode(), "no rows"),
+    (
+        line_of(ANSWER).replace('"block_size":16', '"block_size":8').replace("0" * 32, "0" * 64).encode(),
+        "--block-size 16",
+    ),
+]
+
+BAD_CONFIGS = [
+    ("", "cannot be read"),
+    ("{", "cannot be read"),
+    ("[]", "cannot be read"),
+    ("{}", "config"),
+    ('{"model_type": "mamba"}', "is not supported"),
+    ('{"model_type": "llama", "hidden_size": "wide"}', "config"),
+    ('{"model_type": "llama", "num_attention_heads": 0}', "config"),
+]
+
+
+def refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(["bill", *flags])
+    except SystemExit as ended:
+        status = int(str(ended.code))
+    printed = capsys.readouterr()
+    assert status == 2
+    assert said in printed.err
+    assert printed.err.strip().count("\n") == 0, f"one line, got: {printed.err}"
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(("flags", "said"), BAD_FLAGS, ids=lambda value: " ".join(value)[:40])
+def test_a_bad_flag_is_refused_in_one_line(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = [] if "--model" in flags or "--weights" in flags else ["--model", PACED]
+    refused([*model, *flags], said, capsys)
+
+
+@pytest.mark.parametrize(("content", "said"), BAD_LOGS)
+def test_a_bad_log_is_refused_by_its_line(
+    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "requests.log"
+    log.write_bytes(content)
+    refused(["--model", PACED, "--log", str(log)], said, capsys)
+
+
+@pytest.mark.parametrize(("config", "said"), BAD_CONFIGS)
+def test_a_bad_config_is_refused_in_one_line(
+    config: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    refused(["--model", str(tmp_path)], said, capsys)
+
+
+def test_a_damaged_gguf_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(50))
+    refused(["--model", str(tmp_path / "model.gguf")], "not a GGUF file that can be read", capsys)
+
+
+def test_a_directory_without_a_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(["--model", str(tmp_path)], "has no config.json", capsys)
+
+
+def test_a_form_that_leaves_no_two_pages_is_refused_and_others_are_billed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = str(save_tiny(tmp_path / "tiny"))
+    capsys.readouterr()  # what saving it printed
+    refused(["--model", tiny, "--kv-cache-memory", "3000"], "--kv-cache-memory 3000 holds 1 pages", capsys)
+    assert main(["bill", "--model", tiny, "--kv-cache-memory", "3000", "--kv-format", "int4"]) == 0

@@ -1,0 +1,212 @@
+"""The bill against what runs: built workers, the cliff of a scheduler, and what the command prints."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.engine.tiny import save_tiny
+from tests.unit.scheduler.bench import Bench
+from tools.bill.bill import make_bill
+from tools.bill.measure import disk_cost, host_cost
+from tools.bill.options import BillFlags, MachineFlags, MemoryFlags, ModelFlags, RequestFlags
+from tools.bill.tiers import ComputeCost, TierCost, break_even_pages
+from tools.cli import main
+from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
+from twostroke.engine.build import build_runner
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.form import FORMS
+from twostroke.kv_cache.pool_size import PoolSize
+from twostroke.request import SamplingParams
+from twostroke.scheduler.cost import StepCost
+
+MIB = 1 << 20
+PACED = "paced:page_bytes=65536,max_model_len=4096"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return save_tiny(tmp_path / "tiny")
+
+
+def flags(model: str, *, memory: dict[str, Any] | None = None, **said: Any) -> BillFlags:
+    return BillFlags(model=ModelFlags(model=model, **said), memory=MemoryFlags(**(memory or {})))
+
+
+@pytest.mark.parametrize(("dtype", "block_size", "pool_bytes"), [("float32", 16, 100_000), ("float32", 32, 1 << 20)])
+def test_pages_and_bytes_are_those_of_a_built_worker(tiny: Path, dtype: str, block_size: int, pool_bytes: int) -> None:
+    cache = CacheConfig(block_size=block_size, kv_cache_memory_bytes=pool_bytes)
+    config = WorkerConfig(
+        role=Role.DECODE, worker_id="d", model=ModelConfig(model=str(tiny), dtype=dtype, device="cpu"), cache=cache
+    )
+    built = build_runner(config, tiny)
+    memory = {"block_size": block_size, "kv_cache_memory_bytes": pool_bytes}
+    bill = make_bill(flags(str(tiny), dtype=dtype, memory=memory))
+    assert bill.chosen.size == PoolSize(built.model.pages, built.model.page_bytes, built.model.block_size)
+    assert bill.chosen.pool_bytes == built.memory.total_bytes  # type: ignore[attr-defined]  # a worker on a CPU
+    built.close()
+
+
+def test_a_paced_worker_is_billed_too() -> None:
+    cache = CacheConfig(kv_cache_memory_bytes=4 * MIB)
+    built = build_runner(
+        WorkerConfig(role=Role.DECODE, worker_id="d", model=ModelConfig(model=PACED), cache=cache), None
+    )
+    bill = make_bill(flags(PACED, memory={"kv_cache_memory_bytes": 4 * MIB}))
+    assert bill.chosen.size == PoolSize(built.model.pages, built.model.page_bytes, 16)
+    assert "holds 1024 tokens (64 pages of 16)" in bill.advice()[0]
+    assert bill.advice()[0] == built.model.advice
+    built.close()
+
+
+def test_smaller_forms_hold_more_and_every_form_is_billed(tiny: Path) -> None:
+    bill = make_bill(flags(str(tiny), memory={"kv_cache_memory_bytes": MIB}))
+    assert set(bill.forms) == set(FORMS)
+    pages = {name: form.size.pages for name, form in bill.forms.items()}
+    assert pages["float32"] < pages["bfloat16"] < pages["int8"] < pages["int4"]
+    assert all(form.size.pages == MIB // form.size.page_bytes for form in bill.forms.values())
+
+
+def test_a_config_alone_is_enough(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text((tiny / "config.json").read_text())
+    memory = {"kv_cache_memory_bytes": MIB}
+    assert (
+        make_bill(flags(str(tmp_path / "bare"), memory=memory)).forms
+        == make_bill(flags(str(tiny), memory=memory)).forms
+    )
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(30, 34), (61, 3), (4, 60)])
+def test_preemption_begins_with_one_request_more_than_the_bill_says(prompt: int, output: int) -> None:
+    """All of them arrive together, differ from the first token on, and grow to the same length."""
+    pages = 120
+    fit = PoolSize(pages, 1, 4).concurrent(prompt + output)
+
+    def preempts(requests: int) -> bool:
+        bench = Bench(pages, max_num_seqs=100, max_num_batched_tokens=4000)
+        params = SamplingParams(seed=0, max_tokens=output, ignore_eos=True)
+        sequences = [bench.answer([100 + number] * prompt, params) for number in range(requests)]
+        waited = len(bench.admit()) < requests
+        finished = 0
+        while finished < requests:
+            finished += sum(emission.finish is not None for emission in bench.step())
+            bench.admit()
+        return waited or any(sequence.preemptions for sequence in sequences)
+
+    first = next(count for count in itertools.count(1) if preempts(count))
+    assert abs(first - (fit + 1)) <= 1
+    assert not preempts(fit)
+
+
+def test_loading_pays_from_where_the_lines_cross() -> None:
+    compute = ComputeCost(StepCost(prompt_step_s=0.01, prompt_token_s=0.001), step_tokens=128, block_size=16)
+    assert break_even_pages(TierCost("disk", 0.2, 0.001), compute, 1000) == 12
+    slow = TierCost("disk", 0.1, 0.1)
+    assert break_even_pages(slow, compute, 1000) is None, "a disk that takes 100 ms per page never pays"
+    for pages in range(1, 100):
+        loads = TierCost("disk", 0.2, 0.001).load_s(pages) < compute.compute_s(pages)
+        assert loads == (pages >= 12), pages
+
+
+def test_copies_are_measured_and_leave_no_file(tmp_path: Path) -> None:
+    disk, host = disk_cost(tmp_path, 3 * MIB + 5), host_cost(3 * MIB + 5)
+    assert not list(tmp_path.iterdir())
+    for cost in (disk, host):
+        assert 0 < cost.page_s < 10
+        assert 0 < cost.first_s < 10
+
+
+def test_measuring_gives_every_tier_a_price_and_a_break_even(tiny: Path, tmp_path: Path) -> None:
+    said = BillFlags(
+        model=ModelFlags(model=str(tiny), dtype="float32"),
+        memory=MemoryFlags(kv_cache_memory_bytes=MIB),
+        machine=MachineFlags(measure=True, disk_cache_dir=str(tmp_path), bandwidth=10.0),
+    )
+    bill = make_bill(said)
+    assert bill.measured is not None
+    assert bill.measured.compute is not None
+    assert bill.measured.compute.compute_s(2) > 0
+    assert [tier.tier for tier in bill.measured.tiers] == ["host", "disk"]
+
+
+def test_the_ceiling_is_bandwidth_over_what_a_step_reads(tiny: Path) -> None:
+    bill = make_bill(flags(str(tiny), memory={"kv_cache_memory_bytes": MIB}))
+    form = bill.chosen
+    read = bill.model.weights.step + 3 * 100 * form.size.page_bytes / 16
+    rate = form.ceiling(1e9, 3, 100)
+    assert rate is not None
+    assert math.isclose(rate, 3e9 / read)
+
+
+def write_log(path: Path, requests: int = 40) -> Path:
+    """Write Mooncake's format: two turns of many chats over one beginning."""
+    lines = []
+    for at in range(requests):
+        chat = at % (requests // 2)
+        ids = [0, 10 + chat] + ([1000 + chat] if at >= requests // 2 else [])
+        row = {"timestamp": 1000 * at, "input_length": 512 * len(ids), "output_length": 5, "hash_ids": ids}
+        lines.append(json.dumps(row))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_log_gives_tables_a_page_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write_log(tmp_path / "trace.jsonl")
+    page, numbers = tmp_path / "bill.html", tmp_path / "bill.json"
+    command = ["bill", "--model", PACED, "--trace", str(trace), "--html", str(page), "--json", str(numbers)]
+    assert main([*command, "--host-cache", "8M", "--disk-cache", "1G", "--kv-cache-memory", "6M"]) == 0
+    printed = capsys.readouterr().out
+    for words in ("Pages by form", "Hit rate by capacity", "optimum", "+ disk"):
+        assert words in printed
+    said = json.loads(numbers.read_text())
+    rates = [point["lru"] for point in said["forms"]["bfloat16"]["hit_rates"]]
+    assert rates == sorted(rates)
+    assert rates[-1] == said["log"]["most"] == pytest.approx((19 + 20 * 2) / (20 * 2 + 20 * 3))
+    assert all(point["lru"] <= point["optimum"] for point in said["log"]["curve"])
+    html = page.read_text()
+    assert "<svg" in html
+    assert not re.findall(r"""(?:src|href)\s*=|url\(|@import""", html), "the page fetches nothing"
+
+
+def test_lengths_of_a_log_say_how_many_of_its_requests_fit(tmp_path: Path) -> None:
+    trace = write_log(tmp_path / "trace.jsonl")
+    said = BillFlags(
+        model=ModelFlags(model=PACED),
+        memory=MemoryFlags(kv_cache_memory_bytes=64 * MIB),
+        requests=RequestFlags(trace=str(trace)),
+    )
+    bill = make_bill(said)
+    assert bill.log is not None
+    spread = bill.log.spread(16)
+    assert spread.mean_pages == pytest.approx((65 + 97) / 2)
+    assert bill.chosen.size.concurrent_of(spread) == 1024 // 81
+
+
+def test_what_a_worker_refuses_the_bill_refuses_with_the_same_words(tiny: Path) -> None:
+    config = WorkerConfig(
+        role=Role.DECODE,
+        worker_id="d",
+        model=ModelConfig(model=str(tiny), dtype="float32", device="cpu", max_model_len=100),
+        cache=CacheConfig(kv_cache_memory_bytes=20_000),
+    )
+    with pytest.raises(ConfigError) as refused:
+        build_runner(config, tiny)
+    with pytest.raises(ConfigError) as billed:
+        make_bill(flags(str(tiny), dtype="float32", max_model_len=100, memory={"kv_cache_memory_bytes": 20_000}))
+    assert billed.value.message == refused.value.message
+    assert "use --kv-cache-memory 28672" in billed.value.message
+
+
+def test_a_gpu_is_billed_as_a_worker_there_counts(tiny: Path) -> None:
+    bill = make_bill(flags(str(tiny), memory={"device_memory_bytes": 8 << 30}))
+    share = int(0.9 * (8 << 30)) - bill.model.weights.total - bill.model.working_bytes
+    assert bill.chosen.size.pages == share // bill.chosen.size.page_bytes - 1
+    with pytest.raises(ConfigError, match="bytes too small: weights take"):
+        make_bill(flags(str(tiny), memory={"device_memory_bytes": 1 << 30}))

@@ -1,0 +1,181 @@
+"""The whole bill, as one value: what is shown in the terminal, in a page and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tools.bill.forms import FormBill, form_bills
+from tools.bill.log import LogBill, read_log
+from tools.bill.measure import Measured, known_bandwidth, measured
+from tools.bill.model import BilledModel, billed_model
+from tools.bill.options import BillFlags
+from tools.bill.tiers import break_even_pages
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.memory import available_memory_bytes
+from twostroke.kv_cache.pool_size import refuse_more_than_free
+
+SURE: Final = 2.33
+"""Standard deviations with which the requests of a log fit in 99 of 100 draws."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    flags: BillFlags
+    model: BilledModel
+    forms: dict[str, FormBill]
+    lengths: tuple[int, ...]
+    """Tokens of the requests that are billed."""
+    log: LogBill | None
+    bytes_per_s: float | None
+    """Memory that a step reads; None while unknown."""
+    measured: Measured | None
+    free_bytes: int
+    """What this machine has free."""
+
+    @property
+    def chosen(self) -> FormBill:
+        """The bill of the form that is asked for."""
+        return self.forms[self.flags.form]
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.flags.memory.device_memory_bytes is not None
+
+    @property
+    def total_bytes(self) -> int:
+        """What one worker takes on a CPU."""
+        return self.model.weights.total + self.model.working_bytes + self.chosen.pool_bytes
+
+    def capacity_tokens(self, form: FormBill, tier: int) -> int:
+        """Return how many tokens all tiers up to this one hold: 0 for the pool, 1 with the host, 2 with the disk."""
+        pages = (form.size.pages, form.host_pages, form.disk_pages)[: tier + 1]
+        return sum(pages) * form.size.block_size
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The tiers that hold pages, nearest first."""
+        sizes = (("host", self.chosen.host_pages), ("disk", self.chosen.disk_pages))
+        return ("device", *(name for name, pages in sizes if pages))
+
+    def advice(self) -> tuple[str, ...]:
+        """Say what would be refused or not be served at the start of a worker, and what to change."""
+        said = [self.chosen.size.advice(self.model.longest)]
+        if not self.on_gpu:
+            try:
+                refuse_more_than_free(self.chosen.pool_bytes, self.free_bytes)
+            except ConfigError as error:
+                said.append(error.message)
+        return tuple(filter(None, said))
+
+
+def make_bill(flags: BillFlags) -> Bill:
+    """Count, read and measure. Raises ServeError for what cannot be served or read."""
+    model = billed_model(flags)
+    forms = form_bills(model, flags)
+    log = read_log(flags.requests, flags.memory.block_size)
+    lengths = flags.requests.lengths or _usual_lengths(model, log)
+    if too_long := [length for length in lengths if length > model.longest]:
+        raise ConfigError(
+            f"--length {too_long[0]} is more than the {model.longest} tokens that the model takes", field="length"
+        )
+    chosen = forms[flags.form].size
+    longest_bytes = forms[flags.model.dtype].size.page_bytes * chosen.request(model.longest).pages
+    return Bill(
+        flags=flags,
+        model=model,
+        forms=forms,
+        lengths=lengths,
+        log=log,
+        bytes_per_s=known_bandwidth(flags),
+        measured=measured(flags, chosen.page_bytes, longest_bytes) if flags.machine.measure else None,
+        free_bytes=available_memory_bytes(),
+    )
+
+
+def _usual_lengths(model: BilledModel, log: LogBill | None) -> tuple[int, ...]:
+    if log is None:
+        return tuple(sorted({max(1, model.longest // part) for part in (16, 4, 2, 1)}))
+    lengths = {min(log.percentile(percent), model.longest) for percent in (50, 90, 99)}
+    return tuple(sorted(lengths))
+
+
+def as_json(bill: Bill) -> dict[str, Any]:
+    """Return all numbers, for programs."""
+    forms = {name: _form_json(bill, form) for name, form in bill.forms.items()}
+    return {
+        "model": bill.model.name,
+        "kv_format": bill.flags.form,
+        "groups": [dataclasses.asdict(group) for group in bill.model.groups],
+        "weight_bytes": bill.model.weights.total,
+        "step_weight_bytes": bill.model.weights.step,
+        "working_bytes": bill.model.working_bytes,
+        "forms": forms,
+        "requests": [_request_json(bill, tokens) for tokens in bill.lengths],
+        "bytes_per_s": bill.bytes_per_s,
+        "tiers": _tiers_json(bill),
+        "log": _log_json(bill),
+        "advice": list(bill.advice()),
+    }
+
+
+def _form_json(bill: Bill, form: FormBill) -> dict[str, Any]:
+    pages = {"device": form.size.pages, "host": form.host_pages, "disk": form.disk_pages}
+    found: dict[str, Any] = {
+        "bytes_per_token": form.token_bytes,
+        "page_bytes": form.size.page_bytes,
+        "pages": pages,
+        "pool_bytes": form.pool_bytes,
+        "concurrent": {str(tokens): concurrent(bill, form, tokens) for tokens in bill.lengths},
+    }
+    if bill.log is not None:
+        points = [bill.log.at(bill.capacity_tokens(form, tier)) for tier in range(3)]
+        found["hit_rates"] = [dataclasses.asdict(point) for point in points]
+    return found
+
+
+def concurrent(bill: Bill, form: FormBill, tokens: int) -> int:
+    return form.size.concurrent(tokens, bill.flags.requests.shared)
+
+
+def _request_json(bill: Bill, tokens: int) -> dict[str, Any]:
+    return dataclasses.asdict(bill.chosen.size.request(tokens))
+
+
+def _tiers_json(bill: Bill) -> dict[str, Any] | None:
+    found, most = bill.measured, bill.chosen.size.request(bill.model.longest).pages
+    if found is None:
+        return None
+    computing = None if found.compute is None else dataclasses.asdict(found.compute)
+    tiers = [
+        dataclasses.asdict(tier)
+        | {"break_even_pages": None if found.compute is None else break_even_pages(tier, found.compute, most)}
+        for tier in found.tiers
+    ]
+    return {"compute": computing, "tiers": tiers}
+
+
+def _log_json(bill: Bill) -> dict[str, Any] | None:
+    log = bill.log
+    if log is None:
+        return None
+    return {
+        "name": log.name,
+        "requests": log.requests,
+        "prompt_tokens": log.prompt_tokens,
+        "output_tokens": log.output_tokens,
+        "measured_hit_rate": log.measured,
+        "most": log.most,
+        "distinct_tokens": log.distinct_tokens,
+        "curve": [dataclasses.asdict(point) for point in log.curve],
+        "concurrent": fitting(bill, bill.chosen),
+    }
+
+
+def fitting(bill: Bill, form: FormBill) -> tuple[int, int] | None:
+    """Return how many requests of the log fit at once, on average and in 99 of 100 draws; None without a log."""
+    if bill.log is None:
+        return None
+    spread = bill.log.spread(form.size.block_size)
+    return form.size.concurrent_of(spread), form.size.concurrent_of(spread, SURE)

@@ -1,0 +1,90 @@
+"""One bill per page form: what a token and a page take, how many fit into each tier, and what a step can reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tools.bill.model import BilledModel
+from tools.bill.options import BillFlags
+from twostroke.config import CacheConfig
+from twostroke.config.cache import HOST_CACHE_BYTES
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.form import FORMS
+from twostroke.kv_cache.pool_size import PoolSize, enough_pages, host_pool_bytes
+from twostroke.models.memory_needs import DeviceNeeds, MemoryReading, device_pages
+
+BILLED_DEVICE: Final = "with --device-memory"
+SECTOR_BYTES: Final = 4096
+RECORD_HEADER_BYTES: Final = 88
+"""What a disk tier writes before a page, rounded up with it to whole sectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormBill:
+    """A worker's pages in one form."""
+
+    form: str
+    size: PoolSize
+    host_pages: int
+    disk_pages: int
+    weights_step_bytes: int
+    """What a step reads beside pages."""
+
+    @property
+    def token_bytes(self) -> float:
+        return self.size.page_bytes / self.size.block_size
+
+    @property
+    def pool_bytes(self) -> int:
+        """What the pool takes on a CPU, with its scratch page and generations."""
+        return host_pool_bytes(self.size.pages, self.size.page_bytes)
+
+    def step_bytes(self, streams: int, tokens: int) -> float:
+        """Return what a decode step of so many streams reads, each of which attends to `tokens`."""
+        return self.weights_step_bytes + streams * tokens * self.token_bytes
+
+    def ceiling(self, bytes_per_s: float, streams: int, tokens: int) -> float | None:
+        """Return the most tokens per second of all streams together; None for a model that reads nothing."""
+        if not self.weights_step_bytes:
+            return None
+        return streams * bytes_per_s / self.step_bytes(streams, tokens)
+
+
+def form_bills(model: BilledModel, flags: BillFlags) -> dict[str, FormBill]:
+    """Return a bill for every form. Raises ConfigError where the pool is refused in the form that is asked for."""
+    memory = flags.memory
+    bills = {}
+    for form in FORMS:
+        page_bytes = model.page_bytes(form, memory.block_size)
+        try:
+            pages = _pages(model, page_bytes, flags)
+        except ConfigError:
+            if form == flags.form:
+                raise
+            pages = 0
+        bills[form] = FormBill(
+            form=form,
+            size=PoolSize(pages, page_bytes, memory.block_size),
+            host_pages=memory.host_cache_bytes // page_bytes,
+            disk_pages=memory.disk_cache_bytes // record_bytes(page_bytes),
+            weights_step_bytes=model.weights.step,
+        )
+    if flags.model.max_model_len is not None:
+        bills[flags.form].size.check(flags.model.max_model_len)
+    return bills
+
+
+def record_bytes(page_bytes: int) -> int:
+    """Return what one page takes on disk."""
+    return -(-(RECORD_HEADER_BYTES + page_bytes) // SECTOR_BYTES) * SECTOR_BYTES
+
+
+def _pages(model: BilledModel, page_bytes: int, flags: BillFlags) -> int:
+    memory = flags.memory
+    if memory.device_memory_bytes is None:
+        return enough_pages(memory.kv_cache_memory_bytes or HOST_CACHE_BYTES, page_bytes)
+    reading = MemoryReading(BILLED_DEVICE, memory.device_memory_bytes, memory.device_memory_bytes)
+    needs = DeviceNeeds(weight_bytes=model.weights.total, working_bytes=model.working_bytes, page_bytes=page_bytes)
+    cache = CacheConfig(block_size=memory.block_size, kv_cache_memory_bytes=memory.kv_cache_memory_bytes)
+    return device_pages(reading, needs, cache)

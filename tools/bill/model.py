@@ -1,0 +1,169 @@
+"""The model that is billed: its groups of layers, its weights and its working memory, from its config alone."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tools.bill.options import BillFlags, ModelFlags
+from twostroke.config import PACED_PREFIX, ScheduleConfig
+from twostroke.engine.graph_sizes import graph_sizes
+from twostroke.engine.paced_runner import PacedSpec
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.form import FORMS, PageShape
+from twostroke.models import catalog
+from twostroke.models.known_specs import known_spec
+from twostroke.models.memory_needs import (
+    DRAW_BYTES,
+    HOST_PROCESS_BYTES,
+    WeightBytes,
+    packed_weights,
+    plain_weights,
+    step_bytes,
+    working_bytes,
+)
+from twostroke.models.spec import ModelSpec
+
+GGUF_SUFFIX: Final = ".gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers whose pages are alike."""
+
+    kind: str
+    """What their attention reads: all tokens, the last of a window, or a latent."""
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    def page_bytes(self, form: str, block_size: int) -> int:
+        """Return the bytes of one block in all layers of the group."""
+        return FORMS[form].page_bytes(PageShape(self.layers, self.kv_heads, block_size, self.head_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class BilledModel:
+    """A model and how one worker holds it."""
+
+    name: str
+    longest: int
+    """Tokens of a request, prompt and answer together."""
+    groups: tuple[LayerGroup, ...]
+    """Empty for a paced model, whose pages have one size in every form."""
+    paced_page_bytes: int
+    weights: WeightBytes
+    weights_kind: str
+    working_bytes: int
+    """For the activations and logits of one step, the process and its libraries."""
+
+    def page_bytes(self, form: str, block_size: int) -> int:
+        if not self.groups:
+            return self.paced_page_bytes
+        return sum(group.page_bytes(form, block_size) for group in self.groups)
+
+
+def billed_model(flags: BillFlags) -> BilledModel:
+    """Read the model's config. Raises ConfigError or UnsupportedModel where it cannot be served."""
+    model = flags.model
+    if model.is_paced:
+        return _paced(model, flags.memory.block_size)
+    spec = spec_of(model.model, model.dtype, model.max_model_len)
+    longest = model.max_model_len or spec.max_position_embeddings
+    if longest > spec.max_position_embeddings:
+        raise ConfigError(
+            f"--max-model-len {longest} is more than the {spec.max_position_embeddings} tokens that the model was "
+            "made for",
+            field="max_model_len",
+        )
+    group = LayerGroup("full attention", spec.layers, spec.kv_heads, spec.head_dim)
+    on_gpu = flags.memory.device_memory_bytes is not None
+    weights, kind = _weights(spec, model, on_gpu=on_gpu)
+    working = _working_on_gpu(spec, model) if on_gpu else _working_on_cpu(spec, model)
+    return BilledModel(model.model, longest, (group,), 0, weights, kind, working)
+
+
+def _paced(model: ModelFlags, block_size: int) -> BilledModel:
+    spec = PacedSpec.parse(model.model.removeprefix(PACED_PREFIX))
+    longest = model.max_model_len or spec.max_model_len
+    if longest > spec.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {longest} is more than the {spec.max_model_len} tokens that the model was made for",
+            field="max_model_len",
+        )
+    page_bytes = spec.page_bytes_for(block_size)
+    return BilledModel(model.model, longest, (), page_bytes, WeightBytes(0, 0), "none", 0)
+
+
+def _weights(spec: ModelSpec, model: ModelFlags, *, on_gpu: bool) -> tuple[WeightBytes, str]:
+    """Native kernels pack bfloat16 and int8; every other dtype is torch's on CPUs, and all are on devices."""
+    if on_gpu or model.dtype != "bfloat16":
+        return plain_weights(spec, model.dtype), model.dtype
+    is_int8 = model.weights == "int8"
+    return packed_weights(spec, is_int8=is_int8), f"packed {'int8' if is_int8 else model.dtype}"
+
+
+def _schedule(model: ModelFlags) -> ScheduleConfig:
+    return ScheduleConfig(max_num_seqs=model.max_num_seqs)
+
+
+def _working_on_cpu(spec: ModelSpec, model: ModelFlags) -> int:
+    tokens = _schedule(model).step_tokens()
+    logits = model.max_num_seqs * spec.vocab_size * DRAW_BYTES
+    return HOST_PROCESS_BYTES + step_bytes(spec.hidden_size, spec.intermediate_size, tokens=tokens) + logits
+
+
+def _working_on_gpu(spec: ModelSpec, model: ModelFlags) -> int:
+    return working_bytes(
+        spec.hidden_size,
+        spec.intermediate_size,
+        spec.vocab_size,
+        tokens=_schedule(model).step_tokens(on_gpu=True),
+        samples=model.max_num_seqs,
+        recorded=sum(graph_sizes(model.max_num_seqs)),
+    )
+
+
+def spec_of(model: str, dtype: str, max_model_len: int | None) -> ModelSpec:
+    """Return the spec of a model by the name that --model takes, from config.json or a GGUF file's header alone."""
+    path = Path(model).expanduser()
+    if path.suffix == GGUF_SUFFIX:
+        return _spec_of_gguf(path, max_model_len)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"model directory {path} has no config.json", field="model")
+        return _read(path, lambda: known_spec(path.resolve(), max_model_len))
+    directory = catalog.locate(model, dtype)
+    if directory is not None:
+        return _read(directory, lambda: known_spec(directory, max_model_len))
+    raise ConfigError(
+        f"model {model!r} is not on this machine; run: twostroke model pull {model}, or name a directory with its "
+        "config.json",
+        field="model",
+    )
+
+
+def _read(path: Path, read: Callable[[], ModelSpec]) -> ModelSpec:
+    """transformers raises whatever a config with wrong values leads to."""
+    try:
+        return read()
+    except (AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError, RecursionError) as error:
+        raise ConfigError(f"{path}: its config cannot be read: {error!r}", field="model") from error
+
+
+def _spec_of_gguf(path: Path, max_model_len: int | None) -> ModelSpec:
+    if not path.is_file():
+        raise ConfigError(f"--model {path}: no such file", field="model")
+    from transformers import AutoConfig, AutoModelForCausalLM  # seconds, and only GGUF files need them
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+            config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+            config.save_pretrained(folder)
+        except Exception as error:  # the reader raises whatever a damaged header leads to
+            raise ConfigError(f"--model {path}: not a GGUF file that can be read: {error}", field="model") from error
+        return _read(path, lambda: known_spec(Path(folder), max_model_len))

@@ -1,0 +1,163 @@
+"""The flags of `twostroke bill`: which model, how much memory, which requests, and what is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cluster.flags.checks import field_of
+from tools.bill.chains import Answers
+from tools.output import ReportFiles
+from twostroke.config import DEFAULT_MODEL, PACED_PREFIX
+from twostroke.config.cache import HOST_CACHE_BYTES, size_text
+from twostroke.config.settings import Settings, group, setting
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.form import FORMS
+
+MOST_TOKENS = 10**8
+"""A longer request is a mistake."""
+
+
+class ModelFlags(Settings):
+    model: str = setting(
+        DEFAULT_MODEL, help="a name of the catalogue, a directory with a config.json, a GGUF file, a hub id, paced:SPEC"
+    )
+    dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"), help="number format of the weights")
+    weights: str = setting("model", choices=("model", "int8"), help="weights as the model has them, or as int8")
+    max_model_len: int | None = setting(
+        None, least=1, unit="TOKENS", help="most tokens of a request", default_text="what the model was made for"
+    )
+    max_num_seqs: int = setting(64, least=1, help="most sequences that hold pages at once on one worker")
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.weights == "int8" and self.dtype != "bfloat16":
+            raise ConfigError(f"--weights int8 needs --dtype bfloat16, got {self.dtype}", field="weights")
+
+    @property
+    def is_paced(self) -> bool:
+        return self.model.startswith(PACED_PREFIX)
+
+
+class MemoryFlags(Settings):
+    block_size: int = setting(16, least=1, most=256, power_of_two=True, unit="TOKENS", help="tokens per KV block")
+    kv_format: str | None = setting(
+        None, choices=tuple(FORMS), help="form of the pages; all are billed, this one in detail", default_text="--dtype"
+    )
+    kv_cache_memory_bytes: int | None = setting(
+        None,
+        flag="--kv-cache-memory",
+        least=1,
+        is_size=True,
+        unit="SIZE",
+        help="page memory of each worker",
+        default_text=f"{size_text(HOST_CACHE_BYTES)}; with --device-memory what weights leave of it",
+    )
+    device_memory_bytes: int | None = setting(
+        None,
+        flag="--device-memory",
+        least=1,
+        is_size=True,
+        unit="SIZE",
+        help="bill a GPU with so much memory instead of a CPU",
+    )
+    host_cache_bytes: int = setting(
+        0, flag="--host-cache", least=0, zero="none", is_size=True, unit="SIZE", help="host memory behind the pages"
+    )
+    disk_cache_bytes: int = setting(
+        0, flag="--disk-cache", least=0, zero="none", is_size=True, unit="SIZE", help="disk space behind both"
+    )
+
+
+class RequestFlags(Settings):
+    length: str | None = setting(
+        None,
+        unit="TOKENS[,TOKENS]",
+        help="lengths of requests, prompt and answer together",
+        default_text="a half, a quarter ... of the longest; those of the log",
+    )
+    shared: int = setting(0, least=0, most=MOST_TOKENS, unit="TOKENS", help="first tokens that all requests share")
+    log: str | None = setting(None, unit="FILE", help="lengths and hit rates of a log of `serve --request-log`")
+    trace: str | None = setting(None, unit="FILE", help="the same from a trace: Mooncake's JSON lines, Azure's CSV")
+    limit: int | None = setting(None, least=1, help="only the first N requests")
+    answers: str = setting(
+        Answers.LOGGED.value,
+        choices=tuple(Answers),
+        help="pages of answers: not kept (a prefill worker), kept and not found again, found by prompts that go on "
+        "from them, or found as the log shows",
+    )
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.log is not None and self.trace is not None:
+            raise ConfigError("--log and --trace exclude each other", field="trace")
+        _ = self.lengths
+
+    @property
+    def file(self) -> Path | None:
+        name = self.log if self.log is not None else self.trace
+        return None if name is None else Path(name)
+
+    @property
+    def file_flag(self) -> str:
+        return "--log" if self.log is not None else "--trace"
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return whole_numbers("--length", self.length)
+
+
+class MachineFlags(Settings):
+    bandwidth: float | None = setting(
+        None,
+        above=0,
+        unit="GB/S",
+        help="memory that a step reads per second",
+        default_text="as measured here",
+    )
+    measure: bool = setting(
+        False, help="measure this machine: reading memory, computing pages, copying them, and --disk-cache-dir"
+    )
+    threads: int = setting(1, least=1, most=1024, help="compute threads of a worker, for --measure")
+    disk_cache_dir: str | None = setting(
+        None, is_path=True, unit="FOLDER", help="folder whose disk --measure writes and reads"
+    )
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.disk_cache_dir is None:
+            return
+        if not self.measure:
+            raise ConfigError("--disk-cache-dir would be ignored: it is for --measure", field="disk_cache_dir")
+        if not Path(self.disk_cache_dir).is_dir():
+            raise ConfigError(f"--disk-cache-dir {self.disk_cache_dir}: no such folder", field="disk_cache_dir")
+
+
+class BillFlags(Settings):
+    model: ModelFlags = group(ModelFlags, "model")
+    memory: MemoryFlags = group(MemoryFlags, "memory")
+    requests: RequestFlags = group(RequestFlags, "requests")
+    machine: MachineFlags = group(MachineFlags, "machine", "this machine")
+    output: ReportFiles = group(ReportFiles, "output")
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.machine.measure and self.memory.device_memory_bytes is not None:
+            raise ConfigError(
+                "--measure measures this machine's CPU, and --device-memory bills a GPU: leave one of them away",
+                field="measure",
+            )
+        if self.model.weights == "int8" and self.memory.device_memory_bytes is not None:
+            raise ConfigError("--weights int8 is for CPUs: leave --device-memory away", field="weights")
+
+    @property
+    def form(self) -> str:
+        """The form of the pages that is billed in detail."""
+        return self.memory.kv_format or self.model.dtype
+
+
+def whole_numbers(flag: str, text: str | None) -> tuple[int, ...]:
+    """Return the token counts of a list with commas; none where nothing is said."""
+    parts = [part.strip() for part in text.split(",")] if text is not None else []
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part[:12]) <= MOST_TOKENS for part in parts):
+        raise ConfigError(
+            f"{flag} must be whole numbers from 1 to {MOST_TOKENS} with commas between them, got {text!r}",
+            field=field_of(flag),
+        )
+    return tuple(dict.fromkeys(int(part) for part in parts))

@@ -1,0 +1,261 @@
+"""The bill as tables: in the terminal, and in the page."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+
+from tools.bill.bill import Bill, concurrent, fitting
+from tools.bill.forms import FormBill
+from tools.bill.tiers import ComputeCost, break_even_pages
+from tools.tables import Cell, Grid, Row, table_of, text_grid, text_row
+
+UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+CURVE_ROWS: Final = 12
+"""Rows of the curve in the terminal; the page has a figure."""
+
+
+def size(size_bytes: float) -> str:
+    """Return a size as people read it: three digits and a unit of powers of 1024."""
+    for unit, unit_bytes in UNITS:
+        if size_bytes >= unit_bytes:
+            return f"{size_bytes / unit_bytes:.4g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def print_bill(console: Console, bill: Bill) -> None:
+    console.print(heading(bill), markup=False)
+    for title, grid in tables(bill):
+        console.print(f"\n[bold]{escape(title)}[/bold]")
+        console.print(table_of(grid))
+    for line in (*notes(bill), *bill.advice()):
+        console.print(line, markup=False)
+
+
+def heading(bill: Bill) -> str:
+    model, memory = bill.model, bill.flags.memory
+    place = "on a GPU" if bill.on_gpu else "on a CPU"
+    return (
+        f"{model.name} {place}: pages in {bill.flags.form}, blocks of {memory.block_size} tokens, requests of up to "
+        f"{model.longest} tokens"
+    )
+
+
+def tables(bill: Bill) -> list[tuple[str, Grid]]:
+    """Return all tables that there is something for, each with its title."""
+    found = [
+        ("Memory of one worker", memory_grid(bill)),
+        ("Pages by form", forms_grid(bill)),
+        (f"Requests, pages in {bill.flags.form}", requests_grid(bill)),
+    ]
+    if bill.model.groups:
+        found.insert(1, ("Bytes per token, by group of layers", groups_grid(bill)))
+    if bill.bytes_per_s is not None and bill.model.weights.step:
+        found.append((ceiling_title(bill.bytes_per_s), ceiling_grid(bill, bill.bytes_per_s)))
+    if bill.measured is not None:
+        found.append((f"Loading against computing, pages in {bill.flags.form}", tiers_grid(bill)))
+    if bill.log is not None:
+        found.append((log_title(bill), hit_rates_grid(bill)))
+        found.append((f"Hit rate by capacity, pages in {bill.flags.form}", curve_grid(bill)))
+    return found
+
+
+def memory_grid(bill: Bill) -> Grid:
+    pool = bill.chosen
+    rows = [
+        ("weights", bill.model.weights.total, bill.model.weights_kind),
+        ("working set", bill.model.working_bytes, "activations and logits of a step, process, libraries"),
+        ("pages", pool.pool_bytes, f"{pool.size.pages} pages, one scratch page, generations"),
+        ("together", bill.total_bytes, "" if bill.on_gpu else f"this machine has {size(bill.free_bytes)} free"),
+    ]
+    return text_grid(
+        ("part", "bytes", "size", "what"),
+        [text_row((part, f"{count}", size(count), what)) for part, count, what in rows],
+    )
+
+
+def groups_grid(bill: Bill) -> Grid:
+    forms, block = tuple(bill.forms), bill.flags.memory.block_size
+    rows = [
+        text_row(
+            (
+                f"{group.kind}, {group.layers} layers, {group.kv_heads} x {group.head_dim}",
+                *(f"{group.page_bytes(form, block) / block:g}" for form in forms),
+            )
+        )
+        for group in bill.model.groups
+    ]
+    return text_grid(("group", *forms), rows)
+
+
+def forms_grid(bill: Bill) -> Grid:
+    headings = ["form", "B/token", "B/page", "of bfloat16"]
+    headings += [f"{tier} pages" for tier in bill.tiers]
+    headings += ["device tokens", *(f"{tokens} at once" for tokens in bill.lengths)]
+    if bill.log is not None:
+        headings.append("of the log at once")
+    return text_grid(headings, [_form_row(bill, form) for form in bill.forms.values()])
+
+
+def _form_row(bill: Bill, form: FormBill) -> Row:
+    ratio = form.size.page_bytes / bill.forms["bfloat16"].size.page_bytes
+    pages = {"device": form.size.pages, "host": form.host_pages, "disk": form.disk_pages}
+    cells = [
+        form.form,
+        f"{form.token_bytes:g}",
+        f"{form.size.page_bytes}",
+        f"{ratio:.3f}x",
+        *(f"{pages[tier]}" for tier in bill.tiers),
+        f"{form.size.tokens}",
+        *(f"{concurrent(bill, form, tokens)}" for tokens in bill.lengths),
+    ]
+    counts = fitting(bill, form)
+    if counts is not None:
+        cells.append(f"{counts[0]} ({counts[1]} for sure)")
+    return text_row(cells)
+
+
+def requests_grid(bill: Bill) -> Grid:
+    pool, page_bytes = bill.chosen.size, bill.chosen.size.page_bytes
+    rows = []
+    for tokens in bill.lengths:
+        request = pool.request(tokens)
+        waste_bytes = request.waste_tokens * bill.chosen.token_bytes
+        rows.append(
+            text_row(
+                (
+                    f"{tokens} tokens",
+                    f"{request.pages}",
+                    size(request.pages * page_bytes),
+                    f"{request.waste_tokens} tokens",
+                    f"{waste_bytes / (request.pages * page_bytes):.1%}",
+                    f"{concurrent(bill, bill.chosen, tokens)}",
+                    _cliff(bill, tokens),
+                )
+            )
+        )
+    return text_grid(("request", "pages", "bytes", "tail waste", "share", "fit at once", "one more"), rows)
+
+
+def _cliff(bill: Bill, tokens: int) -> str:
+    """Say what happens with one request more than fit."""
+    fit, slots = concurrent(bill, bill.chosen, tokens), bill.flags.model.max_num_seqs
+    if not fit:
+        return "refused: it never fits"
+    return "waits: all slots are in use" if fit >= slots else "waits, or preempts another one"
+
+
+def ceiling_title(bytes_per_s: float) -> str:
+    return f"Decode ceiling at {bytes_per_s / 1e9:.1f} GB/s: tokens/s of all streams together"
+
+
+def ceiling_grid(bill: Bill, bytes_per_s: float) -> Grid:
+    """Rows are forms; columns are streams, each with the longest of the lengths."""
+    tokens, slots = bill.lengths[-1], bill.flags.model.max_num_seqs
+    streams = [count for count in (1, 4, 16, 64, 256) if count <= slots]
+    rows = []
+    for form in bill.forms.values():
+        most = min(slots, concurrent(bill, form, tokens))
+        cells = [_rate(form, bytes_per_s, count, tokens) if count <= most else "-" for count in streams]
+        last = f"{_rate(form, bytes_per_s, most, tokens)} with {most}" if most else "-"
+        rows.append(text_row((form.form, size(form.step_bytes(1, tokens)), *cells, last)))
+    at = [f"{count} x {tokens}" for count in streams]
+    return text_grid(("form", "read by one step", *at, "all that fit"), rows)
+
+
+def _rate(form: FormBill, bytes_per_s: float, streams: int, tokens: int) -> str:
+    ceiling = form.ceiling(bytes_per_s, streams, tokens)
+    return "-" if ceiling is None else f"{ceiling:.0f}"
+
+
+def tiers_grid(bill: Bill) -> Grid:
+    assert bill.measured is not None
+    compute, lengths = bill.measured.compute, [bill.chosen.size.request(tokens) for tokens in bill.lengths]
+    rows = []
+    if compute is not None:
+        times = [_ms(compute.compute_s(request.pages)) for request in lengths]
+        rows.append(text_row(("computing", _ms(compute.compute_s(1)), _ms(_computed_page_s(compute)), *times, "")))
+    for tier in bill.measured.tiers:
+        times = [_ms(tier.load_s(request.pages)) for request in lengths]
+        rows.append(text_row((tier.tier, _ms(tier.first_s), _ms(tier.page_s), *times, _break_even(bill, tier.tier))))
+    headings = ("pages from", "first page", "each page", *(f"{request.tokens} tokens" for request in lengths))
+    return text_grid((*headings, "pays from"), rows)
+
+
+def _computed_page_s(compute: ComputeCost) -> float:
+    pages = max(1, compute.step_tokens // compute.block_size)
+    return compute.compute_s(pages) / pages
+
+
+def _break_even(bill: Bill, name: str) -> str:
+    assert bill.measured is not None
+    compute, block_size = bill.measured.compute, bill.flags.memory.block_size
+    tier = next(each for each in bill.measured.tiers if each.tier == name)
+    if compute is None:
+        return "-"
+    pages = break_even_pages(tier, compute, bill.chosen.size.request(bill.model.longest).pages)
+    return "never" if pages is None else f"{pages * block_size} tokens"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def log_title(bill: Bill) -> str:
+    log = bill.log
+    assert log is not None
+    measured = "" if log.measured is None else f"; the log's own rate is {log.measured:.1%}"
+    return f"Hit rate of {log.name}: {log.requests} requests{measured}"
+
+
+def hit_rates_grid(bill: Bill) -> Grid:
+    """Rows are forms; for each tier the hit rate of all tiers up to it, least recent and at best."""
+    log = bill.log
+    assert log is not None
+    kept = [("device", 0), ("host", 1), ("disk", 2)]
+    tiers = [(name, tier) for name, tier in kept if name in bill.tiers]
+    rows = []
+    for form in bill.forms.values():
+        cells = []
+        for _, tier in tiers:
+            point = log.at(bill.capacity_tokens(form, tier))
+            cells += [f"{point.lru:.1%}", f"{point.optimum:.1%}"]
+        rows.append(text_row((form.form, *cells)))
+    names = [("" if not tier else "+ ") + name for name, tier in tiers]
+    return text_grid(("form", *(f"{name} {what}" for name in names for what in ("LRU", "optimum"))), rows)
+
+
+def curve_grid(bill: Bill) -> Grid:
+    log = bill.log
+    assert log is not None
+    stride = max(1, len(log.curve) // CURVE_ROWS)
+    points = [*log.curve[::stride], *([] if (len(log.curve) - 1) % stride == 0 else [log.curve[-1]])]
+    rows = [
+        Row(
+            None,
+            (
+                Cell(size(point.capacity_tokens * bill.chosen.token_bytes)),
+                Cell(f"{point.capacity_tokens}"),
+                Cell(f"{point.lru:.1%}"),
+                Cell(f"{point.optimum:.1%}"),
+            ),
+        )
+        for point in points
+    ]
+    return text_grid(("pages", "tokens", "LRU", "optimum"), rows)
+
+
+def notes(bill: Bill) -> list[str]:
+    """Say what the tables do not show."""
+    found = []
+    if bill.log is not None:
+        found.append(
+            f"a pool that never evicts finds {bill.log.most:.1%} and holds "
+            f"{size(bill.log.distinct_tokens * bill.chosen.token_bytes)} of {bill.flags.form} pages in the end"
+        )
+    if bill.bytes_per_s is None and bill.model.weights.step:
+        said = "" if bill.on_gpu else ", or measure this machine with --measure"
+        found.append(f"the decode ceiling is not known: give --bandwidth GB/S{said}")
+    return found
