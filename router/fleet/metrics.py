@@ -28,7 +28,7 @@ _WORKER_GAUGES = {
     "event_age_seconds": "Seconds since the last event batch came in.",
     "index_blocks": "Blocks that the prefix index knows it to hold, on all tiers.",
 }
-_PAGE_STATES = ("free", "cached", "arriving", "active", "quarantined")
+_PAGE_STATES = ("free", "cached", "pinned", "arriving", "active", "quarantined")
 
 
 class FleetMetrics(Collector):

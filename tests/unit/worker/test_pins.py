@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Sequence
 
@@ -24,6 +25,7 @@ from tests.unit.worker.rig import (
 )
 from twostroke.config import ScheduleConfig
 from twostroke.errors import Draining, InvalidRequest, PinRefused
+from twostroke.ids import Epoch
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.pins import Pin, pin_id_of
 from twostroke.kv_cache.pool import PageState
@@ -323,3 +325,57 @@ async def test_a_hint_that_no_time_fits_is_refused_with_its_request() -> None:
                 await router.send(message)
             assert refused.value.field == "cache_control.ttl"
         assert worker.host.pool.pinned_blocks == 0
+
+
+async def test_requests_beside_pins_that_come_and_go_end_with_the_right_tokens() -> None:
+    """A pool that is always short: requests preempt one another and pins, and wait for pages that pins keep."""
+    chances = random.Random(5)
+    prompts = [prompt_of(chances.randrange(20, 400), seed=seed % 7) for seed in range(40)]
+    async with (
+        prefill("source", **small(prefill_tokens_per_s=50_000)) as source,
+        decode("holder", **small(prefill_tokens_per_s=50_000)) as holder,
+        router_to(holder) as router,
+        pins_at(holder) as at_holder,
+        pins_at(source) as at_source,
+    ):
+
+        async def ask(number: int) -> None:
+            prompt, name = prompts[number], str(number)
+            message = router.message(prompt, 40, request_id=name, source=source if number % 3 else None)
+            if number % 4 == 0:
+                message.hints.add(blocks=chances.randrange(1, 20), seconds=chances.choice((0.01, 60.0)))
+            got = await router.send(message)
+            await got.done.wait()
+            assert got.tokens == expected_tokens(prompt, 40), number
+
+        async def pin_and_unpin(pins: Client, where: worker_pb2.PageSource | None) -> None:
+            for _ in range(40):
+                pin = pin_of(chances.choice(prompts)[: BLOCK * chances.randrange(1, 14)] or SYSTEM)
+                with contextlib.suppress(PinRefused, InvalidRequest):
+                    await pins.put(pin, where)
+                await asyncio.sleep(0.01)
+                if chances.random() < 0.7:
+                    await pins.remove(pin_id=pin.pin_id)
+                for each in (holder, source):
+                    each.host.pool.check_integrity()
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            tasks.create_task(pin_and_unpin(at_holder, source.source))
+            tasks.create_task(pin_and_unpin(at_source, None))
+            for number in range(len(prompts)):
+                tasks.create_task(ask(number))
+                await asyncio.sleep(0.01)
+        assert holder.metric("preemptions_total") > 0
+        await at_holder.ready()
+        await at_source.ready()
+
+
+async def test_a_new_epoch_of_a_worker_has_its_blocks_and_not_its_pins() -> None:
+    async with decode(**SHORT) as worker, pins_at(worker) as pins:
+        await pins.put(pin_of())
+        await pins.ready()
+        await eventually(lambda: worker.host.pool.count(PageState.PINNED) == BLOCKS)
+        log = worker.host._engine_state.begin_epoch(Epoch.begin(2))
+        assert worker.host.pool.count(PageState.CACHED) == BLOCKS
+        assert log.sequence == 1
+        assert set(log.snapshot().stored) == set(block_hashes_of(SYSTEM, BLOCK))
