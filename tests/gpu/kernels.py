@@ -133,7 +133,7 @@ def step_errors(case: Case, device: torch.device) -> dict[str, float]:
     step = backend.begin(case.batch(device))
     actual_q = step.store(1, *case.split(device))
     actual = step.attend(1, actual_q).view_as(right)
-    pool = backend.pool.cpu()
+    pool = backend.pool.numbers.cpu()
     untouched = torch.equal(pool.isnan(), right_pool.isnan()) and torch.equal(
         pool[:, 0].nan_to_num(), case.pool[:, 0].nan_to_num()
     )

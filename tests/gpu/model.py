@@ -75,9 +75,9 @@ def check_steps(_report: Report) -> Iterator[Row]:
         yield Row(f"{how}, streams as the reference's", f"{same} of {len(PROMPTS)}, error {error:.0e}", passed=passed)
 
 
-def triton_kernels(pool: PagePool, spec: ModelSpec) -> DeviceKernels:
+def triton_kernels(pool: PagePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
     """Compiled on a GPU, else interpreted."""
-    return DeviceKernels(TritonAttention(pool, spec.heads, spec.head_dim**-0.5), TritonElementwise())
+    return DeviceKernels(TritonAttention(pool, spec.heads, spec.head_dim**-0.5, dtype), TritonElementwise())
 
 
 def _checked_runner(plan: DevicePlan, kernels_over: Callable[[torch.Tensor, ModelSpec], DeviceKernels]) -> DeviceRunner:

@@ -19,6 +19,7 @@ from tests.gpu.kernels import WORST
 from tests.gpu.measure import DEVICE, ceilings, replayed_ms
 from tests.gpu.report import Report, Row
 from tests.gpu.shapes import BLOCK, LLAMA_8B
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import TokenSlots
 from twostroke.kernels.triton.decode import DecodeTuning
 from twostroke.kernels.triton.elementwise import TritonElementwise
@@ -107,7 +108,7 @@ def small_kernels() -> dict[str, Callable[[], object]]:
     return {
         "norm of a sum": lambda: kernels.add_norm(x, residual, weight, 1e-5),
         "gated product": lambda: kernels.silu_mul(gate_up),
-        "rope and store": lambda: rotate_and_store(q, k, v, pool, 0, placement),
+        "rope and store": lambda: rotate_and_store(q, k, v, PagePool.plain(pool), 0, placement),
         "likeliest token": lambda: logits.argmax(dim=-1),
     }
 

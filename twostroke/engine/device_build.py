@@ -95,9 +95,9 @@ class DeviceKernels:
     elementwise: Elementwise
 
     @classmethod
-    def over(cls, pool: PagePool, spec: ModelSpec) -> DeviceKernels:
+    def over(cls, pool: PagePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
         """Choose the fastest kernels for this pool. Raises ConfigError if none can serve it."""
-        attention = device_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5)
+        attention = device_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5, dtype=dtype)
         return cls(attention, device_elementwise(pool.device))
 
 
@@ -106,11 +106,11 @@ def make_device_runner(
     source: WeightSource,
     pages: torch.Tensor,
     accelerator: Accelerator,
-    kernels_over: Callable[[PagePool, ModelSpec], DeviceKernels] = DeviceKernels.over,
+    kernels_over: Callable[[PagePool, ModelSpec, torch.dtype], DeviceKernels] = DeviceKernels.over,
 ) -> DeviceRunner:
     """`pages` is uint8 [pages + scratch, page_bytes] on the device."""
     spec = plan.spec
-    kernels = kernels_over(PagePool.over(pages, plan.form, spec.page_shape(plan.block_size)), spec)
+    kernels = kernels_over(PagePool.over(pages, plan.form, spec.page_shape(plan.block_size)), spec, plan.torch_dtype)
     weights = take_weights(source, spec, with_head=plan.with_head)
     model = DeviceModel(spec, weights, kernels.elementwise)
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.rope, plan.max_model_len))

@@ -40,12 +40,12 @@ def choose_attention(
     return AlignedAttention(pool, heads, scale) if is_deterministic else TorchAttention(pool, heads, scale)
 
 
-def device_attention(pool: PagePool, *, heads: int, scale: float) -> TritonAttention:
+def device_attention(pool: PagePool, *, heads: int, scale: float, dtype: torch.dtype) -> TritonAttention:
     """For a pool on a CUDA device. Raises ConfigError where Triton is missing, or cannot compute such heads."""
     _require_triton()  # only here: a machine without CUDA need not have it
     from twostroke.kernels.triton.attention import TritonAttention
 
-    attention = TritonAttention(pool, heads, scale)
+    attention = TritonAttention(pool, heads, scale, dtype)
     attention.warm_up()  # no request should wait for a compiler
     return attention
 

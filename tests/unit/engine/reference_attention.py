@@ -15,7 +15,7 @@ from twostroke.kernels.spans import Spans, TokenSlots, span_fields, spans_of
 from twostroke.models.spec import ModelSpec
 
 
-def reference_kernels(pool: PagePool, spec: ModelSpec) -> DeviceKernels:
+def reference_kernels(pool: PagePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
     return DeviceKernels(ReferenceAttention(pool, spec.head_dim**-0.5), TorchElementwise())
 
 

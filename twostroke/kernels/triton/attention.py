@@ -39,13 +39,14 @@ LEAST_SHARED_BYTES: Final = 99 * 1024
 
 
 class TritonAttention:
-    """Over a pool whose pages are contiguous, on the device where it lies."""
+    """Over a pool on the device where it lies. `dtype` is by default that of the pool's numbers."""
 
     def __init__(
         self,
         pool: PagePool,
         heads: int,
         scale: float,
+        dtype: torch.dtype | None = None,
         *,
         decode: DecodeTuning | None = None,
         prefill: PrefillTuning | None = None,
@@ -53,18 +54,16 @@ class TritonAttention:
         kv_heads, dim = pool.kv_heads, pool.head_dim
         if dim % 8 or dim > WIDEST_HEAD:
             raise ConfigError(f"heads of {dim} values: CUDA attention needs a multiple of 8, at most {WIDEST_HEAD}")
-        if pool.scales is not None:
-            raise ConfigError(
-                f"CUDA attention reads float16, bfloat16 or float32, not {pool.form.name}", field="kv_format"
-            )
         if heads % kv_heads:
             raise ConfigError(f"{heads} query heads cannot share {kv_heads} K/V heads evenly")
-        self.pool = pool.numbers
+        self.pool = pool
+        self.dtype = dtype or pool.numbers.dtype
+        """The dtype of queries, keys and values."""
         self.heads = heads
         self.scale = scale
         shared = shared_bytes_of(pool.device)
-        self.decode = decode or decode_tuning(dim, self.pool.dtype, shared)
-        self.prefill = prefill or prefill_tuning(dim, self.pool.dtype, shared)
+        self.decode = decode or decode_tuning(dim, self.dtype, shared)
+        self.prefill = prefill or prefill_tuning(dim, self.dtype, shared)
         self.short_rows = max(1, MOST_PACKED // (heads // kv_heads))
         """Spans of more query rows are prefill."""
         self.multiprocessors = multiprocessors_of(pool.device)
@@ -99,14 +98,14 @@ class TritonAttention:
     def warm_up(self) -> None:
         """Compile every kernel that a step can need: none of them runs, since a launch of nothing only compiles."""
         pool = self.pool
-        kv_heads, block, dim = pool.shape[3:]
+        kv_heads, block, dim = pool.kv_heads, pool.block, pool.head_dim
         widest = -(-2 * self.decode.least_share // block)
         nothing = torch.empty(0, FIELDS, dtype=torch.int32, device=pool.device)
         tables = torch.zeros(1, widest, dtype=torch.int32, device=pool.device)
-        q = torch.empty(0, self.heads, dim, dtype=pool.dtype, device=pool.device)
+        q = torch.empty(0, self.heads, dim, dtype=self.dtype, device=pool.device)
         angles = torch.empty(0, dim // 2, device=pool.device)
         slots = torch.empty(0, dtype=torch.int64, device=pool.device)
-        with torch.cuda.device_of(pool):
+        with torch.cuda.device_of(pool.numbers):
             rotate_and_store(q, q[:, :kv_heads], q[:, :kv_heads], pool, 0, TokenSlots(slots, angles, angles))
             for rows in {self.short_rows, *(1 << power for power in range(self.short_rows.bit_length()))}:
                 for longest in (self.decode.least_share, 2 * self.decode.least_share):  # whole, split

@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import FIELDS, Spans, TokenSlots
+from twostroke.kernels.triton.bytes import kind_of
 
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST_HEAD: Final = 256
 
 
-def check_pool(pool: torch.Tensor, layer: int) -> None:
-    """[pages, layers, 2, kv_heads, block, head_dim], a page contiguous, pages any distance apart."""
-    assert pool.ndim == 6, f"pool must be [pages, layers, 2, kv_heads, block, head_dim], got {tuple(pool.shape)}"
-    _, layers, pair, _, block, dim = pool.shape
-    assert pool.dtype in DTYPES, f"pool must be one of {DTYPES}, got {pool.dtype}"
+def check_pool(pool: PagePool, layer: int) -> None:
+    """A page contiguous, or its numbers and scales as `PagePool.over` lays them; pages any distance apart."""
+    numbers = pool.numbers
+    assert numbers.ndim == 6, f"pool must be [pages, layers, 2, kv_heads, block, head_dim], got {tuple(numbers.shape)}"
+    _, layers, pair, _, block, dim = numbers.shape
     assert pair == 2, f"dimension 2 of the pool holds K and V, got {pair}"
     assert block.bit_count() == 1, f"tokens per block must be a power of two, got {block}"
     assert dim % 8 == 0, f"head_dim must be a multiple of 8, got {dim}"
     assert dim <= WIDEST_HEAD, f"head_dim must be at most {WIDEST_HEAD}, got {dim}"
-    assert pool[0].is_contiguous(), f"a page must be contiguous, got strides {pool.stride()}"
+    assert numbers.stride()[4:] == (dim, 1), f"numbers of a head must lie side by side, got {numbers.stride()}"
     assert 0 <= layer < layers, f"layer {layer} is not one of {layers}"
 
 
-def check_heads(name: str, x: torch.Tensor, pool: torch.Tensor, heads: int | None = None) -> None:
-    """x [T, heads, head_dim] in the pool's dtype, heads side by side, rows any distance apart."""
-    kv_heads, dim = pool.shape[3], pool.shape[5]
+def check_heads(name: str, x: torch.Tensor, pool: PagePool, dtype: torch.dtype, heads: int | None = None) -> None:
+    """x [T, heads, head_dim] in `dtype`, heads side by side, rows any distance apart."""
+    kv_heads, dim = pool.kv_heads, pool.head_dim
     assert x.ndim == 3, f"{name} must be [T, heads, head_dim], got {tuple(x.shape)}"
     assert x.shape[2] == dim, f"head_dim of {name} must be the pool's {dim}, got {x.shape[2]}"
-    assert x.dtype == pool.dtype, f"{name} must be in the pool's {pool.dtype}, got {x.dtype}"
+    assert dtype in DTYPES, f"{name} must be one of {DTYPES}, got {dtype}"
+    assert x.dtype == dtype, f"{name} must be in the queries' {dtype}, got {x.dtype}"
     assert x.device == pool.device, f"{name} must lie on {pool.device}, got {x.device}"
     assert x.shape[1] % kv_heads == 0, f"heads of {name} must be a multiple of {kv_heads} kv_heads, got {x.shape[1]}"
     assert heads is None or x.shape[1] == heads, f"{name} must have {heads} heads, got {x.shape[1]}"
     assert x.stride()[1:] == (dim, 1) or x.shape[1] == 1, f"heads of {name} must lie side by side, got {x.stride()}"
 
 
-def check_spans(spans: Spans, pool: torch.Tensor) -> None:
+def check_spans(spans: Spans, pool: PagePool) -> None:
     fields, tables = spans.fields, spans.block_tables
     assert fields.ndim == 2, f"span fields must be [spans, {FIELDS}], got {tuple(fields.shape)}"
     assert fields.shape[1] == FIELDS, f"span fields must be [spans, {FIELDS}], got {tuple(fields.shape)}"
@@ -47,12 +50,12 @@ def check_spans(spans: Spans, pool: torch.Tensor) -> None:
     for name, tensor in (("span fields", fields), ("block tables", tables)):
         assert tensor.dtype == torch.int32, f"{name} must be int32, got {tensor.dtype}"
         assert tensor.device == pool.device, f"{name} must lie on {pool.device}, got {tensor.device}"
-    most = tables.shape[1] * pool.shape[4]
+    most = tables.shape[1] * pool.block
     assert spans.longest_context <= most, f"a context of {spans.longest_context} does not fit {most} tokens of pages"
 
 
-def check_placement(placement: TokenSlots, tokens: int, pool: torch.Tensor) -> None:
-    half = pool.shape[5] // 2
+def check_placement(placement: TokenSlots, tokens: int, pool: PagePool) -> None:
+    half = pool.head_dim // 2
     wanted = (
         ("write_slots", placement.write_slots, (tokens,), torch.int64),
         ("cosines", placement.cosines, (tokens, half), torch.float32),
@@ -63,3 +66,17 @@ def check_placement(placement: TokenSlots, tokens: int, pool: torch.Tensor) -> N
         assert tensor.dtype == dtype, f"{name} must be {dtype}, got {tensor.dtype}"
         assert tensor.is_contiguous(), f"{name} must be contiguous, got strides {tensor.stride()}"
         assert tensor.device == pool.device, f"{name} must lie on {pool.device}, got {tensor.device}"
+
+
+def pool_arguments(pool: PagePool) -> dict[str, Any]:
+    """What kernels are told of a pool besides the addresses: strides in numbers, and how a number is read.
+
+    A kernel of numbers with scales finds those at a quarter of the distances: four bytes each.
+    """
+    _, layer, value, head, *_ = pool.numbers.stride()
+    return {"LAYER": layer, "VALUES": value, "HEAD": head, "BLOCK": pool.block, "KIND": kind_of(pool.form.name)}
+
+
+def scales_of(pool: PagePool) -> torch.Tensor:
+    """The scales, or for a kernel that looks at none any tensor of float32."""
+    return torch.empty(0, device=pool.device) if pool.scales is None else pool.scales

@@ -15,8 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans
-from twostroke.kernels.triton.checks import check_heads, check_pool, check_spans
+from twostroke.kernels.triton.bytes import decoded
+from twostroke.kernels.triton.checks import check_heads, check_pool, check_spans, pool_arguments, scales_of
 
 HOPPER_SHARED_BYTES: Final = 227 * 1024
 """What one program may have there."""
@@ -64,11 +66,8 @@ class DecodePlan:
     """float32 [spans, kv_heads, most_rows * group, splits]"""
 
 
-def plan_decode(
-    spans: Spans, pool: torch.Tensor, heads: int, multiprocessors: int, tuning: DecodeTuning | None = None
-) -> DecodePlan:
-    kv_heads, dim = pool.shape[3], pool.shape[5]
-    tuning = tuning or decode_tuning(dim, pool.dtype)
+def plan_decode(spans: Spans, pool: PagePool, heads: int, multiprocessors: int, tuning: DecodeTuning) -> DecodePlan:
+    kv_heads, dim = pool.kv_heads, pool.head_dim
     count = len(spans.fields)
     wanted = -(-multiprocessors * tuning.programs_per_sm // max(1, count * kv_heads))
     most = -(-spans.longest_context // tuning.least_share)
@@ -83,14 +82,14 @@ def plan_decode(
 
 
 def decode_attention(
-    q: torch.Tensor, pool: torch.Tensor, layer: int, spans: Spans, scale: float, out: torch.Tensor, plan: DecodePlan
+    q: torch.Tensor, pool: PagePool, layer: int, spans: Spans, scale: float, out: torch.Tensor, plan: DecodePlan
 ) -> None:
     """Attention of the spans' rows of q [T, heads, D] into the same rows of out; other rows are left alone."""
     check_pool(pool, layer)
-    check_heads("q", q, pool)
-    check_heads("out", out, pool, q.shape[1])
+    check_heads("q", q, pool, q.dtype)
+    check_heads("out", out, pool, q.dtype, q.shape[1])
     check_spans(spans, pool)
-    kv_heads, block, dim = pool.shape[3:]
+    kv_heads, dim = pool.kv_heads, pool.head_dim
     group = q.shape[1] // kv_heads
     packed = spans.most_rows * group
     count, splits, tuning = len(spans.fields), plan.splits, plan.tuning
@@ -98,10 +97,10 @@ def decode_attention(
     shape = {"KV_HEADS": kv_heads, "GROUP": group, "DIM": dim, "DIM_PAD": triton.next_power_of_2(dim)}
     share = {"KEYS": tuning.keys, "LEAST_SHARE": tuning.least_share}
     decode_kernel[(kv_heads, splits, count)](
-        q, out, plan.partials, plan.weights, pool, spans.block_tables, spans.fields,
-        q.stride(0), out.stride(0), spans.block_tables.stride(0), pool.stride(0), layer, packed, splits,
+        q, out, plan.partials, plan.weights, pool.numbers, scales_of(pool), spans.block_tables, spans.fields,
+        q.stride(0), out.stride(0), spans.block_tables.stride(0), pool.numbers.stride(0), layer, packed, splits,
         scale * LOG2_E,
-        **shape, **share, BLOCK=block, PACKED_PAD=max(16, triton.next_power_of_2(packed)), WHOLE=splits == 1,
+        **shape, **share, **pool_arguments(pool), PACKED_PAD=max(16, triton.next_power_of_2(packed)), WHOLE=splits == 1,
         num_warps=tuning.warps, num_stages=tuning.stages, enable_fp_fusion=True,
     )  # fmt: skip
     if splits > 1:
@@ -119,9 +118,9 @@ def share_of(context, splits, KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr):
 
 @triton.jit
 def walk_share(
-    query, keys_base, table, last, d, inside, begin, end, page_stride, scale_log2,
+    query, keys_base, scales_base, table, last, d, inside, begin, end, page_stride, scale_log2,
     VALUES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
-    PACKED_PAD: tl.constexpr, DIM_PAD: tl.constexpr,
+    PACKED_PAD: tl.constexpr, DIM_PAD: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """Sum of weighted values, highest score (base 2) and sum of weights of one share; V lies VALUES behind K."""
     best = tl.full([PACKED_PAD], float("-inf"), tl.float32)
@@ -134,12 +133,17 @@ def walk_share(
         at = start + tl.arange(0, KEYS)
         valid = at < end
         # K: page, offset in the block, d
-        key_at = keys_base + (page.to(tl.int64) * page_stride + (at % BLOCK) * DIM)[:, None] + d[None, :]
+        place = page.to(tl.int64) * page_stride
+        key_at = keys_base + (place + (at % BLOCK) * DIM)[:, None] + d[None, :]
+        # scales: page, offset in the block
+        scale_at = scales_base + place // 4 + at % BLOCK
         mask = valid[:, None] & inside[None, :]
         # the page of each token of the next tile
         page = tl.load(table + (at + KEYS) // BLOCK, mask=at + KEYS < end, other=0)
-        keys = tl.load(key_at, mask=mask, other=0.0)
+        keys = decoded(tl.load(key_at, mask=mask, other=0), KIND).to(query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3") * scale_log2
+        if KIND != 0:
+            scores *= tl.load(scale_at, mask=valid, other=0.0)[None, :]
         scores = tl.where(valid[None, :] & (at[None, :] <= last[:, None]), scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1))
         pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see nothing of this share
@@ -147,7 +151,10 @@ def walk_share(
         weight = tl.exp2(scores - pivot[:, None])
         total = total * decay + tl.sum(weight, 1)
         # V: as K, all heads of K further
-        values = tl.load(key_at + VALUES, mask=mask, other=0.0)
+        values = decoded(tl.load(key_at + VALUES, mask=mask, other=0), KIND)
+        if KIND != 0:
+            values *= tl.load(scale_at + VALUES // 4, mask=valid, other=0.0)[:, None]
+        values = values.to(query.dtype)
         acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
         best = higher
     return acc, best, total
@@ -158,11 +165,12 @@ def walk_share(
     do_not_specialize_on_alignment=["block_tables", "fields"],
 )
 def decode_kernel(
-    q, out, partials, weights, pool, block_tables, fields,
+    q, out, partials, weights, pool, scales, block_tables, fields,
     q_stride, out_stride, table_stride, page_stride, layer, packed, splits,
     scale_log2,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr, BLOCK: tl.constexpr, PACKED_PAD: tl.constexpr, WHOLE: tl.constexpr,
+    KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr, PACKED_PAD: tl.constexpr, WHOLE: tl.constexpr,
+    LAYER: tl.constexpr, VALUES: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     # heads fastest: programs that run together read neighbouring parts of the same pages
     kv_head, split, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -187,12 +195,13 @@ def decode_kernel(
     # q: row, head, d
     q_at = q + (query_row * q_stride + head * DIM)[:, None] + d[None, :]
     query = tl.load(q_at, mask=asked[:, None] & inside[None, :], other=0.0)
-    # K of this layer and head in page 0; V follows K at the distance of all heads
-    keys_base = pool + layer.to(tl.int64) * (2 * KV_HEADS * BLOCK * DIM) + kv_head * (BLOCK * DIM)
+    # K of this layer and head in page 0; V lies VALUES behind K
+    head_at = layer.to(tl.int64) * LAYER + kv_head * HEAD
+    keys_base, scales_base = pool + head_at, scales + head_at // 4
     table = block_tables + table_row.to(tl.int64) * table_stride
     acc, best, total = walk_share(
-        query, keys_base, table, last, d, inside, begin, end, page_stride, scale_log2,
-        KV_HEADS * BLOCK * DIM, DIM, BLOCK, KEYS, PACKED_PAD, DIM_PAD,
+        query, keys_base, scales_base, table, last, d, inside, begin, end, page_stride, scale_log2,
+        VALUES, DIM, BLOCK, KEYS, PACKED_PAD, DIM_PAD, KIND,
     )  # fmt: skip
     divisor = tl.where(total > 0, total, 1.0)  # 0 where nothing was seen: the result is 0, its weight none
     acc = acc / divisor[:, None]

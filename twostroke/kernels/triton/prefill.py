@@ -13,8 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans
-from twostroke.kernels.triton.checks import check_heads, check_pool, check_spans
+from twostroke.kernels.triton.bytes import decoded
+from twostroke.kernels.triton.checks import check_heads, check_pool, check_spans, pool_arguments, scales_of
 from twostroke.kernels.triton.decode import HOPPER_SHARED_BYTES, LOG2_E
 
 
@@ -44,7 +46,7 @@ def prefill_tuning(head_dim: int, dtype: torch.dtype, shared_bytes: int = HOPPER
 
 def prefill_attention(
     q: torch.Tensor,
-    pool: torch.Tensor,
+    pool: PagePool,
     layer: int,
     spans: Spans,
     scale: float,
@@ -53,27 +55,27 @@ def prefill_attention(
 ) -> None:
     """Attention of the spans' rows of q [T, heads, D] into the same rows of out; other rows are left alone."""
     check_pool(pool, layer)
-    check_heads("q", q, pool)
-    check_heads("out", out, pool, q.shape[1])
+    check_heads("q", q, pool, q.dtype)
+    check_heads("out", out, pool, q.dtype, q.shape[1])
     check_spans(spans, pool)
     assert spans.most_rows <= tuning.rows, f"a tile has {tuning.rows} rows, a span {spans.most_rows}"
-    kv_heads, block, dim = pool.shape[3:]
+    kv_heads, dim = pool.kv_heads, pool.head_dim
     heads = q.shape[1]
     prefill_kernel[(heads, len(spans.fields))](
-        q, out, pool, spans.block_tables, spans.fields,
-        q.stride(0), out.stride(0), spans.block_tables.stride(0), pool.stride(0), layer,
+        q, out, pool.numbers, scales_of(pool), spans.block_tables, spans.fields,
+        q.stride(0), out.stride(0), spans.block_tables.stride(0), pool.numbers.stride(0), layer,
         scale * LOG2_E,
-        KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, DIM_PAD=triton.next_power_of_2(dim), BLOCK=block,
-        ROWS=tuning.rows, KEYS=tuning.keys, num_warps=tuning.warps, num_stages=tuning.stages,
+        KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, DIM_PAD=triton.next_power_of_2(dim),
+        **pool_arguments(pool), ROWS=tuning.rows, KEYS=tuning.keys, num_warps=tuning.warps, num_stages=tuning.stages,
         enable_fp_fusion=True,
     )  # fmt: skip
 
 
 @triton.jit
 def walk_keys(
-    acc, best, total, query, keys_base, table, last, d, inside, begin, end, page_stride, scale_log2,
+    acc, best, total, query, keys_base, scales_base, table, last, d, inside, begin, end, page_stride, scale_log2,
     VALUES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, PADDED: tl.constexpr,
-    DIAGONAL: tl.constexpr,
+    DIAGONAL: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """Positions begin..end: all of them seen by every row, in whole tiles, unless DIAGONAL."""
     at = begin + tl.arange(0, KEYS)
@@ -82,20 +84,28 @@ def walk_keys(
     for start in tl.range(begin, end, KEYS):
         at = start + tl.arange(0, KEYS)
         valid = at < end
-        # K: page, offset in the block, d; V: all heads of K further
-        key_at = keys_base + (page.to(tl.int64) * page_stride + (at % BLOCK) * DIM)[:, None] + d[None, :]
+        # K: page, offset in the block, d; V: VALUES further
+        place = page.to(tl.int64) * page_stride
+        key_at = keys_base + (place + (at % BLOCK) * DIM)[:, None] + d[None, :]
+        # scales: page, offset in the block
+        scale_at = scales_base + place // 4 + at % BLOCK
         if DIAGONAL:
-            keys = tl.load(key_at, mask=valid[:, None] & inside[None, :], other=0.0)
-            values = tl.load(key_at + VALUES, mask=valid[:, None] & inside[None, :], other=0.0)
+            keys = tl.load(key_at, mask=valid[:, None] & inside[None, :], other=0)
+            values = tl.load(key_at + VALUES, mask=valid[:, None] & inside[None, :], other=0)
         elif PADDED:
-            keys = tl.load(key_at, mask=inside[None, :], other=0.0)
-            values = tl.load(key_at + VALUES, mask=inside[None, :], other=0.0)
+            keys = tl.load(key_at, mask=inside[None, :], other=0)
+            values = tl.load(key_at + VALUES, mask=inside[None, :], other=0)
         else:
             keys = tl.load(key_at)
             values = tl.load(key_at + VALUES)
         # the page of each token of the next tile
         page = tl.load(table + (at + KEYS) // BLOCK, mask=at + KEYS < end, other=0)
+        keys, values = decoded(keys, KIND).to(query.dtype), decoded(values, KIND)
         scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
+        if KIND != 0:
+            scores *= tl.load(scale_at, mask=valid, other=0.0)[None, :]
+            values *= tl.load(scale_at + VALUES // 4, mask=valid, other=0.0)[:, None]
+        values = values.to(query.dtype)
         if DIAGONAL:
             scores = tl.where(at[None, :] <= last[:, None], scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1) * scale_log2)
@@ -109,11 +119,12 @@ def walk_keys(
 
 @triton.jit(do_not_specialize=["layer", "table_stride"], do_not_specialize_on_alignment=["block_tables", "fields"])
 def prefill_kernel(
-    q, out, pool, block_tables, fields,
+    q, out, pool, scales, block_tables, fields,
     q_stride, out_stride, table_stride, page_stride, layer,
     scale_log2,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
+    LAYER: tl.constexpr, VALUES: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     # heads fastest: those that share a K/V head run together and find its pages in the cache
     head, span = tl.program_id(0), tl.program_id(1)
@@ -133,18 +144,20 @@ def prefill_kernel(
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM_PAD], tl.float32)
-    VALUES: tl.constexpr = KV_HEADS * BLOCK * DIM
     # K of this layer and head in page 0
-    keys_base = pool + layer.to(tl.int64) * (2 * VALUES) + (head // GROUP) * (BLOCK * DIM)
+    head_at = layer.to(tl.int64) * LAYER + (head // GROUP) * HEAD
+    keys_base, scales_base = pool + head_at, scales + head_at // 4
     table = block_tables + table_row.to(tl.int64) * table_stride
     seen_by_all = (context - rows + 1) // KEYS * KEYS
     acc, best, total = walk_keys(
-        acc, best, total, query, keys_base, table, last, d, inside, 0, seen_by_all, page_stride, scale_log2,
-        VALUES, DIM, BLOCK, KEYS, DIM_PAD != DIM, False,
+        acc, best, total, query, keys_base, scales_base, table, last, d, inside, 0, seen_by_all, page_stride,
+        scale_log2,
+        VALUES, DIM, BLOCK, KEYS, DIM_PAD != DIM, False, KIND,
     )  # fmt: skip
     acc, best, total = walk_keys(
-        acc, best, total, query, keys_base, table, last, d, inside, seen_by_all, context, page_stride, scale_log2,
-        VALUES, DIM, BLOCK, KEYS, DIM_PAD != DIM, True,
+        acc, best, total, query, keys_base, scales_base, table, last, d, inside, seen_by_all, context, page_stride,
+        scale_log2,
+        VALUES, DIM, BLOCK, KEYS, DIM_PAD != DIM, True, KIND,
     )  # fmt: skip
     # out: row, head, d
     out_at = out + (query_row * out_stride + head * DIM)[:, None] + d[None, :]

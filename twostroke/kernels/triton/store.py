@@ -8,40 +8,44 @@ import torch
 import triton
 import triton.language as tl
 
+from twostroke.kernels.page_pool import LARGEST, PagePool
 from twostroke.kernels.spans import TokenSlots
-from twostroke.kernels.triton.checks import check_heads, check_placement, check_pool
+from twostroke.kernels.triton.bytes import encoded, scale_of, size_bits
+from twostroke.kernels.triton.checks import check_heads, check_placement, check_pool, pool_arguments, scales_of
 
 TOKENS: Final = 4
 """Per program: a batch of 64 still gives every multiprocessor one."""
 
 
 def rotate_and_store(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: torch.Tensor, layer: int, placement: TokenSlots
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: PagePool, layer: int, placement: TokenSlots
 ) -> torch.Tensor:
     """The rotated q [T, heads, D], contiguous; k, rotated, and v [T, kv_heads, D] are in their slots."""
     check_pool(pool, layer)
-    kv_heads, block, dim = pool.shape[3:]
-    check_heads("q", q, pool)
-    check_heads("k", k, pool, kv_heads)
-    check_heads("v", v, pool, kv_heads)
+    kv_heads, dim = pool.kv_heads, pool.head_dim
+    check_heads("q", q, pool, q.dtype)
+    check_heads("k", k, pool, q.dtype, kv_heads)
+    check_heads("v", v, pool, q.dtype, kv_heads)
     check_placement(placement, len(q), pool)
     rotated = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     group = q.shape[1] // kv_heads
     store_kernel[(kv_heads, triton.cdiv(len(q), TOKENS))](
-        q, k, v, rotated, pool, placement.write_slots, placement.cosines, placement.sines,
-        q.stride(0), k.stride(0), v.stride(0), pool.stride(0), layer, len(q),
+        q, k, v, rotated, pool.numbers, scales_of(pool), placement.write_slots, placement.cosines, placement.sines,
+        q.stride(0), k.stride(0), v.stride(0), pool.numbers.stride(0), layer, len(q),
         KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=triton.next_power_of_2(group), HALF=dim // 2,
-        HALF_PAD=triton.next_power_of_2(dim // 2), BLOCK=block, TOKENS=TOKENS, num_warps=4, enable_fp_fusion=True,
+        HALF_PAD=triton.next_power_of_2(dim // 2), TOKENS=TOKENS, LARGEST=LARGEST.get(pool.form.name, 0.0),
+        **pool_arguments(pool), num_warps=4, enable_fp_fusion=pool.scales is None,
     )  # fmt: skip
     return rotated
 
 
 @triton.jit(do_not_specialize=["layer", "count"], do_not_specialize_on_alignment=["write_slots"])
 def store_kernel(
-    q, k, v, rotated, pool, write_slots, cosines, sines,
+    q, k, v, rotated, pool, scales, write_slots, cosines, sines,
     q_stride, k_stride, v_stride, page_stride, layer, count,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HALF: tl.constexpr,
-    HALF_PAD: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+    HALF_PAD: tl.constexpr, TOKENS: tl.constexpr, LARGEST: tl.constexpr,
+    LAYER: tl.constexpr, VALUES: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     DIM: tl.constexpr = 2 * HALF
     kv_head = tl.program_id(0)
@@ -77,17 +81,36 @@ def store_kernel(
     cosine = tl.load(cosines + angle_at, mask=asked, other=0.0)
     sine = tl.load(sines + angle_at, mask=asked, other=0.0)
     slot = tl.load(write_slots + row, mask=token < count, other=0)
-    # K in the pool: page, layer, head, offset in the block, d; V all heads of K further
-    place = slot // BLOCK * page_stride + layer.to(tl.int64) * (2 * KV_HEADS * BLOCK * DIM)
-    key_at = pool + (place + kv_head * (BLOCK * DIM) + slot % BLOCK * DIM)[:, None] + half[None, :]
-    value_at = key_at + KV_HEADS * BLOCK * DIM
+    # K in the pool: page, layer, head, offset in the block, d; V VALUES further
+    place = slot // BLOCK * page_stride + layer.to(tl.int64) * LAYER + kv_head * HEAD
+    key_at = pool + (place + slot % BLOCK * DIM)[:, None] + half[None, :]
+    # scales: of the same head, a float for each token
+    scale_at = scales + place // 4 + slot % BLOCK
     # k: token, head, lower half of d
     k_at = k + (row * k_stride + kv_head * DIM)[:, None] + half[None, :]
     low = tl.load(k_at, mask=asked, other=0.0).to(tl.float32)
     high = tl.load(k_at + HALF, mask=asked, other=0.0).to(tl.float32)
-    tl.store(key_at, (low * cosine - high * sine).to(pool.dtype.element_ty), mask=asked)
-    tl.store(key_at + HALF, (high * cosine + low * sine).to(pool.dtype.element_ty), mask=asked)
+    key_low = (low * cosine - high * sine).to(k.dtype.element_ty)
+    key_high = (high * cosine + low * sine).to(k.dtype.element_ty)
+    put_halves(key_at, scale_at, key_low, key_high, asked, token < count, HALF, KIND, LARGEST)
     # v: as k
     v_at = v + (row * v_stride + kv_head * DIM)[:, None] + half[None, :]
-    tl.store(value_at, tl.load(v_at, mask=asked), mask=asked)
-    tl.store(value_at + HALF, tl.load(v_at + HALF, mask=asked), mask=asked)
+    low = tl.load(v_at, mask=asked, other=0.0)
+    high = tl.load(v_at + HALF, mask=asked, other=0.0)
+    put_halves(key_at + VALUES, scale_at + VALUES // 4, low, high, asked, token < count, HALF, KIND, LARGEST)
+
+
+@triton.jit
+def put_halves(
+    at, scale_at, low, high, asked, is_token, HALF: tl.constexpr, KIND: tl.constexpr, LARGEST: tl.constexpr
+):  # fmt: skip
+    """The halves of rows into their slots, as numbers of the pool, and the scale of each row if they have one."""
+    if KIND == 0:
+        tl.store(at, low.to(at.dtype.element_ty), mask=asked)
+        tl.store(at + HALF, high.to(at.dtype.element_ty), mask=asked)
+    else:
+        low, high = low.to(tl.float32), high.to(tl.float32)
+        scale, inverse = scale_of(tl.maximum(tl.max(size_bits(low), 1), tl.max(size_bits(high), 1)), LARGEST)
+        tl.store(scale_at, scale, mask=is_token)
+        tl.store(at, encoded(low * inverse[:, None], KIND), mask=asked)
+        tl.store(at + HALF, encoded(high * inverse[:, None], KIND), mask=asked)

@@ -22,7 +22,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from twostroke.kernels.page_pool import LARGEST, PagePool
 from twostroke.kernels.triton import decode, elementwise, pages, prefill, store
+from twostroke.kernels.triton.bytes import KINDS
+from twostroke.kernels.triton.checks import pool_arguments
+from twostroke.kv_cache.form import PageShape
 
 KV_HEADS, GROUP, BLOCK = 8, 4, 16
 FLOATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -48,6 +52,12 @@ def variants() -> Iterator[Variant]:
                 yield decode_variant(f"decode-{rows}-{name}", dim, dtype, rows, decode.decode_tuning(dim, dtype))
             yield prefill_variant(f"prefill-{name}", dim, dtype, prefill.prefill_tuning(dim, dtype))
             yield store_variant(f"store-{name}", dim, dtype)
+    for form in KINDS:
+        for dim in (64, 128):
+            kind, name = torch.bfloat16, f"{dim}-{form}"
+            yield decode_variant(f"decode-1-{name}", dim, kind, 1, decode.decode_tuning(dim, kind), form)
+            yield prefill_variant(f"prefill-{name}", dim, kind, prefill.prefill_tuning(dim, kind), form)
+            yield store_variant(f"store-{name}", dim, kind, form)
     yield merge_variant("merge-128-bf16", 128, torch.bfloat16)
     for gather in (True, False):
         pointers = {"pool": "*i32", "buffer": "*i32", "pages": "*i64"}
@@ -61,13 +71,14 @@ def variants() -> Iterator[Variant]:
     yield Variant("silu", elementwise.silu_mul_kernel, rows, columns, 4)
 
 
-def decode_variant(name: str, dim: int, dtype: torch.dtype, rows: int, tuning: decode.DecodeTuning) -> Variant:
+def decode_variant(
+    name: str, dim: int, dtype: torch.dtype, rows: int, tuning: decode.DecodeTuning, form: str = ""
+) -> Variant:
     kind = "*" + FLOATS[dtype]
-    pointers = {"q": kind, "out": kind, "partials": "*fp32", "weights": "*fp32", "pool": kind}
-    constants = shape_of(dim) | {
+    pointers = {"q": kind, "out": kind, "partials": "*fp32", "weights": "*fp32", **pool_pointers(kind, form)}
+    constants = (shape_of(dim) | pool_constants(dim, form)) | {
         "KEYS": tuning.keys,
         "LEAST_SHARE": tuning.least_share,
-        "BLOCK": BLOCK,
         "PACKED_PAD": max(16, rows * GROUP),
         "WHOLE": False,
     }
@@ -82,14 +93,16 @@ def merge_variant(name: str, dim: int, dtype: torch.dtype) -> Variant:
     return Variant(name, decode.merge_kernel, pointers, shape_of(dim) | share, 4)
 
 
-def prefill_variant(name: str, dim: int, dtype: torch.dtype, tuning: prefill.PrefillTuning) -> Variant:
-    pointers = dict.fromkeys(("q", "out", "pool"), "*" + FLOATS[dtype]) | {"block_tables": "*i32", "fields": "*i32"}
-    constants = shape_of(dim) | {"BLOCK": BLOCK, "ROWS": tuning.rows, "KEYS": tuning.keys}
+def prefill_variant(name: str, dim: int, dtype: torch.dtype, tuning: prefill.PrefillTuning, form: str = "") -> Variant:
+    kind = "*" + FLOATS[dtype]
+    pointers = {"q": kind, "out": kind, **pool_pointers(kind, form), "block_tables": "*i32", "fields": "*i32"}
+    constants = (shape_of(dim) | pool_constants(dim, form)) | {"ROWS": tuning.rows, "KEYS": tuning.keys}
     return Variant(name, prefill.prefill_kernel, pointers, constants, tuning.warps, tuning.stages)
 
 
-def store_variant(name: str, dim: int, dtype: torch.dtype) -> Variant:
-    pointers = dict.fromkeys(("q", "k", "v", "rotated", "pool"), "*" + FLOATS[dtype])
+def store_variant(name: str, dim: int, dtype: torch.dtype, form: str = "") -> Variant:
+    kind = "*" + FLOATS[dtype]
+    pointers = dict.fromkeys(("q", "k", "v", "rotated"), kind) | pool_pointers(kind, form)
     angles = {"write_slots": "*i64", "cosines": "*fp32", "sines": "*fp32"}
     constants = {
         "KV_HEADS": KV_HEADS,
@@ -97,10 +110,21 @@ def store_variant(name: str, dim: int, dtype: torch.dtype) -> Variant:
         "GROUP_PAD": GROUP,
         "HALF": dim // 2,
         "HALF_PAD": triton.next_power_of_2(dim // 2),
-        "BLOCK": BLOCK,
         "TOKENS": store.TOKENS,
+        "LARGEST": LARGEST.get(form, 0.0),
+        **pool_constants(dim, form),
     }
     return Variant(name, store.store_kernel, pointers | angles, constants, 4)
+
+
+def pool_pointers(kind: str, form: str) -> dict[str, str]:
+    return {"pool": "*u8" if form else kind, "scales": "*fp32"}
+
+
+def pool_constants(dim: int, form: str) -> dict[str, Any]:
+    """What `pool_arguments` says of a pool in such a form; without one, of plain numbers."""
+    pool = PagePool.empty(1, form or "bfloat16", PageShape(1, KV_HEADS, BLOCK, dim))
+    return pool_arguments(pool)
 
 
 def shape_of(dim: int) -> dict[str, int]:
