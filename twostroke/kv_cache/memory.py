@@ -7,6 +7,7 @@ page, not two. `Pages` is the interface; `PageMemory` is in host memory, `twostr
 from __future__ import annotations
 
 import abc
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,11 @@ class PageMemory(Pages):
         Raises ConfigError if it is not such a memory; the descriptor then stays the caller's.
         """
         return cls(pages, page_bytes, fd=fd)
+
+    def map_in(self) -> None:
+        """Map all pages into this process, so that nobody waits for that at a page's first use."""
+        for page in self.data:
+            page[:: mmap.PAGESIZE].max()
 
     def window(self, batch_pages: int) -> Window:
         return _HostWindow(self.data)

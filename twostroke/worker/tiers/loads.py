@@ -250,7 +250,7 @@ class TierLoads:
         wanted, elapsed_s = len(load.job.reads), time.monotonic() - load.started_s
         if is_late(elapsed_s, load.arrived, wanted, load.compute_s):
             self._tiers.metrics.given_up(load.tier)
-            self._tiers.took(load.tier, elapsed_s, load.arrived + 1)
+            self._tiers.took_at_least(load.tier, elapsed_s, load.arrived + 1)
             self._give_up(load)
         else:
             self._look_later(load)

@@ -88,4 +88,6 @@ def _host_memory(cache: CacheConfig, facts: LoadedModel) -> PageMemory:
         raise ConfigError(
             f"--host-cache {cache.host_cache_bytes} holds no page of {facts.page_bytes} bytes", field="host_cache"
         )
-    return PageMemory(pages, facts.page_bytes, flag="--host-cache")
+    memory = PageMemory(pages, facts.page_bytes, flag="--host-cache")
+    memory.map_in()  # copies into it are made on the event loop
+    return memory

@@ -58,7 +58,8 @@ class PageTiers:
         write_bytes_per_s: float,
     ) -> None:
         """`opened` is None although `wants_disk` where the disk is in trouble."""
-        self._pool_memory = pool_memory
+        has_tier = host_memory is not None or opened is not None
+        self._pool_window: Window | None = pool_memory.window(1) if has_tier else None
         self._sightings = Sightings()
         self._log: EventLog | None = None
         self._metrics: TierMetrics | None = None
@@ -72,6 +73,7 @@ class PageTiers:
         if opened is not None:
             self.disk = DiskTier(opened, self, most_bytes=disk_bytes, write_bytes_per_s=write_bytes_per_s)
             self._staging = PageMemory(_staged_pages(pool_memory.page_bytes), pool_memory.page_bytes)
+            self._staging.map_in()
             self._staged = [PageId(page) for page in range(self._staging.pages)]
             self._read_buffer = AlignedBuffer(self.disk.form.record_bytes)
             fetch = _fetch_from_disk(self.disk, self._read_buffer.view)
@@ -148,6 +150,12 @@ class PageTiers:
         used = self.host if tier is Tier.HOST else self.disk
         if used is not None:
             used.page_time = used.page_time.after(seconds, pages)
+
+    def took_at_least(self, tier: Tier, seconds: float, pages: int) -> None:
+        """Learn from a load that was given up before it had brought so many pages."""
+        used = self.host if tier is Tier.HOST else self.disk
+        if used is not None:
+            used.page_time = used.page_time.at_least(seconds / pages)
 
     def holds(self, block_hash: BlockHash) -> bool:
         return any(block_hash in each.store for each in (self.host, self.disk) if each is not None)
@@ -264,8 +272,11 @@ class PageTiers:
         if self._closing is not None:
             self._closing.close()
             self._staging.close()
+            self._read_buffer.close()
         if self.host is not None:
             self.host.close()
+        if self._pool_window is not None:
+            self._pool_window.close()
 
     # Internals
 
@@ -325,11 +336,8 @@ class PageTiers:
 
     def _pool_bytes(self, page: PageId) -> memoryview:
         """Return the bytes of a page of the pool, valid until the next call."""
+        assert self._pool_window is not None, "there is a tier"
         return next(self._pool_window.read([[page]]))[0]
-
-    @functools.cached_property
-    def _pool_window(self) -> Window:
-        return self._pool_memory.window(1)
 
     def _drop(self, tier: Tier, block_hash: BlockHash, reason: str) -> None:
         if tier is Tier.HOST:

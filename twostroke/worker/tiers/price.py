@@ -30,6 +30,10 @@ class PageTime:
             return PageTime(measured)
         return PageTime(self.seconds + weight * (min(measured, OUTLIER * self.seconds) - self.seconds))
 
+    def at_least(self, seconds: float) -> PageTime:
+        """Return the estimate after a load was given up that had taken so many seconds for each page and more."""
+        return PageTime(max(self.seconds, seconds))
+
 
 def queued_blocks(blocks: Iterable[int], block_size: int) -> Queued:
     """Return the work of computing these blocks of one sequence."""

@@ -11,17 +11,23 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker.callers import Puller, router_to
-from tests.unit.worker.rig import BLOCK, Running, decode, eventually, prompt_of
+from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, decode, eventually, prompt_of, worker_config
 from tests.unit.worker.tiers.tiered import BLOCKS, MODEL, A, B, C, announced, ask, faulty, of_tier, tiered, written
-from twostroke.config import Role
+from twostroke.config import CacheConfig, Role
+from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.tier import Tier
+from twostroke.worker.engine_state import EngineState
 from twostroke.worker.tiers import loads
 from twostroke.worker.tiers.adoption import adopt_left
 
 
 def on_disk(running: Running) -> set[bytes]:
     return announced(running, Tier.DISK)
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.pages"))
 
 
 async def test_what_was_evicted_comes_back_from_disk_instead_of_being_computed(tmp_path: Path) -> None:
@@ -81,6 +87,37 @@ async def test_blocks_of_another_model_are_not_found(tmp_path: Path) -> None:
     other = worker.host.config.model.replace(model=worker.host.config.model.model.replace("vocab=2048", "vocab=4096"))
     async with tiered(tmp_path, model=other) as worker:
         assert not on_disk(worker)
+
+
+async def test_the_disk_never_takes_more_than_it_may_and_routers_know_what_went(tmp_path: Path) -> None:
+    async with tiered(tmp_path, disk_pages=12) as worker, router_to(worker) as router:
+        disk = worker.host.tiers.disk
+        for seed in range(8):
+            await ask(router, prompt_of(BLOCKS * BLOCK + 3, seed=seed), request_id=f"{seed}")
+            await written(worker)
+            assert on_disk(worker) == set(disk.store)
+        assert 0 < bytes_in(tmp_path) <= disk.store.most_bytes
+        assert of_tier(worker, "evicted_pages_total", reason="capacity") > 0
+        assert of_tier(worker, "eviction_age_seconds_count") == of_tier(
+            worker, "evicted_pages_total", reason="capacity"
+        )
+
+
+async def test_a_small_budget_is_kept_for_blocks_that_were_wanted_twice(tmp_path: Path) -> None:
+    async with tiered(tmp_path, write_mb_s=0.001) as worker, router_to(worker) as router:
+        for seed in range(4):
+            await ask(router, prompt_of(BLOCKS * BLOCK + 3, seed=seed), request_id=f"{seed}")
+        assert not on_disk(worker)
+        assert of_tier(worker, "skipped_pages_total", reason="budget") > 0
+        await ask(router, prompt_of(BLOCKS * BLOCK + 3, seed=3), request_id="again")
+        await written(worker)
+        assert len(on_disk(worker)) == 1, "the page that the budget had room for"
+
+
+async def test_a_disk_with_room_for_one_page_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    cache = CacheConfig(kv_cache_memory_bytes=4 * PAGE_BYTES, disk_cache_bytes=30_000, disk_cache_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="--disk-cache 30000 holds 1 pages of 20480 bytes; at least 2 are needed"):
+        await EngineState.load(worker_config(Role.DECODE).replace(cache=cache))
 
 
 async def test_a_flipped_bit_is_a_counted_miss_and_its_record_never_comes_back(

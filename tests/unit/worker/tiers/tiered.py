@@ -37,6 +37,7 @@ def tiered(
     *,
     host_pages: int = 0,
     disk_pages: int = 1000,
+    write_mb_s: float = 100.0,
     role: Role = Role.DECODE,
     pages: int = PAGES,
     model=MODEL,
@@ -48,6 +49,7 @@ def tiered(
         host_cache_bytes=host_pages * PAGE_BYTES,
         disk_cache_bytes=disk_pages * 2 * PAGE_BYTES if folder is not None else 0,
         disk_cache_dir=None if folder is None else str(folder),
+        disk_write_mb_s=write_mb_s,
     )
     return serving(config.replace(cache=cache))
 
