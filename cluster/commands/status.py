@@ -25,6 +25,7 @@ from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 ANSWER_S = 5.0
 PIPE_COLUMNS = 160
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,16 @@ class TierLine:
     capacity_bytes: int
     page_s: float
     """Measured seconds to load one page."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """One part of a worker's memory, as predicted and as measured."""
+
+    part: str
+    billed_bytes: int
+    measured_bytes: int
+    """0 where the system does not say it of this part alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +88,11 @@ class WorkerLine:
     pages_quarantined: int
     tiers: tuple[TierLine, ...]
     """The tiers below its pages that are in use."""
+    memory: tuple[MemoryLine, ...]
+    queried_tokens: int
+    """Tokens of prompts that were looked up in the prefix cache since the epoch began."""
+    hit_tokens: int
+    """Tokens of those that were found there."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -169,6 +185,9 @@ def _line(entry: control_pb2.WorkerLoad) -> WorkerLine:
             )
             for rate in load.tiers
         ),
+        memory=tuple(MemoryLine(use.part, use.billed_bytes, use.measured_bytes) for use in entry.server.memory),
+        queried_tokens=load.queried_tokens,
+        hit_tokens=load.hit_tokens,
     )
 
 
@@ -194,10 +213,12 @@ def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], worke
     for heading in ("runs", "waits", "tokens"):
         table.add_column(heading, justify="right")
     table.add_column("pages", overflow="fold")
+    table.add_column("hits", justify="right")
+    table.add_column("memory", overflow="fold")
     table.add_column("kernels", overflow="fold")
     for line in workers:
         counts = (line.running, line.waiting, line.queued_tokens)
-        ends = (_pages(line), _kernels(line))
+        ends = (_pages(line), _hits(line), _memory(line), _kernels(line))
         table.add_row(line.worker_id, line.role or "-", line.state, line.epoch or "-", *map(str, counts), *ends)
     console.print(table)
 
@@ -217,6 +238,21 @@ def _pages(line: WorkerLine) -> str:
     ]
     shown = ", ".join(f"{count} {state}" for state, count in states.items() if count)
     return f"{line.pages_total}: {shown}{''.join(below)}"
+
+
+def _hits(line: WorkerLine) -> str:
+    """Return the share of prompt tokens that were found in the prefix cache."""
+    return f"{line.hit_tokens / line.queried_tokens:.1%}" if line.queried_tokens else "-"
+
+
+def _memory(line: WorkerLine) -> str:
+    """Describe memory as "pages 1024.1 MiB (billed 1024.1)"; a part that was not measured has its bill alone."""
+    parts = []
+    for use in line.memory:
+        billed = f"{use.billed_bytes / MIB:.1f}"
+        said = f"{use.measured_bytes / MIB:.1f} MiB (billed {billed})" if use.measured_bytes else f"billed {billed} MiB"
+        parts.append(f"{use.part} {said}")
+    return ", ".join(parts) or "-"
 
 
 def _kernels(line: WorkerLine) -> str:

@@ -255,6 +255,9 @@ def notes(bill: Bill) -> list[str]:
             f"a pool that never evicts finds {bill.log.most:.1%} and holds "
             f"{size(bill.log.distinct_tokens * bill.chosen.token_bytes)} of {bill.flags.form} pages in the end"
         )
+        longer = sum(length > bill.model.longest for length in bill.log.lengths)
+        if longer:
+            found.append(f"{longer} requests of the log are longer than {bill.model.longest} tokens: they are refused")
     if bill.bytes_per_s is None and bill.model.weights.step:
         said = "" if bill.on_gpu else ", or measure this machine with --measure"
         found.append(f"the decode ceiling is not known: give --bandwidth GB/S{said}")

@@ -11,7 +11,7 @@ import torch
 from twostroke.device.staging import StagedWindow
 from twostroke.device.stream import copy_stream
 from twostroke.kv_cache.memory import Pages, PoolLocation, Window, available_memory_bytes
-from twostroke.kv_cache.pool_size import SCRATCH_PAGES, refuse_more_than_free
+from twostroke.kv_cache.pool_size import SCRATCH_PAGES, generation_bytes, refuse_more_than_free
 from twostroke.kv_cache.shared import GenerationTable
 
 
@@ -37,6 +37,10 @@ class DeviceMemory(Pages):
     @property
     def place(self) -> PoolLocation:
         return PoolLocation(self.tensor.data_ptr(), self.tensor.get_device() if self.tensor.is_cuda else None)
+
+    @property
+    def held_bytes(self) -> int:
+        return self.tensor.nbytes + generation_bytes(self.pages)
 
     def close(self) -> None:
         """Views that others still hold keep the memory alive until they go."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from twostroke.config import PACED_PREFIX, WorkerConfig
 from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import DEVICE, PACED, Determinism
+from twostroke.engine.memory_use import MemoryUse, pages_use
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
@@ -21,6 +22,7 @@ from twostroke.kv_cache.form import FORMS
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages
 from twostroke.models.digest import DIGEST_BYTES, weights_digest
+from twostroke.models.memory_needs import packed_weights, plain_weights
 from twostroke.profiler import Profiler
 from twostroke.scheduler.batch import Runner
 from twostroke.scheduler.lateness import WaitingPrompts
@@ -98,6 +100,13 @@ class BuiltEngine:
     """Workers that this one lends its cores to and borrows from, if it has any use for that."""
     kernels: KernelsInUse | None = None
     """None where a device computes, or nothing does."""
+    weights: MemoryUse | None = None
+    """None for a paced model, which has none."""
+
+    @property
+    def memory_use(self) -> tuple[MemoryUse, ...]:
+        """What was predicted beside what is measured, part by part."""
+        return (pages_use(self.memory), *([] if self.weights is None else [self.weights]))
 
     def close(self) -> None:
         """Close both. A runner on an engine thread is closed by that thread; then only `memory` is left to close."""
@@ -178,7 +187,18 @@ def _build_on_cpu(
     order = NATIVE_ORDER if built.runner.has_native_pages else ""
     fingerprint = f"{facts.fingerprint}{order}{arithmetic}"
     in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads)
-    return replace(built, model=replace(facts, fingerprint=fingerprint), kernels=in_use)
+    weights = _weights_use(config, spec, is_packed=built.runner.has_packed_weights)
+    return replace(built, model=replace(facts, fingerprint=fingerprint), kernels=in_use, weights=weights)
+
+
+def _weights_use(config: WorkerConfig, spec: ModelSpec, *, is_packed: bool) -> MemoryUse:
+    from twostroke.models.packed_file import resident_bytes
+    from twostroke.models.packed_weights import packed_folder
+
+    if not is_packed:
+        return MemoryUse("weights", plain_weights(spec, config.model.dtype, with_head=config.can_sample).total, None)
+    billed = packed_weights(spec, is_int8=config.model.weights == "int8", with_head=config.can_sample)
+    return MemoryUse("weights", billed.total, resident_bytes(packed_folder()) or None)
 
 
 def _build_on_device(
@@ -207,7 +227,8 @@ def _build_on_device(
         with TensorFiles(model_dir, plan.torch_dtype, device) as files:
             return make_device_runner(plan, files, memory.tensor, accelerator_for(device)), DEVICE, None
 
-    return _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device), load)
+    built = _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device), load)
+    return replace(built, weights=MemoryUse("weights", plan.needs().weight_bytes, None))
 
 
 def _model_facts(config: WorkerConfig, spec: ModelSpec, model_dir: Path, pages: int) -> LoadedModel:

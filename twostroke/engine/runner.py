@@ -116,6 +116,11 @@ class ModelRunner:
         self._borrowing.observe(kind, time.perf_counter() - started_s, borrowed)
 
     @property
+    def has_packed_weights(self) -> bool:
+        """Whether its weights are packed for the native kernels."""
+        return isinstance(self._model, NativeTransformer)
+
+    @property
     def can_borrow(self) -> bool:
         """Whether steps get shorter by cores of others: the team's kernels do nearly all of their work."""
         return isinstance(self._model, NativeTransformer)

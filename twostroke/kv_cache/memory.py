@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import mmap
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ import numpy.typing as npt
 from twostroke.ids import PageId
 from twostroke.kv_cache.pool_size import SCRATCH_PAGES, generation_bytes, host_pool_bytes, refuse_more_than_free
 from twostroke.kv_cache.shared import SharedMemory
+
+STAT_BLOCK_BYTES = 512
+"""The unit in which the system counts the blocks of a file."""
 
 
 class Window(abc.ABC):
@@ -68,6 +72,11 @@ class Pages(abc.ABC):
     @property
     @abc.abstractmethod
     def place(self) -> PoolLocation: ...
+
+    @property
+    @abc.abstractmethod
+    def held_bytes(self) -> int:
+        """Bytes of memory that the system gave for the pages, as it says itself."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -127,6 +136,10 @@ class PageMemory(Pages):
     @property
     def place(self) -> PoolLocation:
         return PoolLocation(self.data.ctypes.data, None)
+
+    @property
+    def held_bytes(self) -> int:
+        return os.fstat(self.fd).st_blocks * STAT_BLOCK_BYTES
 
     def page(self, page: PageId) -> npt.NDArray[np.uint8]:
         """Return a view of one page."""

@@ -31,6 +31,7 @@ UNUSED_S: Final = 14 * 86400.0
 """Age at which a file that nobody has mapped since is removed when another one is written."""
 LEAST_SHARE: Final = 0.5
 """Share in large pages below which weights stream so slowly that each worker has its own."""
+SUFFIX: Final = ".weights"
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ of Linux 5.14. Python lacks it."""
 
@@ -91,6 +92,17 @@ def share_in_large_pages(region: mmap.mmap) -> float:
                 facts = dict(line.split(":", 1) for line in _until_next(lines))
                 return int(facts.get("FilePmdMapped", "0 kB").split()[0]) * 1024 / len(region)
     return 0.0
+
+
+def resident_bytes(folder: Path) -> int:
+    """Return how many bytes of this folder's packed weights are in this process's memory now."""
+    total = 0
+    with open("/proc/self/smaps", encoding="utf-8") as lines:
+        for line in lines:
+            if line.rstrip().endswith(SUFFIX) and f" {folder}{os.sep}" in line:
+                facts = dict(line.split(":", 1) for line in _until_next(lines))
+                total += int(facts["Rss"].split()[0]) * 1024
+    return total
 
 
 def _until_next(lines: Iterator[str]) -> Iterator[str]:

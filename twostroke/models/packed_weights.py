@@ -18,7 +18,7 @@ from twostroke.models import weights as loading
 from twostroke.models.catalog import cache_dir
 from twostroke.models.digest import weights_digest
 from twostroke.models.files import TensorFiles
-from twostroke.models.packed_file import mapped
+from twostroke.models.packed_file import SUFFIX, mapped
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights import LayerWeights, ModelWeights, take_products
 
@@ -71,7 +71,12 @@ class PackedModel:
     def _path(self) -> Path:
         code = b"".join(Path(module.__file__ or "").read_bytes() for module in (arenas, linear, packing, loading))
         facts = f"{weights_digest(self.directory)} {self.spec} {self.dtype} {self.is_int8}".encode()
-        return cache_dir() / "packed" / f"{hashlib.blake2b(facts + code, digest_size=16).hexdigest()}.weights"
+        return packed_folder() / f"{hashlib.blake2b(facts + code, digest_size=16).hexdigest()}{SUFFIX}"
+
+
+def packed_folder() -> Path:
+    """Return the folder of all files of packed weights."""
+    return cache_dir() / "packed"
 
 
 def _detached(layer: LayerWeights) -> LayerWeights:

@@ -59,6 +59,7 @@ class EngineState:
         self.memory = built.memory
         self.determinism = built.determinism
         self.kernels = built.kernels
+        self.memory_use = built.memory_use
         self.engine = EngineThread(built.runner, profiler)
         self.neighbours = built.neighbours
         self.rates = Rates()

@@ -85,6 +85,7 @@ class WorkerHost:
         self.metrics.expiries.watch("cluster", self.us.certificates)
         self.metrics.computes(engine_state.determinism)
         self.metrics.computes_with(engine_state.kernels)
+        self.metrics.takes(engine_state.memory_use)
         self.feed = EventFeed(engine_state.begin_epoch(epoch), config.patience.heartbeat_s)
         self.pool = engine_state.pool
         self.recorder = recorder_of(config.worker_id, config.role.value, config.tracing, self.metrics.registry)
@@ -211,6 +212,12 @@ class WorkerHost:
             clock_ns=time.monotonic_ns(),
             machine=machine_name(),
             kernels=self._kernels_info(),
+            memory=[
+                control_pb2.MemoryUse(
+                    part=use.part, billed_bytes=use.billed_bytes, measured_bytes=use.measured_bytes or 0
+                )
+                for use in self._engine_state.memory_use
+            ],
         )
 
     def _kernels_info(self) -> control_pb2.KernelsInfo | None:
@@ -241,6 +248,8 @@ class WorkerHost:
             slots=self.config.schedule.max_num_seqs,
             max_waiting=self.config.schedule.max_waiting,
             queued_tokens=queued.all_tokens,
+            queried_tokens=self.metrics.queried_tokens,
+            hit_tokens=self.metrics.hit_tokens,
             pages_total=self.pool.total,
             pages_free=self.pool.count(PageState.FREE),
             pages_cached=self.pool.count(PageState.CACHED),

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from twostroke.config import Role
 from twostroke.engine.build import KernelsInUse
 from twostroke.engine.determinism import Determinism
+from twostroke.engine.memory_use import MemoryUse
 from twostroke.errors import Overloaded, PeerLost, StaleEpoch, TransferFailed
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.pool import BlockPool, PageState
@@ -50,6 +51,8 @@ class WorkerMetrics:
         self._computed = counter("computed_tokens_total", "Tokens run through the model.").labels(role_name)
         self._sampled = counter("sampled_tokens_total", "Tokens drawn.").labels(role_name)
         self._queries = counter("prefix_cache_queries_total", "Tokens looked up in the prefix cache.").labels(role_name)
+        self.queried_tokens = self.hit_tokens = 0
+        """Tokens that were looked up in the prefix cache, and found there, since this epoch began."""
         self._hits = counter("prefix_cache_hits_total", "Tokens found in the prefix cache.").labels(role_name)
         self.preemptions = counter("preemptions_total", "Sequences that gave their pages back.").labels(role_name)
         self.local_prefills = counter("local_prefills_total", "Prompts computed here instead of waiting.").labels(
@@ -105,6 +108,20 @@ class WorkerMetrics:
         """Return the metrics of the lower tiers; called once."""
         return TierMetrics(self.registry, self._role)
 
+    def takes(self, memory: Iterable[MemoryUse]) -> None:
+        """Report what memory was predicted to be, and what the system says."""
+        billed, measured = (
+            Gauge(f"twostroke_memory_{name}_bytes", text, ("role", "part"), registry=self.registry)
+            for name, text in (
+                ("billed", "Bytes that a part of the memory was predicted to take, as `twostroke bill` counts."),
+                ("measured", "Bytes that a part of the memory takes, as the system says."),
+            )
+        )
+        for use in memory:
+            billed.labels(self._role, use.part).set(use.billed_bytes)
+            if use.measured_bytes is not None:
+                measured.labels(self._role, use.part).set(use.measured_bytes)
+
     def watch_pages(self, digests: PageDigests, transports: Sequence[PageTransport]) -> None:
         """Report at every scrape the cost of digests and refused page connections."""
         self.registry.register(_PageCounters(self._role, digests, transports))
@@ -116,6 +133,8 @@ class WorkerMetrics:
 
     def admitted(self, sequence: KnownSequence) -> None:
         if sequence.preemptions == 0:
+            self.queried_tokens += len(sequence.known)
+            self.hit_tokens += sequence.hit_blocks * self._block_size
             self._queries.inc(len(sequence.known))
             self._hits.inc(sequence.hit_blocks * self._block_size)
 

@@ -6,6 +6,7 @@ from prometheus_client import generate_latest
 
 from twostroke.config import Role
 from twostroke.engine.build import KernelsInUse
+from twostroke.engine.memory_use import MemoryUse
 from twostroke.worker.metrics import WorkerMetrics
 
 
@@ -20,3 +21,14 @@ def test_the_kernels_in_use_are_one_series_and_none_where_a_device_computes() ->
         'twostroke_kernels_info{reason="measured",role="decode",threads="2",variant="avx512_bf16"} 1.0'
     ]
     assert samples(None) == []
+
+
+def test_memory_is_exported_as_billed_and_as_measured_where_it_is() -> None:
+    metrics = WorkerMetrics(Role.DECODE, 16)
+    metrics.takes([MemoryUse("pages", 100, 104), MemoryUse("weights", 50, None)])
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    assert [line for line in lines if line.startswith("twostroke_memory_")] == [
+        'twostroke_memory_billed_bytes{part="pages",role="decode"} 100.0',
+        'twostroke_memory_billed_bytes{part="weights",role="decode"} 50.0',
+        'twostroke_memory_measured_bytes{part="pages",role="decode"} 104.0',
+    ]

@@ -36,7 +36,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("server_id", "role", "epoch", "fingerprint", "version", "state", "metrics_address", "http_address", "grpc_address", "clock_ns", "machine", "kernels")
+    __slots__ = ("server_id", "role", "epoch", "fingerprint", "version", "state", "metrics_address", "http_address", "grpc_address", "clock_ns", "machine", "kernels", "memory")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class ServerInfo(_message.Message):
     CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     role: str
     epoch: str
@@ -61,7 +62,18 @@ class ServerInfo(_message.Message):
     clock_ns: int
     machine: str
     kernels: KernelsInfo
-    def __init__(self, server_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., metrics_address: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., clock_ns: _Optional[int] = ..., machine: _Optional[str] = ..., kernels: _Optional[_Union[KernelsInfo, _Mapping]] = ...) -> None: ...
+    memory: _containers.RepeatedCompositeFieldContainer[MemoryUse]
+    def __init__(self, server_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., metrics_address: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., clock_ns: _Optional[int] = ..., machine: _Optional[str] = ..., kernels: _Optional[_Union[KernelsInfo, _Mapping]] = ..., memory: _Optional[_Iterable[_Union[MemoryUse, _Mapping]]] = ...) -> None: ...
+
+class MemoryUse(_message.Message):
+    __slots__ = ("part", "billed_bytes", "measured_bytes")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    BILLED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    part: str
+    billed_bytes: int
+    measured_bytes: int
+    def __init__(self, part: _Optional[str] = ..., billed_bytes: _Optional[int] = ..., measured_bytes: _Optional[int] = ...) -> None: ...
 
 class KernelsInfo(_message.Message):
     __slots__ = ("variant", "reason", "threads")
@@ -120,7 +132,7 @@ class WorkerLoad(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., server: _Optional[_Union[ServerInfo, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "queued_tokens", "pages_total", "pages_free", "pages_cached", "pages_arriving", "pages_active", "pages_quarantined", "seconds_per_token", "seconds_per_step", "state", "queued_s", "prefill_busy_s", "costs", "links", "tiers", "slots", "max_waiting", "pages_pinned")
+    __slots__ = ("running", "waiting", "queued_tokens", "pages_total", "pages_free", "pages_cached", "pages_arriving", "pages_active", "pages_quarantined", "seconds_per_token", "seconds_per_step", "state", "queued_s", "prefill_busy_s", "costs", "links", "tiers", "slots", "max_waiting", "pages_pinned", "queried_tokens", "hit_tokens")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +153,8 @@ class Load(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     MAX_WAITING_FIELD_NUMBER: _ClassVar[int]
     PAGES_PINNED_FIELD_NUMBER: _ClassVar[int]
+    QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     queued_tokens: int
@@ -161,7 +175,9 @@ class Load(_message.Message):
     slots: int
     max_waiting: int
     pages_pinned: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_arriving: _Optional[int] = ..., pages_active: _Optional[int] = ..., pages_quarantined: _Optional[int] = ..., seconds_per_token: _Optional[float] = ..., seconds_per_step: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., queued_s: _Optional[float] = ..., prefill_busy_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkRate, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierRate, _Mapping]]] = ..., slots: _Optional[int] = ..., max_waiting: _Optional[int] = ..., pages_pinned: _Optional[int] = ...) -> None: ...
+    queried_tokens: int
+    hit_tokens: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_arriving: _Optional[int] = ..., pages_active: _Optional[int] = ..., pages_quarantined: _Optional[int] = ..., seconds_per_token: _Optional[float] = ..., seconds_per_step: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., queued_s: _Optional[float] = ..., prefill_busy_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkRate, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierRate, _Mapping]]] = ..., slots: _Optional[int] = ..., max_waiting: _Optional[int] = ..., pages_pinned: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ...) -> None: ...
 
 class StepCosts(_message.Message):
     __slots__ = ("step_s", "stream_s", "context_token_s", "prompt_step_s", "prompt_token_s", "prompt_pair_s", "step_tokens", "step_target_s")

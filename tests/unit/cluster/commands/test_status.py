@@ -43,3 +43,23 @@ def test_status_shows_what_lies_on_the_tiers_below_the_pages(capsys: pytest.Capt
     _print_tables(MODEL, [], [line])
     shown = " ".join(capsys.readouterr().out.split())
     assert "8: 8 free; disk 512 (37% full)" in shown
+
+
+def test_status_shows_memory_as_billed_beside_as_measured_and_the_hit_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    mib = 1 << 20
+    memory = [
+        control_pb2.MemoryUse(part="pages", billed_bytes=3 * mib, measured_bytes=4 * mib),
+        control_pb2.MemoryUse(part="weights", billed_bytes=5 * mib),
+    ]
+    entry = worker(None)
+    entry.server.memory.extend(memory)
+    entry.load.queried_tokens, entry.load.hit_tokens = 200, 75
+    line = _line(entry)
+    assert [(use.part, use.billed_bytes, use.measured_bytes) for use in line.memory] == [
+        ("pages", 3 * mib, 4 * mib),
+        ("weights", 5 * mib, 0),
+    ]
+    _print_tables(MODEL, [], [line])
+    printed = " ".join(capsys.readouterr().out.split())
+    for shown in ("37.5%", "pages 4.0 MiB (billed 3.0)", "weights billed 5.0 MiB"):
+        assert shown in printed

@@ -210,3 +210,23 @@ def test_a_gpu_is_billed_as_a_worker_there_counts(tiny: Path) -> None:
     assert bill.chosen.size.pages == share // bill.chosen.size.page_bytes - 1
     with pytest.raises(ConfigError, match="bytes too small: weights take"):
         make_bill(flags(str(tiny), memory={"device_memory_bytes": 1 << 30}))
+
+
+@pytest.mark.parametrize("weights", ["model", "int8"])
+def test_a_real_worker_takes_what_was_billed_within_one_percent(smollm2_dir: Path, weights: str) -> None:
+    memory = {"kv_cache_memory_bytes": 64 * MIB}
+    config = WorkerConfig(
+        role=Role.DECODE,
+        worker_id="d",
+        model=ModelConfig(weights=weights, device="cpu"),
+        cache=CacheConfig(**memory),
+    )
+    built = build_runner(config, smollm2_dir)
+    uses = {use.part: use for use in built.memory_use}
+    bill = make_bill(flags(str(smollm2_dir), weights=weights, memory=memory))
+    assert bill.chosen.size.pages == built.model.pages
+    assert uses["pages"].measured_bytes == pytest.approx(bill.chosen.pool_bytes, rel=0.01)
+    assert uses["weights"].billed_bytes == bill.model.weights.total
+    if uses["weights"].measured_bytes is not None:  # else this machine gave no large pages, and the weights are private
+        assert uses["weights"].measured_bytes == pytest.approx(bill.model.weights.total, rel=0.01)
+    built.close()
