@@ -123,6 +123,7 @@ class ProcessBackend:
         self._incarnations: dict[str, int] = {}
         self._departures: dict[str, AfterDrain] = {}
         self._desired: DesiredState | None = None
+        self._pins: dict[str, bytes] = {}
 
     def find(self, config: WorkerConfig) -> ProcessWorker | None:
         worker = self.workers.get(config.worker_id)
@@ -150,6 +151,15 @@ class ProcessBackend:
 
     def set_desired(self, desired: DesiredState) -> None:
         self._desired = desired
+
+    def pins(self) -> list[bytes]:
+        return list(self._pins.values())
+
+    def set_pin(self, pin_id: str, pin: bytes | None) -> None:
+        if pin is None:
+            self._pins.pop(pin_id, None)
+        else:
+            self._pins[pin_id] = pin
 
     def request_nodes(self, placed: WorkerCounts) -> None:
         """There is always some."""

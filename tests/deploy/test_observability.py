@@ -16,7 +16,8 @@ import yaml
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.deploy.prometheus import FOLDER, RATE_INTERVAL, Prometheus, scraping
 from tests.deploy.tools import ROOT, tool
-from twostroke.config import ModelConfig, ScheduleConfig
+from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
+from twostroke.engine.paced_runner import PAGE_BYTES
 
 GRAFANA = ROOT / "deploy" / "observability" / "grafana"
 RUNBOOK = ROOT / "docs" / "observability.md"
@@ -70,8 +71,14 @@ async def test_every_query_of_dashboards_and_rules_has_numbers_while_a_cluster_w
     asked = {*dashboard_queries(), *recorded()}
     assert len(asked) > 80
     always_pulls = {"policy": "round-robin", "schedule": ScheduleConfig(local_prefill=False)}
+    little = CacheConfig(
+        kv_cache_memory_bytes=48 * PAGE_BYTES,
+        host_cache_bytes=16 * PAGE_BYTES,
+        disk_cache_bytes=64 * PAGE_BYTES,
+        disk_cache_dir=str(tmp_path / "pages"),
+    )
     async with (
-        running_cluster(prefill=1, decode=1, model=PACED, **always_pulls) as cluster,
+        running_cluster(prefill=1, decode=1, model=PACED, cache=little, **always_pulls) as cluster,
         scraping(cluster, tmp_path) as prometheus,
     ):
         load = asyncio.create_task(keep_asking(cluster))
@@ -98,12 +105,12 @@ async def without_numbers(prometheus: Prometheus, asked: set[str], load: asyncio
 
 
 async def keep_asking(cluster: ProcessCluster) -> None:
-    """Prompts that nobody has sent, each twice."""
+    """Send prompts that nobody has sent, each twice, and earlier ones, whose pages have left the pool."""
     client = Client(cluster.grpc)
     try:
         for number in itertools.count(1):
-            prompt = [number % 250, number // 250 % 250, *range(100)]
-            for _ in range(2):
+            for which in (number, number, max(1, number - 9)):
+                prompt = [which % 250, which // 250 % 250, *range(100)]
                 await client.tokens(prompt, max_tokens=5)
     finally:
         await client.close()

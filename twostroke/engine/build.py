@@ -192,13 +192,13 @@ def _build_on_cpu(
 
 
 def _weights_use(config: WorkerConfig, spec: ModelSpec, *, is_packed: bool) -> MemoryUse:
-    from twostroke.models.packed_file import resident_bytes
+    from twostroke.models.packed_file import mapped_bytes
     from twostroke.models.packed_weights import packed_folder
 
     if not is_packed:
         return MemoryUse("weights", plain_weights(spec, config.model.dtype, with_head=config.can_sample).total, None)
     billed = packed_weights(spec, is_int8=config.model.weights == "int8", with_head=config.can_sample)
-    return MemoryUse("weights", billed.total, resident_bytes(packed_folder()) or None)
+    return MemoryUse("weights", billed.total, mapped_bytes(packed_folder()) or None)
 
 
 def _build_on_device(

@@ -94,8 +94,8 @@ def share_in_large_pages(region: mmap.mmap) -> float:
     return 0.0
 
 
-def resident_bytes(folder: Path) -> int:
-    """Return how many bytes of this folder's packed weights are in this process's memory now."""
+def mapped_bytes(folder: Path) -> int:
+    """Return how many bytes of this folder's packed weights this process has in its memory now."""
     total = 0
     with open("/proc/self/smaps", encoding="utf-8") as lines:
         for line in lines:
