@@ -19,7 +19,7 @@ ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check gpu nixl fuzz neighbours clean clients .clients
+.PHONY: help serve test quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check gpu nixl fuzz neighbours clean clients .clients
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -177,7 +177,7 @@ $(VENV)/fuzz/.installed: $(VENV)/.dev
 fuzz: $(VENV)/fuzz/.installed
 	PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/fuzz" $(BIN)/python -m tests.chaos.fuzz $(ARGS)
 
-bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup: $(VENV)/.dev
+bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins: $(VENV)/.dev
 	$(BIN)/python -m tests.bench $(@:bench-%=%) $(ARGS)
 
 neighbours: $(VENV)/.dev

@@ -51,6 +51,9 @@ COMMANDS = {
     "tiers": Command(
         "tests.bench.tiers",
         "chats that do not fit into the pages: first tokens with host memory or a disk below these, and without",
+    "pins": Command(
+        "tests.bench.pins",
+        "first tokens after a pinned system prompt and after one that was only used, over floods and a kill",
     ),
     "decisions": Command("tests.bench.decisions", "how long the router thinks about one request, in a large fleet"),
 }
