@@ -34,6 +34,7 @@ class PrefixHolder:
 
     view: WorkerView
     blocks: int
+    """Leading blocks to fetch; those on its lower tiers are loaded there first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,8 @@ class Forecaster:
         """Forecasts the whole candidate; `source` is None where the decode worker computes."""
         if source is not None and decode.cached_blocks >= self._snapshot.full_blocks:
             source, computing = None, self.at_decode(decode)
-        missing = max(0, self._snapshot.full_blocks - decode.cached_blocks)
-        transfer_s = self._transfer_s(decode, source, computing, missing) if source is not None else 0.0
-        admission_s = self.admission_s(decode, missing + 1)
+        pulled, transfer_s = self._transfer(decode, source, computing) if source is not None else (0, 0.0)
+        admission_s = self.admission_s(decode, self._snapshot.new_pages(decode) + 1)
         arrives_s = max(computing.wait_s, admission_s) + computing.prefill_s + transfer_s
         return Forecast(
             queue_s=computing.queue_s,
@@ -100,7 +100,7 @@ class Forecaster:
             cached_blocks=computing.cached_blocks,
             computed_tokens=computing.computed_tokens,
             fetched_blocks=computing.fetched_blocks,
-            pulled_blocks=missing if source is not None else 0,
+            pulled_blocks=pulled,
         )
 
     def admission_s(self, decode: WorkerView, pages: int) -> float:
@@ -184,25 +184,40 @@ class Forecaster:
     def _fetch_s(self, worker: WorkerView, peer: PrefixHolder, blocks: int) -> float:
         link = self._link_from(peer.view, worker)
         waits_s = max(worker.fetch_wait_s, peer.view.serve_wait_s)
-        return waits_s + link.latency_s + blocks * self._snapshot.page_bytes / link.bytes_per_s
+        carried_s = link.latency_s + blocks * self._snapshot.page_bytes / link.bytes_per_s
+        return waits_s + peer.view.load_s(peer.blocks) + carried_s
 
     def _link_from(self, source: WorkerView, target: WorkerView) -> LinkRate:
         """Returns the measured rate; an unknown one is taken to be like the others."""
         link = target.links.get(source.worker, self._link)
         return link if link.latency_s else LinkRate(self._link.latency_s, link.bytes_per_s)
 
-    def _transfer_s(self, decode: WorkerView, source: WorkerView, computing: Computing, missing: int) -> float:
-        """Returns the seconds of transfer that are exposed.
+    def _transfer(self, decode: WorkerView, source: WorkerView, computing: Computing) -> tuple[int, float]:
+        """Returns how many blocks are pulled, and the seconds of transfer that are exposed.
+
+        The decode worker loads blocks from its lower tiers as far as that makes the transfer end sooner.
+        """
+        ways = []
+        for depth in decode.depths:
+            missing = max(0, self._snapshot.full_blocks - depth)
+            load_s = decode.load_s(depth)
+            ways.append((missing, self._transfer_s(decode, source, computing, missing, load_s)))
+        return min(ways, key=lambda way: way[1])
+
+    def _transfer_s(
+        self, decode: WorkerView, source: WorkerView, computing: Computing, missing: int, load_s: float
+    ) -> float:
+        """Returns the exposed seconds of pulling `missing` blocks, beside loading others for `load_s`.
 
         Pages of a chunk travel while the next one computes. So the last chunk's pages are exposed, and what both wires
-        cannot carry until then.
+        and the reader of a tier cannot carry until then.
         """
         link = self._link_from(source, decode)
         page_s = self._snapshot.page_bytes / link.bytes_per_s
         chunk = max(1, (source.step_tokens or UNKNOWN_STEP_TOKENS) // self._snapshot.block_size)
         hidden_s = computing.wait_s + computing.prefill_s
         carried_s = max(decode.fetch_wait_s, source.serve_wait_s) + missing * page_s
-        return link.latency_s + max(min(missing, chunk) * page_s, carried_s - hidden_s)
+        return max(link.latency_s + max(min(missing, chunk) * page_s, carried_s - hidden_s), load_s - hidden_s)
 
     def _decode_queue_s(self, decode: WorkerView, arrives_s: float) -> float:
         """Returns the seconds for which the end of a pulled prompt waits for the ends of others, after its pages came.

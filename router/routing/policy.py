@@ -51,8 +51,8 @@ class WorkerView:
     depths: tuple[int, ...] = (0,)
     """How many of this request's first blocks it holds or is about to hold, down to each tier: on the device; there or
     in host memory; there, in host memory or on disk."""
-    resident_blocks: int = 0
-    """How many of those in memory are there already: what others can fetch from it."""
+    resident: tuple[int, ...] = (0,)
+    """How many of those are there already, down to each tier: what others can fetch from it."""
     tier_page_s: tuple[float, ...] = (0.0,)
     """Measured seconds to bring one page up from each of those tiers; 0 for the device."""
     links: Mapping[WorkerId, LinkRate] = field(default_factory=lambda: NO_LINKS)
@@ -68,6 +68,23 @@ class WorkerView:
     def cached_blocks(self) -> int:
         """How many leading blocks it holds or is about to hold, on any tier."""
         return self.depths[-1]
+
+    @property
+    def resident_blocks(self) -> int:
+        """How many leading blocks others can fetch from it, from any tier."""
+        return self.resident[-1]
+
+    def resident_down_to(self, tier: int) -> int:
+        """How many leading blocks others can fetch from it, from this tier and those above it."""
+        return self.resident[min(tier, len(self.resident) - 1)]
+
+    def load_s(self, blocks: int) -> float:
+        """Predicted seconds to bring the first `blocks` up to the device, as far as it has them on lower tiers."""
+        seconds, known = 0.0, 0
+        for depth, page_s in zip(self.depths, self.tier_page_s, strict=True):
+            seconds += max(0, min(depth, blocks) - known) * page_s
+            known = max(known, depth)
+        return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +113,10 @@ class Snapshot:
     """Counts decisions."""
     draw: float = 0.0
     """A number in [0, 1) that breaks ties."""
+
+    def new_pages(self, view: WorkerView) -> int:
+        """Returns the pages that this request's full blocks take there, besides those with blocks on the device."""
+        return max(0, self.full_blocks - view.depths[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

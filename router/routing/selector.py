@@ -21,7 +21,6 @@ from router.routing.prediction_residual import PredictionResidual
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
 from twostroke.ids import BlockHash, RequestId, WorkerId
-from twostroke.kv_cache.tier import Tier
 
 OUTPUT_MEMORY = 0.02
 """Weight of the latest output in the expected length of the next one: the last fifty count most."""
@@ -243,7 +242,7 @@ class Selector:
             step_tokens=load.costs.step_tokens,
             step_target_s=load.costs.step_target_s,
             depths=_depths(prefixes.held.get(worker_id, ()), len(worker.tier_page_s)),
-            resident_blocks=_in_memory(prefixes.resident.get(worker_id, ())),
+            resident=_depths(prefixes.resident.get(worker_id, ()), len(worker.tier_page_s)),
             tier_page_s=worker.tier_page_s,
             links=worker.links,
             fetch_wait_s=max(0.0, self._fetching_until_s.get(worker_id, 0.0) - now_s),
@@ -274,11 +273,6 @@ def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:
     return (*known, *[known[-1]] * (tiers - len(known)))
 
 
-def _in_memory(depths: tuple[int, ...]) -> int:
-    """Counts blocks on the device or in host memory: pages on disk are not fetched by others."""
-    return depths[min(Tier.HOST, len(depths) - 1)] if depths else 0
-
-
 def _usual_link(workers: Iterable[Worker]) -> LinkRate:
     return next((link for worker in workers for link in worker.links.values()), UNKNOWN_LINK)
 
@@ -286,14 +280,13 @@ def _usual_link(workers: Iterable[Worker]) -> LinkRate:
 def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, ReservedShare]:
     """Returns what the decision puts on each worker: tokens to compute, their predicted seconds, pages to claim."""
     decode = next(view for view in snapshot.decode if view.worker == decision.decode)
-    missing = max(0, snapshot.full_blocks - decode.cached_blocks)
+    pages = snapshot.new_pages(decode) + 1
     forecast = decision.forecast
     if decision.source is None:
-        return {decision.decode: ReservedShare(max(1, forecast.computed_tokens), forecast.prefill_s, missing + 1, 1)}
+        return {decision.decode: ReservedShare(max(1, forecast.computed_tokens), forecast.prefill_s, pages, 1)}
     tail = snapshot.known_tokens - snapshot.full_blocks * snapshot.block_size
     source = next(view for view in snapshot.prefill if view.worker == decision.source)
-    pages = max(0, snapshot.full_blocks - source.cached_blocks)
     return {
-        decision.decode: ReservedShare(max(1, tail), forecast.tail_s, missing + 1, 1),
-        decision.source: ReservedShare(forecast.computed_tokens, forecast.prefill_s, pages, 0),
+        decision.decode: ReservedShare(max(1, tail), forecast.tail_s, pages, 1),
+        decision.source: ReservedShare(forecast.computed_tokens, forecast.prefill_s, snapshot.new_pages(source), 0),
     }

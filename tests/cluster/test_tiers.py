@@ -6,9 +6,10 @@ import asyncio
 from pathlib import Path
 
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
-from tests.cluster.test_index_equality import until_equal
+from tests.cluster.test_index_equality import shown_by_router, until_equal
 from tests.metrics_page import scraped
 from twostroke.config import CacheConfig, ModelConfig
+from twostroke.kv_cache.tier import Tier
 
 PACED = ModelConfig(model="paced:step_ms=1,prefill_tokens_per_s=4000,page_bytes=4096,max_model_len=2048")
 PAGES, PROMPTS, BLOCKS = 24, 6, 8
@@ -48,4 +49,37 @@ async def test_killed_workers_serve_from_the_disk_of_their_last_epoch(tmp_path: 
         assert sum(loaded) > BLOCKS
         failed = [await asyncio.to_thread(of_worker, cluster, worker, "verification_failures_total") for worker in held]
         assert sum(failed) == 0
+        await client.close()
+
+
+async def test_a_prompt_that_lies_on_one_disk_alone_is_asked_there(tmp_path: Path) -> None:
+    cache = CacheConfig(kv_cache_memory_bytes=PAGES * 4096, disk_cache_bytes=8 << 20, disk_cache_dir=str(tmp_path))
+    async with running_cluster(prefill=0, decode=2, model=PACED, cache=cache) as cluster:
+        client = Client(cluster.grpc)
+
+        async def on_tiers() -> dict[str, frozenset[tuple[Tier, bytes]]]:
+            await until_equal(cluster)
+            return {worker: (await shown_by_router(cluster, worker))[3] for worker in cluster.workers}
+
+        await client.tokens(prompt(0), **OPTIONS)
+        home, blocks = next((worker, shown) for worker, shown in (await on_tiers()).items() if shown)
+        other = next(worker for worker in cluster.workers if worker != home)
+        wanted = {block for _, block in blocks}
+        for number in range(1, 60):
+            shown = (await on_tiers())[home]
+            if wanted <= {block for tier, block in shown if tier is Tier.DISK} and not any(
+                tier is Tier.DEVICE and block in wanted for tier, block in shown
+            ):
+                break
+            await client.tokens(prompt(number), **OPTIONS)
+        else:
+            raise AssertionError(f"the first prompt's pages are not on the disk of {home} alone: {shown}")
+        before = [await asyncio.to_thread(of_worker, cluster, each, "loaded_pages_total") for each in (home, other)]
+        cached = [
+            each.usage.cached_tokens async for each in client.stream(prompt(0), **OPTIONS) if each.HasField("usage")
+        ]
+        after = [await asyncio.to_thread(of_worker, cluster, each, "loaded_pages_total") for each in (home, other)]
+        assert cached == [16 * BLOCKS]
+        assert [later - earlier for earlier, later in zip(before, after, strict=True)] == [BLOCKS, 0]
+        assert not wanted & {block for _, block in (await on_tiers())[other]}, "fetched by the other worker"
         await client.close()

@@ -94,7 +94,7 @@ class _Pricing:
 
         def cost_s(pair: tuple[WorkerView, Computing]) -> float:
             view, way = pair
-            wait_s = max(way.wait_s, self._forecaster.admission_s(view, self._missing(view) + 1))
+            wait_s = max(way.wait_s, self._forecaster.admission_s(view, self._snapshot.new_pages(view) + 1))
             return (
                 wait_s + way.prefill_s * self._price_of_a_second(view.utilisation) + self._harm_s(view, way.prefill_s)
             )
@@ -108,7 +108,7 @@ class _Pricing:
             return []
 
         def decode_s(view: WorkerView) -> float:
-            admission_s = self._forecaster.admission_s(view, self._missing(view) + 1)
+            admission_s = self._forecaster.admission_s(view, self._snapshot.new_pages(view) + 1)
             return admission_s + self._forecaster.tail_s(view, pulls=True) + self._harm_s(view, 0.0)
 
         def source_s(pair: tuple[WorkerView, Computing]) -> float:
@@ -135,9 +135,9 @@ class _Pricing:
     def _candidate(self, decode: WorkerView, source: WorkerView | None, computing: Computing) -> _Candidate:
         forecast = self._forecaster.forecast(decode, computing, source)
         price = self._pool_price if source is not None else self._price_of_a_second(decode.utilisation)
-        damage_pages = _victims(decode, self._missing(decode) + 1)
+        damage_pages = _victims(decode, self._snapshot.new_pages(decode) + 1)
         if source is not None:
-            damage_pages += _victims(source, max(0, self._snapshot.full_blocks - source.depths[0]))
+            damage_pages += _victims(source, self._snapshot.new_pages(source))
         why = Breakdown(
             wait_s=max(forecast.queue_s, forecast.fetch_s, forecast.admission_s),
             prefill_s=forecast.prefill_s * price,
@@ -164,17 +164,27 @@ class _Pricing:
         return delay_s * self._prices.harm_per_stream
 
     def _ways(self, worker: WorkerView, at: Callable[..., Computing]) -> Iterable[Computing]:
-        """Yields how the prompt can be computed there: alone, or after fetching what the best holder has."""
-        yield at(worker)
-        peer = next((peer for peer in self._holders if peer.view.worker != worker.worker), None)
-        if peer is not None and peer.blocks > worker.cached_blocks:
-            yield at(worker, peer)
+        """Yields how the prompt can be computed there: alone, or after fetching what a best holder has.
 
-    def _best_holders(self) -> list[PrefixHolder]:
-        """Returns the two workers that hold most, the least asked first: no worker is its own peer."""
+        A worker is fetched from where it lacks blocks, or has to load them from a lower tier.
+        """
+        yield at(worker)
+        for holders in self._holders:
+            peer = next((peer for peer in holders if peer.view.worker != worker.worker), None)
+            if peer is not None and peer.blocks > worker.depths[0]:
+                yield at(worker, peer)
+
+    def _best_holders(self) -> list[list[PrefixHolder]]:
+        """Returns for each tier down to which somebody holds more than on those above the two workers that hold most,
+        the least asked first: no worker is its own peer."""
         views = (*self._snapshot.prefill, *self._snapshot.decode)
-        holding = [PrefixHolder(view, view.resident_blocks) for view in views if view.resident_blocks]
-        return sorted(holding, key=lambda peer: (-peer.blocks, peer.view.serve_wait_s))[:2]
+        best: list[list[PrefixHolder]] = []
+        for tier in range(max(len(view.resident) for view in views)):
+            holding = [PrefixHolder(view, blocks) for view in views if (blocks := view.resident_down_to(tier))]
+            holding.sort(key=lambda peer: (-peer.blocks, peer.view.load_s(peer.blocks) + peer.view.serve_wait_s))
+            if holding and (not best or holding[0].blocks > best[-1][0].blocks):
+                best.append(holding[:2])
+        return best
 
     def _missing(self, decode: WorkerView) -> int:
         return max(0, self._snapshot.full_blocks - decode.cached_blocks)

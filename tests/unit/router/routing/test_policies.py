@@ -23,7 +23,7 @@ COST = StepCost(step_s=0.02, stream_s=0.0003, prompt_token_s=0.001)
 
 def view(worker: WorkerId, **facts: Any) -> WorkerView:
     idle: dict[str, Any] = {"pages_free": 1000, "cost": COST, "step_tokens": 512, "step_target_s": 0.1}
-    idle["resident_blocks"] = facts.get("depths", (0,))[-1]
+    idle["resident"] = facts.get("depths", (0,))
     return WorkerView(worker=worker, **(idle | facts))
 
 

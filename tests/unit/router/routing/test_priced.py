@@ -21,7 +21,7 @@ FAST, SLOW = LinkRate(0.001, 1e9), LinkRate(0.001, 2e6)
 
 def view(worker: WorkerId, **facts: Any) -> WorkerView:
     known: dict[str, Any] = {"pages_free": 1000, "cost": COST, "step_tokens": 512, "step_target_s": 0.1}
-    known["resident_blocks"] = facts.get("depths", (0,))[-1]
+    known["resident"] = facts.get("depths", (0,))
     return WorkerView(worker=worker, **(known | facts))
 
 
@@ -176,5 +176,53 @@ def test_the_shortlist_finds_what_pricing_every_pair_finds(seed: int) -> None:
 
 
 def test_blocks_that_are_still_coming_cannot_be_fetched() -> None:
-    coming = view(P1, depths=(90,), resident_blocks=0, queue_s=5.0)
+    coming = view(P1, depths=(90,), resident=(0,), queue_s=5.0)
     assert decide(view(P0, links={P1: FAST}), coming).peer is None
+
+
+def test_a_peer_that_has_to_load_what_it_sends_is_priced_by_the_load() -> None:
+    def peer(page_s: float) -> WorkerId | None:
+        return decide(view(P0, links={P1: FAST}), view(P1, depths=(0, 90), tier_page_s=(0.0, page_s), queue_s=5.0)).peer
+
+    assert peer(page_s=0.001) == P1
+    assert peer(page_s=0.1) is None, "loading a page takes longer than computing its 16 tokens"
+
+
+def test_a_peer_with_less_in_memory_beats_one_with_more_on_a_slow_disk() -> None:
+    busy = {"queue_s": 5.0, "pages_free": 0}
+    slow = view(P1, depths=(0, 0, 90), tier_page_s=(0.0, 0.0, 0.1), **busy)
+    memory = view(D1, depths=(80,), running=60, **busy)
+    decision = decide(view(P0, links={P1: FAST, D1: FAST}), slow, decode=[view(D0, running=30), memory])
+    assert (decision.peer, decision.peer_blocks) == (D1, 80)
+
+
+def test_a_prompt_on_a_disk_goes_where_the_disk_is() -> None:
+    on_disk = view(D0, depths=(0, 0, 100), tier_page_s=(0.0, 0.0, 0.001))
+    decision = decide(view(P0), decode=[on_disk, view(D1)])
+    assert (decision.decode, decision.source) == (D0, None)
+    assert decision.forecast.fetch_s == pytest.approx(0.1)
+
+
+def test_what_a_decode_worker_loads_beside_a_pull_is_waited_for_or_pulled_too() -> None:
+    source = view(P0, depths=(100,))
+
+    def transferred(page_s: float) -> tuple[int, float]:
+        decode = view(D0, links={P0: FAST}, depths=(0, 50), tier_page_s=(0.0, page_s))
+        forecaster = Forecaster(snapshot([source], [decode]))
+        forecast = forecaster.forecast(decode, forecaster.at_source(source), source)
+        return forecast.pulled_blocks, forecast.transfer_s
+
+    assert transferred(page_s=1e-5) == (50, pytest.approx(0.006))
+    assert transferred(page_s=1e-4) == (50, pytest.approx(0.006)), "loads and pulls at the same time"
+    assert transferred(page_s=0.1) == (100, pytest.approx(0.011)), "the wire is faster than the disk"
+
+
+def test_blocks_on_a_lower_tier_take_pages_like_missing_ones() -> None:
+    full = {"pages_free": 10, "pages_active": 990, "slots": 64, "running": 8}
+    forecaster = Forecaster(snapshot([], [view(D0)]))
+    on_device = view(D0, depths=(100, 100), tier_page_s=(0.0, 0.001), **full)
+    on_disk = view(D1, depths=(0, 100), tier_page_s=(0.0, 0.001), **full)
+    waits = [
+        forecaster.forecast(decode, forecaster.at_decode(decode), None).admission_s for decode in (on_device, on_disk)
+    ]
+    assert waits[0] == 0 < waits[1]

@@ -27,7 +27,7 @@ def view(worker: WorkerId, **facts: Any) -> WorkerView:
         "pages_free": 1000,
         "cost": COST,
         "step_tokens": 512,
-        "resident_blocks": facts.get("depths", (0,))[-1],
+        "resident": facts.get("depths", (0,)),
     }
     return WorkerView(worker=worker, **(known | facts))
 

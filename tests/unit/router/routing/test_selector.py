@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from router.admission.queued_request import QueuedRequest
 from router.fleet.worker import Worker
 from router.routing.policies import policy_named
@@ -13,7 +15,7 @@ from twostroke.config import Role
 from twostroke.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.tier import Tier
-from twostroke.rpc.v1.control_pb2 import TIER_HOST, WORKER_STATE_SERVING, LinkRate, Load, StepCosts, TierRate
+from twostroke.rpc.v1.control_pb2 import TIER_DISK, TIER_HOST, WORKER_STATE_SERVING, LinkRate, Load, StepCosts, TierRate
 
 P = [WorkerId(f"prefill-{i}") for i in range(2)]
 D = [WorkerId(f"decode-{i}") for i in range(2)]
@@ -131,7 +133,20 @@ def test_depths_reach_down_to_the_lowest_tier_of_the_worker() -> None:
     desk.index.apply(P[0], EPOCH, desk.logs[P[0]].publish())
     desk.by_id[P[0]].report(Load(costs=COSTS, tiers=[TierRate(tier=TIER_HOST, page_s=0.002)]), 0.0)
     view = desk.selector.snapshot(desk.ask(), desk.workers(), 0.0).prefill[0]
-    assert (view.depths, view.tier_page_s, view.resident_blocks) == ((20, 60), (0.0, 0.002), 60)
+    assert (view.depths, view.tier_page_s, view.resident) == ((20, 60), (0.0, 0.002), (20, 60))
+
+
+def test_a_prompt_that_lies_on_a_disk_alone_goes_there_and_takes_pages_there() -> None:
+    desk = Desk()
+    desk.hold(P[1], 100, Tier.DISK)
+    desk.by_id[P[1]].report(Load(costs=COSTS, pages_free=1000, tiers=[TierRate(tier=TIER_DISK, page_s=0.0005)]), 0.0)
+    view = desk.selector.snapshot(desk.ask(), desk.workers(), 0.0).prefill[1]
+    assert (view.depths, view.tier_page_s) == ((0, 0, 100), (0.0, 0.0, 0.0005))
+    assert view.load_s(60) == pytest.approx(0.03)
+    decision = desk.selector.select(desk.ask(), desk.workers(), 0.0)
+    assert (decision.source, decision.peer) == (P[1], None)
+    assert decision.forecast.cached_blocks == 100
+    assert desk.reservations.on(P[1]).pages == 100
 
 
 def test_evicted_blocks_that_are_asked_for_are_counted() -> None:
