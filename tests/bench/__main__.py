@@ -51,6 +51,7 @@ COMMANDS = {
     "tiers": Command(
         "tests.bench.tiers",
         "chats that do not fit into the pages: first tokens with host memory or a disk below these, and without",
+    ),
     "pins": Command(
         "tests.bench.pins",
         "first tokens after a pinned system prompt and after one that was only used, over floods and a kill",
