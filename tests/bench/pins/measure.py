@@ -127,7 +127,8 @@ class _Session:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
         body = {"model": self._model, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "seed": 1}
         streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        began_s, ttft_s, text, usage = time.monotonic(), 0.0, "", {}
+        began_s, ttft_s, text = time.monotonic(), 0.0, ""
+        usage: dict[str, Any] = {}
         with self._open(f"{self._url}/chat/completions", json.dumps(streamed).encode()) as lines:
             for line in lines:
                 if not line.startswith(b"data: {"):
