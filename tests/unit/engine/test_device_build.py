@@ -19,6 +19,7 @@ from twostroke.engine.device_fit import MemoryReading
 from twostroke.engine.device_runner import DeviceRunner
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
+from twostroke.kernels.page_pool import PagePool
 from twostroke.models.files import TensorFiles
 
 
@@ -41,8 +42,8 @@ def config(directory: Path, role: Role = Role.DECODE, **model: str) -> WorkerCon
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU answers to the name of a CUDA device."""
 
-    def attention(pool: torch.Tensor, *, heads: int, scale: float) -> ReferenceAttention:
-        assert heads == 2
+    def attention(pool: PagePool, *, heads: int, scale: float, dtype: torch.dtype) -> ReferenceAttention:
+        assert (heads, dtype) == (2, torch.float32)
         return ReferenceAttention(pool, scale)
 
     monkeypatch.setattr("twostroke.engine.device_fit.resolve_device", lambda _name: torch.device("cpu"))
