@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +20,8 @@ from tests.bench.tiers.options import TiersOptions
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.metrics_page import total
 from tools.output import write_json
-from twostroke.config import DEFAULT_MODEL, CacheConfig, ModelConfig
+from twostroke.config import DEFAULT_MODEL, PACED_PREFIX, CacheConfig, ModelConfig
+from twostroke.engine.paced_runner import PacedSpec
 from twostroke.models.fetch import fetch
 from twostroke.models.known_specs import known_spec
 
@@ -74,8 +76,8 @@ def run_session(options: TiersOptions) -> int:
 
 async def _trial(options: TiersOptions, variant: str) -> Trial:
     model = ModelConfig() if options.model is None else ModelConfig(model=options.model)
-    model_dir = fetch(model.model or DEFAULT_MODEL, model.dtype, lambda stage, part: None)
-    page_bytes = known_spec(model_dir, None).page_bytes(BLOCK, model.dtype)
+    model_dir = None if model.is_paced else fetch(model.model or DEFAULT_MODEL, model.dtype, lambda stage, part: None)
+    page_bytes = _page_bytes(model, model_dir)
     with tempfile.TemporaryDirectory() as folder:
         cache = _cache(options, variant, page_bytes, folder)
         async with running_cluster(prefill=1, decode=1, model=model, model_dir=model_dir, cache=cache) as cluster:
@@ -89,6 +91,12 @@ async def _trial(options: TiersOptions, variant: str) -> Trial:
             await client.close()
             counted = await asyncio.to_thread(_counted, cluster)
     return _summed(variant, chats, seconds, unique, unique_seconds, counted)
+
+
+def _page_bytes(model: ModelConfig, model_dir: Path | None) -> int:
+    if model_dir is None:
+        return PacedSpec.parse(model.model.removeprefix(PACED_PREFIX)).page_bytes_for(BLOCK)
+    return known_spec(model_dir, None).page_bytes(BLOCK, model.dtype)
 
 
 def _cache(options: TiersOptions, variant: str, page_bytes: int, folder: str) -> CacheConfig:

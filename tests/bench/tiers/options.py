@@ -9,6 +9,7 @@ from cluster.flags.checks import file_can_be_made
 from tests.bench.options import json_file
 from twostroke.config import flags
 from twostroke.config.settings import Settings, group, setting
+from twostroke.errors import ConfigError
 
 VARIANTS = ("none", "host", "disk", "both", "all-pages")
 
@@ -30,6 +31,11 @@ class TiersOptions(Settings):
 
     def model_post_init(self, _context: Any) -> None:
         file_can_be_made("--json", self.json_path)
+        unknown = [name for name in self.variants if name not in VARIANTS]
+        if unknown or not self.variants:
+            raise ConfigError(
+                f"--variants must be of {', '.join(VARIANTS)}, got {','.join(unknown)!r}", field="variants"
+            )
 
 
 class _Flags(Settings):

@@ -24,7 +24,7 @@ from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.scheduler import AdmittedSequence
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.tiers.page_tiers import PageTiers
-from twostroke.worker.tiers.price import is_late, pays, queued_blocks
+from twostroke.worker.tiers.price import PROBE_PAGES, is_late, pays, queued_blocks
 from twostroke.worker.tiers.reader import DamagedPage, PageRead, ReadJob, TierReader
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class _Load:
     compute_s: float | None
     """Predicted time of computing all its blocks; None where nobody here would compute them."""
     started_s: float
+    wait_s: float
+    """Predicted time until its first page is read."""
     ended: Callable[[], None]
     arrived: int = 0
     timer: asyncio.TimerHandle | None = field(default=None)
@@ -166,7 +168,7 @@ class TierLoads:
         self._is_probing = False
         error = took.exception()
         if error is None:
-            self._tiers.took(Tier.DISK, took.result(), 1)
+            self._tiers.took(Tier.DISK, PROBE_PAGES * took.result(), PROBE_PAGES)
         elif isinstance(error, OSError):
             self._tiers.failed(error)
 
@@ -205,7 +207,8 @@ class TierLoads:
 
         job: ReadJob[Any] = ReadJob(reads, notify)
         remaining = {read.block: read.page for read in reads}
-        load = _Load(tier, reader, job, session, remaining, compute_s, time.monotonic(), release)
+        wait_s = self._load_s(tier, 0)
+        load = _Load(tier, reader, job, session, remaining, compute_s, time.monotonic(), wait_s, release)
         self._open.add(load)
         reader.pending_pages += len(reads)
         ended: Future[None] = Future()
@@ -248,9 +251,9 @@ class TierLoads:
         """Give a load up if its blocks would be computed sooner."""
         assert load.compute_s is not None
         wanted, elapsed_s = len(load.job.reads), time.monotonic() - load.started_s
-        if is_late(elapsed_s, load.arrived, wanted, load.compute_s):
+        if is_late(elapsed_s, load.wait_s, load.arrived, wanted, load.compute_s):
             self._tiers.metrics.given_up(load.tier)
-            self._tiers.took_at_least(load.tier, elapsed_s, load.arrived + 1)
+            self._tiers.took_at_least(load.tier, elapsed_s - load.wait_s, load.arrived + 1)
             self._give_up(load)
         else:
             self._look_later(load)

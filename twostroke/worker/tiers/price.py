@@ -11,6 +11,8 @@ WEIGHT = 0.125
 """Weight of a new measurement."""
 OUTLIER = 8.0
 """A measurement counts for at most this many times the estimate."""
+PROBE_PAGES = 5
+"""A probe of a disk that was slow counts as so many pages: about half."""
 LEAST_SHARE = 0.1
 """Share of the time of computing for which a load may lag behind before it is given up."""
 
@@ -47,6 +49,10 @@ def pays(load_s: float, compute_s: float) -> bool:
     return load_s < compute_s
 
 
-def is_late(elapsed_s: float, arrived: int, wanted: int, compute_s: float) -> bool:
-    """Tell whether a load is to be given up: at its pace so far, computing would have been done sooner."""
-    return elapsed_s > LEAST_SHARE * compute_s and elapsed_s * wanted > (arrived + 1) * compute_s
+def is_late(elapsed_s: float, wait_s: float, arrived: int, wanted: int, compute_s: float) -> bool:
+    """Tell whether a load is to be given up: at its pace so far, computing would have been done sooner.
+
+    `wait_s` was predicted to pass before its first page is read.
+    """
+    reading_s = elapsed_s - wait_s
+    return elapsed_s > LEAST_SHARE * compute_s and reading_s * wanted > (arrived + 1) * (compute_s - wait_s)
