@@ -48,6 +48,10 @@ SELDOM = frozenset(
         Point.DECODE_ATTACHING,
         Point.TRANSPORT_CONNECTING,
         Point.TRANSPORT_GREETED,
+        Point.TIER_WRITING,
+        Point.TIER_WRITTEN,
+        Point.TIER_LOADING,
+        Point.TIER_LOADED,
     }
 )
 """Points to which one stream of a wave may come, or one connection in an epoch: a second time may never come."""
