@@ -5,4 +5,5 @@ pool    the pages of a worker: free, cached, arriving, active, quarantined
 memory  the bytes behind the pages, wherever they lie, with a generation per page
 shared  host memory that other processes may read
 events  what a pool stored and removed, as a log
+tiers/  copies of pages in host memory and on disk
 """

@@ -8,4 +8,5 @@ request_validator  refuses other epochs and fingerprints, and new work while dra
 condition          wakes all waiters at each notification
 control            the Control service             metrics  the worker's metrics
 pulls/             pages between workers           steps/   engine steps
+tiers/             pages in host memory and on disk
 """

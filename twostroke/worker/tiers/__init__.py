@@ -1,7 +1,9 @@
 """The tiers below a worker's pool: evicted and reused pages are kept there, and come back instead of being computed.
 
+opening     memory is claimed, the folder on disk is locked and read
 page_tiers  the tiers of one worker: what the pool tells them, what they announce
-host_tier   pages in host memory            disk_tier   pages on disk, written and read on threads of its own
-loads       pages that come back            price       whether loading beats computing
+host_tier   pages in host memory            disk_tier   pages on disk, written on a thread of its own
+loads       pages that come back            reader      reads them on a thread, and checks every one
+price       whether loading beats computing adoption    takes in what dead workers left
 metrics     what each tier did
 """
