@@ -156,6 +156,8 @@ class Request:
     """The router whose token stream carries the answer."""
     priority: int = 0
     """Class of the request: a higher one goes first where requests wait. Only the router uses it."""
+    takes_converted: bool = True
+    """It may be served by pages that were converted from another form. Only the router uses it."""
     tenant: str = ""
     siblings: Siblings = Siblings()  # frozen
     """The request's other choices, which only the router knows."""

@@ -20,6 +20,7 @@ from cluster.launch import control_socket, state_file
 from cluster.scaling.status import ScalingStatus
 from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import PeerLost, Unauthenticated
+from twostroke.rpc.convert import form_of
 from twostroke.rpc.events import tier_from_message
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
@@ -197,7 +198,7 @@ def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], worke
     room = f" ({fitting} fit into a page pool)" if fitting < model.max_model_len else ""
     console.print(
         f"{model.model}: {model.dtype}, {model.max_model_len} tokens{room}, blocks of {model.block_size}, "
-        f"KV in {model.kv_format}",
+        f"KV in {form_of(model)}",
         markup=False,
     )
     table_of_routers = Table(box=box.SIMPLE_HEAD)

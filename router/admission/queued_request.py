@@ -23,6 +23,8 @@ class QueuedRequest:
     """Hashes of their full blocks."""
     most_output_tokens: int
     """Tokens that the output may still get."""
+    takes_converted: bool = True
+    """It may be served by pages that were converted from another form."""
     priority: int = 0
     """Class of the request: a higher one goes first."""
     tenant: str = ""

@@ -25,7 +25,9 @@ from twostroke.config import Role, RouterConfig
 from twostroke.errors import PeerLost
 from twostroke.fault_points import Point, reach
 from twostroke.ids import Epoch, WorkerId
+from twostroke.kv_cache.form import KvForm
 from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.convert import form_of
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import fleet_pb2
@@ -62,6 +64,8 @@ class Fleet:
         self._events = events
         self.fingerprint: str | None = None
         """The first worker's that introduced itself; all others must have the same."""
+        self._forms: dict[Role, KvForm] = {}
+        """Those of the first worker of each role; all others of the role must have the same."""
         self._config = config
         self._membership = membership
         self._router_id = router_id
@@ -250,16 +254,31 @@ class Fleet:
             self.fingerprint = shown
         if shown != self.fingerprint:
             worker.refusal = f"fingerprint {shown} is not the fleet's {self.fingerprint}"
+        else:
+            worker.refusal = self._other_form(worker)
+        if worker.refusal is not None:
             log.error(
-                "worker refused worker=%s epoch=%s fingerprint=%s fleet_fingerprint=%s: it does not serve the same KV; "
-                "restart it with the fleet's model, or this router with the new fleet",
+                "worker refused worker=%s epoch=%s reason=%s: it does not serve the same KV; "
+                "restart it with the fleet's model and formats, or this router with the new fleet",
                 worker.worker_id,
                 worker.epoch,
-                shown,
-                self.fingerprint,
+                worker.refusal,
             )
         self._restate_facts()
         self._note_change()
+
+    def _other_form(self, worker: Worker) -> str | None:
+        """Returns why the form of the worker's pages does not fit the fleet's; None where it does."""
+        assert worker.model is not None
+        form, known = form_of(worker.model), self._forms.get(worker.role)
+        if known not in (form, None):
+            return f"its pages are {form}, those of the fleet's {worker.role.value} workers are {known}"
+        forms = {**self._forms, worker.role: form}
+        prefill, decode = forms.get(Role.PREFILL), forms.get(Role.DECODE)
+        if prefill is not None and decode is not None and not decode.takes(prefill):
+            return f"pages of decode workers are {decode}, and those of prefill workers {prefill}"
+        self._forms = forms
+        return None
 
     def _restate_facts(self) -> None:
         """Takes the facts from the decode workers that are here; while there is none, the last facts stand."""
@@ -278,7 +297,7 @@ class Fleet:
             pool_pages=pool_pages,
             page_bytes=model.page_bytes,
             dtype=model.dtype,
-            kv_format=model.kv_format,
+            kv_form=form_of(model),
             fingerprint=self.fingerprint,
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twostroke.kv_cache.form import KvForm
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingFacts:
@@ -19,7 +21,7 @@ class ServingFacts:
     pool_pages: int
     page_bytes: int
     dtype: str
-    kv_format: str
+    kv_form: KvForm
     """The form of their pages."""
     fingerprint: str
 

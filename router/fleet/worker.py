@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from router.fleet.liveness import Liveness
 from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
+from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.tier import Tier
+from twostroke.rpc.convert import form_of
 from twostroke.rpc.events import tier_from_message
 from twostroke.rpc.v1.control_pb2 import (
     WORKER_STATE_DEAD,
@@ -22,6 +24,8 @@ from twostroke.rpc.v1.control_pb2 import (
 from twostroke.rpc.v1.worker_pb2 import PageSource
 from twostroke.scheduler.cost import StepCost
 
+UNKNOWN_FORM = KvForm("")
+"""The form of a worker that has not introduced itself."""
 UTILISATION_WINDOW_S = 60.0
 """Window over which utilisation is averaged: bursts of seconds are queues, not utilisation."""
 
@@ -86,6 +90,11 @@ class Worker:
         if WORKER_STATE_DRAINING in (self.state, self.load.state):
             return WorkerStatus.DRAINING
         return WorkerStatus.SERVING
+
+    @property
+    def kv_form(self) -> KvForm:
+        """The form of its pages, once it has introduced itself."""
+        return UNKNOWN_FORM if self.model is None else form_of(self.model)
 
     @property
     def page_source(self) -> PageSource:

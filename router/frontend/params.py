@@ -16,6 +16,7 @@ from router.frontend.auth.auth import ANONYMOUS, AuthContext
 from router.frontend.cache_hints import MessageHint, TokenHint
 from router.frontend.json_body import Body, Integer, Number, Strings, TokenIds, as_number, wrong_kind
 from router.frontend.resume import StreamPoint
+from twostroke.client_text import shown
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.request import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MOST_TOKENS, SamplingParams
 
@@ -173,6 +174,8 @@ class ClientRequest:
     options: AnswerOptions = field(default_factory=AnswerOptions)
     cache_salt: bytes = b""
     """The client's own salt: its requests share prefixes only with those of its tenant that bring the same."""
+    needs_exact: bool = False
+    """No page of the prompt may have been converted from another number format."""
     deadline_s: float | None = None
     """Seconds since the Unix epoch."""
     priority: int = 0
@@ -224,11 +227,18 @@ def check_salt(salt: str) -> bytes:
     return salt.encode()
 
 
+def needs_exact(kv_exactness: str) -> bool:
+    """Tells whether a request insists on pages that were never converted from another number format."""
+    if kv_exactness not in ("exact", "any"):
+        raise InvalidRequest(f'kv_exactness must be "exact" or "any", got {shown(kv_exactness)}', field="kv_exactness")
+    return kv_exactness == "exact"
+
+
 def check_role(role: Any, name: str) -> str:
     if isinstance(role, str) and role in ROLES:
         return role
-    shown = repr(role[:40]) if isinstance(role, str) else type(role).__name__
-    raise InvalidRequest(f"{name} must be one of {', '.join(sorted(ROLES))}, got {shown}", field=name)
+    text = repr(role[:40]) if isinstance(role, str) else type(role).__name__
+    raise InvalidRequest(f"{name} must be one of {', '.join(sorted(ROLES))}, got {text}", field=name)
 
 
 def check_token_ids(tokens: Sequence[int], name: str, vocab_size: int) -> None:

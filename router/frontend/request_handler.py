@@ -28,7 +28,7 @@ from router.metrics import RouterMetrics
 from router.serving.generate_request import Dispatcher, GenerateRequest
 from twostroke.errors import Cancelled, DeadlineExceeded, Draining, InternalError, InvalidRequest, ServeError
 from twostroke.fault_points import Point, reach
-from twostroke.kv_cache.block import owner_salt
+from twostroke.kv_cache.block import exact_salt, owner_salt
 from twostroke.models.recommended import UNKNOWN, Recommended
 from twostroke.request import CacheHint, FinishReason, SampledToken, Siblings
 from twostroke.tracing.context import TraceContext
@@ -230,6 +230,7 @@ class RequestHandler:
         self._refuse_if_draining()
         facts, options = self.dispatcher.facts, request.options
         salt = owner_salt(request.tenant, request.cache_salt)
+        is_apart = request.needs_exact and facts.kv_form.converted_from is not None
         requests = []
         for rank, (request_id, prompt) in enumerate(zip(ids, request.prompts, strict=True)):
             sent = request.point.sent[rank * options.n : (rank + 1) * options.n]
@@ -241,8 +242,9 @@ class RequestHandler:
                 GenerateRequest(
                     request_id=request_id,
                     prompt=tokens,
-                    salt=salt,
-                    public_blocks=self._public.blocks_of(tokens, facts.block_size),
+                    salt=exact_salt(salt) if is_apart else salt,
+                    public_blocks=0 if is_apart else self._public.blocks_of(tokens, facts.block_size),
+                    takes_converted=not request.needs_exact,
                     hints=tuple(CacheHint(hint.tokens // facts.block_size, hint.seconds) for hint in prompt.hints),
                     sampling=sampling_params(options, length, facts, self._seeds.of(request.point, rank)),
                     deadline_s=request.deadline_s,

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from router.fleet.worker import LinkRate
+from router.fleet.worker import UNKNOWN_FORM, LinkRate
 from twostroke.ids import BlockHash, WorkerId
+from twostroke.kv_cache.form import KvForm
 from twostroke.scheduler.cost import StepCost
 
 UNKNOWN = StepCost()
@@ -55,6 +56,8 @@ class WorkerView:
     """How many of those are there already, down to each tier: what others can fetch from it."""
     tier_page_s: tuple[float, ...] = (0.0,)
     """Measured seconds to bring one page up from each of those tiers; 0 for the device."""
+    kv_form: KvForm = UNKNOWN_FORM
+    """The form of its pages."""
     links: Mapping[WorkerId, LinkRate] = field(default_factory=lambda: NO_LINKS)
     """Rates of its pulls, by worker."""
     fetch_wait_s: float = 0.0

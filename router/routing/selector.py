@@ -48,6 +48,10 @@ class Routable(Protocol):
     def most_output_tokens(self) -> int:
         """Tokens that the output may still get."""
 
+    @property
+    def takes_converted(self) -> bool:
+        """It may be served by pages that were converted from another form."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -187,13 +191,14 @@ class Selector:
             return tuple(self._view(worker, prefixes, passes_s.get(worker.worker_id, 0.0), now_s) for worker in seen)
 
         hashes = request.block_hashes
+        sources = workers.prefill if request.takes_converted else _computing_the_same(workers)
         return Snapshot(
             known_tokens=request.known_tokens,
             full_blocks=len(hashes),
             block_size=workers.shape.block_size,
             page_bytes=workers.shape.page_bytes,
             decode=views(workers.decode, self._decode),
-            prefill=views(workers.prefill, self._prefill),
+            prefill=views(sources, self._prefill),
             prefill_utilisation=self._prefill.utilisation(workers.prefill) if self._narrows else None,
             block_hashes=hashes,
             output_tokens=min(request.most_output_tokens, round(self.output_tokens) or request.most_output_tokens),
@@ -244,6 +249,7 @@ class Selector:
             depths=_depths(prefixes.held.get(worker_id, ()), len(worker.tier_page_s)),
             resident=_depths(prefixes.resident.get(worker_id, ()), len(worker.tier_page_s)),
             tier_page_s=worker.tier_page_s,
+            kv_form=worker.kv_form,
             links=worker.links,
             fetch_wait_s=max(0.0, self._fetching_until_s.get(worker_id, 0.0) - now_s),
             serve_wait_s=max(0.0, self._serving_until_s.get(worker_id, 0.0) - now_s),
@@ -265,6 +271,12 @@ class Selector:
         sources = {view.worker for view in snapshot.prefill}
         coming_from = next((w for w in self._reservations.coming(hashes[-1]) if w in sources), None)
         return dataclasses.replace(decision, source=coming_from)
+
+
+def _computing_the_same(workers: Workers) -> Sequence[Worker]:
+    """Returns the prefill workers whose pages become those of decode workers as they are."""
+    formats = {worker.kv_form.format for worker in workers.decode}
+    return [worker for worker in workers.prefill if {worker.kv_form.format} == formats]
 
 
 def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:

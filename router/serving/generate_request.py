@@ -31,6 +31,8 @@ class GenerateRequest:
     """Says who may share the prompt's blocks, past the public ones."""
     public_blocks: int = 0
     """How many of the prompt's first blocks everyone shares."""
+    takes_converted: bool = True
+    """It may be served by pages that were converted from another form."""
     hints: tuple[CacheHint, ...] = ()
     sampling: tuple[SamplingParams, ...]
     """One per choice; they differ in `choice` only."""

@@ -271,6 +271,7 @@ class RequestState:
             block_hashes=tuple(self._block_hashes),
             salt=request.salt,
             public_blocks=request.public_blocks,
+            takes_converted=request.takes_converted,
             sampling=self._sampling,
             deadline_s=request.deadline_s,
             router_id=self._with.router_id,

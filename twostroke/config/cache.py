@@ -47,6 +47,15 @@ class CacheConfig(Settings):
         help="number format of the KV in pages; fp8 and int8 have a scale per token and head, and half the bytes",
         default_text="as --dtype",
     )
+    prefill_kv_format: str | None = setting(
+        None,
+        choices=KV_FORMATS,
+        help="--kv-format of prefill workers; where decode workers have another, their pages are converted on the way",
+        default_text="as --kv-format",
+    )
+    decode_kv_format: str | None = setting(
+        None, choices=KV_FORMATS, help="--kv-format of decode workers", default_text="as --kv-format"
+    )
     kv_cache_memory_bytes: int | None = setting(
         None,
         flag="--kv-cache-memory",

@@ -16,7 +16,7 @@ from twostroke.config.schedule import ScheduleConfig
 from twostroke.config.security import CertificatesConfig
 from twostroke.config.settings import Settings, group, port, setting
 from twostroke.config.tracing import TracingConfig
-from twostroke.config.worker import Role, RuntimeConfig
+from twostroke.config.worker import Role, RuntimeConfig, check_kv_formats
 from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import ConfigError
 
@@ -91,7 +91,8 @@ class ClusterConfig(Settings):
                 field="--transports",
             )
         self.schedule.check_budget()
-        self.scaling.scales(self.prefill, self.decode)  # raises where a count lies outside its bounds
+        may_switch = self.scaling.may_switch(self.prefill, self.decode)  # raises where a count is out of its bounds
+        check_kv_formats(self.cache, self.model, may_switch=may_switch)
 
     @property
     def counts(self) -> tuple[tuple[Role, int], ...]:

@@ -88,15 +88,20 @@ _ONE_PER_NODE = "of every worker: for one worker per node or pod, where firewall
 class WorkerPorts(Settings):
     rpc: int = port(flag="--worker-rpc-port", key="ports.rpc", help=f"rpc port {_ONE_PER_NODE}")
     pages: int = port(flag="--worker-pages-port", key="ports.pages", help=f"port for pages over tcp {_ONE_PER_NODE}")
+    converted: int = port(
+        flag="--worker-converted-pages-port",
+        key="ports.converted",
+        help=f"port for pages over tcp that are converted for decode workers {_ONE_PER_NODE}",
+    )
     metrics: int = port(
         flag="--worker-metrics-port", key="ports.metrics", help=f"port of Prometheus metrics {_ONE_PER_NODE}"
     )
 
     def model_post_init(self, _context: Any) -> None:
-        fixed = [number for number in (self.rpc, self.pages, self.metrics) if number]
+        fixed = [number for number in (self.rpc, self.pages, self.converted, self.metrics) if number]
         if len(set(fixed)) < len(fixed):
             raise ConfigError(f"the worker's ports must differ, got {sorted(fixed)}", field="ports")
 
     @property
     def are_fixed(self) -> bool:
-        return bool(self.rpc or self.pages or self.metrics)
+        return bool(self.rpc or self.pages or self.converted or self.metrics)

@@ -15,6 +15,7 @@ from twostroke.config.schedule import ScheduleConfig
 from twostroke.config.settings import Settings, group, setting
 from twostroke.config.tracing import TracingConfig
 from twostroke.credentials import TlsConfig
+from twostroke.errors import ConfigError
 
 
 class Role(enum.StrEnum):
@@ -79,13 +80,52 @@ class WorkerConfig(Settings):
 
     def model_post_init(self, _context: Any) -> None:
         self.schedule.check_budget()
+        check_kv_formats(self.cache, self.model, may_switch=self.flexible)
 
     @property
     def kv_format(self) -> str:
-        """The name of the form of its pages."""
-        return self.cache.kv_format or self.model.dtype
+        """The number format of its pages."""
+        return kv_format_of(self.cache, self.model, self.role)
+
+    @property
+    def peer_kv_format(self) -> str:
+        """The number format of the other role's pages."""
+        other = Role.PREFILL if self.role is Role.DECODE else Role.DECODE
+        return kv_format_of(self.cache, self.model, other)
 
     @property
     def can_sample(self) -> bool:
         """Whether it decodes now, or may in a later epoch in the same process."""
         return self.flexible or self.role is Role.DECODE
+
+
+def kv_format_of(cache: CacheConfig, model: ModelConfig, role: Role) -> str:
+    """Return the number format of the pages of a role's workers."""
+    own = cache.prefill_kv_format if role is Role.PREFILL else cache.decode_kv_format
+    return own or cache.kv_format or model.dtype
+
+
+def check_kv_formats(cache: CacheConfig, model: ModelConfig, *, may_switch: bool) -> None:
+    """Raise ConfigError where the two roles have different formats, and something else does not go with that.
+
+    `may_switch`: workers may become the other role with the pages that they have.
+    """
+    prefill, decode = kv_format_of(cache, model, Role.PREFILL), kv_format_of(cache, model, Role.DECODE)
+    if prefill == decode:
+        return
+    differ = f"prefill workers' pages hold {prefill} and decode workers' {decode}"
+    field = "--decode-kv-format" if cache.decode_kv_format else "--prefill-kv-format"
+    if model.is_paced:
+        raise ConfigError(f"{differ}: a paced model has no numbers to convert; give both the same", field=field)
+    if model.deterministic:
+        raise ConfigError(
+            f"{differ}: an answer then depends on which worker computed its prompt, so --deterministic cannot be kept; "
+            "give both the same format, or leave --deterministic away",
+            field=field,
+        )
+    if may_switch:
+        raise ConfigError(
+            f"{differ}: no worker can switch its role; give both the same format, or leave --flexible away and bound "
+            "only one role's count",
+            field=field,
+        )

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from twostroke.config import PACED_PREFIX, WorkerConfig
+from twostroke.config import PACED_PREFIX, Role, WorkerConfig
 from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import DEVICE, PACED, Determinism
 from twostroke.engine.memory_use import MemoryUse, pages_use
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
-from twostroke.kv_cache.form import FORMS
+from twostroke.kv_cache.form import FORMS, LAYOUT_VERSION, Conversion, KvForm, PageShape
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages
 from twostroke.models.digest import DIGEST_BYTES, weights_digest
@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
 
 Memory = TypeVar("Memory", bound=Pages)
 
+PIECE_TOKENS = 16
+"""Tokens of a piece of the native order: blocks of a multiple of them are cut into pieces."""
 NATIVE_ORDER = ";order=pieces"
 """Added to the fingerprint where the native kernel keeps tokens in an order of its own: native/page.h."""
 
@@ -48,15 +50,28 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     dtype: str
-    kv_format: str
+    kv_form: KvForm
     """The form of its pages."""
+    conversion: Conversion | None = None
+    """How its pages become those of the other role, where that one has another form."""
     block_size: int
     page_bytes: int
     pages: int
     advice: str
     """Advice to the operator about the size of the page pool, or empty."""
     fingerprint: str
-    """Workers whose fingerprints differ hold different KV and never exchange pages."""
+    """Workers whose fingerprints differ hold different KV and never exchange pages. It says nothing of the form."""
+
+    @property
+    def page_identity(self) -> str:
+        """The fingerprint and the form: pages of the same blocks are interchangeable where both agree."""
+        return f"{self.fingerprint};form={self.kv_form}"
+
+    @property
+    def converted_identity(self) -> str:
+        """The identity of the pages that its pages are converted into."""
+        assert self.conversion is not None, "only where the other role has another form"
+        return f"{self.fingerprint};form={self.conversion.target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +172,11 @@ def _build_on_cpu(
     from twostroke.models.catalog import cache_dir
 
     shape = spec.page_shape(config.cache.block_size)
+    conversion = _conversion_of(config, shape)
     page_bytes = spec.page_bytes(config.cache.block_size, config.kv_format)
-    facts = _model_facts(config, spec, model_dir, enough_pages(config.cache.host_bytes, page_bytes))
+    converted_bytes = 0 if conversion is None else conversion.page_bytes  # of every page, where it is pulled
+    pages = enough_pages(config.cache.host_bytes, page_bytes + converted_bytes)
+    facts = _model_facts(config, spec, model_dir, pages)
     arithmetic = ""
     if config.model.deterministic:  # pages that another machine computed may have other bits
         identity = arithmetic_identity(choose_kernels(cache_dir() / "kernels"))
@@ -172,7 +190,7 @@ def _build_on_cpu(
                 spec,
                 memory,
                 config.model,
-                pool=PagePool.over(torch.from_numpy(memory.data), FORMS[facts.kv_format], shape),
+                pool=PagePool.over(torch.from_numpy(memory.data), FORMS[facts.kv_form.format], shape),
                 cores=cores,
                 with_head=config.can_sample,
                 profiler=profiler,
@@ -184,11 +202,14 @@ def _build_on_cpu(
 
     built = _with_memory(facts, PageMemory(facts.pages, facts.page_bytes), load)
     assert isinstance(built.runner, ModelRunner)
-    order = NATIVE_ORDER if built.runner.has_native_pages else ""
-    fingerprint = f"{facts.fingerprint}{order}{arithmetic}"
+    is_native = built.runner.has_native_pages
+    if conversion is not None:
+        conversion = replace(conversion, has_pieces=is_native and shape.block % PIECE_TOKENS == 0)
+    fingerprint = f"{facts.fingerprint}{NATIVE_ORDER if is_native else ''}{arithmetic}"
     in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads)
     weights = _weights_use(config, spec, is_packed=built.runner.has_packed_weights)
-    return replace(built, model=replace(facts, fingerprint=fingerprint), kernels=in_use, weights=weights)
+    model = replace(facts, fingerprint=fingerprint, conversion=conversion)
+    return replace(built, model=model, kernels=in_use, weights=weights)
 
 
 def _weights_use(config: WorkerConfig, spec: ModelSpec, *, is_packed: bool) -> MemoryUse:
@@ -227,8 +248,22 @@ def _build_on_device(
         with TensorFiles(model_dir, plan.torch_dtype, device) as files:
             return make_device_runner(plan, files, memory.tensor, accelerator_for(device)), DEVICE, None
 
+    facts = replace(facts, conversion=_conversion_of(config, spec.page_shape(config.cache.block_size)))
     built = _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device), load)
     return replace(built, weights=MemoryUse("weights", plan.needs().weight_bytes, None))
+
+
+def _kv_form(config: WorkerConfig) -> KvForm:
+    own, peers = config.kv_format, config.peer_kv_format
+    return KvForm(own, peers if config.role is Role.DECODE and own != peers else None)
+
+
+def _conversion_of(config: WorkerConfig, shape: PageShape) -> Conversion | None:
+    """Return how prefill workers convert their pages for decode workers, if these have another form."""
+    own, peers = config.kv_format, config.peer_kv_format
+    if config.role is not Role.PREFILL or own == peers:
+        return None
+    return Conversion(KvForm(own), KvForm(peers, own), shape, has_pieces=False)
 
 
 def _model_facts(config: WorkerConfig, spec: ModelSpec, model_dir: Path, pages: int) -> LoadedModel:
@@ -279,13 +314,13 @@ def _facts(
             f"--max-model-len {wanted} is more than the {longest_sequence} tokens that the model was made for",
             field="max_model_len",
         )
-    block_size, dtype, form = config.cache.block_size, config.model.dtype, FORMS[config.kv_format]
+    block_size, dtype = config.cache.block_size, config.model.dtype
     pool = PoolSize(pages, page_bytes, block_size)
     if wanted is not None:
         pool.check(wanted)
     fingerprint = (
         f"model={model};revision={revision};block_size={block_size};hash={HASH_SCHEME};"
-        f"kv_format={form.name};dtype={dtype};weights={config.model.weights};layout={form.layout}"
+        f"dtype={dtype};weights={config.model.weights};layout={LAYOUT_VERSION}"
     )
     return LoadedModel(
         name=config.model.public_name,
@@ -293,7 +328,7 @@ def _facts(
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
         dtype=dtype,
-        kv_format=form.name,
+        kv_form=_kv_form(config),
         block_size=block_size,
         page_bytes=page_bytes,
         pages=pages,

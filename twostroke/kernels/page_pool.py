@@ -54,7 +54,11 @@ class PagePool:
         return cls(
             form,
             data.as_strided((*sizes, block, dim), (*strides, dim, 1)),
-            words.as_strided((*sizes, block), (*(each // SCALE_BYTES for each in strides), 1), numbers // SCALE_BYTES),
+            words.as_strided(
+                (*sizes, block),
+                (*(each // SCALE_BYTES for each in strides), 1),
+                words.storage_offset() + numbers // SCALE_BYTES,
+            ),
         )
 
     @classmethod

@@ -21,7 +21,7 @@ HASH_SCHEME = "blake2b-128/tokens-u32le/v2"
 """Part of the fingerprint: workers with another scheme would never share a block."""
 
 _KEY = b"twostroke.block.v1"
-_ROOT, _SALTED, _OWNER = b"root", b"salted", b"owner"
+_ROOT, _SALTED, _OWNER, _EXACT = b"root", b"salted", b"owner", b"exact"
 """These keep roots, salted parents and salts apart from blocks: a client that chooses the content of one must not
 be able to produce the hash of another client's block."""
 
@@ -39,6 +39,11 @@ def owner_salt(tenant: str, cache_salt: bytes) -> bytes:
     if not tenant and not cache_salt:
         return b""
     return _hash(_framed(tenant.encode()) + _framed(cache_salt), _OWNER)
+
+
+def exact_salt(salt: bytes) -> bytes:
+    """Return the salt of blocks that take no pages that were converted from another form, apart from all others."""
+    return _hash(_framed(salt), _EXACT)
 
 
 def hash_block(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:

@@ -1,8 +1,10 @@
 """Page forms: how a page stores the keys and values of its block. Plain numbers, no torch.
 
 A form says in which number format keys and values lie in a page, and which scales lie beside them. Scales are part of
-the page: no scale crosses a page, so a page can be moved, digested and read alone. The identity of a page is (block
-hash, form). Attention reads what the page stores, also in the step that writes it, so a page never changes an answer.
+the page: no scale crosses a page, so a page can be moved, digested and read alone. Attention reads what the page
+stores, also in the step that writes it, so a page never changes an answer.
+
+The identity of a page is (block hash, `KvForm`): its number format, and whether another format may have computed it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+LAYOUT_VERSION: Final = "pages/2"
+"""The order of numbers and scales in the pages of every form."""
 SCALE_BYTES: Final = 4
 """One float32 scale of a token's key or value in one head."""
 PAIR_BYTES: Final = 4
@@ -47,11 +51,6 @@ class PageForm:
     has_token_scales: bool = False
     """Each token's key, and its value, has one float32 scale per head behind all numbers of the block."""
 
-    @property
-    def layout(self) -> str:
-        """Return the order of dimensions in a page's bytes; pages of another order are other pages."""
-        return "page:layer,head,kv,token,dim;scales" if self.has_token_scales else "page:layer,kv,head,token,dim"
-
     def head_bytes(self, shape: PageShape) -> int:
         """Return the bytes of the keys and values of one block in one head of one layer."""
         return self.key_bytes(shape) + self.value_bytes(shape)
@@ -84,6 +83,45 @@ def _int4_values(shape: PageShape) -> int:
     """Return the bytes of 4-bit values with one scale per token and group of channels."""
     groups = -(-shape.head_dim // VALUE_GROUP)
     return shape.block * (shape.head_dim // 2 + groups * PAIR_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class KvForm:
+    """The form of all pages of one worker, beside the block hash the other part of their identity."""
+
+    format: str
+    """A name of `FORMS`."""
+    converted_from: str | None = None
+    """The format of the pages that are converted into these. Pages of such a form may come from there, or follow pages
+    that do. They never pass for pages that were computed in `format` alone."""
+
+    def __str__(self) -> str:
+        return self.format if self.converted_from is None else f"{self.format} from {self.converted_from}"
+
+    def takes(self, other: KvForm) -> bool:
+        """Tell whether pages of the other form may become pages of this one, as they are or converted."""
+        return other in (self, self.source)
+
+    @property
+    def source(self) -> KvForm | None:
+        """The form of the pages that are converted into this one."""
+        return None if self.converted_from is None else KvForm(self.converted_from)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How pages of one worker are converted for workers of another form."""
+
+    source: KvForm
+    target: KvForm
+    shape: PageShape
+    has_pieces: bool
+    """Native kernels order the numbers: `twostroke/kernels/cpu/native/page.h`."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a converted page."""
+        return FORMS[self.target.format].page_bytes(self.shape)
 
 
 FORMS: Final = {

@@ -8,9 +8,10 @@ from twostroke import errors
 from twostroke.errors import InternalError, InvalidRequest, ServeError
 from twostroke.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
+from twostroke.kv_cache.form import KvForm
 from twostroke.request import CacheHint, Request, SampledToken, SamplingParams
 from twostroke.rpc.peer import PeerPrefix
-from twostroke.rpc.v1 import worker_pb2
+from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.tracing.context import TraceContext, header_of
 
 
@@ -24,6 +25,11 @@ def hashes_from_bytes(packed: bytes) -> list[BlockHash]:
             f"block_hashes must be a multiple of {HASH_BYTES} bytes, got {len(packed)}", field="block_hashes"
         )
     return [BlockHash(packed[start : start + HASH_BYTES]) for start in range(0, len(packed), HASH_BYTES)]
+
+
+def form_of(model: control_pb2.ModelInfo) -> KvForm:
+    """Return the form of the pages of the worker, or of the decode workers, that say this of themselves."""
+    return KvForm(model.kv_format, model.kv_converted_from or None)
 
 
 def sampling_to_message(params: SamplingParams) -> worker_pb2.Sampling:

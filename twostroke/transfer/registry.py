@@ -35,9 +35,13 @@ _MAKERS: dict[str, Callable[[str, float, SocketWrapper, int], PageTransport]] = 
 }
 
 
+HOST_NAMES = ("shm", "tcp")
+"""Default transports of pages in host memory, best first."""
+
+
 def default_names(memory: Pages) -> tuple[str, ...]:
     """Return the default transports for the pages' memory, best first. nixl is none: it needs a trusted network."""
-    return ("shm", "tcp") if isinstance(memory, PageMemory) else ("cuda_ipc", "tcp")
+    return HOST_NAMES if isinstance(memory, PageMemory) else ("cuda_ipc", "tcp")
 
 
 def check_names(names: Sequence[str]) -> None:

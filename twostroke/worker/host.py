@@ -32,11 +32,12 @@ from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.telemetry import MetricsServer
 from twostroke.tracing.setup import recorder_of
 from twostroke.transfer.base import Identity, PageEndpoint
-from twostroke.transfer.registry import default_names, open_transports
-from twostroke.transfer.sockets.tls import wrapper_for
+from twostroke.transfer.registry import HOST_NAMES, default_names, open_transports
+from twostroke.transfer.sockets.tls import SocketWrapper, wrapper_for
 from twostroke.worker.condition import Condition
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.pulls.converted_pages import ConvertedPages
 from twostroke.worker.pulls.digests import PageDigests
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
@@ -90,7 +91,9 @@ class WorkerHost:
         self.pool = engine_state.pool
         self.recorder = recorder_of(config.worker_id, config.role.value, config.tracing, self.metrics.registry)
         self.scheduler = _scheduler_of(config, engine_state)
-        self.validator = RequestValidator(config.worker_id, epoch, facts.fingerprint, self.metrics)
+        self.validator = RequestValidator(
+            config.worker_id, epoch, facts.fingerprint, self.metrics, kv_form=str(facts.kv_form)
+        )
         self.progress = Condition()
         self.engine = engine_state.engine
         probe = probe_batch(facts.block_size, self.pool.total, facts.max_model_len, samples=config.can_sample)
@@ -120,6 +123,7 @@ class WorkerHost:
         wrapper = wrapper_for(config.cluster_tls)
         self.transports = open_transports(names, config.host, config.patience.dead_after_s, wrapper, config.ports.pages)
         self.endpoints: list[PageEndpoint] = []
+        self.converted = _converted_of(config, engine_state, wrapper)
         self.digests = PageDigests(engine_state.memory)
         self.metrics.watch_pages(self.digests, self.transports)
         self.pulls = PullClient(
@@ -141,9 +145,11 @@ class WorkerHost:
         self._sessions = itertools.count(1)
 
     async def open(self) -> None:
-        identity = Identity(self.config.worker_id, self.epoch, self.facts.fingerprint, self.config.cluster_token)
+        identity = Identity(self.config.worker_id, self.epoch, self.facts.page_identity, self.config.cluster_token)
         for transport in self.transports:
             self.endpoints.append(await transport.open(self.memory, identity))
+        if self.converted is not None:
+            await self.converted.open(dataclasses.replace(identity, fingerprint=self.facts.converted_identity))
         await self._calibrate()
         if self._chooses_step_tokens:
             self.scheduler.step_tokens = step_tokens_within(self.loop.rates.cost, self.scheduler.step_tokens)
@@ -157,6 +163,8 @@ class WorkerHost:
         await self.tiers.wait_idle()
         for transport in self.transports:
             await transport.close()
+        if self.converted is not None:
+            await self.converted.close()
         await self.digests.close()
         await self.engine.wait_idle()
         await asyncio.to_thread(self._metrics_server.close)
@@ -232,7 +240,8 @@ class WorkerHost:
             vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,
             dtype=facts.dtype,
-            kv_format=facts.kv_format,
+            kv_format=facts.kv_form.format,
+            kv_converted_from=facts.kv_form.converted_from or "",
             block_size=facts.block_size,
             page_bytes=facts.page_bytes,
             pool_pages=facts.pages,
@@ -300,6 +309,16 @@ class WorkerHost:
             await calibrate(self.engine, self.loop.rates, step_limits, budget)
         self._engine_state.is_calibrated = True
         log.info("calibrated seconds=%.3f %s", time.monotonic() - started_s, self.loop.rates.cost)
+
+
+def _converted_of(config: WorkerConfig, engine_state: EngineState, wrapper: SocketWrapper) -> ConvertedPages | None:
+    """Return what converts pages for the other role, where that one has another form."""
+    conversion = engine_state.facts.conversion
+    if conversion is None:
+        return None
+    names = [name for name in config.runtime.transports or HOST_NAMES if name != "cuda_ipc"]  # they lie in host memory
+    transports = open_transports(names, config.host, config.patience.dead_after_s, wrapper, config.ports.converted)
+    return ConvertedPages(engine_state.memory, conversion, transports)
 
 
 def _tier_report(tier: Tier, use: TierUse) -> control_pb2.TierRate:

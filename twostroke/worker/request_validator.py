@@ -8,10 +8,14 @@ from twostroke.worker.metrics import WorkerMetrics
 
 
 class RequestValidator:
-    def __init__(self, worker_id: str, epoch: Epoch, fingerprint: str, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self, worker_id: str, epoch: Epoch, fingerprint: str, metrics: WorkerMetrics, *, kv_form: str = ""
+    ) -> None:
         self.worker_id = worker_id
         self.epoch = epoch
         self.fingerprint = fingerprint
+        self.kv_form = kv_form
+        """The form of the worker's pages, which is no reason to refuse it: others may convert theirs into it."""
         self.is_draining = False
         self.lost: EngineLost | None = None
         """The error that ended the engine; every call is refused from then on."""

@@ -18,7 +18,14 @@ import grpc.aio
 
 from router.frontend.auth.auth import AuthContext, Authenticator
 from router.frontend.grpc.schema import options_of
-from router.frontend.params import ClientRequest, TokenPrompt, check_request_id, check_salt, priority_class
+from router.frontend.params import (
+    ClientRequest,
+    TokenPrompt,
+    check_request_id,
+    check_salt,
+    needs_exact,
+    priority_class,
+)
 from router.frontend.request_handler import RequestHandler, TextEvent
 from router.frontend.resume import SentProgress, StreamPoint, with_pulse
 from router.frontend.text.tokenizer import Text, token_text
@@ -227,6 +234,7 @@ def _client_request(
         prompts=(prompt,),
         options=options,
         cache_salt=check_salt(request.cache_salt),
+        needs_exact=needs_exact(request.kv_exactness or "any"),
         deadline_s=None if left_s is None else time.time() + call_timeout_s(left_s),
         priority=min(priority_class(request.priority), auth.max_priority),
         tenant=tenant,

@@ -119,6 +119,7 @@ class HttpEndpoints:
             prompts=prompts,
             options=wanted.options,
             cache_salt=wanted.cache_salt,
+            needs_exact=wanted.needs_exact,
             # The header wins: proxies set it, and they know how long they will wait.
             deadline_s=_deadline(wanted.timeout_s, received_at_s) if deadline_s is None else deadline_s,
             priority=min(wanted.priority, auth.max_priority),

@@ -19,6 +19,7 @@ from router.frontend.params import (
     TokenPrompt,
     check_request_id,
     check_salt,
+    needs_exact,
     priority_class,
 )
 from twostroke.errors import InvalidRequest, UnsupportedFeature
@@ -73,6 +74,12 @@ def _salt(value: Any, info: ValidationInfo) -> bytes:
     return check_salt(value)
 
 
+def _needs_exact(value: Any, info: ValidationInfo) -> bool:
+    if not isinstance(value, str):
+        raise wrong_kind(info.field_name, value, "a string")
+    return needs_exact(value)
+
+
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -97,6 +104,7 @@ class OpenAIRequest(Body):
     """Class of the request. In a body lower goes first, as in vLLM's and LiteLLM's servers; here, higher does."""
     user: Annotated[str, AfterValidator(lambda user: check_request_id(user, "user"))] = ""
     cache_salt: Annotated[bytes, BeforeValidator(_salt)] = b""
+    needs_exact: Annotated[bool, BeforeValidator(_needs_exact)] = Field(default=False, alias="kv_exactness")
 
     @model_validator(mode="before")
     @classmethod

@@ -170,7 +170,8 @@ class _Pricing:
         """
         yield at(worker)
         for holders in self._holders:
-            peer = next((peer for peer in holders if peer.view.worker != worker.worker), None)
+            others = (peer for peer in holders if peer.view.worker != worker.worker)
+            peer = next((peer for peer in others if worker.kv_form.takes(peer.view.kv_form)), None)
             if peer is not None and peer.blocks > worker.depths[0]:
                 yield at(worker, peer)
 

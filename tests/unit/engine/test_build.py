@@ -23,6 +23,7 @@ from twostroke.engine.runner import ModelRunner
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.choice import BY_FLAG, MEASURED, ONLY_ONE
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH, chosen_variants
+from twostroke.kv_cache.form import KvForm
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_workers_whose_pages_have_another_order_do_not_exchange_them(
     assert plain == native.replace(NATIVE_ORDER, "")
 
 
-def test_workers_whose_pages_have_another_form_do_not_exchange_them(tiny: Path) -> None:
+def test_workers_whose_pages_have_another_form_have_another_page_identity(tiny: Path) -> None:
     found = {}
     for form in (None, *KV_FORMATS):
         asked = config(str(tiny))
@@ -62,12 +63,34 @@ def test_workers_whose_pages_have_another_form_do_not_exchange_them(tiny: Path) 
         found[form] = built.model
         built.close()
     assert found[None] == found["float32"], "the form is the model's dtype unless another is asked for"
-    assert len({model.fingerprint for model in found.values()}) == len(KV_FORMATS)
-    assert {form: found[form].kv_format for form in KV_FORMATS} == {form: form for form in KV_FORMATS}
+    assert len({model.fingerprint for model in found.values()}) == 1, "the form lies beside it"
+    assert len({model.page_identity for model in found.values()}) == len(KV_FORMATS)
+    assert {form: found[form].kv_form.format for form in KV_FORMATS} == {form: form for form in KV_FORMATS}
     elements = PAGE_BYTES // 4
     scales = elements // (TINY.hidden_size // TINY.num_attention_heads)
     assert found["bfloat16"].page_bytes == 2 * elements
     assert found["int8"].page_bytes == found["fp8_e4m3"].page_bytes == elements + 4 * scales
+
+
+def test_where_the_roles_have_other_formats_prefill_workers_know_how_to_convert(tiny: Path) -> None:
+    cache = CacheConfig(kv_cache_memory_bytes=10 * PAGE_BYTES, decode_kv_format="int8")
+    found = {}
+    for role in (Role.PREFILL, Role.DECODE):
+        built = build_runner(config(str(tiny)).replace(role=role, cache=cache), tiny)
+        found[role] = built.model
+        built.close()
+    prefill, decode = found[Role.PREFILL], found[Role.DECODE]
+    assert (str(prefill.kv_form), str(decode.kv_form)) == ("float32", "int8 from float32")
+    assert prefill.fingerprint == decode.fingerprint
+    assert decode.conversion is None
+    assert prefill.conversion is not None
+    assert prefill.converted_identity == decode.page_identity != prefill.page_identity
+    assert prefill.conversion.page_bytes == decode.page_bytes
+    paid_bytes = prefill.pages * (prefill.page_bytes + decode.page_bytes)
+    assert 9 * PAGE_BYTES < paid_bytes <= 10 * PAGE_BYTES, "converted pages are paid for out of the same memory"
+    assert not decode.kv_form.takes(KvForm("int8")), "an int8 page was computed from int8 pages alone"
+    assert not KvForm("int8").takes(decode.kv_form)
+    assert decode.kv_form.takes(prefill.kv_form)
 
 
 def test_pages_of_another_variant_are_the_same_within_rounding_and_refused_where_bits_count(

@@ -24,6 +24,7 @@ from tests.hand_cut import HandCutTransport
 from tests.inline_preparer import InlinePreparer
 from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig
 from twostroke.errors import Cancelled, PeerLost, ServeError
+from twostroke.kv_cache.form import KvForm
 from twostroke.request import FinishReason, SampledToken
 from twostroke.rpc.v1 import control_pb2
 
@@ -37,7 +38,7 @@ FACTS = ServingFacts(
     pool_pages=32,
     page_bytes=1024,
     dtype="float32",
-    kv_format="float32",
+    kv_form=KvForm("float32"),
     fingerprint="toy/1",
 )
 

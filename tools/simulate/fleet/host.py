@@ -31,6 +31,7 @@ from twostroke.config import Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.build import LoadedModel
 from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.events import EventBatch, EventLog
+from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import control_pb2, worker_pb2
@@ -427,7 +428,7 @@ def _facts(shape: FleetShape, pages: int) -> LoadedModel:
         vocab_size=1,
         eos_token_ids=(),
         dtype="",
-        kv_format="",
+        kv_form=KvForm(""),
         block_size=shape.block_size,
         page_bytes=shape.page_bytes,
         pages=pages,

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 import grpc.aio
 
-from twostroke.errors import InvalidRequest, TransferFailed
+from twostroke.errors import FingerprintMismatch, InvalidRequest, TransferFailed
 from twostroke.fault_points import Point, reach
 from twostroke.ids import BlockHash, PageId, RequestId
 from twostroke.kv_cache.memory import Pages
@@ -23,6 +23,7 @@ from twostroke.rpc.convert import hashes_from_bytes
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.context import TraceContext
+from twostroke.transfer.base import PageEndpoint
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pulls.digests import PageDigests
 from twostroke.worker.pulls.fetch import BlockFetcher
@@ -67,10 +68,22 @@ class PageJobs(Protocol):
     def begin(self, wanted: RequestedBlocks) -> PageJob: ...
 
 
+class ServedPages(Protocol):
+    """The pages of this worker in one form, as pullers read them."""
+
+    @property
+    def endpoints(self) -> Sequence[PageEndpoint]:
+        """How to reach them, best first."""
+
+    async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
+        """Return (generation, digest) of pages that are filled and pinned until this returns."""
+
+
 class KnownDigests:
     """Generations and digests of pages; a digest is computed once per generation of a page."""
 
-    def __init__(self, memory: Pages, digests: PageDigests) -> None:
+    def __init__(self, memory: Pages, digests: PageDigests, endpoints: Sequence[PageEndpoint]) -> None:
+        self.endpoints = endpoints
         self._memory = memory
         self._digests = digests
         self._known: dict[PageId, tuple[int, bytes]] = {}
@@ -101,8 +114,10 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self._progress = host.progress
         self._metrics = host.metrics
         self._block_size = host.facts.block_size
-        self._digests = KnownDigests(host.memory, host.digests)
-        self._endpoints = [endpoint.pack() for endpoint in host.endpoints]
+        own: ServedPages = KnownDigests(host.memory, host.digests, host.endpoints)
+        self._served = {"": own, str(host.facts.kv_form): own}
+        if host.converted is not None:
+            self._served[str(host.converted.form)] = host.converted
         self._heartbeat_s = host.config.patience.heartbeat_s
         self.open = 0
         """Pulls being served."""
@@ -112,6 +127,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
     ) -> AsyncGenerator[worker_pb2.PullResponse, None]:
         reach(Point.PAGES_ASKED)
         self._validator.check(request.fingerprint, request.source_epoch, is_work=not request.cached_only)
+        served = self._served_as(request)
         wanted = self._checked(request)
         job: PageJob
         if request.cached_only:
@@ -121,10 +137,11 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self.open += 1
         try:
             reach(Point.PAGES_ACCEPTED)
-            accepted = worker_pb2.PullAccepted(epoch=str(self._validator.epoch), endpoints=self._endpoints)
+            endpoints = [endpoint.pack() for endpoint in served.endpoints]
+            accepted = worker_pb2.PullAccepted(epoch=str(self._validator.epoch), endpoints=endpoints)
             yield worker_pb2.PullResponse(accepted=accepted)
             async with contextlib.aclosing(
-                with_heartbeats(self._announce(job, wanted.blocks), self._heartbeat_s)
+                with_heartbeats(self._announce(job, wanted.blocks, served), self._heartbeat_s)
             ) as said:
                 async for ready in said:
                     yield _ALIVE if ready is None else worker_pb2.PullResponse(ready=ready)
@@ -138,6 +155,16 @@ class PagesService(worker_pb2_grpc.PagesServicer):
     ) -> worker_pb2.FetchResponse:
         self._validator.check(request.fingerprint, request.worker_epoch)
         return worker_pb2.FetchResponse(blocks=await self._fetches.fetch(request))
+
+    def _served_as(self, request: worker_pb2.PullRequest) -> ServedPages:
+        """Return the pages in the form that the puller stores. Raises FingerprintMismatch where it cannot have them."""
+        served = self._served.get(request.kv_form)
+        if served is None:
+            raise FingerprintMismatch(
+                f"{request.requester} stores pages as {request.kv_form!r}, {self._validator.worker_id} serves them as "
+                f"{' or '.join(repr(form) for form in self._served if form)}"
+            )
+        return served
 
     def _checked(self, request: worker_pb2.PullRequest) -> RequestedBlocks:
         hashes = hashes_from_bytes(request.block_hashes)
@@ -157,12 +184,14 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             RequestId(request.request_id), tokens, hashes[:blocks], wanted, PeerPrefix.of(request), trace
         )
 
-    async def _announce(self, job: PageJob, pending: Sequence[int]) -> AsyncGenerator[worker_pb2.PagesReady, None]:
+    async def _announce(
+        self, job: PageJob, pending: Sequence[int], served: ServedPages
+    ) -> AsyncGenerator[worker_pb2.PagesReady, None]:
         while pending:
             ticket = self._progress.ticket()
             ready, failure = readable(job, pending)
             if ready:
-                yield await self._message(job, ready)
+                yield await self._message(job, ready, served)
                 pending = [block for block in pending if block not in ready]
             if failure is not None:
                 raise failure
@@ -174,8 +203,8 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         """Wait for the end of the call; the pages stay pinned until then."""
         await asyncio.get_running_loop().create_future()
 
-    async def _message(self, job: PageJob, ready: dict[int, PageId]) -> worker_pb2.PagesReady:
-        known = await self._digests.of(list(ready.values()))
+    async def _message(self, job: PageJob, ready: dict[int, PageId], served: ServedPages) -> worker_pb2.PagesReady:
+        known = await served.of(list(ready.values()))
         pages = [
             worker_pb2.ReadyPage(block=block, page=page, generation=generation, digest=digest)
             for (block, page), (generation, digest) in zip(ready.items(), known, strict=True)

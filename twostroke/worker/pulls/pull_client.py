@@ -280,6 +280,7 @@ class PullClient:
             block_hashes=hashes_to_bytes(spec.block_hashes),
             wanted=sorted(spec.pages),
             cached_only=spec.is_from_peer,
+            kv_form=self._validator.kv_form,
             traceparent="" if session.span is None else session.span.context.header,
         )
         if spec.peer is not None:

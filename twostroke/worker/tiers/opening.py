@@ -56,7 +56,7 @@ def open_disk(
     cache: CacheConfig, worker_id: str, facts: LoadedModel, files: SegmentFiles | None = None
 ) -> OpenedDisk | None:
     """Lock the worker's folder and read its headers; None if the disk is in trouble. Raises ConfigError."""
-    form = RecordFormat(identity_of(facts.fingerprint, facts.dtype), facts.page_bytes)
+    form = RecordFormat(identity_of(facts.fingerprint, str(facts.kv_form)), facts.page_bytes)
     root = Path(cache.disk_cache_dir or cache_dir() / "pages")
     files, started_s = files or SegmentFiles(), time.monotonic()
     try:

@@ -154,7 +154,7 @@ class LivePulls:
             view: Any = SimpleNamespace(
                 pool=host.pool, loop=host.loop, validator=self._validator, progress=self._progress,
                 metrics=host.metrics,
-                facts=host.facts, config=host.config, digests=Digests(), endpoints=[endpoint],
+                facts=host.facts, config=host.config, digests=Digests(), converted=None, endpoints=[endpoint],
                 memory=SimpleNamespace(generation=lambda page: 0), loads=None,
             )  # fmt: skip
             unused: Any = None

@@ -1,0 +1,106 @@
+"""A converted page has the bits that the other form's kernels write for the numbers that the page stores."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.kernels.test_cpu_attention import in_pieces
+from tests.unit.kernels.test_page_forms import LAYER, SLACK, VARIANTS, Prompts
+from twostroke.config.cache import KV_FORMATS
+from twostroke.kernels.cpu.attention import NativeAttention
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.page_conversion import convert_page
+from twostroke.kernels.page_pool import PLAIN, PagePool
+from twostroke.kv_cache.form import FORMS, Conversion, KvForm, PageShape
+
+PAIRS = [pair for pair in itertools.product(KV_FORMATS, KV_FORMATS) if pair[0] != pair[1]]
+shapes = st.builds(
+    PageShape,
+    layers=st.sampled_from([2, 30]),
+    kv_heads=st.integers(1, 3),
+    block=st.sampled_from([4, 16, 32]),
+    head_dim=st.sampled_from([8, 20, 64, 128]),
+)
+
+
+def pool_of(pages: int, form: str, shape: PageShape) -> tuple[torch.Tensor, PagePool]:
+    data = torch.zeros(pages, FORMS[form].page_bytes(shape), dtype=torch.uint8)
+    return data, PagePool.over(data, FORMS[form], shape)
+
+
+def converted(data: torch.Tensor, source: str, target: str, shape: PageShape, *, has_pieces: bool) -> torch.Tensor:
+    conversion = Conversion(KvForm(source), KvForm(target, source), shape, has_pieces)
+    out = torch.full((len(data), conversion.page_bytes), 0xAB, dtype=torch.uint8)
+    for page, into in zip(data, out, strict=True):
+        convert_page(conversion, page, into)
+    return out
+
+
+def normal(tokens: int, shape: PageShape, seed: int) -> torch.Tensor:
+    """Keys or values, some of which are large, small or zero."""
+    rows = torch.randn(tokens, shape.kv_heads, shape.head_dim, generator=torch.Generator().manual_seed(seed))
+    rows[1::7] *= 50
+    rows[2::7] *= 1e-3
+    rows[3::11] = 0
+    return rows
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+@settings(max_examples=6, deadline=None)
+@given(shape=shapes, seed=st.integers(0, 99))
+def test_a_page_becomes_what_the_reference_writes_of_the_numbers_in_it(
+    source: str, target: str, shape: PageShape, seed: int
+) -> None:
+    data, pool = pool_of(2, source, shape)
+    expected, right = pool_of(2, target, shape)
+    slots = torch.arange(2 * shape.block)
+    for layer in range(shape.layers):
+        pool.write(*(normal(len(slots), shape, seed + 100 * layer + part) for part in (0, 1)), layer, slots)
+        stored = pool.read(torch.arange(2), layer)
+        k, v = (stored[:, part].transpose(1, 2).flatten(0, 1) for part in (0, 1))
+        right.write(k, v, layer, slots)
+    assert torch.equal(converted(data, source, target, shape, has_pieces=False), expected)
+
+
+@pytest.mark.parametrize("path", VARIANTS)
+@pytest.mark.parametrize(("source", "target"), [pair for pair in PAIRS if pair[0] in PLAIN])
+@pytest.mark.parametrize("block", [4, 16, 32])
+def test_a_page_of_native_kernels_becomes_what_they_write_in_the_other_form(
+    built_kernels: dict[str, Kernels], path: str, source: str, target: str, block: int
+) -> None:
+    """The same keys and values go into both pools; the plain form is the model's dtype, so that none is rounded."""
+    shape, dtype = PageShape(2, 3, block, 64), PLAIN[source]
+    assert dtype in SLACK
+    prompts = Prompts(shape, 3, (2 * block,), dtype)
+    data = []
+    for form in (source, target):
+        pages, pool = pool_of(prompts.blocks, form, shape)
+        prompts.run(NativeAttention(pool, 3, prompts.scale, built_kernels[path], None, dtype), prompts.whole())
+        data.append(pages)
+    ours = converted(data[0], source, target, shape, has_pieces=block % 16 == 0)
+    layer_bytes = ours.shape[1] // shape.layers
+    assert torch.equal(ours[:, LAYER * layer_bytes :], data[1][:, LAYER * layer_bytes :])
+    assert data[1][:, LAYER * layer_bytes :].any()
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+@pytest.mark.parametrize("dim", [8, 64])
+def test_the_order_of_native_kernels_is_undone_and_done_as_they_have_it(source: str, target: str, dim: int) -> None:
+    shape = PageShape(3, 2, 32, dim)
+    plain, pieces = pool_of(2, source, shape), pool_of(2, source, shape)
+    for layer in range(shape.layers):
+        plain[1].write(*(normal(64, shape, layer + part) for part in (0, 10)), layer, torch.arange(64))
+    pieces[1].numbers.copy_(in_pieces(plain[1].numbers))
+    if plain[1].scales is not None and pieces[1].scales is not None:
+        pieces[1].scales.copy_(plain[1].scales)
+    rows = converted(plain[0], source, target, shape, has_pieces=False)
+    ordered = converted(pieces[0], source, target, shape, has_pieces=True)
+    views = [PagePool.over(each, FORMS[target], shape) for each in (rows, ordered)]
+    assert torch.equal(in_pieces(views[0].numbers), views[1].numbers)
+    if views[0].scales is not None and views[1].scales is not None:
+        assert torch.equal(views[0].scales, views[1].scales)
