@@ -30,6 +30,11 @@ from twostroke.worker.tiers.reader import DamagedPage
 
 log = logging.getLogger(__name__)
 
+FIRST_SIGHT_SHARE = 0.25
+"""Share of the budget of written bytes for pages that were seen once: most of these are never wanted again."""
+KEPT_FOR_REUSED = 0.5
+"""Share of the saved budget that these leave to pages that were wanted again."""
+
 
 class DiskListener(Protocol):
     """Called on the event loop."""
@@ -79,6 +84,8 @@ class DiskTier:
         self._folders = [opened.own]
         self._listener = listener
         self._budget = ByteBudget(write_bytes_per_s, self.form.record_bytes)
+        first_sight_per_s = FIRST_SIGHT_SHARE * write_bytes_per_s
+        self._first_sight_budget = ByteBudget(first_sight_per_s, self.form.record_bytes)
         self.store = DiskStore(self.form, most_bytes, opened.own.next_segment, listener.reclaimed)
         self._writing: dict[BlockHash, PageWrite] = {}
         """Pages on their way that are still wanted."""
@@ -109,9 +116,16 @@ class DiskTier:
         """Tell whether a block is on disk or on its way there."""
         return block_hash in self.store or block_hash in self._writing
 
-    def is_within_budget(self, *, keep: float) -> bool:
-        """Take one page from the budget of written bytes; the share `keep` of what can be saved up must remain."""
-        return self._budget.take(self.form.record_bytes, time.monotonic(), keep=keep)
+    def is_within_budget(self, *, wanted_again: bool) -> bool:
+        """Take one page from the budget of written bytes.
+
+        A page that was seen once comes out of a small share of it, and leaves half of what was saved to the others.
+        """
+        now_s, page_bytes = time.monotonic(), self.form.record_bytes
+        if wanted_again:
+            return self._budget.take(page_bytes, now_s)
+        is_spared = self._first_sight_budget.take(page_bytes, now_s)
+        return is_spared and self._budget.take(page_bytes, now_s, keep=KEPT_FOR_REUSED)
 
     def write(self, page: PageWrite) -> None:
         """Let the writer thread write a page that is not known yet."""

@@ -1,8 +1,8 @@
 """The tiers of one worker: what the pool tells them, what they keep, and what they announce.
 
 A page that the pool evicts goes to host memory if there is a host tier, and to disk if the budget of written bytes has
-room. A page that was reused goes to disk at once, within the whole budget; one that was seen for the first time gets
-what half of the budget leaves. Copies are made on the event loop, so no page of the pool is held for them.
+room. A page that was reused goes to disk at once, within the whole budget; one that was seen once comes out of a
+quarter of it. Copies are made on the event loop, so no page of the pool is held for them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ STAGING_BYTES = 64 << 20
 MOST_STAGED = 64
 SECOND_SIGHT = 2
 """Sightings from which on a block has been wanted again."""
-KEPT_FOR_REUSED = 0.5
-"""Share of the saved budget that pages of first sight leave to pages that were wanted again."""
 CLOSE_S = 2.0
 """Time for the threads to end; one that waits for a disk that never answers dies with the process."""
 
@@ -318,11 +316,11 @@ class PageTiers:
         """Tell whether a page is to be written now, and take its bytes from the budget."""
         if disk.is_known(block_hash):
             return False
-        keep = 0.0 if self._sightings.count(block_hash) >= SECOND_SIGHT else KEPT_FOR_REUSED
+        wanted_again = self._sightings.count(block_hash) >= SECOND_SIGHT
         if not self._staged or disk.writes >= self._staging.pages:
             self.metrics.skipped(Tier.DISK, "busy")
             return False
-        if not disk.is_within_budget(keep=keep):
+        if not disk.is_within_budget(wanted_again=wanted_again):
             self.metrics.skipped(Tier.DISK, "budget")
             return False
         return True
