@@ -66,7 +66,7 @@ class Server:
         return done.stdout
 
     def worker_pid(self, title: str) -> int:
-        return next(process.pid for process in self.processes() if title in process_table.title_of(process))
+        return int(next(process.pid for process in self.processes() if title in process_table.title_of(process)))
 
     def processes(self) -> list[psutil.Process]:
         """All that live because of it, itself included."""
