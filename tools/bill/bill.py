@@ -46,7 +46,9 @@ class Bill:
     @property
     def total_bytes(self) -> int:
         """What one worker takes on a CPU."""
-        return self.model.weights.total + self.model.working_bytes + self.chosen.pool_bytes
+        return (
+            self.model.weights.total + self.model.working_bytes + self.chosen.pool_bytes + self.chosen.host_tier_bytes
+        )
 
     def capacity_tokens(self, form: FormBill, tier: int) -> int:
         """Return how many tokens all tiers up to this one hold: 0 for the pool, 1 with the host, 2 with the disk."""
@@ -64,7 +66,7 @@ class Bill:
         said = [self.chosen.size.advice(self.model.longest)]
         if not self.on_gpu:
             try:
-                refuse_more_than_free(self.chosen.pool_bytes, self.free_bytes)
+                refuse_more_than_free(self.chosen.pool_bytes + self.chosen.host_tier_bytes, self.free_bytes)
             except ConfigError as error:
                 said.append(error.message)
         return tuple(filter(None, said))

@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from tools.bill.model import BilledModel
-from tools.bill.options import BillFlags
+from tools.bill.options import BillFlags, MemoryFlags
 from twostroke.config import CacheConfig
 from twostroke.config.cache import HOST_CACHE_BYTES
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import FORMS
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages, host_pool_bytes
+from twostroke.kv_cache.tiers.disk_store import disk_pages
 from twostroke.models.memory_needs import DeviceNeeds, MemoryReading, device_pages
 
 BILLED_DEVICE: Final = "with --device-memory"
-SECTOR_BYTES: Final = 4096
-RECORD_HEADER_BYTES: Final = 88
-"""What a disk tier writes before a page, rounded up with it to whole sectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,11 @@ class FormBill:
     @property
     def token_bytes(self) -> float:
         return self.size.page_bytes / self.size.block_size
+
+    @property
+    def host_tier_bytes(self) -> int:
+        """What the host tier takes, if there is one."""
+        return host_pool_bytes(self.host_pages, self.size.page_bytes) if self.host_pages else 0
 
     @property
     def pool_bytes(self) -> int:
@@ -58,26 +61,24 @@ def form_bills(model: BilledModel, flags: BillFlags) -> dict[str, FormBill]:
     for form in FORMS:
         page_bytes = model.page_bytes(form, memory.block_size)
         try:
-            pages = _pages(model, page_bytes, flags)
+            pages, host, disk = _pages(model, page_bytes, flags), _host_pages(memory, page_bytes), 0
+            if memory.disk_cache_bytes:
+                disk = disk_pages(memory.disk_cache_bytes, page_bytes)
         except ConfigError:
             if form == flags.form:
                 raise
-            pages = 0
-        bills[form] = FormBill(
-            form=form,
-            size=PoolSize(pages, page_bytes, memory.block_size),
-            host_pages=memory.host_cache_bytes // page_bytes,
-            disk_pages=memory.disk_cache_bytes // record_bytes(page_bytes),
-            weights_step_bytes=model.weights.step,
-        )
+            pages = host = disk = 0
+        size = PoolSize(pages, page_bytes, memory.block_size)
+        bills[form] = FormBill(form, size, host, disk, model.weights.step)
     if flags.model.max_model_len is not None:
         bills[flags.form].size.check(flags.model.max_model_len)
     return bills
 
 
-def record_bytes(page_bytes: int) -> int:
-    """Return what one page takes on disk."""
-    return -(-(RECORD_HEADER_BYTES + page_bytes) // SECTOR_BYTES) * SECTOR_BYTES
+def _host_pages(memory: MemoryFlags, page_bytes: int) -> int:
+    if not memory.host_cache_bytes:
+        return 0
+    return enough_pages(memory.host_cache_bytes, page_bytes, least=1, flag="--host-cache")
 
 
 def _pages(model: BilledModel, page_bytes: int, flags: BillFlags) -> int:

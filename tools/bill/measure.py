@@ -16,15 +16,16 @@ from typing import Final
 
 import numpy as np
 
-from tools.bill.forms import record_bytes
 from tools.bill.options import BillFlags
 from tools.bill.tiers import ComputeCost, TierCost
 from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, ScheduleConfig, WorkerConfig
+from twostroke.config.cache import KV_FORMATS
 from twostroke.engine.build import build_runner
 from twostroke.engine.loop import EngineThread
 from twostroke.errors import ConfigError
 from twostroke.kernels.kept import kept
 from twostroke.kv_cache.memory import available_memory_bytes
+from twostroke.kv_cache.tiers.record import record_bytes
 from twostroke.models.catalog import cache_dir, locate
 from twostroke.scheduler.cost import StepCost
 from twostroke.transfer.base import digest
@@ -87,7 +88,11 @@ def _config(flags: BillFlags, pool_bytes: int | None = None) -> WorkerConfig:
         model=ModelConfig(
             model=model.model, dtype=model.dtype, weights=model.weights, max_model_len=model.max_model_len, device="cpu"
         ),
-        cache=CacheConfig(block_size=flags.memory.block_size, kv_cache_memory_bytes=pool_bytes),
+        cache=CacheConfig(
+            block_size=flags.memory.block_size,
+            kv_cache_memory_bytes=pool_bytes,
+            kv_format=flags.form if flags.form in KV_FORMATS else None,
+        ),
         schedule=ScheduleConfig(max_num_seqs=model.max_num_seqs),
         runtime=RuntimeConfig(threads=flags.machine.threads),
     )

@@ -68,6 +68,7 @@ def memory_grid(bill: Bill) -> Grid:
         ("weights", bill.model.weights.total, bill.model.weights_kind),
         ("working set", bill.model.working_bytes, "activations and logits of a step, process, libraries"),
         ("pages", pool.pool_bytes, f"{pool.size.pages} pages, one scratch page, generations"),
+        *([("host tier", pool.host_tier_bytes, f"{pool.host_pages} pages")] if pool.host_pages else []),
         ("together", bill.total_bytes, "" if bill.on_gpu else f"this machine has {size(bill.free_bytes)} free"),
     ]
     return text_grid(

@@ -29,16 +29,18 @@ def host_pool_bytes(pages: int, page_bytes: int) -> int:
     return generation_bytes(pages) + (pages + SCRATCH_PAGES) * page_bytes
 
 
-def enough_pages(memory_bytes: int, page_bytes: int) -> int:
-    """Return how many pages the memory holds. Raises ConfigError where they are too few for any sequence."""
+def enough_pages(memory_bytes: int, page_bytes: int, *, least: int = MIN_PAGES, flag: str = "--kv-cache-memory") -> int:
+    """Return how many pages the memory or disk space of one tier holds.
+
+    Raises ConfigError where they are fewer than `least`. `flag` is the setting that asked for them.
+    """
     pages = memory_bytes // page_bytes
-    if pages < MIN_PAGES:
-        least_bytes = MIN_PAGES * page_bytes
+    if pages < least:
+        least_bytes = least * page_bytes
         raise ConfigError(
-            f"--kv-cache-memory {memory_bytes} holds {pages} pages of {page_bytes} bytes; "
-            f"at least {MIN_PAGES} are needed: give {least_bytes - memory_bytes} bytes more "
-            f"(--kv-cache-memory {least_bytes})",
-            field="kv_cache_memory",
+            f"{flag} {memory_bytes} holds {pages} pages of {page_bytes} bytes; at least {least} are needed: give "
+            f"{least_bytes - memory_bytes} bytes more ({flag} {least_bytes})",
+            field=_field_of(flag),
         )
     return pages
 
@@ -64,8 +66,13 @@ def refuse_more_than_free(
     raise ConfigError(
         f"{flag}: {pools} {wanted_bytes} bytes, but {place} has {free_bytes} free: {missing_bytes} bytes "
         f"too many; give {-(-missing_bytes // workers)} bytes less{fewer}",
-        field=flag.partition(" ")[0].removeprefix("--").replace("-", "_"),
+        field=_field_of(flag),
     )
+
+
+def _field_of(flag: str) -> str:
+    """Return the setting of a flag, or of the first one of several."""
+    return flag.partition(" ")[0].removeprefix("--").replace("-", "_")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from twostroke.errors import ConfigError
 from twostroke.ids import BlockHash
+from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.kv_cache.tiers.folders import ScannedSegment
-from twostroke.kv_cache.tiers.record import DEAD, RecordFormat
+from twostroke.kv_cache.tiers.record import DEAD, RecordFormat, record_bytes
 
 SEGMENTS = 32
 """Segments that the whole store is divided into, if they are not too large then."""
+LEAST_RECORDS = 2
+"""Records of any disk tier: the segment that is written, and one that can go."""
 MOST_SEGMENT_BYTES = 256 << 20
 
 
@@ -63,6 +65,11 @@ class _Segment:
         return sum((1 + record.hits) / (1.0 + now_s - record.since_s) for record in self.live.values())
 
 
+def disk_pages(most_bytes: int, page_bytes: int) -> int:
+    """Return how many pages a worker's disk space holds. Raises ConfigError if there is no room for two records."""
+    return enough_pages(most_bytes, record_bytes(page_bytes), least=LEAST_RECORDS, flag="--disk-cache")
+
+
 class DiskStore:
     def __init__(
         self,
@@ -76,13 +83,7 @@ class DiskStore:
         Raises ConfigError if there is no room for two records.
         """
         self.form = form
-        self._most_records = most_bytes // form.record_bytes
-        if self._most_records < 2:
-            raise ConfigError(
-                f"--disk-cache {most_bytes} holds {self._most_records} pages of {form.record_bytes} bytes; "
-                "at least 2 are needed",
-                field="disk_cache",
-            )
+        self._most_records = disk_pages(most_bytes, form.page_bytes)
         largest = max(1, MOST_SEGMENT_BYTES // form.record_bytes)
         self._segment_records = max(1, min(self._most_records // SEGMENTS, largest))
         self._next_segment = next_segment

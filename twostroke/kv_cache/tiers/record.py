@@ -30,6 +30,11 @@ _HEADER = struct.Struct("<8sI4x16s16s16sQ8s")
 HEADER_BYTES: Final = _HEADER.size + DIGEST_BYTES
 
 
+def record_bytes(page_bytes: int) -> int:
+    """Return the size of a record of one page on disk: header and page, rounded up to whole sectors."""
+    return -(-(HEADER_BYTES + page_bytes) // SECTOR) * SECTOR
+
+
 def identity_of(fingerprint: str, form: str) -> bytes:
     """Return 128 bits that two workers share exactly if their pages have the same fingerprint and form."""
     parts = [part.encode() for part in (fingerprint, form)]
@@ -59,7 +64,7 @@ class RecordFormat:
     @property
     def record_bytes(self) -> int:
         """Size of a record: header and page, rounded up to whole sectors."""
-        return -(-(HEADER_BYTES + self.page_bytes) // SECTOR) * SECTOR
+        return record_bytes(self.page_bytes)
 
     def pack(self, header: RecordHeader) -> bytes:
         """Return the header's bytes."""

@@ -13,6 +13,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.engine.build import LoadedModel
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import PageMemory, Pages
+from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.kv_cache.tiers.files import SegmentFiles
 from twostroke.kv_cache.tiers.folders import claim_own
 from twostroke.kv_cache.tiers.record import VERSION, RecordFormat, identity_of
@@ -83,11 +84,7 @@ def open_disk(
 
 
 def _host_memory(cache: CacheConfig, facts: LoadedModel) -> PageMemory:
-    pages = cache.host_cache_bytes // facts.page_bytes
-    if not pages:
-        raise ConfigError(
-            f"--host-cache {cache.host_cache_bytes} holds no page of {facts.page_bytes} bytes", field="host_cache"
-        )
+    pages = enough_pages(cache.host_cache_bytes, facts.page_bytes, least=1, flag="--host-cache")
     memory = PageMemory(pages, facts.page_bytes, flag="--host-cache")
     memory.map_in()  # copies into it are made on the event loop
     return memory

@@ -36,6 +36,8 @@ BAD_FLAGS = [
     (["--kv-cache-memory", "0"], "--kv-cache-memory must be 1 or more"),
     (["--kv-cache-memory", "100K"], "at least 2 are needed: give 28672 bytes more"),
     (["--host-cache", "x"], "--host-cache"),
+    (["--host-cache", "5000"], "--host-cache 5000 holds 0 pages of 65536 bytes; at least 1 are needed: give 60536"),
+    (["--disk-cache", "70000"], "--disk-cache 70000 holds 1 pages of 69632 bytes; at least 2 are needed: give 69264"),
     (["--disk-cache", "1Q"], "--disk-cache"),
     (["--device-memory", "0"], "--device-memory must be 1 or more"),
     (["--block-size", "17"], "--block-size must be a power of two"),

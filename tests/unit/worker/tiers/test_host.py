@@ -64,7 +64,7 @@ async def test_a_page_that_changed_in_host_memory_is_a_counted_miss_and_never_re
 async def test_host_memory_of_less_than_a_page_is_refused_with_the_numbers() -> None:
     cache = CacheConfig(kv_cache_memory_bytes=4 * PAGE_BYTES, host_cache_bytes=PAGE_BYTES - 1)
     config = worker_config(Role.DECODE).replace(cache=cache)
-    with pytest.raises(ConfigError, match=rf"--host-cache {PAGE_BYTES - 1} holds no page of {PAGE_BYTES} bytes"):
+    with pytest.raises(ConfigError, match=rf"--host-cache {PAGE_BYTES - 1} holds 0 pages of {PAGE_BYTES} bytes"):
         await EngineState.load(config)
 
 
