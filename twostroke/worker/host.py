@@ -125,7 +125,7 @@ class WorkerHost:
         self.endpoints: list[PageEndpoint] = []
         self.converted = _converted_of(config, engine_state, wrapper)
         self.digests = PageDigests(engine_state.memory)
-        self.metrics.watch_pages(self.digests, self.transports)
+        self.metrics.watch_pages(self.digests, self.transports, self.converted)
         self.pulls = PullClient(
             self.validator,
             self.pool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -20,6 +21,7 @@ from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.telemetry import ITL_BUCKETS_S, PULL_BUCKETS_S, introduce
 from twostroke.transfer.base import PageTransport
+from twostroke.worker.pulls.converted_pages import ConvertedPages
 from twostroke.worker.pulls.digests import PageDigests
 from twostroke.worker.tiers.metrics import TierMetrics
 
@@ -122,9 +124,11 @@ class WorkerMetrics:
             if use.measured_bytes is not None:
                 measured.labels(self._role, use.part).set(use.measured_bytes)
 
-    def watch_pages(self, digests: PageDigests, transports: Sequence[PageTransport]) -> None:
-        """Report at every scrape the cost of digests and refused page connections."""
-        self.registry.register(_PageCounters(self._role, digests, transports))
+    def watch_pages(
+        self, digests: PageDigests, transports: Sequence[PageTransport], converted: ConvertedPages | None
+    ) -> None:
+        """Report at every scrape the cost of digests and conversions, and refused page connections."""
+        self.registry.register(_PageCounters(self._role, digests, transports, converted))
         for transport in transports:
             self._pull_bytes.labels(self._role, transport.name)
             self._pull_seconds.labels(self._role, transport.name)
@@ -196,15 +200,25 @@ class _Gauges(Collector):
 
 
 class _PageCounters(Collector):
-    def __init__(self, role: str, digests: PageDigests, transports: Sequence[PageTransport]) -> None:
+    def __init__(
+        self,
+        role: str,
+        digests: PageDigests,
+        transports: Sequence[PageTransport],
+        converted: ConvertedPages | None,
+    ) -> None:
         self._role = role
         self._digests = digests
         self._transports = transports
+        self._converted = converted
 
     def collect(self) -> Iterable[CounterMetricFamily]:
+        converted = self._converted
         for name, text, value in (
             ("digest_seconds", "Time spent on digests of pages, served and arrived.", self._digests.seconds),
             ("digest_bytes", "Page bytes that were digested.", self._digests.bytes),
+            ("converted_pages", "Pages converted for workers of another form.", converted.pages if converted else 0),
+            ("conversion_seconds", "Time spent on converting pages.", converted.seconds if converted else 0.0),
         ):
             counter = CounterMetricFamily(f"twostroke_{name}", text, labels=("role",))
             counter.add_metric((self._role,), value)
@@ -214,7 +228,9 @@ class _PageCounters(Collector):
             "Connections to this worker's pages that were refused.",
             labels=("role", "transport", "reason"),
         )
-        for transport in self._transports:
-            for reason, count in transport.refused.items():
-                refused.add_metric((self._role, transport.name, reason), count)
+        counts = collections.Counter[tuple[str, str]]()
+        for transport in (*self._transports, *(converted.transports if converted else ())):
+            counts.update({(transport.name, reason): count for reason, count in transport.refused.items()})
+        for (name, reason), count in counts.items():
+            refused.add_metric((self._role, name, reason), count)
         yield refused

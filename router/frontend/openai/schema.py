@@ -74,9 +74,9 @@ def _salt(value: Any, info: ValidationInfo) -> bytes:
     return check_salt(value)
 
 
-def _needs_exact(value: Any, info: ValidationInfo) -> bool:
+def _needs_exact(value: Any) -> bool:
     if not isinstance(value, str):
-        raise wrong_kind(info.field_name, value, "a string")
+        raise wrong_kind("kv_exactness", value, "a string")
     return needs_exact(value)
 
 

@@ -15,8 +15,9 @@ from tests.bench.forms import options
 
 EPILOG = """Each window of the text is computed in chunks over pages of one form; every position but the last predicts
 the next token. KL is the distance of the next token's distribution from the one over pages of the model's dtype, in
-nats; "same" is the share of positions whose likeliest token is the same. For step times: python -m tests.bench kernels
---only forms
+nats; "same" is the share of positions whose likeliest token is the same. "int8 from bfloat16" are int8 pages whose
+earlier chunks were computed over bfloat16 pages and then converted, as where prefill workers have another form than
+decode workers. For step times: python -m tests.bench kernels --only forms
 
 examples:
   python -m tests.bench forms

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.page_conversion import convert_page
 from twostroke.kernels.page_pool import PagePool
+from twostroke.kv_cache.form import FORMS, Conversion
 from twostroke.models.choice import load_model
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
@@ -32,6 +35,11 @@ class Quality:
     """Share of positions at which the likeliest token is the same."""
 
 
+class Predicts(Protocol):
+    def log_probabilities(self, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield float32 [positions, vocab] of what follows each position, chunk by chunk."""
+
+
 class FormModel:
     """The model over pages of one form that hold a single sequence."""
 
@@ -41,13 +49,14 @@ class FormModel:
         kind: torch.dtype = getattr(torch, dtype)
         shape = spec.page_shape(BLOCK)
         self._blocks = -(-tokens // BLOCK)
-        pool = PagePool.empty(self._blocks, form, shape)
+        self.data = torch.zeros(self._blocks, FORMS[form].page_bytes(shape), dtype=torch.uint8)
+        """The pages, uint8 [blocks, page bytes]."""
+        pool = PagePool.over(self.data, FORMS[form], shape)
         attention = choose_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=kernels, dtype=kind)
         self._model = load_model(directory, spec, attention, kernels, dtype=kind, is_int8=False, with_head=True)
         self._cosines, self._sines = rope_tables(spec.rope, tokens)
 
     def log_probabilities(self, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield float32 [positions, vocab] of what follows each position, chunk by chunk."""
         for start in range(0, len(tokens), CHUNK):
             at = torch.arange(start, min(start + CHUNK, len(tokens)))
             batch = RaggedBatch(
@@ -64,8 +73,24 @@ class FormModel:
             yield logits.float().log_softmax(dim=-1)
 
 
+class ConvertedModel:
+    """The model over pages of one form, where those of all earlier chunks were computed in another and converted."""
+
+    def __init__(self, source: FormModel, target: FormModel, conversion: Conversion) -> None:
+        self._source = source
+        self._target = target
+        self._conversion = conversion
+
+    def log_probabilities(self, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
+        chunks = zip(self._source.log_probabilities(tokens), self._target.log_probabilities(tokens), strict=True)
+        for number, (_, found) in enumerate(chunks):
+            yield found
+            for block in range(number * CHUNK // BLOCK, min((number + 1) * CHUNK, len(tokens)) // BLOCK):
+                convert_page(self._conversion, self._source.data[block], self._target.data[block])
+
+
 @torch.inference_mode()
-def compare(exact: FormModel, others: dict[str, FormModel], windows: list[torch.Tensor]) -> dict[str, list[float]]:
+def compare(exact: Predicts, others: Mapping[str, Predicts], windows: list[torch.Tensor]) -> dict[str, list[float]]:
     """Return [negative log likelihood, KL, same], each a mean over all positions, of "" (the exact one) and others."""
     sums = {name: [0.0, 0.0, 0.0] for name in ("", *others)}
     positions = 0

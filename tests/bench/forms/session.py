@@ -13,11 +13,12 @@ from tokenizers import Tokenizer
 
 from cluster.flags.checks import STDOUT
 from tests.bench.forms.options import FormOptions
-from tests.bench.forms.quality import BLOCK, FormModel, Quality, compare
+from tests.bench.forms.quality import BLOCK, ConvertedModel, FormModel, Quality, compare
 from tools.output import write_json
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.choice import choose_kernels
-from twostroke.kv_cache.form import FORMS
+from twostroke.kernels.page_pool import BYTES
+from twostroke.kv_cache.form import FORMS, Conversion, KvForm
 from twostroke.models import catalog
 from twostroke.models.registry import read_spec
 
@@ -58,11 +59,20 @@ def qualities(options: FormOptions, text: str) -> list[Quality]:
         )
     windows = list(known[: options.windows * tokens].view(options.windows, tokens))
     kernels = choose_kernels(catalog.cache_dir() / "kernels")
-    exact, *others = (FormModel(directory, spec, dtype, form, tokens, kernels) for form in (dtype, *options.forms))
-    found = compare(exact, dict(zip(options.forms, others, strict=True)), windows)
     shape = spec.page_shape(BLOCK)
+
+    def over(form: str) -> FormModel:
+        return FormModel(directory, spec, dtype, form, tokens, kernels)
+
+    def converted(form: str) -> ConvertedModel:
+        conversion = Conversion(KvForm(dtype), KvForm(form, dtype), shape, has_pieces=kernels is not None)
+        return ConvertedModel(over(dtype), over(form), conversion)
+
+    others = {form: over(form) for form in options.forms}
+    mixed = {str(KvForm(form, dtype)): converted(form) for form in options.forms if form in BYTES}
+    found = compare(over(dtype), {**others, **mixed}, windows)
     return [
-        Quality(form or dtype, FORMS[form or dtype].page_bytes(shape), math.exp(loss), kl, same)
+        Quality(form or dtype, FORMS[(form or dtype).split()[0]].page_bytes(shape), math.exp(loss), kl, same)
         for form, (loss, kl, same) in found.items()
     ]
 

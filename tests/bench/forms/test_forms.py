@@ -16,6 +16,7 @@ from tests.bench.forms.options import options_from
 from tests.bench.forms.quality import compare
 from twostroke.config.cache import KV_FORMATS
 from twostroke.errors import ConfigError
+from twostroke.kernels.page_pool import BYTES
 
 WORDS = 64
 TINY = LlamaConfig(
@@ -67,7 +68,12 @@ def test_every_form_is_compared_over_the_same_text(arguments: Any, tmp_path: Pat
     assert run(arguments("forms", *flags, "--json", str(out))) == 0
     exact, *others = json.loads(out.read_text())["results"]
     assert exact["form"] == "bfloat16"
-    assert {each["form"] for each in others} == set(KV_FORMATS) - {"bfloat16"}
+    mixed = {f"{form} from bfloat16" for form in BYTES}
+    assert {each["form"] for each in others} == (set(KV_FORMATS) - {"bfloat16"}) | mixed
+    for form in BYTES:
+        pure, converted = (next(e for e in others if e["form"] == name) for name in (form, f"{form} from bfloat16"))
+        assert pure["page_bytes"] == converted["page_bytes"]
+        assert pure["mean_kl"] != converted["mean_kl"], "earlier chunks were computed in another form"
     for each in others:
         assert 0.95 < each["perplexity"] / exact["perplexity"] < 1.05
         assert 0 <= each["mean_kl"] < 1e-2

@@ -33,6 +33,16 @@ def test_a_config_comes_back_as_it_was_written() -> None:
         ({"schedule": {"step_target_ms": "soon"}}, "--step-target-ms must be a number, got 'soon'"),
         ({"schedule": {"step_target_ms": float("inf")}}, "--step-target-ms must be positive and finite"),
         ({"cache": {"device_share": 1.5}}, "CacheConfig.device_share must be more than 0 and at most 1, got 1.5"),
+        ({"cache": {"decode_kv_format": "int7"}}, "--decode-kv-format must be bfloat16, float16,"),
+        (
+            {"cache": {"decode_kv_format": "int8"}, "model": {"deterministic": True}},
+            "so --deterministic cannot be kept",
+        ),
+        ({"cache": {"prefill_kv_format": "int8"}, "model": {"model": "paced:"}}, "paced model has no numbers to conv"),
+        (
+            {"cache": {"prefill_kv_format": "int8"}, "flexible": True},
+            "hold int8 and decode workers' bfloat16: no worker",
+        ),
         ({"cooks": 2}, "WorkerConfig has no setting cooks; known are role, worker_id,"),
     ],
 )

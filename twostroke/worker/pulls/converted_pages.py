@@ -38,7 +38,7 @@ class ConvertedPages:
         self.endpoints: list[PageEndpoint] = []
         self._conversion = conversion
         self._memory = PageMemory(originals.pages, conversion.page_bytes)
-        self._transports = transports
+        self.transports = transports
         self.seconds = 0.0
         """Time spent so far, copies of device pages to the host included."""
         self.pages = 0
@@ -50,7 +50,7 @@ class ConvertedPages:
 
     async def open(self, identity: Identity) -> None:
         """Let workers read the converted pages that show their identity, which is `identity`'s fingerprint."""
-        for transport in self._transports:
+        for transport in self.transports:
             self.endpoints.append(await transport.open(self._memory, identity))
 
     async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
@@ -63,7 +63,7 @@ class ConvertedPages:
 
     async def close(self) -> None:
         """Hang up, finish open conversions and end the thread; call it before the originals' memory is closed."""
-        for transport in self._transports:
+        for transport in self.transports:
             await transport.close()
         await off_loop(self._thread.close)
         self._window.close()

@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from router.frontend.public_prefixes import PublicPrefixes, read_public_prefixes
 from router.frontend.text.tokenizer import ByteText
 from twostroke.errors import ConfigError
-from twostroke.kv_cache.block import owner_salt
+from twostroke.kv_cache.block import exact_salt, owner_salt
+from twostroke.kv_cache.form import KvForm
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 TEXT = "/v1/completions"
@@ -28,6 +30,27 @@ async def test_a_salt_is_made_of_the_gateways_tenant_and_the_clients_salt_but_no
     both = owner_salt("acme", b"s")
     assert [each.salt for each in frontend.dispatcher.requests] == [both, owner_salt("acme", b""), b"", both]
     assert [each.tenant for each in frontend.dispatcher.requests] == ["acme", "acme", "jo", "acme"]
+
+
+@pytest.mark.parametrize(("form", "is_apart"), [(KvForm("int8", "bfloat16"), True), (KvForm("int8"), False)])
+async def test_a_request_for_exact_pages_shares_none_with_others_where_pages_are_converted(
+    frontend, form: KvForm, is_apart: bool
+) -> None:
+    frontend.limit(kv_form=form)
+    acme = {"X-Tenant-Id": "acme"}
+    for exactness in ("exact", "any"):
+        await frontend.http.post(TEXT, json={"prompt": "a", "kv_exactness": exactness}, headers=acme)
+        request = inference_pb2.GenerateRequest(text="a", tenant="acme", kv_exactness=exactness)
+        async for _ in inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request):
+            pass
+    await frontend.http.post(TEXT, json={"prompt": "a"}, headers=acme)
+    plain = owner_salt("acme", b"")
+    apart = exact_salt(plain) if is_apart else plain
+    assert [each.salt for each in frontend.dispatcher.requests] == [apart, apart, plain, plain, plain]
+    assert [each.takes_converted for each in frontend.dispatcher.requests] == [False, False, True, True, True]
+    request = inference_pb2.GenerateRequest(text="a", kv_exactness="Exact")
+    with pytest.raises(grpc.aio.AioRpcError, match=r'kv_exactness must be "exact" or "any", got .Exact.'):
+        await anext(aiter(inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request)))
 
 
 def test_blocks_wholly_in_what_a_prompt_shares_with_a_public_prefix_are_public() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from router.admission.queued_request import QueuedRequest
@@ -15,7 +17,16 @@ from twostroke.config import Role
 from twostroke.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.tier import Tier
-from twostroke.rpc.v1.control_pb2 import TIER_DISK, TIER_HOST, WORKER_STATE_SERVING, LinkRate, Load, StepCosts, TierRate
+from twostroke.rpc.v1.control_pb2 import (
+    TIER_DISK,
+    TIER_HOST,
+    WORKER_STATE_SERVING,
+    LinkRate,
+    Load,
+    ModelInfo,
+    StepCosts,
+    TierRate,
+)
 
 P = [WorkerId(f"prefill-{i}") for i in range(2)]
 D = [WorkerId(f"decode-{i}") for i in range(2)]
@@ -79,6 +90,37 @@ class Desk:
 def test_what_is_placed_counts_for_the_next_decision() -> None:
     desk = Desk("least-requests")
     assert [desk.select(number, shares=False)[0] for number in range(4)] == [P[0], P[1], P[0], P[1]]
+
+
+def test_a_request_for_exact_pages_is_computed_where_they_are_not_converted() -> None:
+    for decode, sources in (("int8", set()), ("bfloat16", set(P))):
+        desk = Desk("round-robin")
+        for worker in P:
+            desk.by_id[worker].model = ModelInfo(kv_format="bfloat16")
+        for worker in D:
+            desk.by_id[worker].model = ModelInfo(kv_format=decode, kv_converted_from="" if sources else "bfloat16")
+        exact = dataclasses.replace(desk.ask(), takes_converted=False)
+        seen = desk.selector.snapshot(exact, desk.workers(), 0.0)
+        assert {view.worker for view in seen.prefill} == sources
+        assert desk.selector.select(exact, desk.workers(), 0.0).source in (sources or {None})
+        assert desk.select(1)[0] in P
+
+
+def test_prefixes_come_only_from_peers_whose_pages_may_become_the_own() -> None:
+    """A prefill worker cannot use converted pages; a decode worker can use what a prefill worker has."""
+    for holder, takers in ((D[0], {D[1]}), (P[0], {P[1], D[0], D[1]})):
+        desk = Desk()
+        for worker in P:
+            desk.by_id[worker].model = ModelInfo(kv_format="bfloat16")
+        for worker in D:
+            desk.by_id[worker].model = ModelInfo(kv_format="int8", kv_converted_from="bfloat16")
+        desk.hold(holder, 90)
+        snapshot = desk.selector.snapshot(desk.ask(), desk.workers(), 0.0)
+        views = {view.worker: view for view in (*snapshot.prefill, *snapshot.decode)}
+        assert {worker for worker in views if views[worker].kv_form.takes(views[holder].kv_form)} - {holder} == takers
+        for number in range(8):
+            decision = desk.selector.select(desk.ask(number), desk.workers(), 0.0)
+            assert decision.peer is None or decision.computed_by in takers
 
 
 def test_reserved_seconds_are_in_the_queue_until_they_end() -> None:

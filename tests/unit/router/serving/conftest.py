@@ -18,6 +18,7 @@ from twostroke.config import RouterConfig, RoutingConfig
 from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
 from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.form import KvForm
 from twostroke.request import Request, SamplingParams
 from twostroke.rpc.convert import error_to_message, request_from_message
 from twostroke.rpc.events import batch_to_message
@@ -51,6 +52,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
         self.fleet = fleet
         self.fingerprint = "toy/1"
         self.pool_pages = 500
+        self.kv_form = KvForm("bfloat16")
         self.hold_at: int | None = None
         """No answer gets a token at or after this position while it is set."""
         self.refusal: ServeError | None = None
@@ -259,6 +261,8 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
             block_size=BLOCK,
             page_bytes=1024,
             pool_pages=self.pool_pages,
+            kv_format=self.kv_form.format,
+            kv_converted_from=self.kv_form.converted_from or "",
         )
 
     async def SubscribeKvEvents(self, request, context):  # noqa: N802

@@ -18,6 +18,7 @@ from twostroke.errors import ConfigError, Draining
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.events import TierChange
+from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.v1 import control_pb2, fleet_pb2
 
@@ -130,6 +131,33 @@ async def test_a_worker_with_another_fingerprint_is_refused_loudly(fleet, ask, s
         await ask(core, prompt=range(number, 50)).task
     assert other.opens == []
     assert len(worker.opens) == 6
+
+
+async def test_workers_of_two_roles_may_differ_in_form_and_those_of_one_role_may_not(fleet, statuses, soon, caplog):
+    forms = {
+        "decode-0": KvForm("int8", "bfloat16"),
+        "prefill-0": KvForm("bfloat16"),
+        "decode-1": KvForm("int8"),
+        "prefill-1": KvForm("float32"),
+    }
+    await fleet.add("decode-0", kv_form=forms["decode-0"])
+    core = await fleet.core()
+    await soon(lambda: statuses(core).get("decode-0") == "serving")
+    assert core.facts.kv_form == forms["decode-0"]
+    for name, status in (("prefill-0", "serving"), ("decode-1", "refused"), ("prefill-1", "refused")):
+        await fleet.add(name, name.partition("-")[0], kv_form=forms[name])
+        await soon(lambda name=name, status=status: statuses(core).get(name) == status)
+    assert "its pages are int8, those of the fleet's decode workers are int8 from bfloat16" in caplog.text
+    assert "its pages are float32, those of the fleet's prefill workers are bfloat16" in caplog.text
+
+
+async def test_pages_that_nobody_converts_are_refused(fleet, statuses, soon, caplog):
+    await fleet.add("decode-0", kv_form=KvForm("int8"))
+    core = await fleet.core()
+    await soon(lambda: statuses(core).get("decode-0") == "serving")
+    await fleet.add("prefill-0", "prefill", kv_form=KvForm("bfloat16"))
+    await soon(lambda: statuses(core).get("prefill-0") == "refused")
+    assert "pages of decode workers are int8, and those of prefill workers bfloat16" in caplog.text
 
 
 async def test_a_router_outlives_its_supervisor(fleet, ask, soon, statuses):

@@ -78,6 +78,10 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": [int("9" * 4300)]}, "prompt"),
         (TEXT, {"prompt": "a", "stop_token_ids": [int("9" * 4300)]}, "stop_token_ids"),
         (TEXT, {"prompt": "a", "cache_salt": "a" * 1025}, "cache_salt"),
+        (TEXT, {"prompt": "a", "kv_exactness": "most"}, "kv_exactness"),
+        (TEXT, {"prompt": "a", "kv_exactness": ""}, "kv_exactness"),
+        (TEXT, {"prompt": "a", "kv_exactness": True}, "kv_exactness"),
+        (CHAT, {"messages": ASK, "kv_exactness": "x" * 200}, "kv_exactness"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text\ud800"}]}]}, "messages[0].content[0].type"),
         (
             CHAT,
