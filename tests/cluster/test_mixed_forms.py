@@ -105,6 +105,7 @@ async def test_pages_are_converted_once_and_travel_small_and_exact_requests_neve
         assert cluster.metric("decode-0", "twostroke_pull_failures_total") == 0
         assert _near(await answer_of(client, expected.prompt, kv_exactness="any"), expected.converted)
         await _check_pulls(cluster, expected.prompt, f"{decode} from {prefill}", decode)
+        assert cluster.metric("prefill-0", "twostroke_converted_pages_total") == BLOCKS
         await client.close()
 
 
