@@ -48,10 +48,16 @@ class Computing:
     computed_tokens: int
     fetched_blocks: int
     peer: PrefixHolder | None
+    loaded_blocks: int
+    """Blocks that it has or loads from its own lower tiers."""
 
     @property
     def wait_s(self) -> float:
         return max(self.queue_s, self.fetch_s)
+
+    @property
+    def peer_load_s(self) -> float:
+        return self.peer.view.load_s(self.peer.blocks) if self.peer is not None else 0.0
 
 
 class Forecaster:
@@ -83,9 +89,9 @@ class Forecaster:
 
     def forecast(self, decode: WorkerView, computing: Computing, source: WorkerView | None) -> Forecast:
         """Forecasts the whole candidate; `source` is None where the decode worker computes."""
-        if source is not None and decode.cached_blocks >= self._snapshot.full_blocks:
+        if source is not None and not self._snapshot.new_pages(decode):
             source, computing = None, self.at_decode(decode)
-        pulled, transfer_s = self._transfer(decode, source, computing) if source is not None else (0, 0.0)
+        own, transfer_s = self._transfer(decode, source, computing) if source is not None else (0, 0.0)
         admission_s = self.admission_s(decode, self._snapshot.new_pages(decode) + 1)
         arrives_s = max(computing.wait_s, admission_s) + computing.prefill_s + transfer_s
         return Forecast(
@@ -100,7 +106,10 @@ class Forecaster:
             cached_blocks=computing.cached_blocks,
             computed_tokens=computing.computed_tokens,
             fetched_blocks=computing.fetched_blocks,
-            pulled_blocks=pulled,
+            pulled_blocks=max(0, self._snapshot.full_blocks - own) if source is not None else 0,
+            load_s=(source or decode).load_s(computing.loaded_blocks),
+            peer_load_s=computing.peer_load_s,
+            decode_load_s=decode.load_s(own),
         )
 
     def admission_s(self, decode: WorkerView, pages: int) -> float:
@@ -156,21 +165,24 @@ class Forecaster:
         soonest."""
         size = self._snapshot.block_size
         best: Computing | None = None
-        load_s, known = 0.0, 0
-        for depth, page_s in zip(worker.depths, worker.tier_page_s, strict=True):
-            load_s += (depth - known) * page_s
-            known = depth
-            fetch_s, cached, fetched = load_s, depth, 0
-            if peer is not None and peer.blocks > depth:
+        for depth in filter(functools.partial(self._is_loaded, worker), worker.depths):
+            fetch_s, cached, fetched = worker.loaded_in_s(depth), depth, 0
+            if peer is not None and self._sends(peer, worker, depth):
                 cached, fetched = peer.blocks, peer.blocks - depth
                 fetch_s += self._fetch_s(worker, peer, fetched)
             left = max(0, tokens - cached * size)
             prefill_s = self._prefill_s(worker, left, cached * size, streams)
-            found = Computing(worker.queue_s, fetch_s, prefill_s, cached, left, fetched, peer)
+            sender = peer if fetched else None
+            found = Computing(worker.queue_s, fetch_s, prefill_s, cached, left, fetched, sender, depth)
             if best is None or found.wait_s + prefill_s < best.wait_s + best.prefill_s:
                 best = found
         assert best is not None, "every worker has a device tier"
         return best
+
+    def _sends(self, peer: PrefixHolder, worker: WorkerView, depth: int) -> bool:
+        """Tells whether a peer has more than `depth` blocks for a worker, without loads that would take too long."""
+        loaded_in_s = peer.view.loaded_in_s(peer.blocks)
+        return peer.blocks > depth and self._pays(worker, depth, peer.blocks, loaded_in_s)
 
     def _prefill_s(self, worker: WorkerView, tokens: int, context_tokens: int, streams: int) -> float:
         """Returns the seconds of computing `tokens` after `context_tokens` of the prompt."""
@@ -185,7 +197,7 @@ class Forecaster:
         link = self._link_from(peer.view, worker)
         waits_s = max(worker.fetch_wait_s, peer.view.serve_wait_s)
         carried_s = link.latency_s + blocks * self._snapshot.page_bytes / link.bytes_per_s
-        return waits_s + peer.view.load_s(peer.blocks) + carried_s
+        return waits_s + peer.view.loaded_in_s(peer.blocks) + carried_s
 
     def _link_from(self, source: WorkerView, target: WorkerView) -> LinkRate:
         """Returns the measured rate; an unknown one is taken to be like the others."""
@@ -193,21 +205,29 @@ class Forecaster:
         return link if link.latency_s else LinkRate(self._link.latency_s, link.bytes_per_s)
 
     def _transfer(self, decode: WorkerView, source: WorkerView, computing: Computing) -> tuple[int, float]:
-        """Returns how many blocks are pulled, and the seconds of transfer that are exposed.
+        """Returns how many blocks are not pulled, and the seconds of transfer that are exposed."""
+        own = max(depth for depth in decode.depths if self._is_loaded(decode, depth))
+        missing = max(0, self._snapshot.full_blocks - own)
+        return own, self._transfer_s(decode, source, computing, missing, decode.loaded_in_s(own))
 
-        The decode worker loads blocks from its lower tiers as far as that makes the transfer end sooner.
+    def _is_loaded(self, worker: WorkerView, depth: int) -> bool:
+        """Tells whether a worker loads what it lacks of its first `depth` blocks on the device."""
+        return self._pays(worker, worker.depths[0], depth, worker.loaded_in_s(depth))
+
+    def _pays(self, worker: WorkerView, begin: int, end: int, load_s: float) -> bool:
+        """Tells whether loading blocks takes less time than computing them at `worker`: others no worker loads.
+
+        That holds although loads overlap with waiting: they hold pages meanwhile, and delay later loads.
         """
-        ways = []
-        for depth in decode.depths:
-            missing = max(0, self._snapshot.full_blocks - depth)
-            load_s = decode.load_s(depth)
-            ways.append((missing, self._transfer_s(decode, source, computing, missing, load_s)))
-        return min(ways, key=lambda way: way[1])
+        if not load_s:
+            return True
+        size, step_tokens = self._snapshot.block_size, worker.step_tokens or UNKNOWN_STEP_TOKENS
+        return load_s < self.cost(worker).of_prompt((end - begin) * size, begin * size, step_tokens)
 
     def _transfer_s(
-        self, decode: WorkerView, source: WorkerView, computing: Computing, missing: int, load_s: float
+        self, decode: WorkerView, source: WorkerView, computing: Computing, missing: int, loaded_in_s: float
     ) -> float:
-        """Returns the exposed seconds of pulling `missing` blocks, beside loading others for `load_s`.
+        """Returns the exposed seconds of pulling `missing` blocks, beside others that are loaded in `loaded_in_s`.
 
         Pages of a chunk travel while the next one computes. So the last chunk's pages are exposed, and what both wires
         and the reader of a tier cannot carry until then.
@@ -217,7 +237,7 @@ class Forecaster:
         chunk = max(1, (source.step_tokens or UNKNOWN_STEP_TOKENS) // self._snapshot.block_size)
         hidden_s = computing.wait_s + computing.prefill_s
         carried_s = max(decode.fetch_wait_s, source.serve_wait_s) + missing * page_s
-        return max(link.latency_s + max(min(missing, chunk) * page_s, carried_s - hidden_s), load_s - hidden_s)
+        return max(link.latency_s + max(min(missing, chunk) * page_s, carried_s - hidden_s), loaded_in_s - hidden_s)
 
     def _decode_queue_s(self, decode: WorkerView, arrives_s: float) -> float:
         """Returns the seconds for which the end of a pulled prompt waits for the ends of others, after its pages came.
@@ -244,7 +264,7 @@ def decide(snapshot: Snapshot, decode: WorkerView, source: WorkerView | None) ->
 
     Where the decode worker lacks nothing, there is no page source.
     """
-    if decode.cached_blocks >= snapshot.full_blocks:
+    if not snapshot.new_pages(decode):
         source = None
     forecaster = Forecaster(snapshot)
     computing = forecaster.at_decode(decode) if source is None else forecaster.at_source(source)

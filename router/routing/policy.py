@@ -64,6 +64,8 @@ class WorkerView:
     """Seconds until the pages that it pulls for earlier requests have come, if its wire never rests."""
     serve_wait_s: float = 0.0
     """Seconds until the pages that others pull from it have gone."""
+    load_wait_s: float = 0.0
+    """Seconds until the blocks that it loads from lower tiers for earlier requests have come."""
     utilisation: float = 0.0
     """Share of the last minute that it spent on prompt tokens."""
 
@@ -81,8 +83,13 @@ class WorkerView:
         """How many leading blocks others can fetch from it, from this tier and those above it."""
         return self.resident[min(tier, len(self.resident) - 1)]
 
+    def loaded_in_s(self, blocks: int) -> float:
+        """Predicted seconds until they are there, after the loads for earlier requests; 0 where nothing is loaded."""
+        load_s = self.load_s(blocks)
+        return self.load_wait_s + load_s if load_s else 0.0
+
     def load_s(self, blocks: int) -> float:
-        """Predicted seconds to bring the first `blocks` up to the device, as far as it has them on lower tiers."""
+        """Seconds of bringing the first `blocks` up to the device, as far as it has them on lower tiers."""
         seconds, known = 0.0, 0
         for depth, page_s in zip(self.depths, self.tier_page_s, strict=True):
             seconds += max(0, min(depth, blocks) - known) * page_s
@@ -150,6 +157,12 @@ class Forecast:
     """Blocks that come from the peer."""
     pulled_blocks: int = 0
     """Blocks that the decode worker pulls from the page source."""
+    load_s: float = 0.0
+    """Seconds that the worker that computes loads from its own lower tiers, without waiting for others' loads."""
+    peer_load_s: float = 0.0
+    """The same at the peer, for what it sends."""
+    decode_load_s: float = 0.0
+    """The same at the decode worker, beside its pull from the page source."""
 
     @property
     def own_s(self) -> float:

@@ -115,6 +115,8 @@ class Selector:
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
         """When the pages that a worker pulls, or that are pulled from it, will have come: pulls share its wire."""
+        self._loading_until_s: dict[WorkerId, float] = {}
+        """When the pages that a worker loads from lower tiers will have come: loads share a reader."""
 
     def select(
         self,
@@ -153,10 +155,11 @@ class Selector:
             link = known.get(source) or _usual_link(workers.by_id.values())
             seconds = pages * workers.shape.page_bytes / link.bytes_per_s
             for until_s, worker in ((self._fetching_until_s, target), (self._serving_until_s, source)):
-                until_s[worker] = max(until_s.get(worker, 0.0), now_s) + seconds
-                if len(until_s) > 2 * len(workers.by_id):  # some are of workers that are gone
-                    for idle in [each for each, at_s in until_s.items() if at_s < now_s]:
-                        del until_s[idle]
+                _extend(until_s, worker, seconds, now_s, len(workers.by_id))
+        loads = ((taker, forecast.load_s), (decision.peer, forecast.peer_load_s))
+        for worker_id, seconds in (*loads, (decision.decode, forecast.decode_load_s)):
+            if worker_id is not None and seconds:
+                _extend(self._loading_until_s, worker_id, seconds, now_s, len(workers.by_id))
 
     def snapshot(
         self, request: Routable, workers: Workers, now_s: float, *, passes_s: Mapping[WorkerId, float] = NOTHING_PASSED
@@ -253,6 +256,7 @@ class Selector:
             links=worker.links,
             fetch_wait_s=max(0.0, self._fetching_until_s.get(worker_id, 0.0) - now_s),
             serve_wait_s=max(0.0, self._serving_until_s.get(worker_id, 0.0) - now_s),
+            load_wait_s=max(0.0, self._loading_until_s.get(worker_id, 0.0) - now_s),
             utilisation=worker.utilisation,
         )
 
@@ -277,6 +281,14 @@ def _computing_the_same(workers: Workers) -> Sequence[Worker]:
     """Returns the prefill workers whose pages become those of decode workers as they are."""
     formats = {worker.kv_form.format for worker in workers.decode}
     return [worker for worker in workers.prefill if {worker.kv_form.format} == formats]
+
+
+def _extend(until_s: dict[WorkerId, float], worker: WorkerId, seconds: float, now_s: float, workers: int) -> None:
+    """Lets a worker's wire or reader be busy for so much longer."""
+    until_s[worker] = max(until_s.get(worker, 0.0), now_s) + seconds
+    if len(until_s) > 2 * workers:  # some are of workers that are gone
+        for idle in [each for each, at_s in until_s.items() if at_s < now_s]:
+            del until_s[idle]
 
 
 def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:

@@ -82,6 +82,7 @@ class ProcessCluster:
         policy: str,
         *,
         public_prefixes: tuple[str, ...] = (),
+        request_log: Path | None = None,
         transports: tuple[str, ...] | None = None,
         endpoints: EndpointsConfig | None = None,
         tracing: TracingConfig | None = None,
@@ -97,6 +98,7 @@ class ProcessCluster:
         self.transports = transports
         self.model, self.cache, self.schedule, self.policy = model, cache, schedule, policy
         self.public_prefixes = public_prefixes
+        self.request_log = request_log
         self.workers: dict[str, WorkerProcess] = {}
         self.routers: dict[int, RouterProcess] = {}
         self._fleet = FleetService()
@@ -143,7 +145,12 @@ class ProcessCluster:
             cluster_tls=self.cluster_tls,
             model_dir=str(model_dir or ""),
             served_model_name=self.model.public_name,
-            routing=RoutingConfig(policy=self.policy, seed=7, public_prefixes=self.public_prefixes),
+            routing=RoutingConfig(
+                policy=self.policy,
+                seed=7,
+                public_prefixes=self.public_prefixes,
+                request_log=None if self.request_log is None else str(self.request_log),
+            ),
             rank=rank,
             tracing=self.tracing,
         )
@@ -311,6 +318,7 @@ async def running_cluster(
     schedule: ScheduleConfig | None = None,
     policy: str = "kv",
     public_prefixes: tuple[str, ...] = (),
+    request_log: Path | None = None,
     routers: int = 1,
     transports: tuple[str, ...] | None = None,
     endpoints: EndpointsConfig | None = None,
@@ -328,6 +336,7 @@ async def running_cluster(
             schedule or ScheduleConfig(),
             policy,
             public_prefixes=public_prefixes,
+            request_log=request_log,
             transports=transports,
             endpoints=endpoints,
             tracing=tracing,

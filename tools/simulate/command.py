@@ -60,6 +60,7 @@ _NOT_FITTED = (
     *("--trace", "--workload", "--rate", "--limit", "--jitter", "--length-scale", "--seed"),
     *("--prefill", "--decode", "--pool-tokens", "--decode-pool-tokens", "--bandwidth", "--routers"),
     *("--event-delay", "--event-faults", "--noise"),
+    *("--host-cache", "--disk-cache", "--host-page-s", "--disk-page-s"),
     *("--policies", "--rate-scale", "--utilisation", "--of", "--peer-pulls", "--slo-ttft", "--slo-itl"),
     *("--admission", "--find-rate", "--precision", "--json", "--html", "--jobs"),
 )
@@ -78,5 +79,15 @@ IGNORED = (
     ),
     Ignored(("--of",), lambda args: not _has("utilisation", args), "it needs --utilisation"),
     Ignored(("--steps",), lambda args: not _has("fit", args), "it is a part of --fit"),
+    Ignored(
+        ("--host-page-s",),
+        lambda args: not (_has("host_cache", args) or _has("profile", args)),
+        "it needs --host-cache",
+    ),
+    Ignored(
+        ("--disk-page-s",),
+        lambda args: not (_has("disk_cache", args) or _has("profile", args)),
+        "it needs --disk-cache",
+    ),
     Ignored(("--precision",), lambda args: not _has("find_rate", args), "it needs --find-rate"),
 )

@@ -15,14 +15,15 @@ from rich.console import Console
 from cluster.flags.checks import file_can_be_made
 from tools.output import write_text
 from tools.simulate.core_fit import ProfiledStep, fitted_cores, read_steps
-from tools.simulate.fleet.results import SimulatedRun, percentile
-from tools.simulate.fleet.shape import Delays, FleetShape, SharedCores
+from tools.simulate.fleet.results import SimulatedRun, percentile, token_hit_rate
+from tools.simulate.fleet.shape import Delays, FleetShape, SharedCores, TierShape
 from tools.simulate.options import profile_text
-from tools.simulate.report import seconds
+from tools.simulate.report import percent, seconds
 from tools.simulate.traces.formats import is_record, lines_of, record_of
 from tools.tables import console_for, table_of, text_grid, text_row
 from twostroke.config import Role, ScheduleConfig
 from twostroke.errors import ConfigError
+from twostroke.kv_cache.tier import Tier
 from twostroke.lifetime import Instant
 from twostroke.request_log import AnswerRecord, WorkerRecord
 from twostroke.scheduler.cost import StepCost
@@ -40,6 +41,9 @@ class Likeness:
     real_s: tuple[float | None, ...]
     """At each of `SHARES`."""
     simulated_s: tuple[float | None, ...]
+    real_hits: float | None = None
+    """Share of prompt tokens that were not computed; None where the run does not say."""
+    simulated_hits: float | None = None
 
     @property
     def ratios(self) -> tuple[float | None, ...]:
@@ -97,16 +101,25 @@ def likeness(answers: Sequence[AnswerRecord], run: SimulatedRun) -> Likeness:
         requests=len(real),
         real_s=tuple(percentile(real, share) for share in SHARES),
         simulated_s=tuple(percentile(simulated, share) for share in SHARES),
+        real_hits=_hit_rate([answer for answer in answers if answer.policy == run.policy]),
+        simulated_hits=token_hit_rate(run),
     )
 
 
+def _hit_rate(answers: Sequence[AnswerRecord]) -> float | None:
+    asked = sum(answer.prompt_tokens for answer in answers)
+    return sum(answer.cached_tokens for answer in answers) / asked if asked else None
+
+
 def print_likeness(found: Sequence[Likeness], title: str, console: Console) -> None:
-    headings = ("policy", "answers", "real p50", "simulated", "ratio", "real p90", "simulated", "ratio")
+    times = ("real p50", "simulated", "ratio", "real p90", "simulated", "ratio")
+    headings = ("policy", "answers", *times, "real hits", "simulated")
     rows = []
     for each in found:
         cells = zip(each.real_s, each.simulated_s, each.ratios, strict=True)
         shown = [(seconds(real), seconds(simulated), _times(ratio)) for real, simulated, ratio in cells]
-        rows.append(text_row((each.policy, str(each.requests), *(cell for group in shown for cell in group))))
+        hits = (percent(each.real_hits), percent(each.simulated_hits))
+        rows.append(text_row((each.policy, str(each.requests), *(cell for group in shown for cell in group), *hits)))
     console.print(table_of(text_grid(headings, rows), title))
 
 
@@ -115,6 +128,7 @@ def likeness_json(found: Sequence[Likeness]) -> list[dict[str, Any]]:
         {
             "policy": each.policy,
             "answers": each.requests,
+            "hits": {"real": each.real_hits, "simulated": each.simulated_hits},
             **{
                 f"p{100 * share:g}": {"real_s": real, "simulated_s": simulated, "ratio": ratio}
                 for share, real, simulated, ratio in zip(
@@ -203,6 +217,7 @@ def fitted(*logs: Log, steps: Sequence[list[ProfiledStep]] = ()) -> FleetShape:
             [link.bytes_per_s for worker in latest for link in worker.links], shape.link_bytes_per_s
         ),
         cost=_cost(name, prefill or decode, decode),
+        tiers=TierShape(host_page_s=_page_s(latest, Tier.HOST), disk_page_s=_page_s(latest, Tier.DISK)),
     )
     if steps:
         found = fitted_cores(steps, shape.cost)
@@ -234,6 +249,12 @@ def _cost(name: str, prompts: Sequence[WorkerRecord], streams: Sequence[WorkerRe
     if cost.step_s <= 0 and cost.stream_s <= 0:
         raise ConfigError(f"{name}: no decode worker has said what a step costs", field="step_s")
     return cost
+
+
+def _page_s(workers: Sequence[WorkerRecord], tier: Tier) -> float | None:
+    """The seconds to bring up one page, where a worker has such a tier."""
+    known = [seconds for worker in workers if (seconds := worker.tiers.get(tier.name.lower()))]
+    return median(known) if known else None
 
 
 def _term(term: str, workers: Sequence[WorkerRecord]) -> float:

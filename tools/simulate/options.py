@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.flags.checks import field_of
 from tools.output import ReportFiles
-from tools.simulate.fleet.shape import Faults, FleetShape
+from tools.simulate.fleet.shape import Faults, FleetShape, TierShape
 from tools.simulate.fleet.simulation import check_span
 from tools.simulate.traces.trace import Replay, Trace, read_trace, replayed
 from tools.simulate.traces.workloads import generated
@@ -75,6 +75,23 @@ class FleetFlags(Settings):
         None, unit="SHARE", help="share of events that are dropped; as many are doubled, and reordered"
     )
     noise: float | None = setting(None, unit="SIGMA", help="log-normal noise of every step's length")
+    host_cache_bytes: int | None = setting(
+        None,
+        flag="--host-cache",
+        least=0,
+        is_size=True,
+        unit="SIZE",
+        help="host memory of each worker for evicted pages",
+    )
+    disk_cache_bytes: int | None = setting(
+        None, flag="--disk-cache", least=0, is_size=True, unit="SIZE", help="disk space of each worker for pages"
+    )
+    host_page_s: float | None = setting(
+        None, flag="--host-page-s", above=0, unit="SECONDS", help="time to bring up one page from host memory"
+    )
+    disk_page_s: float | None = setting(
+        None, flag="--disk-page-s", above=0, unit="SECONDS", help="time to bring up one page from disk"
+    )
 
     def model_post_init(self, _context: Any) -> None:
         if self.event_faults is not None and not 0 <= self.event_faults < 1:
@@ -104,8 +121,19 @@ class FleetFlags(Settings):
             "routers": self.routers,
             "noise": self.noise,
             "seed": seed,
+            "tiers": self._tiers(shape.tiers),
         }
         return dataclasses.replace(shape, **{name: value for name, value in said.items() if value is not None})
+
+    def _tiers(self, tiers: TierShape) -> TierShape:
+        """Return the profile's tiers with what the flags say of them."""
+        said: dict[str, Any] = {
+            "host_bytes": self.host_cache_bytes,
+            "disk_bytes": self.disk_cache_bytes,
+            "host_page_s": self.host_page_s,
+            "disk_page_s": self.disk_page_s,
+        }
+        return dataclasses.replace(tiers, **{name: value for name, value in said.items() if value is not None})
 
 
 class LinkedFleetFlags(FleetFlags):
@@ -160,6 +188,7 @@ def with_blocks_of(shape: FleetShape, block_tokens: int) -> FleetShape:
     scale = block_tokens / shape.block_size
     return dataclasses.replace(
         shape,
+        tiers=shape.tiers.scaled(scale),
         block_size=block_tokens,
         prefill_pages=max(1, round(shape.prefill_pages / scale)),
         decode_pages=max(1, round(shape.decode_pages / scale)),

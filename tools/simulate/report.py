@@ -45,6 +45,8 @@ COLUMNS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("p99", lambda each: seconds(each.itl_p99_s)),
     ("hits", lambda each: percent(each.hit_rate)),
     ("of oracle", lambda each: percent(each.oracle_share)),
+    ("host", lambda each: percent(each.host_rate)),
+    ("disk", lambda each: percent(each.disk_rate)),
     ("pulled", lambda each: tokens(each.pulled_tokens)),
     ("good/s", lambda each: f"{each.goodput_per_s:.2f}"),
     ("TTFT error", lambda each: percent(each.prediction_error)),

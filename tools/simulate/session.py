@@ -34,6 +34,7 @@ from tools.tables import console_for, table_of
 from twostroke.config import flags
 from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
+from twostroke.kv_cache.tier import Tier
 
 
 class Comparison(Settings):
@@ -161,12 +162,20 @@ def _compare(
 def _heading(said: SimulateFlags, trace: Trace, shape: FleetShape) -> str:
     pulls = "peers are pulled from" if said.compared.peer_pulls else "no pulls from peers"
     routers = f"{shape.routers} router{'s' if shape.routers > 1 else ''}"
+    tiers = _tier_text(shape, Tier.HOST, shape.tiers.host_bytes) + _tier_text(shape, Tier.DISK, shape.tiers.disk_bytes)
     return (
         f"{said.source.label}: {len(trace.rows)} requests; {shape.prefill} prefill workers of "
         f"{shape.prefill_pages * shape.block_size:,} tokens, {shape.decode} decode workers of "
-        f"{shape.decode_pool_tokens:,}; {shape.link_bytes_per_s / 1e9:g} GB/s; {routers}; {pulls}; "
+        f"{shape.decode_pool_tokens:,}{tiers}; {shape.link_bytes_per_s / 1e9:g} GB/s; {routers}; {pulls}; "
         f"seed {said.source.seed}"
     )
+
+
+def _tier_text(shape: FleetShape, tier: Tier, size_bytes: int) -> str:
+    if not size_bytes:
+        return ""
+    tokens, page_ms = size_bytes // shape.page_bytes * shape.block_size, 1e3 * shape.tier_page_s(tier)
+    return f"; below the pages of each {tokens:,} on {tier.name.lower()} at {page_ms:.3g} ms a page"
 
 
 def _print(compared: Comparison, found: Found, console: Console) -> None:

@@ -15,6 +15,7 @@ from tools.simulate.oracle import oracle_rate
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import BASELINE
 from twostroke.config import Role
+from twostroke.kv_cache.tier import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,9 @@ class Summary:
     """Share of prompt tokens that were not computed."""
     oracle_share: float | None
     """The hit rate over the oracle's."""
+    host_rate: float
+    """Share of prompt tokens that came from workers' host memory."""
+    disk_rate: float
     pulled_tokens: int
     """From peers."""
     goodput_per_s: float
@@ -83,6 +87,8 @@ def summarise(run: SimulatedRun, rate_scale: float, promise: LatencyTargets, ora
         itl_p99_s=run.gaps.percentile(0.99),
         hit_rate=hit_rate,
         oracle_share=hit_rate / oracle if oracle else None,
+        host_rate=results.tier_hit_rate(run, Tier.HOST),
+        disk_rate=results.tier_hit_rate(run, Tier.DISK),
         pulled_tokens=sum(outcome.pulled_tokens for outcome in run.outcomes),
         goodput_per_s=results.goodput(run, promise.ttft_s, promise.itl_s),
         p90_ratio=None,

@@ -89,7 +89,7 @@ class _Pricing:
         missing."""
         decodes: Sequence[WorkerView] = self._snapshot.decode
         if self._snapshot.prefill and not self._prices.computes_locally:
-            decodes = [view for view in decodes if view.cached_blocks >= self._snapshot.full_blocks]
+            decodes = [view for view in decodes if not self._snapshot.new_pages(view)]
         ways = [(view, way) for view in decodes for way in self._ways(view, self._forecaster.at_decode)]
 
         def cost_s(pair: tuple[WorkerView, Computing]) -> float:
@@ -103,7 +103,7 @@ class _Pricing:
 
     def _remote_candidates(self) -> list[_Candidate]:
         """Returns pairs of a prefill worker and a decode worker that lacks something."""
-        decodes = [view for view in self._snapshot.decode if self._missing(view)]
+        decodes = [view for view in self._snapshot.decode if self._snapshot.new_pages(view)]
         if self._snapshot.prefill and not self._prices.computes_remotely and self._snapshot.decode:
             return []
 
@@ -186,9 +186,6 @@ class _Pricing:
             if holding and (not best or holding[0].blocks > best[-1][0].blocks):
                 best.append(holding[:2])
         return best
-
-    def _missing(self, decode: WorkerView) -> int:
-        return max(0, self._snapshot.full_blocks - decode.cached_blocks)
 
     def _block_s(self, view: WorkerView) -> float:
         return self._snapshot.block_size * self._forecaster.cost(view).prompt_token_s

@@ -1,6 +1,7 @@
 """`python -m tests.bench tiers`: chats that do not fit into the pages, with and without tiers below these.
 
     options  the flags, checked once
+    replay   the same requests in the simulator, with a fleet that was fitted to the real one
     measure  one real cluster per variant: every chat's turns in rounds, then prompts that nobody repeats
 
 Nothing that serves is imported until `run` is called.
@@ -16,6 +17,8 @@ EPILOG = """examples:
   python -m tests.bench tiers
   python -m tests.bench tiers --chats 48 --turns 6 --json tiers.json
   python -m tests.bench tiers --variants none,disk --unique 0
+  python -m tests.bench tiers --simulate --chats 48 --turns 6 --unique 0 \
+    --model paced:step_ms=15,prefill_tokens_per_s=2000,page_bytes=368640,vocab=40000,max_model_len=4096
 """
 
 

@@ -17,9 +17,11 @@ from rich.table import Table
 
 from cluster.flags.checks import STDOUT
 from tests.bench.tiers.options import TiersOptions
+from tests.bench.tiers.replay import replayed
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.metrics_page import total
 from tools.output import write_json
+from tools.simulate.fitting import SINCE_DECISION, Likeness, print_likeness
 from twostroke.config import DEFAULT_MODEL, PACED_PREFIX, CacheConfig, ModelConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.models.fetch import fetch
@@ -64,11 +66,17 @@ class Trial:
     given_up: float
     answers: tuple[tuple[int, ...], ...]
     """The tokens of all answers, for a comparison between variants."""
+    likeness: Likeness | None
+    """The simulator beside it, where that was asked for."""
 
 
 def run_session(options: TiersOptions) -> int:
     trials = [asyncio.run(_trial(options, variant)) for variant in options.variants]
-    _show(trials, Console(stderr=options.json_path == STDOUT))
+    console = Console(stderr=options.json_path == STDOUT)
+    _show(trials, console)
+    alike = [trial.likeness for trial in trials if trial.likeness is not None]
+    if alike:
+        print_likeness(alike, SINCE_DECISION, console)
     if options.json_path is not None:
         write_json({"trials": [asdict(trial) for trial in trials]}, options.json_path)
     return 0
@@ -76,11 +84,12 @@ def run_session(options: TiersOptions) -> int:
 
 async def _trial(options: TiersOptions, variant: str) -> Trial:
     model = ModelConfig() if options.model is None else ModelConfig(model=options.model)
-    model_dir = None if model.is_paced else fetch(model.model or DEFAULT_MODEL, model.dtype, lambda stage, part: None)
-    page_bytes = _page_bytes(model, model_dir)
+    model_dir, page_bytes = _fetched(model)
     with tempfile.TemporaryDirectory() as folder:
-        cache = _cache(options, variant, page_bytes, folder)
-        async with running_cluster(prefill=1, decode=1, model=model, model_dir=model_dir, cache=cache) as cluster:
+        cache, request_log = _cache(options, variant, page_bytes, folder), Path(folder) / "requests.log"
+        async with running_cluster(
+            prefill=1, decode=1, model=model, model_dir=model_dir, cache=cache, request_log=request_log
+        ) as cluster:
             client = Client(cluster.grpc)
             started_s = time.monotonic()
             chats = await _chats(client, options)
@@ -90,13 +99,16 @@ async def _trial(options: TiersOptions, variant: str) -> Trial:
             unique_seconds = time.monotonic() - started_s
             await client.close()
             counted = await asyncio.to_thread(_counted, cluster)
-    return _summed(variant, chats, seconds, unique, unique_seconds, counted)
+        likeness = await asyncio.to_thread(replayed, variant, request_log, cache) if options.simulate else None
+    return _summed(variant, chats, seconds, unique, unique_seconds, counted, likeness)
 
 
-def _page_bytes(model: ModelConfig, model_dir: Path | None) -> int:
-    if model_dir is None:
-        return PacedSpec.parse(model.model.removeprefix(PACED_PREFIX)).page_bytes_for(BLOCK)
-    return known_spec(model_dir, None).page_bytes(BLOCK, model.dtype)
+def _fetched(model: ModelConfig) -> tuple[Path | None, int]:
+    """Return the model's directory, if it has one, and the bytes of a page."""
+    if model.is_paced:
+        return None, PacedSpec.parse(model.model.removeprefix(PACED_PREFIX)).page_bytes_for(BLOCK)
+    model_dir = fetch(model.model or DEFAULT_MODEL, model.dtype, lambda stage, part: None)
+    return model_dir, known_spec(model_dir, None).page_bytes(BLOCK, model.dtype)
 
 
 def _cache(options: TiersOptions, variant: str, page_bytes: int, folder: str) -> CacheConfig:
@@ -184,7 +196,13 @@ def _counted(cluster: ProcessCluster) -> _Counted:
 
 
 def _summed(
-    variant: str, chats: list[Request], seconds: float, unique: list[Request], unique_seconds: float, counted: _Counted
+    variant: str,
+    chats: list[Request],
+    seconds: float,
+    unique: list[Request],
+    unique_seconds: float,
+    counted: _Counted,
+    likeness: Likeness | None,
 ) -> Trial:
     later = [request for request in chats if request.turn]
     return Trial(
@@ -201,6 +219,7 @@ def _summed(
         saved_s=counted.saved_s,
         given_up=counted.given_up,
         answers=tuple(sorted(request.tokens for request in chats)),
+        likeness=likeness,
     )
 
 

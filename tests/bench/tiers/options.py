@@ -24,6 +24,9 @@ class TiersOptions(Settings):
     unique: int = setting(16, least=0, help="prompts afterwards that nobody repeats, two at once")
     share: int = setting(4, least=1, help="the chats take that many times the pages of each worker")
     at_once: int = setting(2, least=1, help="chats that are asked at once")
+    simulate: bool = setting(
+        False, help="play the same requests in the simulator, with a fleet fitted to each run's log"
+    )
     variants: tuple[str, ...] = setting(
         ("none", "host", "disk"), commas=True, unit="NAMES", help=f"of {', '.join(VARIANTS)}"
     )

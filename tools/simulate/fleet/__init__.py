@@ -8,8 +8,9 @@ simulation         runs a trace against a fleet           shape              wha
 results            outcomes of a run                      event_queue        what happens when
 host               one epoch of a worker                  worker_lifecycle   which workers are alive
 steps              the work loop, many steps at once      tokens             when each token was emitted
-pulls              pages from one worker to another       host_memory        where evicted pages go
+pulls              pages from one worker to another       tiers              where evicted pages go
 router             a router                               feed               its event stream from a worker
 routing_adapter    the live router's decisions            simulated_request  one request, over all its attempts
+continuations      prompts that repeat answers
 scaling            how many workers there are
 """

@@ -100,6 +100,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         return self._call_at(self._queue.now_s, callback, args, context)
 
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: object, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """All that is simulated runs on one thread."""
+        return self.call_soon(callback, *args, context=context)
+
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.TimerHandle:

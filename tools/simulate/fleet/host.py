@@ -19,13 +19,13 @@ from prefill_worker.jobs import BuildJobs
 from tools.simulate.fleet.core_device import CoreDevice, calibrated_rates
 from tools.simulate.fleet.cores import HostCores
 from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
-from tools.simulate.fleet.host_memory import HostMemory
 from tools.simulate.fleet.live_loop import LiveLoop
 from tools.simulate.fleet.pulls import SimulatedPull, SimulatedPulls, Wire
 from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import FleetShape, SharedCores
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.steps import ChunksOnly, Flight, SimulatedLoop, StepPace, StepWatch
+from tools.simulate.fleet.tiers import SimulatedDisk, SimulatedTiers
 from tools.simulate.fleet.tokens import Hear, TokenTimes, read_tokens
 from twostroke.config import Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.build import LoadedModel
@@ -36,7 +36,7 @@ from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.scheduler.batching import BatchBuilder, StepBuilder
-from twostroke.scheduler.cost import Budget, StepCost
+from twostroke.scheduler.cost import Budget, Queued, StepCost
 from twostroke.scheduler.scheduler import AdmittedSequence, Scheduler, SchedulerLimits
 from twostroke.scheduler.step_target import StepTarget
 from twostroke.tracing.recorder import Recorder
@@ -134,8 +134,16 @@ class SharedFleet:
     gaps: Counter[int] = field(default_factory=Counter)
     loop: VirtualLoop = field(init=False)
 
+    disks: dict[WorkerId, SimulatedDisk] = field(default_factory=dict)
+
     def __post_init__(self) -> None:
         self.loop = VirtualLoop(self.queue)  # type: ignore[abstract]  # nobody calls the rest
+
+    def disk_of(self, worker: WorkerId) -> SimulatedDisk | None:
+        """The disk of all epochs of a worker; None where the fleet's workers have none."""
+        if not self.shape.tiers.disk_bytes:
+            return None
+        return self.disks.setdefault(worker, SimulatedDisk(self.queue, self.shape))
 
 
 class SimulatedHost:
@@ -166,8 +174,10 @@ class SimulatedHost:
         self.loop = fleet.parts.loop(self)
         self.prefill_busy_s = 0.0
         """Seconds of this epoch's steps that went to prompt tokens."""
-        tier = shape.host_tier if role is Role.PREFILL else None
-        self.host_memory = HostMemory(self, tier) if tier is not None else None
+        disk = fleet.disk_of(worker)
+        has_tiers = disk is not None or shape.tiers.host_bytes > 0
+        self.tiers = SimulatedTiers(self, disk) if has_tiers else None
+        self.loads = None if self.tiers is None else self.tiers.loads()
         self._sessions = itertools.count(1)
         self._times = TokenTimes(fleet.requests, fleet.gaps)
         self._open: dict[RequestId, SimulatedRequest] = {}
@@ -281,6 +291,8 @@ class SimulatedHost:
         load.queued_s = budget.drain_s(queued, scheduler.step_tokens)
         load.costs.step_target_s = budget.step_s(queued.streams, queued.context_tokens)
         load.prefill_busy_s = self.prefill_busy_s
+        if self.tiers is not None:
+            load.tiers.extend(self.tiers.rates())
         return load
 
     # What pulls use
@@ -289,11 +301,18 @@ class SimulatedHost:
         return self._fleet.hosts[worker]
 
     def wake(self) -> None:
-        self.loop.wake()
+        if not self.is_dead:
+            self.loop.wake()
+
+    def compute_s(self, queued: Queued) -> float:
+        """Seconds of computing prompts here beside the streams of now, as a live worker predicts them."""
+        now = self.scheduler.queued()
+        beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
+        return self.loop.budget.drain_s(beside, self.scheduler.step_tokens)
 
     def serve(self, wanted: RequestedBlocks, *, is_from_cache: bool) -> PageJob:
         if is_from_cache:
-            return CachedOnlyJob(self.pool, wanted.block_hashes, wanted.blocks, self.wake)
+            return CachedOnlyJob(self.pool, wanted.block_hashes, wanted.blocks, self.wake, self.loads)
         return self.actions.begin(wanted)
 
     def gave(self, pages: int) -> None:
@@ -312,14 +331,16 @@ class SimulatedHost:
 
     def stored(self, block: BlockHash) -> None:
         self.log.stored(block)
+        if self.tiers is not None:
+            self.tiers.saw(block)
 
     def removed(self, block: BlockHash) -> None:
         self.use.evicted_pages += 1
         self.log.removed(block)
 
     def evicting(self, page: PageId, block: BlockHash, parent: BlockHash) -> None:
-        if self.host_memory is not None:
-            self.host_memory.store(block)
+        if self.tiers is not None:
+            self.tiers.evicting(block, parent)
 
     def forgotten(self, block: BlockHash) -> None:
         """A simulated request never ends in an error of the model: nothing is to be forgotten everywhere."""
@@ -330,10 +351,7 @@ class SimulatedHost:
     # What the loop tells
 
     def admitting(self, admission: AdmittedSequence) -> AdmittedSequence:
-        if self.host_memory is None:
-            return admission
-        loading = self.host_memory.load(admission.sequence, admission.missing)
-        return AdmittedSequence(admission.sequence, [block for block in admission.missing if block not in loading])
+        return admission if self.loads is None else self.loads.admitting(admission)
 
     def most_steps(self, flight: Flight) -> int:
         """A first token is told of at once."""
@@ -364,6 +382,8 @@ class SimulatedHost:
         if done is not None:
             self.ran(done)
         self.is_dead = True
+        if self.loads is not None:
+            self.loads.stop()
         self.end_streams()
         self.queue.after(self.shape.delays.detection_s, self.pulls.break_off)
         return list(self._open.values())
@@ -395,7 +415,6 @@ class SimulatedHost:
                 max_waiting=self.config.schedule.max_waiting,
                 costs=costs,
                 links=links,
-                tiers=[self.host_memory.rate] if self.host_memory is not None else [],
             )
         return self._lasting
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from twostroke.config import Role
+from twostroke.kv_cache.tier import Tier
 
 GAP_RESOLUTION = 1.02
 """Between two bounds of the histogram of gaps between tokens: percentiles are right within 2 %."""
@@ -115,6 +116,8 @@ class WorkerUse:
     pulled_pages: int = 0
     served_pages: int = 0
     evicted_pages: int = 0
+    loaded_tokens: dict[Tier, int] = field(default_factory=lambda: {Tier.HOST: 0, Tier.DISK: 0})
+    """Tokens whose pages lower tiers brought up and that were of use, by tier."""
     preemptions: int = 0
     epochs: int = 0
     pages: int = 0
@@ -182,6 +185,12 @@ def token_hit_rate(run: SimulatedRun) -> float:
     answered = [outcome for outcome in run.outcomes if outcome.ttft_s is not None]
     asked = sum(outcome.prompt_tokens for outcome in answered)
     return sum(outcome.cached_tokens for outcome in answered) / asked if asked else 0.0
+
+
+def tier_hit_rate(run: SimulatedRun, tier: Tier) -> float:
+    """Tokens that a lower tier brought up, over prompt tokens of answered requests."""
+    asked = sum(outcome.prompt_tokens for outcome in run.outcomes if outcome.ttft_s is not None)
+    return sum(use.loaded_tokens[tier] for use in run.workers) / asked if asked else 0.0
 
 
 def meets(outcome: RequestOutcome, slo_ttft_s: float | None, slo_itl_s: float | None) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from twostroke.errors import ConfigError
 from twostroke.ids import WorkerId
+from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.cost import StepCost
 
 GPU_LIKE = StepCost(
@@ -76,12 +77,42 @@ class Faults:
         _share("event_reorder", self.event_reorder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostTier:
-    """Memory behind the device's pages: what is evicted goes there, and comes back through the worker's own bus."""
+HOST_BYTES_PER_S = 25e9
+"""Rate at which pages come up from host memory where no seconds per page are known: that of a GPU's bus."""
+DISK_BYTES_PER_S = 3e9
+"""The same from disk: that of one NVMe disk."""
 
-    pages: int
-    bytes_per_s: float = 25e9
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierShape:
+    """The tiers below the pages of each worker; none without bytes."""
+
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    host_page_s: float | None = None
+    """Seconds to bring up one page; None: its bytes at `HOST_BYTES_PER_S`."""
+    disk_page_s: float | None = None
+    disk_write_bytes_per_s: float = 100e6
+    """Budget of written bytes, as `--disk-write-mb-s` of a worker."""
+
+    def scaled(self, scale: float) -> TierShape:
+        """Return the same with pages of so many times the size."""
+        host_s, disk_s = (each and each * scale for each in (self.host_page_s, self.disk_page_s))
+        return replace(self, host_page_s=host_s, disk_page_s=disk_s)
+
+    def check(self, page_bytes: int) -> None:
+        """Raises ConfigError naming a field that no worker has."""
+        for name, size in (("host", self.host_bytes), ("disk", self.disk_bytes)):
+            _at_least(f"tiers.{name}_bytes", size, 0)
+            least = (2 if name == "disk" else 1) * page_bytes
+            if 0 < size < least:
+                raise ConfigError(
+                    f"--{name}-cache {size} is less than the {least} bytes of the pages that it must hold",
+                    field=f"tiers.{name}_bytes",
+                )
+        _positive("tiers.host_page_s", self.host_page_s)
+        _positive("tiers.disk_page_s", self.disk_page_s)
+        _positive("tiers.disk_write_bytes_per_s", self.disk_write_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +157,7 @@ class FleetShape:
     prefill_pages: int = 6000
     """3M tokens: memory of the host, counted as one pool."""
     decode_pages: int = 1200
-    host_tier: HostTier | None = None
-    """Host memory of each prefill worker."""
+    tiers: TierShape = field(default_factory=TierShape)
     page_bytes: int = 512 * 312_500
     """With `link_bytes_per_s`, 40,000 tokens move in a second."""
     link_bytes_per_s: float = 12.5e9
@@ -170,12 +200,10 @@ class FleetShape:
                 _at_least(name, seconds, 0)
         if not self.cost.of_prompt(1, 0, 1) or not self.cost.of_streams(1, 1):
             raise ConfigError("a simulated fleet's steps must take time", field="cost")
-        if self.host_tier is not None:
-            _at_least("host_tier.pages", self.host_tier.pages, 1)
-            _positive("host_tier.bytes_per_s", self.host_tier.bytes_per_s)
         if self.cores is not None:
             self.cores.check()
         _positive("page_bytes", self.page_bytes)
+        self.tiers.check(self.page_bytes)
         _positive("link_bytes_per_s", self.link_bytes_per_s)
         _positive("step_target_s", self.step_target_s)
         _positive("heartbeat_s", self.heartbeat_s)
@@ -191,6 +219,12 @@ class FleetShape:
     @property
     def decode_pool_tokens(self) -> int:
         return self.decode_pages * self.block_size
+
+    def tier_page_s(self, tier: Tier) -> float:
+        """Seconds to bring up one page from a lower tier."""
+        if tier is Tier.HOST:
+            return self.tiers.host_page_s or self.page_bytes / HOST_BYTES_PER_S
+        return self.tiers.disk_page_s or self.page_bytes / DISK_BYTES_PER_S
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from functools import lru_cache, partial
 
+from tools.simulate.fleet.continuations import Continuations
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.host import Parts, SharedFleet, SimulatedHost, parts_of
 from tools.simulate.fleet.results import EventUse, Gaps, RequestOutcome, SimulatedRun, WorkerUse
@@ -92,6 +93,7 @@ class _Simulation:
         self._outcomes: list[RequestOutcome] = []
         self._last_end_s = 0.0
         self._draws = random.Random(f"{shape.seed} routers")
+        self._continuations = Continuations(shape.block_size, name_of)
         dependencies = RouterDependencies(self._queue, shape, self._workers, self._events, self._over)
         self._routers = [
             SimulatedRouter(number, adapters(shape, number, self._events), dependencies)
@@ -158,13 +160,18 @@ class _Simulation:
         shape = self._shape
         if self._scaled is not None:
             self._scaled.arrived += 1
+        numbers = row.blocks[: row.input_tokens // shape.block_size]
+        if self._trace.repeats_answers:
+            block_hashes = self._continuations.named(numbers, row.input_tokens, row.output_tokens)
+        else:
+            block_hashes = [name_of(number) for number in numbers]
         request = SimulatedRequest(
             index=index,
             request_id=RequestId(f"{index}#0"),
             arrived_s=self._queue.now_s,
             prompt_tokens=row.input_tokens,
             answer_tokens=row.output_tokens,
-            block_hashes=[name_of(number) for number in row.blocks[: row.input_tokens // shape.block_size]],
+            block_hashes=block_hashes,
             tenant=row.tenant,
             priority=row.priority,
         )

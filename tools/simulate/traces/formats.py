@@ -63,6 +63,10 @@ class Format(Protocol):
     def first_is_header(self) -> bool:
         """The first line is no row."""
 
+    @property
+    def repeats_answers(self) -> bool:
+        """A row that begins with all blocks of an earlier one goes on with the answer to that one."""
+
     def row(self, line: str, where: str) -> TraceRow | None:
         """None: the line says something else."""
 
@@ -81,6 +85,7 @@ class Mooncake:
 
     block_tokens = MOONCAKE_BLOCK_TOKENS
     first_is_header = False
+    repeats_answers = False
 
     def row(self, line: str, where: str) -> TraceRow:
         said = _json_object(line, where)
@@ -109,6 +114,7 @@ class Azure:
     columns: list[str]
     block_tokens: int = AZURE_BLOCK_TOKENS
     first_is_header: bool = True
+    repeats_answers: bool = False
     _numbers: Numbers = field(default_factory=Numbers)
 
     def row(self, line: str, where: str) -> TraceRow:
@@ -137,6 +143,7 @@ class RequestLogFormat:
     block_tokens: int = 0
     """Tokens of a block, as the log's first answer says."""
     first_is_header: bool = False
+    repeats_answers: bool = True
     _numbers: Numbers = field(default_factory=Numbers)
 
     def row(self, line: str, where: str) -> TraceRow | None:

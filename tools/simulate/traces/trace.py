@@ -24,6 +24,8 @@ class Trace:
     """Tokens behind every number but the last of a row, which stands for what is left."""
     rows: tuple[TraceRow, ...]
     """Rows as they were recorded: `replayed` puts them in order."""
+    repeats_answers: bool = False
+    """A row that begins with all blocks of an earlier one goes on with the answer to that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ def parse_trace(lines: Iterable[str], name: str, limit: int | None = None) -> Tr
     rows = tuple(itertools.islice((row for where, line in located if (row := shape.row(line, where))), limit))
     if not rows:
         raise ConfigError(f"{name}: no rows", field="trace")
-    return Trace(name, shape.block_tokens, rows)
+    return Trace(name, shape.block_tokens, rows, shape.repeats_answers)
 
 
 def replayed(trace: Trace, replay: Replay) -> Trace:
@@ -80,7 +82,8 @@ def replayed(trace: Trace, replay: Replay) -> Trace:
         )
         for time_s, row in zip(times_s, trace.rows, strict=True)
     )
-    return Trace(trace.name, block_tokens, tuple(sorted(rows, key=lambda row: row.timestamp_s)))
+    in_order = tuple(sorted(rows, key=lambda row: row.timestamp_s))
+    return replace(trace, block_tokens=block_tokens, rows=in_order)
 
 
 def _scaled_input(row: TraceRow, recorded_block: int, block: int) -> int:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 SAVED_S = 4.0
 """Seconds of budget that can be saved up for a burst, as when a long prompt evicts many pages at once."""
+FIRST_SIGHT_SHARE = 0.25
+"""Share of the budget of written bytes for pages that were seen once: most of these are never wanted again."""
+KEPT_FOR_REUSED = 0.5
+"""Share of the saved budget that these leave to pages that were wanted again."""
 
 
 class ByteBudget:
@@ -22,3 +26,19 @@ class ByteBudget:
             return False
         self._bytes -= size_bytes
         return True
+
+
+class WriteBudget:
+    """The bytes that a worker may write to its disk, page by page."""
+
+    def __init__(self, bytes_per_s: float, page_bytes: int) -> None:
+        self._page_bytes = page_bytes
+        self._all = ByteBudget(bytes_per_s, page_bytes)
+        self._first_sight = ByteBudget(FIRST_SIGHT_SHARE * bytes_per_s, page_bytes)
+
+    def take_page(self, now_s: float, *, wanted_again: bool) -> bool:
+        """Take one page. One that was seen once comes out of a small share, and leaves half of what was saved."""
+        if wanted_again:
+            return self._all.take(self._page_bytes, now_s)
+        is_spared = self._first_sight.take(self._page_bytes, now_s)
+        return is_spared and self._all.take(self._page_bytes, now_s, keep=KEPT_FOR_REUSED)

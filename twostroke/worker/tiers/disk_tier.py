@@ -18,7 +18,7 @@ from typing import Protocol
 
 from twostroke.fault_points import Point, reach
 from twostroke.ids import BlockHash
-from twostroke.kv_cache.tiers.byte_budget import ByteBudget
+from twostroke.kv_cache.tiers.byte_budget import WriteBudget
 from twostroke.kv_cache.tiers.disk_store import DiskStore, ReclaimedRecord, RecordPlace, Reservation
 from twostroke.kv_cache.tiers.files import AlignedBuffer, SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder
@@ -29,11 +29,6 @@ from twostroke.worker.tiers.price import PageTime
 from twostroke.worker.tiers.reader import DamagedPage
 
 log = logging.getLogger(__name__)
-
-FIRST_SIGHT_SHARE = 0.25
-"""Share of the budget of written bytes for pages that were seen once: most of these are never wanted again."""
-KEPT_FOR_REUSED = 0.5
-"""Share of the saved budget that these leave to pages that were wanted again."""
 
 
 class DiskListener(Protocol):
@@ -83,9 +78,7 @@ class DiskTier:
         self.page_time = opened.page_time
         self._folders = [opened.own]
         self._listener = listener
-        self._budget = ByteBudget(write_bytes_per_s, self.form.record_bytes)
-        first_sight_per_s = FIRST_SIGHT_SHARE * write_bytes_per_s
-        self._first_sight_budget = ByteBudget(first_sight_per_s, self.form.record_bytes)
+        self._budget = WriteBudget(write_bytes_per_s, self.form.record_bytes)
         self.store = DiskStore(self.form, most_bytes, opened.own.next_segment, listener.reclaimed)
         self._writing: dict[BlockHash, PageWrite] = {}
         """Pages on their way that are still wanted."""
@@ -117,15 +110,8 @@ class DiskTier:
         return block_hash in self.store or block_hash in self._writing
 
     def is_within_budget(self, *, wanted_again: bool) -> bool:
-        """Take one page from the budget of written bytes.
-
-        A page that was seen once comes out of a small share of it, and leaves half of what was saved to the others.
-        """
-        now_s, page_bytes = time.monotonic(), self.form.record_bytes
-        if wanted_again:
-            return self._budget.take(page_bytes, now_s)
-        is_spared = self._first_sight_budget.take(page_bytes, now_s)
-        return is_spared and self._budget.take(page_bytes, now_s, keep=KEPT_FOR_REUSED)
+        """Take one page from the budget of written bytes, if it has room for such a page."""
+        return self._budget.take_page(time.monotonic(), wanted_again=wanted_again)
 
     def write(self, page: PageWrite) -> None:
         """Let the writer thread write a page that is not known yet."""

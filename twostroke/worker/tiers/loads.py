@@ -65,6 +65,7 @@ class TierLoads:
         new_session: Callable[[], SessionId],
         compute_s: Callable[[Queued], float],
         wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`compute_s` predicts how long work that came now would be computed; `wake` is called as pages arrive."""
         self._tiers = tiers
@@ -73,6 +74,7 @@ class TierLoads:
         self._new_session = new_session
         self._compute_s = compute_s
         self._wake = wake
+        self._clock = clock
         self._open: set[_Load] = set()
         self._refusals = 0
         self._is_probing = False
@@ -149,7 +151,7 @@ class TierLoads:
         """Predict how long so many pages take, with those that wait before them."""
         reader, page_s = self._tiers.reader(tier), self._tiers.page_time(tier).seconds
         since_s = reader.busy_since_s
-        overdue_s = 0.0 if since_s is None else max(0.0, time.monotonic() - since_s - page_s)
+        overdue_s = 0.0 if since_s is None else max(0.0, self._clock() - since_s - page_s)
         return (reader.pending_pages + pages) * page_s + overdue_s
 
     def _found_slow(self, block_hash: BlockHash, page: PageId) -> None:
@@ -208,7 +210,7 @@ class TierLoads:
         job: ReadJob[Any] = ReadJob(reads, notify)
         remaining = {read.block: read.page for read in reads}
         wait_s = self._load_s(tier, 0)
-        load = _Load(tier, reader, job, session, remaining, compute_s, time.monotonic(), wait_s, release)
+        load = _Load(tier, reader, job, session, remaining, compute_s, self._clock(), wait_s, release)
         self._open.add(load)
         reader.pending_pages += len(reads)
         ended: Future[None] = Future()
@@ -250,7 +252,7 @@ class TierLoads:
     def _look(self, load: _Load) -> None:
         """Give a load up if its blocks would be computed sooner."""
         assert load.compute_s is not None
-        wanted, elapsed_s = len(load.job.reads), time.monotonic() - load.started_s
+        wanted, elapsed_s = len(load.job.reads), self._clock() - load.started_s
         if is_late(elapsed_s, load.wait_s, load.arrived, wanted, load.compute_s):
             self._tiers.metrics.given_up(load.tier)
             self._tiers.took_at_least(load.tier, elapsed_s - load.wait_s, load.arrived + 1)
@@ -274,7 +276,7 @@ class TierLoads:
         self._open.discard(load)
         load.reader.pending_pages -= len(load.job.reads)
         load.ended()
-        wanted, elapsed_s = len(load.job.reads), time.monotonic() - load.started_s
+        wanted, elapsed_s = len(load.job.reads), self._clock() - load.started_s
         if not load.job.is_given_up:
             self._tiers.took(load.tier, load.job.read_s, load.arrived)
         error = ended.exception()

@@ -80,7 +80,10 @@ def test_no_parser_takes_an_abbreviated_flag() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["serve", "--prefil", "1"], "twostroke serve: unrecognized arguments: --prefil 1 (did you mean --prefill or --prefill-kv-format?)"),
+        (
+            ["serve", "--prefil", "1"],
+            "twostroke serve: unrecognized arguments: --prefil 1 (did you mean --prefill or --prefill-kv-format?)",
+        ),
         (["bench", "goodput", "u", "--slo-tft=3"], "twostroke bench goodput: unrecognized arguments: --slo-tft=3 (did"),
         (["status", "extra"], "twostroke status: unrecognized arguments: extra; see: twostroke status --help"),
     ],

@@ -84,7 +84,7 @@ def test_a_lower_tier_counts_by_the_time_it_takes_to_load() -> None:
 
 
 def test_loading_from_a_lower_tier_overlaps_with_waiting() -> None:
-    spilled = view(P0, depths=(0, 100), tier_page_s=(0.0, 0.02), queue_s=3.0)
+    spilled = view(P0, depths=(0, 100), tier_page_s=(0.0, 0.012), queue_s=3.0)
     way = Forecaster(snapshot([spilled])).at_source(spilled)
     assert (way.wait_s, way.prefill_s) == (3.0, 0.0)
 
@@ -226,3 +226,19 @@ def test_blocks_on_a_lower_tier_take_pages_like_missing_ones() -> None:
         forecaster.forecast(decode, forecaster.at_decode(decode), None).admission_s for decode in (on_device, on_disk)
     ]
     assert waits[0] == 0 < waits[1]
+
+
+def test_what_no_worker_would_load_is_not_waited_for_even_while_the_queue_drains() -> None:
+    spilled = view(P0, depths=(0, 90), tier_page_s=(0.0, 0.02), queue_s=5.0)
+    way = Forecaster(snapshot([spilled])).at_source(spilled)
+    assert (way.cached_blocks, way.fetch_s) == (0, 0.0)
+    assert decide(view(P1, links={P0: FAST}, queue_s=4.0), spilled).peer is None
+
+
+def test_loads_for_earlier_requests_are_waited_for() -> None:
+    def cached(load_wait_s: float) -> int:
+        spilled = view(P0, depths=(0, 90), tier_page_s=(0.0, 0.001), load_wait_s=load_wait_s)
+        return decide(spilled).forecast.cached_blocks
+
+    assert cached(load_wait_s=0.5) == 90
+    assert cached(load_wait_s=2.0) == 0

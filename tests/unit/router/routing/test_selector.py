@@ -189,6 +189,8 @@ def test_a_prompt_that_lies_on_a_disk_alone_goes_there_and_takes_pages_there() -
     assert (decision.source, decision.peer) == (P[1], None)
     assert decision.forecast.cached_blocks == 100
     assert desk.reservations.on(P[1]).pages == 100
+    later = desk.selector.snapshot(desk.ask(1), desk.workers(), 0.02).prefill[1]
+    assert later.load_wait_s == pytest.approx(0.03), "its reader is busy with what the first request loads"
 
 
 def test_evicted_blocks_that_are_asked_for_are_counted() -> None:

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tools.cli import main
-from tools.simulate.fleet.shape import Death, Faults, FleetShape, HostTier
+from tools.simulate.fleet.shape import Death, Faults, FleetShape, TierShape
 from tools.simulate.options import profile_text, read_profile
 from twostroke.errors import ConfigError
 from twostroke.ids import WorkerId
@@ -57,6 +57,22 @@ def test_policies_are_compared_at_every_pace_with_round_robin(
     assert "a first token within 8 s" in shown
 
 
+def test_tiers_below_the_pages_bring_up_what_small_pages_forget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = [*SMALL, "--policies", "round-robin", "--rate", "3.4", "--limit", "150", "--decode-pool-tokens", "140000"]
+    small += ["--pool-tokens", "140000"]
+    tiers = ["--host-cache", "40G", "--disk-cache", "1T", "--disk-page-s", "0.02"]
+    (without,), (tiered,) = (simulated(tmp_path, *small, *more)[0]["runs"] for more in ([], tiers))
+    assert without["host_rate"] == without["disk_rate"] == 0
+    assert tiered["host_rate"] > 0
+    assert tiered["hit_rate"] > without["hit_rate"]
+    assert tiered["unequal_indexes"] == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "on host at 6.4 ms a page; below the pages of each" in shown
+    assert "on disk at 20 ms a page" in shown
+
+
 def test_a_utilisation_is_met_by_the_policy_that_it_is_of(tmp_path: Path) -> None:
     found, _ = simulated(tmp_path, *SMALL, "--policies", "round-robin", "--utilisation", "0.5")
     assert found["runs"][0]["utilisation"] == pytest.approx(0.5, rel=0.05)
@@ -94,7 +110,12 @@ def test_a_profile_comes_back_as_it_was_written_and_flags_go_before_it(tmp_path:
     path = tmp_path / "fleet.json"
     deaths = (Death(worker=WorkerId("prefill-0"), at_s=1.0),)
     shape = FleetShape(
-        prefill=3, decode=1, noise=0.1, block_size=256, host_tier=HostTier(pages=9), faults=Faults(deaths=deaths)
+        prefill=3,
+        decode=1,
+        noise=0.1,
+        block_size=256,
+        tiers=TierShape(disk_bytes=1 << 30),
+        faults=Faults(deaths=deaths),
     )
     path.write_text(profile_text(shape), encoding="utf-8")
     assert read_profile(path) == shape
@@ -148,6 +169,10 @@ def test_a_profile_comes_back_as_it_was_written_and_flags_go_before_it(tmp_path:
         ([*SMALL, "--find-rate", "9", "--slo-ttft", "2"], "--slo-ttft would be ignored: --find-rate itself says"),
         ([*SMALL, "--of", "kv"], "--of would be ignored: it needs --utilisation"),
         ([*SMALL, "--precision", "0.1"], "--precision would be ignored: it needs --find-rate"),
+        ([*SMALL, "--host-page-s", "0.1"], "--host-page-s would be ignored: it needs --host-cache"),
+        ([*SMALL, "--disk-page-s", "0.1"], "--disk-page-s would be ignored: it needs --disk-cache"),
+        ([*SMALL, "--disk-cache", "1G", "--disk-page-s", "0"], "--disk-page-s must be positive and finite, got 0"),
+        ([*SMALL, "--disk-cache", "100M"], "--disk-cache 104857600 is less than the 320000000 bytes"),
         ([*SMALL, "--steps", "x"], "--steps would be ignored: it is a part of --fit"),
         (["plan", *SMALL, "--slo-ttft", "0.01", "--slo-itl", "1"], "--slo-ttft 0.01 is impossible"),
         (["plan", *SMALL, "--slo-ttft", "9", "--slo-itl", "1", "--attainment", "2"], "--attainment must lie between"),
@@ -174,7 +199,9 @@ def test_what_cannot_be_simulated_is_said_in_a_line(
         ('{"noise": NaN}', "needs noise of 0 or more, got nan"),
         ('{"delays": {"open_s": Infinity}}', "needs open_s of 0 or more, got inf"),
         ('{"heartbeat_s": 1%s}' % ("0" * 400), "FleetShape.heartbeat_s is too large a number"),
-        ('{"host_tier": {"pages": 9, "bytes_per_s": 0}}', "host_tier.bytes_per_s must be positive"),
+        ('{"tiers": {"host_page_s": 0}}', "tiers.host_page_s must be positive"),
+        ('{"tiers": {"disk_bytes": 5}}', "--disk-cache 5 is less than the"),
+        ('{"tiers": {"host_bytes": -5}}', "needs tiers.host_bytes of 0 or more"),
         ('{"faults": {"deaths": [{"worker": "decode-9", "at_s": 1}]}}', "decode-9 is not in the simulated fleet"),
         ('{"faults": {"router_restarts": [{"router": 1, "at_s": 1}]}}', "router 1 is not in the simulated fleet"),
     ],

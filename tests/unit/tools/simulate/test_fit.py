@@ -11,6 +11,7 @@ from tools.simulate.fitting import Log, fitted, parse_log
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.host import FastParts, SharedFleet, SimulatedHost
 from tools.simulate.fleet.results import WorkerUse
+from tools.simulate.fleet.shape import TierShape
 from twostroke.config import Role
 from twostroke.errors import ConfigError
 from twostroke.ids import Epoch, WorkerId
@@ -81,6 +82,13 @@ def test_costs_links_pools_and_counts_are_those_of_the_workers() -> None:
     assert (shape.prefill_pages, shape.decode_pages, shape.block_size, shape.page_bytes) == (900, 500, 16, 1_000_000)
     assert (shape.step_tokens, shape.step_target_s, shape.link_bytes_per_s) == (256, 0.05, 2e9)
     assert shape.cost == replace(DECODE_COST, prompt_token_s=1e-4, prompt_pair_s=1e-9)
+
+
+def test_page_times_of_tiers_are_those_of_the_workers_that_have_them() -> None:
+    tiered = tuple(replace(each, tiers={"host": 1e-4, "disk": 2e-3}) for each in WORKERS[:2])
+    tiers = fitted(Log("a log", (), (*tiered, *WORKERS[2:]))).tiers
+    assert (tiers.host_page_s, tiers.disk_page_s, tiers.host_bytes) == (1e-4, 2e-3, 0)
+    assert fitted(Log("a log", (), WORKERS)).tiers == TierShape()
 
 
 def test_delays_are_what_predicted_work_does_not_explain() -> None:

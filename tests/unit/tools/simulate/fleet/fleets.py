@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 
@@ -35,6 +36,9 @@ SMALL = FleetShape(
     step_tokens=64,
     max_num_seqs=32,
 )
+
+
+ALONE = dataclasses.replace(SMALL, prefill=0, decode=1)
 
 
 def row(at_s: float, tokens: int, answer: int, chat: int, shared: int = 0) -> TraceRow:

@@ -155,7 +155,7 @@ class LivePulls:
                 pool=host.pool, loop=host.loop, validator=self._validator, progress=self._progress,
                 metrics=host.metrics,
                 facts=host.facts, config=host.config, digests=Digests(), converted=None, endpoints=[endpoint],
-                memory=SimpleNamespace(generation=lambda page: 0), loads=None,
+                memory=SimpleNamespace(generation=lambda page: 0), loads=host.loads,
             )  # fmt: skip
             unused: Any = None
             self._service = PagesService(view, host.actions, unused)

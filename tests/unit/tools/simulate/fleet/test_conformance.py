@@ -13,13 +13,14 @@ from router.routing.policies import RECONSIDERING, policy_named
 from tests.unit.tools.simulate.fleet.fleets import BLOCK, SMALL, row, trace
 from tests.unit.tools.simulate.fleet.live_parts import LiveParts
 from tools.simulate.fleet.host import FastParts, Parts, SimulatedHost
-from tools.simulate.fleet.results import SimulatedRun
+from tools.simulate.fleet.results import SimulatedRun, tier_hit_rate
 from tools.simulate.fleet.routing_adapter import RoutingAdapters
-from tools.simulate.fleet.shape import FleetShape
+from tools.simulate.fleet.shape import FleetShape, TierShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.fleet.steps import Flight
 from tools.simulate.traces.trace import Trace
 from twostroke.ids import BlockHash
+from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.scheduler import AdmittedSequence
 
 History = dict[tuple[str, str], list[tuple[float, object]]]
@@ -114,3 +115,11 @@ def test_both_pull_from_peers_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_both_compute_prompts_locally_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = dataclasses.replace(SMALL, prefill=1, local_prefill=True)
     check(requests(4, every_s=0.05), shape, "round-robin", monkeypatch)
+
+
+def test_both_load_from_tiers_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiers = TierShape(host_bytes=40_000, disk_bytes=2 << 20, host_page_s=0.0011, disk_page_s=0.0037)
+    tight = dataclasses.replace(SMALL, decode_pages=80, prefill_pages=60, tiers=tiers)
+    run = check(requests(5, every_s=0.2), tight, "kv", monkeypatch)
+    assert all(tier_hit_rate(run, tier) > 0.01 for tier in (Tier.HOST, Tier.DISK))
+    assert run.unequal_indexes == ()

@@ -8,10 +8,20 @@ import pytest
 
 from tests.unit.tools.simulate.fleet.fleets import BLOCK, COST, SMALL, chats, row, run, trace
 from tools.simulate.fleet import steps
-from tools.simulate.fleet.results import SimulatedRun, Status, percentile, token_hit_rate, ttfts, utilisation
-from tools.simulate.fleet.shape import Delays, Faults, FleetShape, HostTier
+from tools.simulate.fleet.results import (
+    SimulatedRun,
+    Status,
+    percentile,
+    tier_hit_rate,
+    token_hit_rate,
+    ttfts,
+    utilisation,
+)
+from tools.simulate.fleet.shape import Death, Delays, Faults, FleetShape, TierShape
 from twostroke.config import Role
 from twostroke.errors import ConfigError
+from twostroke.ids import WorkerId
+from twostroke.kv_cache.tier import Tier
 
 PAIR = dataclasses.replace(SMALL, prefill=1, decode=1)
 DELAYS = Delays()
@@ -115,10 +125,47 @@ def test_steps_taken_at_once_are_steps_taken_one_by_one(monkeypatch: pytest.Monk
 
 def test_host_memory_keeps_what_the_device_forgets() -> None:
     small = dataclasses.replace(SMALL, prefill_pages=60, decode_pages=60)
-    tiered = dataclasses.replace(small, host_tier=HostTier(pages=400, bytes_per_s=1e7))
+    tiered = dataclasses.replace(small, tiers=TierShape(host_bytes=400 * small.page_bytes, host_page_s=1e-4))
     without, with_tier = run(chats(300), small), run(chats(300), tiered)
     assert token_hit_rate(with_tier) > token_hit_rate(without) + 0.05
+    assert tier_hit_rate(with_tier, Tier.HOST) > 0.05 > tier_hit_rate(with_tier, Tier.DISK) == 0
     assert with_tier.unequal_indexes == ()
+
+
+def test_a_disk_keeps_what_the_device_forgets_over_the_death_of_its_worker() -> None:
+    small = dataclasses.replace(SMALL, prefill=0, decode=1, decode_pages=60)
+    death = Death(worker=WorkerId("decode-0"), at_s=20.0, back_at_s=20.5)
+    dying = dataclasses.replace(small, faults=Faults(deaths=(death,)))
+    tiers = TierShape(disk_bytes=4 << 20, disk_page_s=1e-3)
+    without, with_disk = (run(chats(300), dataclasses.replace(dying, tiers=each)) for each in (TierShape(), tiers))
+    assert token_hit_rate(with_disk) > token_hit_rate(without) + 0.05
+    assert tier_hit_rate(with_disk, Tier.DISK) > 0.05
+    assert with_disk.unequal_indexes == ()
+
+
+def test_a_disk_that_is_slower_than_computing_is_not_waited_for() -> None:
+    small = dataclasses.replace(SMALL, prefill_pages=120, decode_pages=120)
+    slow = TierShape(disk_bytes=4 << 20, disk_page_s=0.2)
+    without, with_disk = run(chats(200), small), run(chats(200), dataclasses.replace(small, tiers=slow))
+    assert tier_hit_rate(with_disk, Tier.DISK) == 0
+    assert _p90(with_disk) < 1.1 * _p90(without)
+
+
+def test_a_budget_of_written_bytes_bounds_what_a_disk_gets() -> None:
+    small = dataclasses.replace(SMALL, prefill_pages=60, decode_pages=60)
+    rates = [
+        tier_hit_rate(
+            run(
+                chats(300),
+                dataclasses.replace(
+                    small, tiers=TierShape(disk_bytes=4 << 20, disk_page_s=1e-4, disk_write_bytes_per_s=budget)
+                ),
+            ),
+            Tier.DISK,
+        )
+        for budget in (2e3, 1e8)
+    ]
+    assert rates[0] < 0.5 * rates[1]
 
 
 def test_an_idle_decode_worker_takes_prompts_over_from_a_busy_source() -> None:
