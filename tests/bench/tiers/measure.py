@@ -99,7 +99,8 @@ async def _trial(options: TiersOptions, variant: str) -> Trial:
             unique_seconds = time.monotonic() - started_s
             await client.close()
             counted = await asyncio.to_thread(_counted, cluster)
-        likeness = await asyncio.to_thread(replayed, variant, request_log, cache) if options.simulate else None
+            # While all workers serve: the log's last lines of workers that end say that.
+            likeness = await asyncio.to_thread(replayed, variant, request_log, cache) if options.simulate else None
     return _summed(variant, chats, seconds, unique, unique_seconds, counted, likeness)
 
 

@@ -44,6 +44,7 @@ def answer(number: int) -> AnswerRecord:
         blocks="".join(f"{100 * number + block:016x}" for block in range(40)),
         policy="least-requests",
         attempts=1,
+        cached_tokens=160,
         ttft_s=TTFT_S,
     )
 
@@ -60,6 +61,7 @@ def test_a_log_is_fitted_and_replayed_beside_itself(tmp_path: Path, capsys: pyte
     assert "simulated over real" in shown
     (found,) = json.loads(written.read_text(encoding="utf-8"))["replay"]
     assert (found["policy"], found["answers"]) == ("least-requests", 20)
+    assert found["hits"] == {"real": 0.25, "simulated": 0.0}, "nobody asked for these blocks before"
     for share in ("p50", "p90"):
         assert found[share]["real_s"] == pytest.approx(TTFT_S)
         assert found[share]["simulated_s"] >= COST.of_prompt(640, 0, 512)
