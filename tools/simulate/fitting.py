@@ -283,12 +283,15 @@ def _between(answers: Iterable[AnswerRecord], start: Instant, end: Instant) -> l
 
 
 def _pull_residuals(answers: Iterable[AnswerRecord], shape: FleetShape) -> list[float]:
-    """From the claim of pages to the first page, without computing it and without its way over the wire."""
+    """From the claim of pages to the first page, without computing it and without its way over the wire, where nothing
+    was loaded from lower tiers."""
     page_s = shape.page_bytes / shape.link_bytes_per_s
     times = 1.0 if shape.cores is None else shape.cores.prompts.borrowed
     residuals = []
     for answer in answers:
         if answer.source is None or answer.peer is not None or answer.forecast.get("queue_s", 0.0) > IDLE_QUEUE_S:
+            continue
+        if answer.forecast.get("load_s", 0.0) or answer.forecast.get("decode_load_s", 0.0):
             continue
         computed = int(answer.forecast.get("computed_tokens", 0))
         chunk_s = times * shape.cost.of_prompt(min(computed, shape.step_tokens), 0, shape.step_tokens)

@@ -93,7 +93,15 @@ def test_page_times_of_tiers_are_those_of_the_workers_that_have_them() -> None:
 
 def test_delays_are_what_predicted_work_does_not_explain() -> None:
     busy = answer(9, forecast={"queue_s": 3.0, "computed_tokens": 160}, instants={})
-    delays = fitted(Log("a log", (*map(answer, range(5)), busy), WORKERS)).delays
+    loading = [
+        answer(
+            number,
+            forecast={"queue_s": 0.0, "computed_tokens": 0, "load_s": 0.3},
+            instants={Instant.ADMITTED: 100.0, Instant.FIRST_PAGE: 100.3},
+        )
+        for number in range(10, 20)
+    ]
+    delays = fitted(Log("a log", (*map(answer, range(5)), busy, *loading), WORKERS)).delays
     assert delays.frontend_s == pytest.approx(0.003)
     assert delays.open_s == pytest.approx(0.0025), "there and back"
     assert delays.pull_s == pytest.approx(0.002), "there and back"
