@@ -15,13 +15,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cluster.flags.checks import STDOUT
 from tests.bench.tiers.options import TiersOptions
 from tests.bench.tiers.replay import replayed
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.metrics_page import total
 from tools.output import write_json
 from tools.simulate.fitting import SINCE_DECISION, Likeness, print_likeness
+from tools.tables import console_for
 from twostroke.config import DEFAULT_MODEL, PACED_PREFIX, CacheConfig, ModelConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.models.fetch import fetch
@@ -72,7 +72,7 @@ class Trial:
 
 def run_session(options: TiersOptions) -> int:
     trials = [asyncio.run(_trial(options, variant)) for variant in options.variants]
-    console = Console(stderr=options.json_path == STDOUT)
+    console = console_for(options.json_path, COLUMNS)
     _show(trials, console)
     alike = [trial.likeness for trial in trials if trial.likeness is not None]
     if alike:
@@ -226,6 +226,10 @@ def _summed(
 
 def _p99(values: list[float]) -> float:
     return sorted(values)[int(len(values) * 0.99)] if values else 0.0
+
+
+COLUMNS = 150
+"""The table's width where no terminal says one."""
 
 
 def _show(trials: Sequence[Trial], console: Console) -> None:
