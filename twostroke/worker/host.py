@@ -31,7 +31,7 @@ from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.telemetry import MetricsServer
 from twostroke.tracing.setup import recorder_of
-from twostroke.transfer.base import Identity, PageEndpoint
+from twostroke.transfer.base import Identity, PageEndpoint, PageTransport
 from twostroke.transfer.registry import HOST_NAMES, default_names, open_transports
 from twostroke.transfer.sockets.tls import SocketWrapper, wrapper_for
 from twostroke.worker.condition import Condition
@@ -82,11 +82,7 @@ class WorkerHost:
         self.epoch = epoch
         self.facts = facts
         self.memory = engine_state.memory
-        self.metrics = WorkerMetrics(config.role, facts.block_size)
-        self.metrics.expiries.watch("cluster", self.us.certificates)
-        self.metrics.computes(engine_state.determinism)
-        self.metrics.computes_with(engine_state.kernels)
-        self.metrics.takes(engine_state.memory_use)
+        self.metrics = _metrics_of(config, engine_state, self.us)
         self.feed = EventFeed(engine_state.begin_epoch(epoch), config.patience.heartbeat_s)
         self.pool = engine_state.pool
         self.recorder = recorder_of(config.worker_id, config.role.value, config.tracing, self.metrics.registry)
@@ -96,8 +92,7 @@ class WorkerHost:
         )
         self.progress = Condition()
         self.engine = engine_state.engine
-        probe = probe_batch(facts.block_size, self.pool.total, facts.max_model_len, samples=config.can_sample)
-        self._check = EngineCheck(self.engine, probe, time.monotonic)
+        self._check = _check_of(config, engine_state)
         self.loop = WorkLoop(
             self.scheduler,
             self.engine,
@@ -110,18 +105,10 @@ class WorkerHost:
         )
         self.tiers = engine_state.tiers
         self.tiers.report_to(self.metrics.of_tiers())
-        self.loads = TierLoads(
-            self.tiers,
-            self.pool,
-            facts.block_size,
-            new_session=self.new_session,
-            compute_s=self._compute_s,
-            wake=self.loop.wake,
-        )
+        self.loads = self._tier_loads()
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
-        names = config.runtime.transports or default_names(engine_state.memory)
         wrapper = wrapper_for(config.cluster_tls)
-        self.transports = open_transports(names, config.host, config.patience.dead_after_s, wrapper, config.ports.pages)
+        self.transports = _transports_of(config, engine_state, wrapper)
         self.endpoints: list[PageEndpoint] = []
         self.converted = _converted_of(config, engine_state, wrapper)
         self.digests = PageDigests(engine_state.memory)
@@ -169,6 +156,16 @@ class WorkerHost:
         await self.engine.wait_idle()
         await asyncio.to_thread(self._metrics_server.close)
         await asyncio.to_thread(self.recorder.close)
+
+    def _tier_loads(self) -> TierLoads:
+        return TierLoads(
+            self.tiers,
+            self.pool,
+            self.facts.block_size,
+            new_session=self.new_session,
+            compute_s=self._compute_s,
+            wake=self.loop.wake,
+        )
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
@@ -311,6 +308,11 @@ class WorkerHost:
         log.info("calibrated seconds=%.3f %s", time.monotonic() - started_s, self.loop.rates.cost)
 
 
+def _transports_of(config: WorkerConfig, engine_state: EngineState, wrapper: SocketWrapper) -> list[PageTransport]:
+    names = config.runtime.transports or default_names(engine_state.memory)
+    return open_transports(names, config.host, config.patience.dead_after_s, wrapper, config.ports.pages)
+
+
 def _converted_of(config: WorkerConfig, engine_state: EngineState, wrapper: SocketWrapper) -> ConvertedPages | None:
     """Return what converts pages for the other role, where that one has another form."""
     conversion = engine_state.facts.conversion
@@ -329,6 +331,21 @@ def _tier_report(tier: Tier, use: TierUse) -> control_pb2.TierRate:
         used_bytes=use.used_bytes,
         capacity_bytes=use.most_bytes,
     )
+
+
+def _metrics_of(config: WorkerConfig, engine_state: EngineState, us: Membership) -> WorkerMetrics:
+    metrics = WorkerMetrics(config.role, engine_state.facts.block_size)
+    metrics.expiries.watch("cluster", us.certificates)
+    metrics.computes(engine_state.determinism)
+    metrics.computes_with(engine_state.kernels)
+    metrics.takes(engine_state.memory_use)
+    return metrics
+
+
+def _check_of(config: WorkerConfig, engine_state: EngineState) -> EngineCheck:
+    facts, total = engine_state.facts, engine_state.pool.total
+    probe = probe_batch(facts.block_size, total, facts.max_model_len, samples=config.can_sample)
+    return EngineCheck(engine_state.engine, probe, time.monotonic)
 
 
 def _scheduler_of(config: WorkerConfig, engine_state: EngineState) -> Scheduler:
