@@ -16,6 +16,7 @@ from twostroke.config import Role
 from twostroke.errors import Overloaded, PeerLost, ServeError
 from twostroke.ids import BlockHash, Epoch, PageId
 from twostroke.kv_cache.block import HASH_BYTES, root_hash
+from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.rpc.v1 import worker_pb2
@@ -101,9 +102,10 @@ class WorkerEpoch(Bytes):
             validator=RequestValidator(worker_id, self.epoch, "f", metrics(Role.PREFILL)),
             progress=self.progress,
             metrics=metrics(Role.PREFILL),
-            facts=SimpleNamespace(block_size=1),
+            facts=SimpleNamespace(block_size=1, kv_form=KvForm("")),
             memory=self.memory,
             digests=PageDigests(self.memory),
+            converted=None,
             loads=None,
             endpoints=[self.endpoint],
             config=SimpleNamespace(patience=SimpleNamespace(heartbeat_s=0.5)),
