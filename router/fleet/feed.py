@@ -19,6 +19,7 @@ from twostroke.errors import InternalError, PeerLost, ServeError, StaleEpoch
 from twostroke.fault_points import Point, reach
 from twostroke.ids import Epoch, WorkerId
 from twostroke.rpc.channel import PeerChannel, error_of, is_refusal
+from twostroke.rpc.convert import form_of
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import control_pb2
@@ -108,7 +109,7 @@ class Feed:
             self._with.metrics.stale_epochs_refused_total.inc()
             raise StaleEpoch(f"{channel.address} is epoch {server.epoch}, expected {self._worker.epoch}")
         model = await channel.call(control.GetModelInfo, control_pb2.GetModelInfoRequest(), CALL_TIMEOUT_S)
-        self._worker.server, self._worker.model = server, model
+        self._worker.server, self._worker.model, self._worker.kv_form = server, model, form_of(model)
         self._with.on_introduced(self._worker)
 
     async def _follow(self, channel: PeerChannel) -> None:

@@ -269,8 +269,7 @@ class Fleet:
 
     def _other_form(self, worker: Worker) -> str | None:
         """Returns why the form of the worker's pages does not fit the fleet's; None where it does."""
-        assert worker.model is not None
-        form, known = form_of(worker.model), self._forms.get(worker.role)
+        form, known = worker.kv_form, self._forms.get(worker.role)
         if known not in (form, None):
             return f"its pages are {form}, those of the fleet's {worker.role.value} workers are {known}"
         forms = {**self._forms, worker.role: form}

@@ -11,7 +11,6 @@ from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.tier import Tier
-from twostroke.rpc.convert import form_of
 from twostroke.rpc.events import tier_from_message
 from twostroke.rpc.v1.control_pb2 import (
     WORKER_STATE_DEAD,
@@ -64,6 +63,8 @@ class Worker:
     """What the supervisor says."""
     server: ServerInfo | None = None
     model: ModelInfo | None = None
+    kv_form: KvForm = UNKNOWN_FORM
+    """The form of its pages, as `model` says it."""
     load: Load = field(default_factory=Load)
     cost: StepCost = field(default_factory=StepCost)
     links: dict[WorkerId, LinkRate] = field(default_factory=dict)
@@ -90,11 +91,6 @@ class Worker:
         if WORKER_STATE_DRAINING in (self.state, self.load.state):
             return WorkerStatus.DRAINING
         return WorkerStatus.SERVING
-
-    @property
-    def kv_form(self) -> KvForm:
-        """The form of its pages, once it has introduced itself."""
-        return UNKNOWN_FORM if self.model is None else form_of(self.model)
 
     @property
     def page_source(self) -> PageSource:

@@ -91,7 +91,7 @@ class WorkerPorts(Settings):
     converted: int = port(
         flag="--worker-converted-pages-port",
         key="ports.converted",
-        help=f"port for pages over tcp that are converted for decode workers {_ONE_PER_NODE}",
+        help=f"port for converted pages over tcp {_ONE_PER_NODE}",
     )
     metrics: int = port(
         flag="--worker-metrics-port", key="ports.metrics", help=f"port of Prometheus metrics {_ONE_PER_NODE}"

@@ -16,6 +16,7 @@ from router.routing.selector import Selector, Shape, Workers
 from twostroke.config import Role
 from twostroke.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.v1.control_pb2 import (
     TIER_DISK,
@@ -23,7 +24,6 @@ from twostroke.rpc.v1.control_pb2 import (
     WORKER_STATE_SERVING,
     LinkRate,
     Load,
-    ModelInfo,
     StepCosts,
     TierRate,
 )
@@ -96,9 +96,9 @@ def test_a_request_for_exact_pages_is_computed_where_they_are_not_converted() ->
     for decode, sources in (("int8", set()), ("bfloat16", set(P))):
         desk = Desk("round-robin")
         for worker in P:
-            desk.by_id[worker].model = ModelInfo(kv_format="bfloat16")
+            desk.by_id[worker].kv_form = KvForm("bfloat16")
         for worker in D:
-            desk.by_id[worker].model = ModelInfo(kv_format=decode, kv_converted_from="" if sources else "bfloat16")
+            desk.by_id[worker].kv_form = KvForm(decode, None if sources else "bfloat16")
         exact = dataclasses.replace(desk.ask(), takes_converted=False)
         seen = desk.selector.snapshot(exact, desk.workers(), 0.0)
         assert {view.worker for view in seen.prefill} == sources
@@ -111,9 +111,9 @@ def test_prefixes_come_only_from_peers_whose_pages_may_become_the_own() -> None:
     for holder, takers in ((D[0], {D[1]}), (P[0], {P[1], D[0], D[1]})):
         desk = Desk()
         for worker in P:
-            desk.by_id[worker].model = ModelInfo(kv_format="bfloat16")
+            desk.by_id[worker].kv_form = KvForm("bfloat16")
         for worker in D:
-            desk.by_id[worker].model = ModelInfo(kv_format="int8", kv_converted_from="bfloat16")
+            desk.by_id[worker].kv_form = KvForm("int8", "bfloat16")
         desk.hold(holder, 90)
         snapshot = desk.selector.snapshot(desk.ask(), desk.workers(), 0.0)
         views = {view.worker: view for view in (*snapshot.prefill, *snapshot.decode)}
