@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tools.doctor.facts import Facts, WorkerFacts
+from twostroke.config import Role
 
 SILENCE_S = 3.0
 """Several heartbeats of a worker's event log: as long as the router waits before it gives a silent worker no work."""
@@ -20,6 +21,7 @@ class Cause(enum.StrEnum):
     UNHEALTHY = "unhealthy worker"
     FINGERPRINT = "fingerprint"
     BLOCK_SIZE = "block size"
+    FORM = "form"
     PARTIAL_BLOCK = "partial block"
     TOKENIZER = "tokenizer"
     TEMPLATE = "template"
@@ -74,6 +76,20 @@ def _fingerprint(facts: Facts) -> Diagnosis | None:
             if is_block_size
             else "start it with the model and the flags of the others, or restart the router with the new fleet",
         )
+    return None
+
+
+def _form(facts: Facts) -> Diagnosis | None:
+    """Decode workers store one form, and prefill workers that one or the one that it is converted from."""
+    decode, source = facts.kv_form, facts.kv_form.source
+    for worker in facts.workers:
+        fitting = {str(decode)} if worker.role == Role.DECODE or source is None else {str(source)}
+        if worker.kv_form and worker.kv_form not in fitting:
+            return Diagnosis(
+                Cause.FORM,
+                f"{worker.worker} stores pages as {worker.kv_form}, the fleet needs {fitting.pop()}: no work for it",
+                "start it with the fleet's --kv-format, --prefill-kv-format and --decode-kv-format",
+            )
     return None
 
 
@@ -226,6 +242,7 @@ def _unexplained(facts: Facts) -> Diagnosis:
 
 CHECKS: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     _fingerprint,
+    _form,
     _unhealthy,
     _vocabulary,
     _failed,

@@ -21,7 +21,7 @@ from tools.doctor.facts import Canary, Facts, WorkerFacts
 from twostroke.errors import PeerLost
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
-from twostroke.rpc.convert import hashes_from_bytes
+from twostroke.rpc.convert import form_of, hashes_from_bytes
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 ANSWER_S = 5.0
@@ -54,6 +54,7 @@ def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: ChatEndpoint, s
         block_size=model.block_size,
         vocab_size=model.vocab_size,
         fingerprint=server.fingerprint,
+        kv_form=form_of(model),
         policy=policy,
         is_blind=policy in CACHE_BLIND,
         workers=workers,
@@ -114,6 +115,7 @@ def _worker(entry: control_pb2.WorkerLoad, address: str, router: Samples, watch:
         role=entry.server.role,
         state=control_pb2.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower(),
         fingerprint=entry.server.fingerprint,
+        kv_form=entry.server.kv_form,
         event_age_s=value(router, "twostroke_worker_event_age_seconds", worker=worker),
         own_sequence=None if own is None else int(own),
         index_sequence=watch.sequence(worker),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twostroke.kv_cache.form import KvForm
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
@@ -29,6 +31,8 @@ class WorkerFacts:
     state: str
     """"serving", "starting", "draining", "dead"."""
     fingerprint: str
+    kv_form: str = ""
+    """The form of its pages, as "int8 from bfloat16"."""
     event_age_s: float | None = None
     """Since the router heard of it; None where nobody tells, as the next ones."""
     own_sequence: int | None = None
@@ -48,6 +52,8 @@ class Facts:
     vocab_size: int
     fingerprint: str
     """The fleet's, as the router says."""
+    kv_form: KvForm
+    """The form of the pages of decode workers, as the router says."""
     policy: str | None
     """The policy that placed the chats; None where it is not known."""
     is_blind: bool

@@ -223,6 +223,7 @@ class WorkerHost:
                 )
                 for use in self._engine_state.memory_use
             ],
+            kv_form=str(self.facts.kv_form),
         )
 
     def _kernels_info(self) -> control_pb2.KernelsInfo | None:

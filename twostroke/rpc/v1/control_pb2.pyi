@@ -36,7 +36,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("server_id", "role", "epoch", "fingerprint", "version", "state", "metrics_address", "http_address", "grpc_address", "clock_ns", "machine", "kernels", "memory")
+    __slots__ = ("server_id", "role", "epoch", "fingerprint", "version", "state", "metrics_address", "http_address", "grpc_address", "clock_ns", "machine", "kernels", "memory", "kv_form")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class ServerInfo(_message.Message):
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    KV_FORM_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     role: str
     epoch: str
@@ -63,7 +64,8 @@ class ServerInfo(_message.Message):
     machine: str
     kernels: KernelsInfo
     memory: _containers.RepeatedCompositeFieldContainer[MemoryUse]
-    def __init__(self, server_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., metrics_address: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., clock_ns: _Optional[int] = ..., machine: _Optional[str] = ..., kernels: _Optional[_Union[KernelsInfo, _Mapping]] = ..., memory: _Optional[_Iterable[_Union[MemoryUse, _Mapping]]] = ...) -> None: ...
+    kv_form: str
+    def __init__(self, server_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., metrics_address: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., clock_ns: _Optional[int] = ..., machine: _Optional[str] = ..., kernels: _Optional[_Union[KernelsInfo, _Mapping]] = ..., memory: _Optional[_Iterable[_Union[MemoryUse, _Mapping]]] = ..., kv_form: _Optional[str] = ...) -> None: ...
 
 class MemoryUse(_message.Message):
     __slots__ = ("part", "billed_bytes", "measured_bytes")

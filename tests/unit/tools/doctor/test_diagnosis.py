@@ -9,8 +9,9 @@ import pytest
 
 from tools.doctor.diagnosis import CHECKS, Cause, diagnose
 from tools.doctor.facts import Canary, Facts, WorkerFacts
+from twostroke.kv_cache.form import KvForm
 
-FLEET = "model=m;revision=1;block_size=16;kv_format=bfloat16"
+FLEET = "model=m;revision=1;block_size=16;dtype=bfloat16"
 TOKENS = tuple(range(100))
 PREFILL = WorkerFacts(
     worker="prefill-0",
@@ -28,6 +29,7 @@ FINE = Facts(
     block_size=16,
     vocab_size=5000,
     fingerprint=FLEET,
+    kv_form=KvForm("bfloat16"),
     policy="kv",
     is_blind=False,
     workers=(PREFILL, DECODE),
@@ -54,10 +56,20 @@ def test_reuse_of_every_full_block_is_fine_and_the_tail_is_explained() -> None:
 
 
 CASES = {
-    "a worker with another form of pages": (
+    "a decode worker with another form of pages": (
+        replace(MISSED, workers=(PREFILL, replace(DECODE, kv_form="int8 from bfloat16"))),
+        Cause.FORM,
+        "decode-0 stores pages as int8 from bfloat16, the fleet needs bfloat16",
+    ),
+    "a prefill worker whose pages nobody converts": (
+        replace(MISSED, kv_form=KvForm("int8", "bfloat16"), workers=(replace(PREFILL, kv_form="float16"), DECODE)),
+        Cause.FORM,
+        "prefill-0 stores pages as float16, the fleet needs bfloat16",
+    ),
+    "a worker with another dtype": (
         replace(MISSED, workers=(PREFILL, replace(DECODE, fingerprint=FLEET.replace("bfloat16", "float32")))),
         Cause.FINGERPRINT,
-        "kv_format float32 instead of bfloat16",
+        "dtype float32 instead of bfloat16",
     ),
     "a worker with a fingerprint without fields": (
         replace(MISSED, workers=(PREFILL, replace(DECODE, fingerprint="odd"))),
