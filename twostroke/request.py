@@ -159,8 +159,11 @@ class Request:
     takes_converted: bool = True
     """It may be served by pages that were converted from another form. Only the router uses it."""
     tenant: str = ""
+    """Tenants take turns where requests wait. Only the router uses it."""
     siblings: Siblings = Siblings()  # frozen
     """The request's other choices, which only the router knows."""
+    hint_tenant: str = ""
+    """The hints count for this tenant."""
     hints: tuple[CacheHint, ...] = ()
     trace: TraceContext | None = None
     """The span that this attempt is part of. None: nobody follows it."""

@@ -250,6 +250,7 @@ class RequestHandler:
                     deadline_s=request.deadline_s,
                     priority=request.priority,
                     tenant=request.tenant or request.user,
+                    hint_tenant=request.tenant,
                     siblings=Siblings(rank * options.n, len(ids) * options.n),
                     resumptions=request.point.resumptions,
                     ended_choices=frozenset(choice for choice, one in enumerate(sent) if one.is_finished),

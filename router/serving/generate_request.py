@@ -42,6 +42,8 @@ class GenerateRequest:
     """Class of the request: a higher one goes first where requests have to wait."""
     tenant: str = ""
     """Tenants take turns where requests have to wait."""
+    hint_tenant: str = ""
+    """Its hints count for this tenant, which no client can choose anew with each request, as it can a user."""
     siblings: Siblings = Siblings()  # noqa: RUF009  # frozen
     """Siblings of the prompt's first choice."""
     resumptions: int = 0

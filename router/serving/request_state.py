@@ -277,6 +277,7 @@ class RequestState:
             router_id=self._with.router_id,
             priority=request.priority,
             tenant=request.tenant,
+            hint_tenant=request.hint_tenant,
             hints=request.hints,
             siblings=dataclasses.replace(request.siblings, before=request.siblings.before + self.choice),
             trace=None if request.trace is None else self._span.context,

@@ -99,7 +99,7 @@ def request_to_message(
         deadline_s=request.deadline_s,
         source=source,
         traceparent=header_of(request.trace),
-        tenant=request.tenant,
+        tenant=request.hint_tenant,
         hints=[worker_pb2.CacheHint(blocks=hint.blocks, seconds=hint.seconds) for hint in request.hints],
     )
     if peer is not None:
@@ -120,7 +120,7 @@ def request_from_message(message: worker_pb2.OpenRequest) -> Request:
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
         router_id=message.router_id,
         trace=TraceContext.parse(message.traceparent),
-        tenant=message.tenant,
+        hint_tenant=message.tenant,
         hints=tuple(CacheHint(hint.blocks, hint.seconds) for hint in message.hints),
     )
 

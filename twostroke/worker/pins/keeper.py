@@ -79,7 +79,7 @@ class PinKeeper:
 
     def _keep(self, request: Request, hint: CacheHint) -> None:
         block_size, hashes = self._host.facts.block_size, request.block_hashes[: hint.blocks]
-        pin_id, expires_s = pin_id_of("", request.tenant, hashes[-1]), self._clock() + hint.seconds
+        pin_id, expires_s = pin_id_of("", request.hint_tenant, hashes[-1]), self._clock() + hint.seconds
         known = self.table.get(pin_id)
         if known is not None and known.expires_s is not None and known.expires_s >= expires_s:
             return
@@ -88,7 +88,7 @@ class PinKeeper:
         else:
             tokens = tuple(request.known[: len(hashes) * block_size])
             pin = Pin(
-                pin_id=pin_id, owner="", tenant=request.tenant, tokens=tokens, block_hashes=hashes,
+                pin_id=pin_id, owner="", tenant=request.hint_tenant, tokens=tokens, block_hashes=hashes,
                 expires_s=expires_s, is_hint=True,
             )  # fmt: skip
         with contextlib.suppress(PinRefused):

@@ -59,6 +59,14 @@ async def test_a_request_without_cache_control_has_no_hint(frontend) -> None:
     assert await chat_hints(frontend, {"messages": [SYSTEM, {**USER, "cache_control": None}]}) == ()
 
 
+async def test_hints_count_for_the_tenant_and_never_for_the_user_that_a_client_names(frontend) -> None:
+    body = {"prompt": "x" * 50, "cache_control": HOUR, "user": "jo"}
+    for headers, expected in (({}, ""), ({"X-Tenant-Id": "acme"}, "acme")):
+        assert (await frontend.http.post("/v1/completions", json=body, headers=headers)).status_code == 200
+        sent = frontend.dispatcher.requests[-1]
+        assert (sent.hint_tenant, sent.tenant) == (expected, expected or "jo")
+
+
 async def test_grpc_has_the_same_hints(frontend) -> None:
     stub = inference_pb2_grpc.InferenceStub(frontend.channel)
 
