@@ -11,15 +11,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from twostroke.errors import PinRefused
 from twostroke.ids import BlockHash, PinId
 from twostroke.kv_cache.pool import BlockPool
 
+Key = TypeVar("Key")
+
 MOST_PINS = 1024
 """Pins of one worker, cache hints included: each takes a few hundred bytes, and as many again per block."""
 MOST_HINTS = 768
 """Pins of one worker at which it takes no more hints: strangers leave room for all pins that a supervisor keeps."""
+MOST_TENANT_HINTS = 64
+"""Hints of one tenant at one worker: it takes twelve tenants to fill the places of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,8 @@ class PinTable:
         """Pins by their last block."""
         self._hinted: dict[str, Counter[BlockHash]] = {}
         """Hints per block, by tenant."""
+        self._hints = Counter[str]()
+        """Hints by tenant."""
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -146,6 +153,7 @@ class PinTable:
         self._by_last.setdefault(pin.block_hashes[-1], {})[pin.pin_id] = None
         if pin.is_hint:
             self._hinted.setdefault(pin.tenant, Counter()).update(pin.block_hashes)
+            self._hints[pin.tenant] += 1
         return ended
 
     def remove(self, pin_id: PinId) -> Pin | None:
@@ -190,6 +198,7 @@ class PinTable:
         if pin.is_hint:
             hinted = self._hinted[pin.tenant]
             _subtract(hinted, pin.block_hashes)
+            _subtract(self._hints, [pin.tenant])
             if not hinted:
                 del self._hinted[pin.tenant]
         self._pool.unpin(pin.block_hashes)
@@ -239,6 +248,12 @@ class PinTable:
         return None
 
     def _check_tenant(self, pin: Pin) -> None:
+        """Raise PinRefused where the tenant of a hint keeps too much already."""
+        if self._hints[pin.tenant] >= MOST_TENANT_HINTS:
+            raise PinRefused(
+                f"this tenant has {self._hints[pin.tenant]} hints, and at most {MOST_TENANT_HINTS} are kept",
+                field="pins",
+            )
         hinted = self._hinted.get(pin.tenant, Counter())
         new = len({block_hash for block_hash in pin.block_hashes if block_hash not in hinted})
         if len(hinted) + new > self.limits.tenant:
@@ -262,8 +277,8 @@ def _end_s(pin: Pin) -> float:
     return math.inf if pin.expires_s is None else pin.expires_s
 
 
-def _subtract(counts: Counter[BlockHash], hashes: Iterable[BlockHash]) -> None:
-    for block_hash in hashes:
-        counts[block_hash] -= 1
-        if not counts[block_hash]:
-            del counts[block_hash]
+def _subtract(counts: Counter[Key], keys: Iterable[Key]) -> None:
+    for key in keys:
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]

@@ -156,6 +156,7 @@ class PinHistory(RuleBasedStateMachine):
             self.table.remove(pin_id)
         assert self.pool.pinned_blocks == 0
         assert self.table._hinted == {}
+        assert self.table._hints == {}
         assert self.table._by_last == {}
 
 
@@ -194,6 +195,22 @@ def test_pins_are_bounded_in_number(monkeypatch) -> None:
     with pytest.raises(PinRefused, match="at most 1 are kept"):
         table.put(pin_of(3, owner="", is_hint=True), 0.0)
     table.put(pin_of(3), 0.0)
+
+
+def test_one_tenant_cannot_take_the_places_of_all_hints(monkeypatch) -> None:
+    monkeypatch.setattr(pins, "MOST_TENANT_HINTS", 2)
+    table = PinTable(BlockPool(20, Silent()), LIMITS)
+    first, second, third = (pin_of(number, owner="", tenant="a", is_hint=True) for number in (1, 2, 3))
+    table.put(first, 0.0)
+    table.put(second, 0.0)
+    table.put(second, 0.0)
+    with pytest.raises(PinRefused, match="this tenant has 2 hints, and at most 2 are kept") as refused:
+        table.put(third, 0.0)
+    assert refused.value.field == "pins"
+    table.put(pin_of(3, owner="", tenant="b", is_hint=True), 0.0)
+    table.put(pin_of(4, tenant="a"), 0.0)
+    table.remove(first.pin_id)
+    table.put(third, 0.0)
 
 
 def test_hints_make_room_for_a_pin_and_for_no_other_hint() -> None:
