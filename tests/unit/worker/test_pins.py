@@ -202,6 +202,23 @@ async def test_a_pin_waits_for_pages_that_are_in_use_and_is_computed_when_they_a
         await pins.ready()
 
 
+async def test_pins_are_computed_one_at_a_time_so_that_a_request_comes_between_them() -> None:
+    async with (
+        decode(**small(prefill_tokens_per_s=2000)) as worker,
+        router_to(worker) as router,
+        pins_at(worker) as pins,
+    ):
+        many = [pin_of(prompt_of(2 * BLOCK, seed=seed)) for seed in range(20, 28)]
+        for pin in many:
+            await pins.put(pin)
+            assert worker.host.scheduler.waiting + worker.host.scheduler.running <= 1
+        prompt = prompt_of(5)
+        assert (await router.answer(prompt, 1)).tokens == expected_tokens(prompt, 1)
+        states = [held.state for held in (await pins.listed()).held]
+        assert states.count(pins_pb2.PIN_STATE_COMPUTING) >= 2, "the request waited for at most one of them"
+        assert len(await pins.ready()) == len(many)
+
+
 async def test_a_pin_that_finds_the_queue_full_is_computed_later(monkeypatch) -> None:
     monkeypatch.setattr("twostroke.worker.pins.keeper.LOOK_S", 0.02)
     async with (

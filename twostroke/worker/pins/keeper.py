@@ -51,6 +51,7 @@ class PinKeeper:
         self.table = PinTable(host.pool, _limits_of(host))
         self.metrics = PinMetrics(host.config.role.value, host.metrics.registry, self.table)
         self._builds: dict[Sequence, PinId] = {}
+        """The pin that is computed now, if there is one."""
         self._sources: dict[PinId, worker_pb2.PageSource] = {}
         """Workers that compute what a pin lacks here."""
         self._failures: dict[PinId, str] = {}
@@ -170,6 +171,7 @@ class PinKeeper:
         """Note why a pin's blocks cannot be computed. They are not tried again until the pin is put again."""
         pin_id = self._builds.pop(sequence)
         self._failures[pin_id] = f"a step that computes it fails: {type(error).__name__}: {error}"
+        self._changed.notify()  # the next pin's turn
         log.error("pin failed pin=%s error=%s", pin_id, error)
 
     # Internals
@@ -180,24 +182,29 @@ class PinKeeper:
         return host.loop.rates.cost.of_prompt(blocks * host.facts.block_size, 0, host.scheduler.step_tokens)
 
     def _build_missing(self) -> None:
-        """Queue a sequence for each pin with missing blocks, unless it has one."""
+        """Queue a sequence for the oldest pin with missing blocks, unless one is computed already.
+
+        Pins come one at a time: a request never waits for more than one of them, however many a worker is given.
+        """
         host = self._host
-        if host.validator.is_draining or not host.pool.lacks_pinned:
+        if self._builds or host.validator.is_draining or not host.pool.lacks_pinned:
             return
-        building_now = set(self._builds.values())
-        for pin in self.table.pins:
-            if pin.is_hint or pin.pin_id in building_now or pin.pin_id in self._failures or not self.table.missing(pin):
-                continue
-            sequence = building(RequestId(f"pin-{pin.pin_id}"), host.new_session(), pin.tokens, pin.block_hashes)
-            try:
-                host.scheduler.enqueue(sequence)
-            except Overloaded:
-                return  # the next look tries again
+        pin = next(filter(self._lacks_blocks, self.table.pins), None)
+        if pin is None:
+            return
+        sequence = building(RequestId(f"pin-{pin.pin_id}"), host.new_session(), pin.tokens, pin.block_hashes)
+        with contextlib.suppress(Overloaded):  # the next look tries again
+            host.scheduler.enqueue(sequence)
             self._builds[sequence] = pin.pin_id
             host.loop.wake()
 
+    def _lacks_blocks(self, pin: Pin) -> bool:
+        """Say whether blocks of a pin are to be computed here."""
+        return not pin.is_hint and pin.pin_id not in self._failures and self.table.missing(pin) > 0
+
     def _end_build(self, sequence: Sequence) -> None:
         del self._builds[sequence]
+        self._changed.notify()  # the next pin's turn
         self._host.scheduler.end(sequence)
         self._host.pulls.prune()
         self._host.loop.wake()
