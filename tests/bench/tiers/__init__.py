@@ -17,7 +17,7 @@ EPILOG = """examples:
   python -m tests.bench tiers
   python -m tests.bench tiers --chats 48 --turns 6 --json tiers.json
   python -m tests.bench tiers --variants none,disk --unique 0
-  python -m tests.bench tiers --simulate --chats 48 --turns 6 --unique 0 \
+  python -m tests.bench tiers --simulate --chats 48 --turns 6 --unique 0 \\
     --model paced:step_ms=15,prefill_tokens_per_s=2000,page_bytes=368640,vocab=40000,max_model_len=4096
 """
 
