@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from router.fleet.worker import LinkRate
@@ -165,7 +165,7 @@ class Forecaster:
         soonest."""
         size = self._snapshot.block_size
         best: Computing | None = None
-        for depth in filter(functools.partial(self._is_loaded, worker), worker.depths):
+        for depth in self._usable_depths(worker):
             fetch_s, cached, fetched = worker.loaded_in_s(depth), depth, 0
             if peer is not None and self._sends(peer, worker, depth):
                 cached, fetched = peer.blocks, peer.blocks - depth
@@ -206,13 +206,16 @@ class Forecaster:
 
     def _transfer(self, decode: WorkerView, source: WorkerView, computing: Computing) -> tuple[int, float]:
         """Returns how many blocks are not pulled, and the seconds of transfer that are exposed."""
-        own = max(depth for depth in decode.depths if self._is_loaded(decode, depth))
+        own = self._usable_depths(decode)[-1]
         missing = max(0, self._snapshot.full_blocks - own)
         return own, self._transfer_s(decode, source, computing, missing, decode.loaded_in_s(own))
 
-    def _is_loaded(self, worker: WorkerView, depth: int) -> bool:
-        """Tells whether a worker loads what it lacks of its first `depth` blocks on the device."""
-        return self._pays(worker, worker.depths[0], depth, worker.loaded_in_s(depth))
+    def _usable_depths(self, worker: WorkerView) -> Sequence[int]:
+        """Returns the depths of its tiers from which the worker loads what it lacks on the device."""
+        if len(worker.depths) == 1:
+            return worker.depths
+        begin = worker.depths[0]
+        return [depth for depth in worker.depths if self._pays(worker, begin, depth, worker.loaded_in_s(depth))]
 
     def _pays(self, worker: WorkerView, begin: int, end: int, load_s: float) -> bool:
         """Tells whether loading blocks takes less time than computing them at `worker`: others no worker loads.

@@ -90,6 +90,8 @@ class WorkerView:
 
     def load_s(self, blocks: int) -> float:
         """Seconds of bringing the first `blocks` up to the device, as far as it has them on lower tiers."""
+        if len(self.depths) == 1 or blocks <= self.depths[0]:
+            return 0.0
         seconds, known = 0.0, 0
         for depth, page_s in zip(self.depths, self.tier_page_s, strict=True):
             seconds += max(0, min(depth, blocks) - known) * page_s
