@@ -200,6 +200,9 @@ class SimulatedTiers:
     def took(self, tier: Tier, seconds: float, pages: int) -> None:
         self._times[tier] = self._times[tier].after(seconds, pages)
 
+    def took_at_least(self, tier: Tier, seconds: float, pages: int) -> None:
+        self._times[tier] = self._times[tier].at_least(seconds / pages)
+
     def holds(self, block_hash: BlockHash) -> bool:
         return any(self.place(tier, block_hash) is not None for tier in self._readers)
 
