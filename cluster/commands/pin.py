@@ -91,7 +91,7 @@ def _add(args: argparse.Namespace) -> int:
     added = _call(access, "Add", request, pins_pb2.AddPinResponse)
     until_s = time.monotonic() + wait_s
     held: Sequence[pins_pb2.HeldPin] = added.held
-    while any(each.state == pins_pb2.PIN_STATE_COMPUTING for each in held) and time.monotonic() < until_s:
+    while any(map(_may_be_ready_soon, held)) and time.monotonic() < until_s:
         time.sleep(LOOK_S)
         listed = _call(access, "List", pins_pb2.ListPinsRequest(), pins_pb2.ListPinsResponse)
         held = [each for each in listed.held if each.pin_id == added.pin_id]
@@ -101,8 +101,14 @@ def _add(args: argparse.Namespace) -> int:
     else:
         print(_said(added, args.tenant))
         _print_held(held)
-    is_good = all(each.state in (pins_pb2.PIN_STATE_READY, pins_pb2.PIN_STATE_AWAY) for each in held)
+    is_good = all(each.state != pins_pb2.PIN_STATE_FAILED and not _may_be_ready_soon(each) for each in held)
     return 0 if is_good or not wait_s else 1
+
+
+def _may_be_ready_soon(held: pins_pb2.HeldPin) -> bool:
+    """Say whether a worker computes the pin, or serves and has not answered yet; one that is down is not waited for."""
+    is_unanswered = held.state == pins_pb2.PIN_STATE_AWAY and bool(held.problem)
+    return held.state == pins_pb2.PIN_STATE_COMPUTING or is_unanswered
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -1,7 +1,8 @@
 """Pins of the fleet: the supervisor remembers them, and gives them to every worker that is to hold them.
 
 They are stored in Ray, as incarnations are, so that they outlive supervisor, routers and workers. A worker gets its
-pins when it begins to serve. A new pin is held by all of its workers that serve, or by none.
+pins when it begins to serve. A new pin that one of its workers refuses is held by none. A worker that does not answer
+is given it again and again, until it holds or refuses it, or its epoch ends.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import grpc.aio
 
@@ -31,12 +32,15 @@ MOST_TOKENS = 1 << 20
 CALL_S = 3.0
 """Seconds for a worker to answer; none of the calls computes anything."""
 GIVE_AGAIN_S = 2.0
-"""Seconds after which a worker that did not take its pins is tried again, for as long as its epoch serves."""
+"""Seconds after which a worker that did not take its pins is tried again; each further pause is half as long again."""
+LONGEST_PAUSE_S = 60.0
+"""Seconds to which those pauses grow, for as long as the epoch serves."""
 ALL = "all"
 
 _REFUSALS = (PinRefused, InvalidRequest, FingerprintMismatch)
 """What a worker raises that will not take the pin; any other error means that it is away."""
 Context = grpc.aio.ServicerContext[Any, Any]
+Reply = TypeVar("Reply")
 
 
 class PinHolder(NamedTuple):
@@ -74,33 +78,29 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
         """Why a worker did not take a pin when it was given its pins, by worker and pin."""
         self._order = asyncio.Lock()
         """One change after the other: a pin that is removed is not given to anybody afterwards."""
+        self._unanswered: dict[str, str] = {}
+        """Why a worker that serves could not be given its pins, by worker."""
+        self._undone: dict[str, set[str]] = {}
+        """Pins that a worker may hold and is not to, by worker: it did not answer while they were undone."""
+        self._giving: dict[str, asyncio.Task[None]] = {}
+        """Workers that are given their pins again, after a pause."""
+        self._changes: set[asyncio.Task[Any]] = set()
+        """Changes that are under way: they end whatever their callers do."""
 
     async def Put(  # noqa: N802
         self, request: pins_pb2.PutPinRequest, context: Context
     ) -> pins_pb2.PutPinResponse:
-        """Raises PinRefused, InvalidRequest or NotFound; then no worker holds the new pin."""
-        async with self._order:
-            self._expire()
-            pin, holders = request.pin, self._holders()
-            self._choose_workers(request, holders)
-            self._check_room(pin)
-            held = await self._put_everywhere(pin, [each for each in holders if _lies_at(pin, each)])
-            await self._leave_others(pin)
-            self._keep(pin)
-        return pins_pb2.PutPinResponse(held=held)
+        """Raises PinRefused, InvalidRequest or NotFound; then no worker holds the new pin.
+
+        A call that is cancelled changes all or nothing, too.
+        """
+        return await self._whole(self._put_and_keep(request))
 
     async def Remove(  # noqa: N802
         self, request: pins_pb2.RemovePinRequest, context: Context
     ) -> pins_pb2.RemovePinResponse:
         """Workers that do not answer lose the pin with their epoch, or when it expires."""
-        async with self._order:
-            ids = {pin_id for pin_id, pin in self._pins.items() if pin_id == request.pin_id}
-            if not request.pin_id:
-                ids = {pin_id for pin_id, pin in self._pins.items() if pin.owner == request.owner}
-            for pin_id in ids:
-                self._forget(pin_id)
-            taken = await asyncio.gather(*(self._take_back(request, each) for each in self._serving()))
-        return pins_pb2.RemovePinResponse(removed=max(len(ids), *taken, 0))
+        return await self._whole(self._remove(request))
 
     async def List(  # noqa: N802
         self, request: pins_pb2.ListPinsRequest, context: Context
@@ -116,41 +116,117 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
             for holder in self._holders():
                 if _lies_at(pin, holder) and (pin.pin_id, holder.worker_id) not in reported:
                     problem = self._problems.get((holder.worker_id, pin.pin_id), "")
-                    response.held.append(_absent(pin, holder.worker_id, problem))
+                    unanswered = "" if holder.serving is None else self._unanswered.get(holder.worker_id, "")
+                    response.held.append(_absent(pin, holder.worker_id, problem, unanswered))
         return response
 
     async def give(self, worker_id: str) -> None:
         """Let a worker that has begun to serve hold its pins; return when it does, or its epoch has ended."""
-        epoch = self._epoch(worker_id)
+        await self._give(worker_id, self._epoch(worker_id))
+
+    async def stop(self) -> None:
+        """End what is under way; nothing is given or changed afterwards."""
+        tasks = [*self._giving.values(), *self._changes]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Internals
+
+    async def _whole(self, change: Coroutine[Any, Any, Reply]) -> Reply:
+        """Carry out a change to its end, also if the caller goes away meanwhile."""
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_log_failure)
+            raise
+
+    async def _put_and_keep(self, request: pins_pb2.PutPinRequest) -> pins_pb2.PutPinResponse:
+        async with self._order:
+            self._expire()
+            pin, holders = request.pin, self._holders()
+            self._choose_workers(request, holders)
+            self._check_room(pin)
+            held = await self._put_everywhere(pin, [each for each in holders if _lies_at(pin, each)])
+            await self._leave_others(pin)
+            self._keep(pin)
+        return pins_pb2.PutPinResponse(held=held)
+
+    async def _remove(self, request: pins_pb2.RemovePinRequest) -> pins_pb2.RemovePinResponse:
+        async with self._order:
+            ids = {pin_id for pin_id, pin in self._pins.items() if pin_id == request.pin_id}
+            if not request.pin_id:
+                ids = {pin_id for pin_id, pin in self._pins.items() if pin.owner == request.owner}
+            for pin_id in ids:
+                self._forget(pin_id)
+            taken = await asyncio.gather(*(self._take_back(request, each) for each in self._serving()))
+        return pins_pb2.RemovePinResponse(removed=max(len(ids), *taken, 0))
+
+    async def _give(self, worker_id: str, epoch: str | None) -> None:
+        """Give one epoch of a worker its pins, again and again with growing pauses, until it has them or ends."""
+        pause_s = GIVE_AGAIN_S
         while epoch is not None and self._epoch(worker_id) == epoch:
             async with self._order:
                 self._expire()
                 holder = next((each for each in self._serving() if each.worker_id == worker_id), None)
                 if holder is None or await self._given(holder):
                     return
-            await asyncio.sleep(GIVE_AGAIN_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
 
-    # Internals
+    def _give_again(self, holder: PinHolder, problem: str) -> None:
+        """Let a worker that did not answer have its pins later."""
+        self._unanswered[holder.worker_id] = problem
+        if holder.worker_id not in self._giving:
+            task = asyncio.create_task(self._give_later(holder))
+            self._giving[holder.worker_id] = task
+            task.add_done_callback(lambda _: self._giving.pop(holder.worker_id, None))
+
+    async def _give_later(self, holder: PinHolder) -> None:
+        await asyncio.sleep(GIVE_AGAIN_S)
+        assert holder.serving is not None
+        await self._give(holder.worker_id, holder.serving.epoch)
 
     async def _given(self, holder: PinHolder) -> bool:
-        """Put all pins of one worker; return False if it is away."""
+        """Bring one worker to what is stored: all of its pins, and none that was undone. Return False if it is away."""
         pins = [pin for pin in self._pins.values() if _lies_at(pin, holder)]
-        for pin in pins:
-            self._problems.pop((holder.worker_id, pin.pin_id), None)
-            try:
-                await self._put(pin, holder)
-            except _REFUSALS as error:
-                log.warning("pin refused worker=%s pin=%s error=%s", holder.worker_id, pin.pin_id, error.message)
-                self._problems[holder.worker_id, pin.pin_id] = error.message
-            except ServeError as error:
-                log.warning("pins not given worker=%s error=%s", holder.worker_id, error.message)
-                return False
+        try:
+            await self._take_undone(holder, {pin.pin_id for pin in pins})
+            for pin in pins:
+                await self._put_or_note(pin, holder)
+        except ServeError as error:
+            log.warning("pins not given worker=%s error=%s", holder.worker_id, error.message)
+            self._unanswered[holder.worker_id] = error.message
+            return False
+        self._unanswered.pop(holder.worker_id, None)
         if pins:
             log.info("pins given worker=%s pins=%d", holder.worker_id, len(pins))
         return True
 
+    async def _put_or_note(self, pin: pins_pb2.Pin, holder: PinHolder) -> None:
+        """Put a pin, or note why the worker refuses it. Raises ServeError if it is away."""
+        self._problems.pop((holder.worker_id, pin.pin_id), None)
+        try:
+            await self._put(pin, holder)
+        except _REFUSALS as error:
+            log.warning("pin refused worker=%s pin=%s error=%s", holder.worker_id, pin.pin_id, error.message)
+            self._problems[holder.worker_id, pin.pin_id] = error.message
+
+    async def _take_undone(self, holder: PinHolder, kept: set[str]) -> None:
+        """Take pins back that another worker refused while this one did not answer. Raises ServeError if it is away."""
+        assert holder.serving is not None
+        for pin_id in self._undone.get(holder.worker_id, set()) - kept:
+            await self._call(holder.serving.address, "Remove", pins_pb2.RemovePinRequest(pin_id=pin_id))
+        self._undone.pop(holder.worker_id, None)
+
     async def _put_everywhere(self, pin: pins_pb2.Pin, holders: Sequence[PinHolder]) -> list[pins_pb2.HeldPin]:
-        """Put a pin on all of its workers that serve. If one refuses it, the others let it go, and this raises that."""
+        """Put a pin on all of its workers that serve. If one refuses it, the others let it go, and this raises that.
+
+        Those that do not answer are given it again later.
+        """
         results = await asyncio.gather(*(self._put(pin, each) for each in holders), return_exceptions=True)
         refusal = next((result for result in results if isinstance(result, _REFUSALS)), None)
         if refusal is not None:
@@ -162,7 +238,8 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
             if isinstance(result, pins_pb2.HeldPin):
                 held.append(result)
             elif isinstance(result, ServeError):
-                held.append(_absent(pin, holder.worker_id, result.message))
+                self._give_again(holder, result.message)
+                held.append(_absent(pin, holder.worker_id, unanswered=result.message))
             else:
                 raise result
         return held
@@ -182,14 +259,17 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
             try:
                 if known is not None and _lies_at(known, holder):
                     await self._put(known, holder)
-                else:
-                    await self._take_back(pins_pb2.RemovePinRequest(pin_id=pin_id), holder)
+                elif holder.serving is not None:
+                    request = pins_pb2.RemovePinRequest(pin_id=pin_id)
+                    await self._call(holder.serving.address, "Remove", request)
             except ServeError as error:
                 log.warning("pin not undone worker=%s pin=%s error=%s", holder.worker_id, pin_id, error.message)
+                self._undone.setdefault(holder.worker_id, set()).add(pin_id)
+                self._give_again(holder, error.message)
 
     async def _put(self, pin: pins_pb2.Pin, holder: PinHolder) -> pins_pb2.HeldPin:
         if holder.serving is None:
-            return _absent(pin, holder.worker_id, "")
+            return _absent(pin, holder.worker_id)
         request = pins_pb2.PutPinRequest(pin=pin, source=self._source(pin, holder))
         reply: pins_pb2.PutPinResponse = await self._call(holder.serving.address, "Put", request)
         return reply.held[0]
@@ -292,8 +372,14 @@ def _lies_at(pin: pins_pb2.Pin, holder: PinHolder) -> bool:
     return any(name in (ALL, holder.role.value, holder.worker_id) for name in pin.workers)
 
 
-def _absent(pin: pins_pb2.Pin, worker_id: str, problem: str) -> pins_pb2.HeldPin:
-    """A pin at a worker that does not hold it: it is away, or has refused it."""
+def _log_failure(change: asyncio.Task[Any]) -> None:
+    """Log what nobody hears any more."""
+    if not change.cancelled() and (error := change.exception()) is not None:
+        log.warning("pins not changed error=%s", error)
+
+
+def _absent(pin: pins_pb2.Pin, worker_id: str, problem: str = "", unanswered: str = "") -> pins_pb2.HeldPin:
+    """A pin at a worker that does not hold it: it is away, or has not answered, or has refused it (`problem`)."""
     return pins_pb2.HeldPin(
         worker_id=worker_id,
         pin_id=pin.pin_id,
@@ -303,5 +389,5 @@ def _absent(pin: pins_pb2.Pin, worker_id: str, problem: str) -> pins_pb2.HeldPin
         state=pins_pb2.PIN_STATE_FAILED if problem else pins_pb2.PIN_STATE_AWAY,
         blocks=len(pin.block_hashes) // HASH_BYTES,
         expires_s=pin.expires_s if pin.HasField("expires_s") else None,
-        problem=problem,
+        problem=problem or (unanswered and f"it is given again and again, as the worker did not answer: {unanswered}"),
     )

@@ -227,6 +227,7 @@ class Supervisor:
         self._stopping.set()
         exits = await asyncio.gather(*(_remove(worker_id, handle) for worker_id, handle in self._handles.items()))
         self._handles.clear()
+        await self._pins.stop()  # what is stored now would outlive the fleet
         self._backend.forget()
         return tuple(exits)
 
@@ -252,6 +253,7 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(keeper, stopping, return_exceptions=True)
             await server.stop(0)
+            await self._pins.stop()
 
     def _server(self) -> RpcServer:
         server = RpcServer(

@@ -32,15 +32,21 @@ class Worker(pins_pb2_grpc.PinsServicer):
     address: str = ""
     epoch: str = "1.0000000000000001"
     refusal: ServeError | None = None
+    going_on: asyncio.Event | None = None
+    """Set once it may answer."""
     held: dict[str, pins_pb2.PutPinRequest] = field(default_factory=dict)
 
     async def Put(self, request: pins_pb2.PutPinRequest, context: object) -> pins_pb2.PutPinResponse:  # noqa: N802
+        if self.going_on is not None:
+            await self.going_on.wait()
         if self.refusal is not None:
             raise self.refusal
         self.held[request.pin.pin_id] = request
         return pins_pb2.PutPinResponse(held=[self._one(request.pin)])
 
     async def Remove(self, request: pins_pb2.RemovePinRequest, context: object) -> pins_pb2.RemovePinResponse:  # noqa: N802
+        if isinstance(self.refusal, PeerLost):
+            raise self.refusal
         gone = [
             pin_id
             for pin_id, each in self.held.items()
@@ -90,6 +96,11 @@ class Fleet:
         listed = await self.pins.List(pins_pb2.ListPinsRequest(), None)
         return {held.worker_id: held.state for held in listed.held}
 
+    async def until_held(self, worker_id: str, count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.workers[worker_id].held) != count:
+                await asyncio.sleep(0.005)
+
     def held_at(self) -> dict[str, int]:
         return {name: len(worker.held) for name, worker in self.workers.items()}
 
@@ -110,7 +121,11 @@ async def fleet_of(*names: str) -> AsyncIterator[Fleet]:
             stack.push_async_callback(server.stop, 0)
             worker.address = server.address
             workers[name] = worker
-        yield Fleet(workers)
+        fleet = Fleet(workers)
+        try:
+            yield fleet
+        finally:
+            await fleet.pins.stop()
 
 
 def pin_of(first: int = 0, blocks: int = 2, owner: str = "ops", expires_s: float | None = None) -> Pin:
@@ -191,6 +206,58 @@ async def test_a_worker_that_does_not_answer_is_tried_again_for_as_long_as_its_e
         await asyncio.sleep(0.03)
         worker.epoch = "2.0000000000000001"
         await asyncio.wait_for(giving, 5)
+
+
+async def test_a_serving_worker_that_does_not_answer_a_new_pin_is_given_it_in_the_same_epoch(monkeypatch) -> None:
+    monkeypatch.setattr(fleet_pins, "GIVE_AGAIN_S", 0.01)
+    async with fleet_of() as fleet:
+        silent = fleet.workers["decode-1"]
+        silent.refusal = PeerLost("it is busy")
+        held = {each.worker_id: each for each in await fleet.put(pin_of())}
+        assert held["decode-0"].state == pins_pb2.PIN_STATE_READY
+        assert held["decode-1"].state == pins_pb2.PIN_STATE_AWAY
+        assert "given again and again" in held["decode-1"].problem
+        assert "it is busy" in held["decode-1"].problem
+        await asyncio.sleep(0.05)
+        assert (await fleet.listed())["decode-1"] == pins_pb2.PIN_STATE_AWAY
+        silent.refusal = None
+        await fleet.until_held("decode-1", 1)
+        assert set((await fleet.listed()).values()) == {pins_pb2.PIN_STATE_READY}
+
+
+async def test_a_worker_that_does_not_answer_while_a_pin_is_undone_loses_it_later(monkeypatch) -> None:
+    monkeypatch.setattr(fleet_pins, "GIVE_AGAIN_S", 0.01)
+    async with fleet_of("decode-0", "decode-1") as fleet:
+        refuses, silent = fleet.workers.values()
+        refuses.refusal = PinRefused("3 of 4 pages", field="pin_cap")
+        refuses.going_on = asyncio.Event()
+        putting = asyncio.create_task(fleet.put(pin_of()))
+        await fleet.until_held("decode-1", 1)
+        silent.refusal = PeerLost("it is busy")
+        await asyncio.sleep(0.05)  # its answer is here
+        refuses.going_on.set()
+        with pytest.raises(PinRefused, match="decode-0: 3 of 4 pages"):
+            await putting
+        assert fleet.held_at() == {"decode-0": 0, "decode-1": 1}
+        silent.refusal = None
+        await fleet.until_held("decode-1", 0)
+
+
+@pytest.mark.parametrize("refusal", [None, PinRefused("3 of 4 pages", field="pin_cap")])
+async def test_a_put_whose_caller_goes_away_is_carried_out_or_undone_as_a_whole(refusal: ServeError | None) -> None:
+    async with fleet_of("decode-0", "decode-1") as fleet:
+        slow = fleet.workers["decode-1"]
+        slow.refusal, slow.going_on = refusal, asyncio.Event()
+        putting = asyncio.create_task(fleet.put(pin_of()))
+        await fleet.until_held("decode-0", 1)
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        slow.going_on.set()
+        assert await fleet.remove(pin_id="0a") == 0, "it comes after the change"
+        expected = 0 if refusal is not None else 1
+        assert fleet.held_at() == {"decode-0": expected, "decode-1": expected}
+        assert len(fleet.store.stored_pins) == expected
 
 
 async def test_a_restarted_worker_that_refuses_its_pin_is_shown_with_the_reason() -> None:
