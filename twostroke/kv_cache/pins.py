@@ -238,12 +238,16 @@ class PinTable:
         return ended
 
     def _hints_to_end(self, pin: Pin) -> list[Pin] | None:
-        """Return the hints without which the pin fits, those that end soonest; None if it never fits."""
+        """Return the hints without which the pin fits, those that end soonest; None if it never fits.
+
+        O(pinned blocks + blocks of the hints): it runs on the event loop.
+        """
         uses, ended = self._pool.pins_of_blocks(), list[Pin]()
+        uses.update(pin.block_hashes)
         for hint in sorted((each for each in self.pins if each.is_hint), key=_end_s):
             _subtract(uses, hint.block_hashes)
             ended.append(hint)
-            if len(uses.keys() | set(pin.block_hashes)) <= self.limits.most:
+            if len(uses) <= self.limits.most:
                 return ended
         return None
 
