@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from twostroke.errors import PinRefused
@@ -155,6 +155,10 @@ class PinTable:
             self._hinted.setdefault(pin.tenant, Counter()).update(pin.block_hashes)
             self._hints[pin.tenant] += 1
         return ended
+
+    def renew(self, pin_id: PinId, expires_s: float) -> None:
+        """Give a pin that is held a new end, in Unix seconds; nothing else changes."""
+        self._pins[pin_id] = replace(self._pins[pin_id], expires_s=expires_s)
 
     def remove(self, pin_id: PinId) -> Pin | None:
         """End a pin; return it, or None if there is none."""

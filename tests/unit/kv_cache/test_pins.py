@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -103,6 +105,13 @@ class PinHistory(RuleBasedStateMachine):
             with pytest.raises(PinRefused) as refused:
                 self.table.put(pin, self.now_s)
             assert refused.value.field == expected
+
+    @rule(pick=st.integers(0, 10**6), lasts_s=st.integers(1, 5))
+    def renew(self, pick: int, lasts_s: int) -> None:
+        if self.truth:
+            pin_id = sorted(self.truth)[pick % len(self.truth)]
+            self.table.renew(pin_id, self.now_s + lasts_s)
+            self.truth[pin_id] = replace(self.truth[pin_id], expires_s=self.now_s + lasts_s)
 
     @rule(pick=st.integers(0, 10**6))
     def remove(self, pick: int) -> None:

@@ -333,6 +333,28 @@ async def test_a_hint_keeps_the_blocks_of_its_request_for_its_tenant_within_a_ca
         assert worker.host.pool.pinned_blocks == 0
 
 
+async def test_a_repeated_hint_gets_a_later_end_once_that_is_a_share_of_its_time_later(caplog) -> None:
+    caplog.set_level("INFO", "twostroke.worker.pins.keeper")
+    async with decode(**SHORT) as worker, router_to(worker) as router, pins_at(worker) as pins:
+
+        async def end_after(seconds: float, name: str) -> float:
+            message = router.message(prompt_of(5 * BLOCK), 1, request_id=name)
+            message.hints.add(blocks=4, seconds=seconds)
+            await (await router.send(message)).done.wait()
+            (held,) = await pins.ready()
+            return held.expires_s - time.time()
+
+        await end_after(1000.0, "a")
+        assert await end_after(1050.0, "b") < 1000, "it would be a twentieth longer"
+        assert 1150 < await end_after(1200.0, "c") < 1200
+        (held,) = (await pins.listed()).held
+        assert held.hits == 2
+        assert caplog.text.count("pinned pin=") == 1
+        assert worker.metric("pinned_pages") == 4
+        await pins.remove(owner="")
+        assert worker.host.pool.pinned_blocks == 0
+
+
 async def test_a_hint_that_no_time_fits_is_refused_with_its_request() -> None:
     async with decode(**SHORT) as worker, router_to(worker) as router:
         for seconds in (0.0, -1.0, float("nan"), float("inf"), 1e6):

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from twostroke.errors import Overloaded, PinRefused
 from twostroke.ids import PinId, RequestId
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 """Seconds between two looks for blocks that are missing: of a pin that found the queue full, or that were forgotten."""
+RENEWED_SHARE = 0.125
+"""A hint that is repeated gets a new end once that is later by this share of its time: most requests change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +84,15 @@ class PinKeeper:
         block_size, hashes = self._host.facts.block_size, request.block_hashes[: hint.blocks]
         pin_id, expires_s = pin_id_of("", request.hint_tenant, hashes[-1]), self._clock() + hint.seconds
         known = self.table.get(pin_id)
-        if known is not None and known.expires_s is not None and known.expires_s >= expires_s:
-            return
         if known is not None:
-            pin = replace(known, expires_s=expires_s)
-        else:
-            tokens = tuple(request.known[: len(hashes) * block_size])
-            pin = Pin(
-                pin_id=pin_id, owner="", tenant=request.hint_tenant, tokens=tokens, block_hashes=hashes,
-                expires_s=expires_s, is_hint=True,
-            )  # fmt: skip
+            if known.expires_s is not None and expires_s - known.expires_s >= RENEWED_SHARE * hint.seconds:
+                self.table.renew(pin_id, expires_s)
+            return
+        tokens = tuple(request.known[: len(hashes) * block_size])
+        pin = Pin(
+            pin_id=pin_id, owner="", tenant=request.hint_tenant, tokens=tokens, block_hashes=hashes,
+            expires_s=expires_s, is_hint=True,
+        )  # fmt: skip
         with contextlib.suppress(PinRefused):
             self.put(pin)
 
