@@ -71,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument(
         "--wait", default="60s", metavar="DURATION", help="until all of it is computed; 0s: do not wait (default: 60s)"
     )
-    listing = actions.add_parser("list", help="show pins and cache hints: bytes, hits and seconds saved at each worker")
+    listing = actions.add_parser("list", help="show pins: bytes, hits and seconds saved at each worker")
+    listing.add_argument("--hints", action="store_true", help="cache hints that requests gave, too")
     remove = actions.add_parser("remove", help="end a pin; its blocks are cached like others from then on")
     remove.add_argument("id", nargs="?", metavar="ID", help="as `pin add` and `pin list` show it")
     remove.add_argument("--owner", metavar="NAME", help="every pin of this owner")
@@ -112,11 +113,12 @@ def _may_be_ready_soon(held: pins_pb2.HeldPin) -> bool:
 
 
 def _list(args: argparse.Namespace) -> int:
-    listed = _call(admin_access.access_from(args), "List", pins_pb2.ListPinsRequest(), pins_pb2.ListPinsResponse)
+    request = pins_pb2.ListPinsRequest(hints=args.hints)
+    listed = _call(admin_access.access_from(args), "List", request, pins_pb2.ListPinsResponse)
     if args.json:
         uses = [
             {"worker_id": use.worker_id, "pages_total": use.pages_total, "pages_pinned": use.pages_pinned,
-             "most_pages": use.most_pages, "page_bytes": use.page_bytes}
+             "most_pages": use.most_pages, "page_bytes": use.page_bytes, "hints": use.hints}
             for use in listed.uses
         ]  # fmt: skip
         print(json.dumps({"pins": list(map(_values, listed.held)), "workers": uses}))
@@ -125,7 +127,8 @@ def _list(args: argparse.Namespace) -> int:
     for use in listed.uses:
         print(
             f"{use.worker_id}: pins keep {use.pages_pinned} of {use.pages_total} pages "
-            f"({_size(use.pages_pinned * use.page_bytes)}); at most {use.most_pages}"
+            f"({_size(use.pages_pinned * use.page_bytes)}); at most {use.most_pages}; "
+            f"cache hints: {use.hints}"
         )
     return 0
 

@@ -8,6 +8,7 @@ is given it again and again, until it holds or refuses it, or its epoch ends.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 MOST_PINS = 256
 MOST_TOKENS = 1 << 20
 """Tokens of all pins together: some megabytes in Ray's store."""
+MOST_LISTED_HINTS = 4096
+"""Cache hints in one list: some hundred bytes each."""
 CALL_S = 3.0
 """Seconds for a worker to answer; none of the calls computes anything."""
 GIVE_AGAIN_S = 2.0
@@ -105,12 +108,18 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
     async def List(  # noqa: N802
         self, request: pins_pb2.ListPinsRequest, context: Context
     ) -> pins_pb2.ListPinsResponse:
-        """What every worker says of its pins, cache hints included, and the pins that workers shall hold and do not."""
+        """What every worker says of its pins, and the pins that workers shall hold and do not.
+
+        It has the cache hints only where they are asked for, `MOST_LISTED_HINTS` of them; each worker says how many.
+        """
         self._expire()
-        replies = await asyncio.gather(*(self._listed(each) for each in self._serving()))
+        replies = await asyncio.gather(*(self._listed(request, each) for each in self._serving()))
         response = pins_pb2.ListPinsResponse()
         for reply in replies:
-            response.MergeFrom(reply)
+            response.uses.extend(reply.uses)
+            response.held.extend(held for held in reply.held if not held.is_hint)
+        hints = (held for reply in replies for held in reply.held if held.is_hint)
+        response.held.extend(itertools.islice(hints, MOST_LISTED_HINTS))
         reported = {(held.pin_id, held.worker_id) for held in response.held}
         for pin in self._pins.values():
             for holder in self._holders():
@@ -283,12 +292,10 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
             return 0
         return reply.removed
 
-    async def _listed(self, holder: PinHolder) -> pins_pb2.ListPinsResponse:
+    async def _listed(self, request: pins_pb2.ListPinsRequest, holder: PinHolder) -> pins_pb2.ListPinsResponse:
         assert holder.serving is not None
         try:
-            reply: pins_pb2.ListPinsResponse = await self._call(
-                holder.serving.address, "List", pins_pb2.ListPinsRequest()
-            )
+            reply: pins_pb2.ListPinsResponse = await self._call(holder.serving.address, "List", request)
         except ServeError as error:
             log.warning("pins not listed worker=%s error=%s", holder.worker_id, error.message)
             return pins_pb2.ListPinsResponse()

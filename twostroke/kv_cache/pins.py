@@ -120,6 +120,11 @@ class PinTable:
         return self._pool.pinned_blocks
 
     @property
+    def hints(self) -> int:
+        """Pins that requests asked for."""
+        return self._hints.total()
+
+    @property
     def pins(self) -> list[Pin]:
         """All pins, the oldest first."""
         return list(self._pins.values())

@@ -81,8 +81,8 @@ class Client:
     async def remove(self, **which: str) -> int:
         return (await self._peer.call(self._stub.Remove, pins_pb2.RemovePinRequest(**which), 5)).removed
 
-    async def listed(self) -> pins_pb2.ListPinsResponse:
-        return await self._peer.call(self._stub.List, pins_pb2.ListPinsRequest(), 5)
+    async def listed(self, *, hints: bool = True) -> pins_pb2.ListPinsResponse:
+        return await self._peer.call(self._stub.List, pins_pb2.ListPinsRequest(hints=hints), 5)
 
     async def ready(self) -> list[pins_pb2.HeldPin]:
         """The pins, once all are ready."""
@@ -322,6 +322,8 @@ async def test_a_hint_keeps_the_blocks_of_its_request_for_its_tenant_within_a_ca
         await ask(prompt, 4, 60.0, "a")
         (held,) = await pins.ready()
         assert (held.blocks, held.tenant, held.is_hint, held.hits) == (4, "shop", True, 0)
+        without = await pins.listed(hints=False)
+        assert (len(without.held), without.uses[0].hints) == (0, 1)
         await ask(prompt, 4, 0.5, "b")
         (held,) = await pins.ready()
         assert held.hits == 1

@@ -109,8 +109,10 @@ class RemovePinResponse(_message.Message):
     def __init__(self, removed: _Optional[int] = ...) -> None: ...
 
 class ListPinsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("hints",)
+    HINTS_FIELD_NUMBER: _ClassVar[int]
+    hints: bool
+    def __init__(self, hints: _Optional[bool] = ...) -> None: ...
 
 class ListPinsResponse(_message.Message):
     __slots__ = ("held", "uses")
@@ -121,18 +123,20 @@ class ListPinsResponse(_message.Message):
     def __init__(self, held: _Optional[_Iterable[_Union[HeldPin, _Mapping]]] = ..., uses: _Optional[_Iterable[_Union[PinUse, _Mapping]]] = ...) -> None: ...
 
 class PinUse(_message.Message):
-    __slots__ = ("worker_id", "pages_total", "pages_pinned", "most_pages", "page_bytes")
+    __slots__ = ("worker_id", "pages_total", "pages_pinned", "most_pages", "page_bytes", "hints")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     PAGES_PINNED_FIELD_NUMBER: _ClassVar[int]
     MOST_PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pages_total: int
     pages_pinned: int
     most_pages: int
     page_bytes: int
-    def __init__(self, worker_id: _Optional[str] = ..., pages_total: _Optional[int] = ..., pages_pinned: _Optional[int] = ..., most_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
+    hints: int
+    def __init__(self, worker_id: _Optional[str] = ..., pages_total: _Optional[int] = ..., pages_pinned: _Optional[int] = ..., most_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., hints: _Optional[int] = ...) -> None: ...
 
 class AddPinRequest(_message.Message):
     __slots__ = ("text", "chat", "token_ids", "owner", "tenant", "cache_salt", "ttl_s", "max_bytes", "workers", "per_role")

@@ -104,9 +104,9 @@ class PinKeeper:
             log.info("unpinned pin=%s owner=%s", pin.pin_id, pin.owner)
         return pin is not None
 
-    def states(self) -> list[PinState]:
+    def states(self, *, with_hints: bool) -> list[PinState]:
         """Return all pins, the oldest first."""
-        return [self.state(pin) for pin in self.table.pins]
+        return [self.state(pin) for pin in self.table.pins if with_hints or not pin.is_hint]
 
     def state(self, pin: Pin) -> PinState:
         hits = self.table.hits(pin.pin_id)

@@ -49,8 +49,10 @@ class PinsService(pins_pb2_grpc.PinsServicer):
             pages_pinned=self._pins.table.pinned_blocks,
             most_pages=limits.most,
             page_bytes=limits.page_bytes,
+            hints=self._pins.table.hints,
         )
-        return pins_pb2.ListPinsResponse(held=map(self._held, self._pins.states()), uses=[use])
+        states = self._pins.states(with_hints=request.hints)
+        return pins_pb2.ListPinsResponse(held=map(self._held, states), uses=[use])
 
     def _held(self, state: PinState) -> pins_pb2.HeldPin:
         pin, blocks = state.pin, len(state.pin.block_hashes)

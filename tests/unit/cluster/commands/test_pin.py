@@ -23,6 +23,8 @@ class Router(pins_pb2_grpc.PinAdminServicer):
         self.added: list[pins_pb2.AddPinRequest] = []
         self.removed: list[pins_pb2.RemovePinRequest] = []
         self.looks = 0
+        self.hints_asked: list[bool] = []
+        self.problem = ""
         self.final = pins_pb2.PIN_STATE_READY
 
     def Add(self, request: pins_pb2.AddPinRequest, context: object) -> pins_pb2.AddPinResponse:  # noqa: N802
@@ -36,6 +38,7 @@ class Router(pins_pb2_grpc.PinAdminServicer):
 
     def List(self, request: pins_pb2.ListPinsRequest, context: object) -> pins_pb2.ListPinsResponse:  # noqa: N802
         self.looks += 1
+        self.hints_asked.append(request.hints)
         use = pins_pb2.PinUse(worker_id="decode-0", pages_total=64, pages_pinned=2, most_pages=16, page_bytes=1 << 20)
         state = self.final if self.looks > 1 else pins_pb2.PIN_STATE_COMPUTING
         return pins_pb2.ListPinsResponse(held=[self._held(state, 2)], uses=[use])
@@ -43,7 +46,7 @@ class Router(pins_pb2_grpc.PinAdminServicer):
     def _held(self, state: pins_pb2.PinState, ready: int) -> pins_pb2.HeldPin:
         return pins_pb2.HeldPin(
             worker_id="decode-0", pin_id="0a1b", owner="ops", state=state, blocks=2, ready_blocks=ready,
-            bytes=2 << 20, hits=7, saved_s=1.5, text="You are\na ship",
+            bytes=2 << 20, hits=7, saved_s=1.5, text="You are\na ship", problem=self.problem,
         )  # fmt: skip
 
 
@@ -84,6 +87,18 @@ def test_add_ends_with_1_where_the_pin_is_not_computed_in_time_or_fails(router, 
     assert main(["pin", "add", "--text", "You are a ship", "--wait", "0s", *admin]) == 0
 
 
+def test_add_says_which_serving_worker_has_not_answered_and_waits_for_it_but_for_none_that_is_down(
+    router, capsys
+) -> None:
+    service, admin = router
+    adding = ["pin", "add", "--text", "You are a ship", "--wait", "0.5s", *admin]
+    service.final, service.problem = pins_pb2.PIN_STATE_AWAY, "it is given again and again"
+    assert main(adding) == 1
+    assert "it is given again and again" in capsys.readouterr().out
+    service.problem, service.looks = "", 0
+    assert main(adding) == 0
+
+
 @pytest.mark.parametrize(
     ("said", "workers", "per_role"),
     [("all", ["all"], 0), ("decode", ["decode"], 0), ("decode-0,prefill", ["decode-0", "prefill"], 0), ("2", [], 2)],
@@ -111,7 +126,8 @@ def test_list_shows_bytes_hits_and_seconds_and_the_caps(router, capsys) -> None:
     for shown in ("0a1b", "2/2", "2.0 MiB", "7", "1.50 s", "never", "You are a ship"):
         assert shown in printed
     assert "decode-0: pins keep 2 of 64 pages (2.0 MiB); at most 16" in printed
-    assert main(["pin", "list", "--json", *admin]) == 0
+    assert main(["pin", "list", "--json", "--hints", *admin]) == 0
+    assert service.hints_asked == [False, True]
     values = json.loads(capsys.readouterr().out)
     assert values["pins"][0] | {"hits": 7, "saved_s": 1.5, "state": "ready"} == values["pins"][0]
     assert values["workers"][0]["most_pages"] == 16

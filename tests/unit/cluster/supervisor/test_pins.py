@@ -58,7 +58,9 @@ class Worker(pins_pb2_grpc.PinsServicer):
 
     async def List(self, request: pins_pb2.ListPinsRequest, context: object) -> pins_pb2.ListPinsResponse:  # noqa: N802
         use = pins_pb2.PinUse(worker_id=self.worker_id, pages_pinned=len(self.held))
-        return pins_pb2.ListPinsResponse(held=[self._one(each.pin) for each in self.held.values()], uses=[use])
+        held = [self._one(each.pin) for each in self.held.values()]
+        hint = pins_pb2.HeldPin(worker_id=self.worker_id, is_hint=True)
+        return pins_pb2.ListPinsResponse(held=held + [hint] * (2 * request.hints), uses=[use])
 
     def _one(self, pin: pins_pb2.Pin) -> pins_pb2.HeldPin:
         return pins_pb2.HeldPin(worker_id=self.worker_id, pin_id=pin.pin_id, state=pins_pb2.PIN_STATE_READY)
@@ -258,6 +260,17 @@ async def test_a_put_whose_caller_goes_away_is_carried_out_or_undone_as_a_whole(
         expected = 0 if refusal is not None else 1
         assert fleet.held_at() == {"decode-0": expected, "decode-1": expected}
         assert len(fleet.store.stored_pins) == expected
+
+
+async def test_hints_are_listed_where_they_are_asked_for_and_not_more_than_fit(monkeypatch) -> None:
+    monkeypatch.setattr(fleet_pins, "MOST_LISTED_HINTS", 3)
+    async with fleet_of("decode-0", "decode-1") as fleet:
+        await fleet.put(pin_of())
+        for asked, expected in ((False, 0), (True, 3)):
+            listed = await fleet.pins.List(pins_pb2.ListPinsRequest(hints=asked), None)
+            assert sum(held.is_hint for held in listed.held) == expected
+            assert [held.pin_id for held in listed.held if not held.is_hint] == [pin_of().pin_id] * 2
+            assert len(listed.uses) == 2
 
 
 async def test_a_restarted_worker_that_refuses_its_pin_is_shown_with_the_reason() -> None:
