@@ -12,9 +12,12 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from twostroke.kv_cache.tiers.record import SECTOR
 
+PROBE: Final = "probe"
+"""Name of the file that is written into a folder to find out what its disk can do."""
 _READ, _WRITE = os.O_RDONLY, os.O_WRONLY | os.O_CREAT
 
 
@@ -77,7 +80,7 @@ class SegmentFiles:
 
         Raises OSError where nothing can be written at all.
         """
-        path = folder / "probe"
+        path = folder / PROBE
         buffer = AlignedBuffer(size_bytes)
         try:
             return self._probe(path, buffer.view)

@@ -1,10 +1,14 @@
 """Folders of segments. A folder belongs to the worker that holds its lock, and to a successor once that has died.
 
-    DIR/<identity>/<worker>/lock            locked as long as the worker lives
-    DIR/<identity>/<worker>/00000001.pages  records, one after the other
+    DIR/v<version>-<identity>/<worker>/lock            locked as long as the worker lives
+    DIR/v<version>-<identity>/<worker>/probe           written and removed at start
+    DIR/v<version>-<identity>/<worker>/00000001.pages  records, one after the other
 
 The lock is the kernel's (flock): it ends with the process, however the process ends. The time of its file says when
 the owner was last seen, so that nobody takes the folder of a worker that is just being started again.
+
+DIR may hold anything else besides. Only folders and files with the names above are looked at, and nothing else is ever
+removed.
 """
 
 from __future__ import annotations
@@ -13,18 +17,25 @@ import contextlib
 import fcntl
 import itertools
 import os
-import shutil
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
+from urllib.parse import quote
 
-from twostroke.kv_cache.tiers.files import AlignedBuffer, SegmentFiles
-from twostroke.kv_cache.tiers.record import SECTOR, RecordFormat, RecordHeader
+from twostroke.kv_cache.tiers.files import PROBE, AlignedBuffer, SegmentFiles
+from twostroke.kv_cache.tiers.record import IDENTITY_BYTES, SECTOR, VERSION, RecordFormat, RecordHeader
 
-SUFFIX = ".pages"
+LOCK: Final = "lock"
+SUFFIX: Final = ".pages"
+MODEL_FOLDER: Final = re.compile(rf"v[0-9]+-[0-9a-f]{{{2 * IDENTITY_BYTES}}}")
+"""Names that `model_folder` gives, also in other versions."""
+WORKER_FOLDER: Final = re.compile(r"[A-Za-z0-9_.~%-]+")
+"""Names that `claim_own` gives: quoted, so that any worker's id is one."""
+SEGMENT: Final = re.compile(rf"[0-9]{{8,}}{re.escape(SUFFIX)}")
 SCANNING_THREADS = 8
 """Headers are small reads far apart: several at once take a fraction of the time."""
 
@@ -51,10 +62,10 @@ class SegmentFolder:
         """Lock a folder, made if it is not there; return None if a live process has it. Raises OSError."""
         while True:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(path / "lock", lock):
+                if _is_at(path / LOCK, lock):
                     return cls(path, lock)
             except BlockingIOError:
                 os.close(lock)
@@ -82,13 +93,26 @@ class SegmentFolder:
         os.utime(self._lock)
 
     def remove(self) -> None:
-        """Remove the folder and everything in it. Raises OSError."""
-        shutil.rmtree(self.path)
-        self.close()
+        """Remove our files, the lock last, and the folder if nothing else is in it; its lock is closed in any case.
+
+        Raises OSError.
+        """
+        try:
+            for path in (*_segments_in(self.path), self.path / PROBE, self.path / LOCK):
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # files that are not ours, or a worker that has just come
+                self.path.rmdir()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Leave the folder to a successor."""
         os.close(self._lock)
+
+
+def model_folder(root: Path, identity: bytes) -> Path:
+    """Return the folder of all workers whose pages have this identity."""
+    return root / f"v{VERSION}-{identity.hex()}"
 
 
 def claim_own(root: Path, worker: str) -> SegmentFolder:
@@ -96,15 +120,16 @@ def claim_own(root: Path, worker: str) -> SegmentFolder:
 
     Raises OSError.
     """
-    names: Iterator[str] = itertools.chain([worker], (f"{worker}.{number}" for number in itertools.count(2)))
+    name = quote(worker, safe="")
+    names: Iterator[str] = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(2)))
     return next(folder for name in names if (folder := SegmentFolder.claim(root / name)) is not None)
 
 
 def claim_left(root: Path, *, unseen_s: float) -> list[SegmentFolder]:
     """Claim the folders under `root` whose owner is dead and was last seen so many seconds ago. Raises OSError."""
     seen_by_s = time.time() - unseen_s
-    locks = [path / "lock" for path in sorted(root.iterdir())]
-    left = [lock.parent for lock in locks if lock.exists() and lock.stat().st_mtime <= seen_by_s]
+    locks = [path / LOCK for path in _folders_in(root, WORKER_FOLDER)]
+    left = [lock.parent for lock in locks if lock.is_file() and lock.stat().st_mtime <= seen_by_s]
     return [folder for path in left if (folder := SegmentFolder.claim(path)) is not None]
 
 
@@ -113,7 +138,7 @@ def remove_unused(root: Path, *, kept: str, unseen_s: float) -> int:
 
     Returns how many there were. Raises OSError.
     """
-    unused = [path for path in root.iterdir() if path.is_dir() and path.name != kept]
+    unused = [path for path in _folders_in(root, MODEL_FOLDER) if path.name != kept]
     left = [folder for path in unused for folder in claim_left(path, unseen_s=unseen_s)]
     for folder in left:
         folder.remove()
@@ -154,8 +179,14 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
+def _folders_in(root: Path, name: re.Pattern[str]) -> list[Path]:
+    """Return the folders with such names, links to folders left out."""
+    found = (path for path in sorted(root.iterdir()) if name.fullmatch(path.name))
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+
 def _segments_in(path: Path) -> list[Path]:
-    return [each for each in path.glob(f"*{SUFFIX}") if each.stem.isdigit()]
+    return [each for each in path.iterdir() if SEGMENT.fullmatch(each.name)]
 
 
 def _number_of(segment: Path) -> int:

@@ -6,7 +6,6 @@ import errno
 import logging
 import time
 from pathlib import Path
-from urllib.parse import quote
 
 from twostroke.config import WorkerConfig
 from twostroke.config.cache import CacheConfig
@@ -15,8 +14,8 @@ from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.kv_cache.tiers.files import SegmentFiles
-from twostroke.kv_cache.tiers.folders import claim_own
-from twostroke.kv_cache.tiers.record import VERSION, RecordFormat, identity_of
+from twostroke.kv_cache.tiers.folders import claim_own, model_folder
+from twostroke.kv_cache.tiers.record import RecordFormat, identity_of
 from twostroke.models.catalog import cache_dir
 from twostroke.worker.tiers.disk_tier import OpenedDisk
 from twostroke.worker.tiers.page_tiers import PageTiers
@@ -61,7 +60,7 @@ def open_disk(
     root = Path(cache.disk_cache_dir or cache_dir() / "pages")
     files, started_s = files or SegmentFiles(), time.monotonic()
     try:
-        own = claim_own(root / f"v{VERSION}-{form.identity.hex()}", quote(worker_id, safe=""))
+        own = claim_own(model_folder(root, form.identity), worker_id)
         try:
             page_time = PageTime(files.probe(own.path, form.record_bytes))
             found = own.scan(files, form)

@@ -19,6 +19,7 @@ from twostroke.kv_cache.tiers.folders import (
     SegmentFolder,
     claim_left,
     claim_own,
+    model_folder,
     remove_unused,
     scan_segment,
 )
@@ -160,16 +161,60 @@ def test_a_folder_has_one_owner_until_that_dies(tmp_path: Path) -> None:
     left.close()
 
 
+def folder_of(root: Path, model: str) -> Path:
+    return model_folder(root, identity_of(model, "bfloat16"))
+
+
 def test_pages_that_no_model_has_used_for_long_are_removed(tmp_path: Path) -> None:
-    for name in ("kept", "unused", "in-use"):
-        folder = claim_own(tmp_path / name, "decode-0")
+    kept, unused, in_use = (folder_of(tmp_path, name) for name in ("kept", "unused", "in-use"))
+    for path in (kept, unused, in_use):
+        folder = claim_own(path, "decode-0")
         written(folder.next_segment())
-        if name != "in-use":
+        if path != in_use:
             folder.close()
-    assert remove_unused(tmp_path, kept="kept", unseen_s=3600) == 0
-    assert remove_unused(tmp_path, kept="kept", unseen_s=0) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in-use", "kept"]
+    assert remove_unused(tmp_path, kept=kept.name, unseen_s=3600) == 0
+    assert remove_unused(tmp_path, kept=kept.name, unseen_s=0) == 1
+    assert set(tmp_path.iterdir()) == {in_use, kept}
     folder.close()
+
+
+def tree(root: Path) -> set[Path]:
+    return set(root.rglob("*"))
+
+
+def test_nothing_is_removed_that_is_not_ours_and_no_foreign_lock_is_taken(tmp_path: Path) -> None:
+    root, ours = tmp_path / "lib", f"v1-{'ab' * 16}"
+    foreign = (
+        "dpkg/lock", "apt/lists/lock", "models/a/lock", "models/a/00000001.pages", f"{ours}x/decode-0/lock",
+        f"v1-{'AB' * 16}/decode-0/lock", "v1-ab/decode-0/00000001.pages", f"{ours}/lost+found/lock", f"{ours}/lock",
+        f"{ours}/notes/readme", "decode-0/lock",
+    )  # fmt: skip
+    for name in foreign:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+    elsewhere = claim_own(folder_of(tmp_path / "elsewhere", "m"), "decode-0")
+    written(elsewhere.next_segment())
+    elsewhere.close()
+    (root / f"v1-{'cd' * 16}").symlink_to(elsewhere.path.parent)
+    (root / ours / "linked").symlink_to(elsewhere.path)
+    before = tree(tmp_path)
+    assert remove_unused(root, kept="none", unseen_s=0) == 0
+    assert claim_left(root / ours, unseen_s=0) == []
+    assert tree(tmp_path) == before
+
+
+def test_foreign_files_in_our_own_folders_survive_their_removal(tmp_path: Path) -> None:
+    folder = claim_own(folder_of(tmp_path, "unused"), "decode-0")
+    foreign = {folder.path / name for name in ("notes.txt", "1.pages", "a.pages", "00000001.pages.bak", "sub/lock")}
+    (folder.path / "sub").mkdir()
+    for path in foreign:
+        path.write_bytes(b"mine")
+    written(folder.next_segment())
+    (folder.path / "probe").write_bytes(b"")
+    folder.close()
+    assert remove_unused(tmp_path, kept="none", unseen_s=0) == 1
+    assert tree(folder.path) == {*foreign, folder.path / "sub"}
+    assert remove_unused(tmp_path, kept="none", unseen_s=0) == 0, "without a lock it is no worker's folder"
 
 
 def test_a_new_segment_never_has_the_name_of_an_old_one(tmp_path: Path) -> None:
