@@ -16,8 +16,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +30,8 @@ from urllib.parse import quote
 
 from twostroke.kv_cache.tiers.files import PROBE, AlignedBuffer, SegmentFiles
 from twostroke.kv_cache.tiers.record import IDENTITY_BYTES, SECTOR, VERSION, RecordFormat, RecordHeader
+
+log = logging.getLogger(__name__)
 
 LOCK: Final = "lock"
 SUFFIX: Final = ".pages"
@@ -105,6 +109,15 @@ class SegmentFolder:
         finally:
             self.close()
 
+    def try_remove(self) -> bool:
+        """Remove our files and the folder, and tell whether that was possible; a warning says why not."""
+        try:
+            self.remove()
+        except OSError as error:
+            log.warning("folder of pages cannot be removed folder=%s error=%s", self.path, error)
+            return False
+        return True
+
     def close(self) -> None:
         """Leave the folder to a successor."""
         os.close(self._lock)
@@ -125,27 +138,33 @@ def claim_own(root: Path, worker: str) -> SegmentFolder:
     return next(folder for name in names if (folder := SegmentFolder.claim(root / name)) is not None)
 
 
-def claim_left(root: Path, *, unseen_s: float) -> list[SegmentFolder]:
-    """Claim the folders under `root` whose owner is dead and was last seen so many seconds ago. Raises OSError."""
+def claim_left(root: Path, *, unseen_s: float) -> Iterator[SegmentFolder]:
+    """Claim the folders under `root` whose owner is dead and was last seen so many seconds ago, one after the other.
+
+    One that cannot be claimed is left out, with a warning.
+    """
     seen_by_s = time.time() - unseen_s
-    locks = [path / LOCK for path in _folders_in(root, WORKER_FOLDER)]
-    left = [lock.parent for lock in locks if lock.is_file() and lock.stat().st_mtime <= seen_by_s]
-    return [folder for path in left if (folder := SegmentFolder.claim(path)) is not None]
+    for path in _folders_in(root, WORKER_FOLDER):
+        try:
+            folder = SegmentFolder.claim(path) if _was_seen_by(path / LOCK, seen_by_s) else None
+        except OSError as error:
+            log.warning("folder of pages cannot be claimed folder=%s error=%s", path, error)
+            continue
+        if folder is not None:
+            yield folder
 
 
 def remove_unused(root: Path, *, kept: str, unseen_s: float) -> int:
     """Remove folders of pages that no model has used for so many seconds, except those under `kept`.
 
-    Returns how many there were. Raises OSError.
+    Returns how many there were. One that cannot be removed is left, with a warning.
     """
     unused = [path for path in _folders_in(root, MODEL_FOLDER) if path.name != kept]
-    left = [folder for path in unused for folder in claim_left(path, unseen_s=unseen_s)]
-    for folder in left:
-        folder.remove()
+    removed = sum(folder.try_remove() for path in unused for folder in claim_left(path, unseen_s=unseen_s))
     for path in unused:
         with contextlib.suppress(OSError):  # workers of that model are using it
             path.rmdir()
-    return len(left)
+    return removed
 
 
 def scan_segment(files: SegmentFiles, path: Path, form: RecordFormat) -> ScannedSegment:
@@ -180,9 +199,23 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _folders_in(root: Path, name: re.Pattern[str]) -> list[Path]:
-    """Return the folders with such names, links to folders left out."""
-    found = (path for path in sorted(root.iterdir()) if name.fullmatch(path.name))
-    return [path for path in found if path.is_dir() and not path.is_symlink()]
+    """Return the folders with such names, but no links. A `root` that cannot be read has none, with a warning."""
+    try:
+        with os.scandir(root) as entries:
+            found = [each.path for each in entries if name.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        log.warning("folders of pages cannot be listed folder=%s error=%s", root, error)
+        return []
+    return [Path(path) for path in sorted(found)]
+
+
+def _was_seen_by(lock: Path, seen_by_s: float) -> bool:
+    """Tell whether there is a lock, last touched by that time. Raises OSError."""
+    try:
+        status = lock.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_mtime <= seen_by_s
 
 
 def _segments_in(path: Path) -> list[Path]:

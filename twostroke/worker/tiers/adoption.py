@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
+import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_left, remove_unused
 from twostroke.transfer.copy_threads import off_loop
 from twostroke.worker.tiers.disk_tier import DiskTier
 from twostroke.worker.tiers.page_tiers import PageTiers
+
+LeftFolder: TypeAlias = tuple[SegmentFolder, list[ScannedSegment]]
 
 log = logging.getLogger(__name__)
 
@@ -29,29 +31,62 @@ async def adopt_left(
     """Look for folders that were left until cancelled; `changed` is called when pages were taken in."""
     while (disk := tiers.disk) is not None:
         await asyncio.sleep(look_s)
+        look = _Look(disk, unseen_s)
         try:
-            left = await off_loop(functools.partial(_left, disk, unseen_s))
+            left = await off_loop(look.run)
         except OSError as error:
             tiers.failed(error)
             return
+        except BaseException:
+            look.give_up()
+            raise
         for folder, found in left:
             blocks = tiers.adopted(found, folder)
             log.info("pages of a dead worker adopted folder=%s blocks=%d", folder.path, blocks)
             changed()
 
 
-def _left(disk: DiskTier, unseen_s: float) -> list[tuple[SegmentFolder, list[ScannedSegment]]]:
-    """Lock and read what was left. Raises OSError."""
-    disk.touch()
-    root = disk.folder.parent
-    removed = remove_unused(root.parent, kept=root.name, unseen_s=UNUSED_S)
-    if removed:
-        log.info("pages of other models removed folders=%d", removed)
-    left: list[tuple[SegmentFolder, list[ScannedSegment]]] = []
-    for folder in claim_left(root, unseen_s=unseen_s):
-        found = folder.scan(disk.files, disk.form)
-        if found:
-            left.append((folder, found))
-        else:
-            folder.remove()
-    return left
+class _Look:
+    """One look for folders that were left. It runs on a thread; nobody may be waiting for it any more when it ends."""
+
+    def __init__(self, disk: DiskTier, unseen_s: float) -> None:
+        self._disk = disk
+        self._unseen_s = unseen_s
+        self._lock = threading.Lock()
+        self._is_given_up = False
+        self._left: list[LeftFolder] = []
+
+    def run(self) -> list[LeftFolder]:
+        """Lock and read what was left. Raises OSError if our own folders cannot be touched."""
+        self._disk.touch()
+        root = self._disk.folder.parent
+        removed = remove_unused(root.parent, kept=root.name, unseen_s=UNUSED_S)
+        if removed:
+            log.info("pages of other models removed folders=%d", removed)
+        for folder in claim_left(root, unseen_s=self._unseen_s):
+            self._read(folder)
+        return self._left
+
+    def give_up(self) -> None:
+        """Unlock what was found, and whatever a thread that is still looking finds."""
+        with self._lock:
+            self._is_given_up = True
+            left, self._left = self._left, []
+        for folder, _ in left:
+            folder.close()
+
+    def _read(self, folder: SegmentFolder) -> None:
+        try:
+            found = folder.scan(self._disk.files, self._disk.form)
+        except OSError as error:
+            log.warning("pages of a dead worker cannot be read folder=%s error=%s", folder.path, error)
+            folder.close()
+            return
+        if not found:
+            folder.try_remove()
+            return
+        with self._lock:
+            if not self._is_given_up:
+                self._left.append((folder, found))
+                return
+        folder.close()

@@ -151,9 +151,9 @@ def test_a_folder_has_one_owner_until_that_dies(tmp_path: Path) -> None:
     second = claim_own(tmp_path, "decode-0")
     assert (first.path.name, second.path.name) == ("decode-0", "decode-0.2")
     written(first.next_segment())
-    assert claim_left(tmp_path, unseen_s=0) == [], "its owner lives"
+    assert not list(claim_left(tmp_path, unseen_s=0)), "its owner lives"
     first.close()
-    assert claim_left(tmp_path, unseen_s=60) == [], "its owner was here just now, and may be starting again"
+    assert not list(claim_left(tmp_path, unseen_s=60)), "its owner was here just now, and may be starting again"
     (left,) = claim_left(tmp_path, unseen_s=0)
     (segment,) = left.scan(SegmentFiles(), FORM)
     assert intact(segment.path, segment) == [1, 2, 3, 4]
@@ -199,7 +199,7 @@ def test_nothing_is_removed_that_is_not_ours_and_no_foreign_lock_is_taken(tmp_pa
     (root / ours / "linked").symlink_to(elsewhere.path)
     before = tree(tmp_path)
     assert remove_unused(root, kept="none", unseen_s=0) == 0
-    assert claim_left(root / ours, unseen_s=0) == []
+    assert not list(claim_left(root / ours, unseen_s=0))
     assert tree(tmp_path) == before
 
 
@@ -215,6 +215,27 @@ def test_foreign_files_in_our_own_folders_survive_their_removal(tmp_path: Path) 
     assert remove_unused(tmp_path, kept="none", unseen_s=0) == 1
     assert tree(folder.path) == {*foreign, folder.path / "sub"}
     assert remove_unused(tmp_path, kept="none", unseen_s=0) == 0, "without a lock it is no worker's folder"
+
+
+def test_a_folder_in_trouble_is_left_out_and_the_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for worker in ("bad", "good"):
+        claim_own(folder_of(tmp_path, "unused"), worker).close()
+    touch = SegmentFolder.touch
+
+    def failing(folder: SegmentFolder) -> None:
+        if folder.path.name == "bad":
+            raise OSError(errno.EIO, "the disk is broken there")
+        touch(folder)
+
+    monkeypatch.setattr(SegmentFolder, "touch", failing)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert remove_unused(tmp_path, kept="none", unseen_s=0) == 1
+    assert len(list(Path("/proc/self/fd").iterdir())) == before, "no lock stays open"
+    assert [path.name for path in folder_of(tmp_path, "unused").iterdir()] == ["bad"]
+    assert [record.message.split(" folder=")[0] for record in caplog.records] == ["folder of pages cannot be claimed"]
+    assert not list(claim_left(tmp_path / "gone", unseen_s=0)), "another worker removed it meanwhile"
 
 
 def test_a_new_segment_never_has_the_name_of_an_old_one(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from twostroke.config import CacheConfig, Role
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.tiers import loads
 from twostroke.worker.tiers.adoption import adopt_left
@@ -76,6 +78,55 @@ async def test_the_pages_of_a_dead_worker_are_taken_in_by_one_with_another_name(
         looking.cancel()
         await ask(router, A)
         assert of_tier(other, "loaded_pages_total") > 0
+
+
+async def test_trouble_in_the_folder_of_somebody_else_leaves_the_tier_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tiered(tmp_path) as worker:
+        root = worker.host.tiers.disk.folder.parent
+        claim_own(root, "bad").close()
+        scan = SegmentFolder.scan
+
+        def failing(folder: SegmentFolder, *args) -> list[ScannedSegment]:
+            if folder.path.name == "bad":
+                raise OSError(errno.EIO, "the disk is broken there")
+            return scan(folder, *args)
+
+        monkeypatch.setattr(SegmentFolder, "scan", failing)
+        looking = asyncio.create_task(adopt_left(worker.host.tiers, lambda: None, look_s=0.01, unseen_s=0))
+        await eventually(lambda: sum("cannot be read" in each.message for each in caplog.records) >= 2)
+        looking.cancel()
+        assert of_tier(worker, "up") == 1
+        monkeypatch.undo()
+        await eventually(lambda: SegmentFolder.claim(root / "bad") is not None)
+
+
+async def test_a_cancelled_look_leaves_what_it_claims_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        left = worker.host.tiers.disk.folder
+    scanning, may_end, scan = threading.Event(), threading.Event(), SegmentFolder.scan
+
+    def slow(folder: SegmentFolder, *args) -> list[ScannedSegment]:
+        if folder.path == left:
+            scanning.set()
+            may_end.wait()
+        return scan(folder, *args)
+
+    async with tiered(tmp_path, worker_id="other") as other:
+        monkeypatch.setattr(SegmentFolder, "scan", slow)
+        looking = asyncio.create_task(adopt_left(other.host.tiers, lambda: None, look_s=0.01, unseen_s=0))
+        await eventually(scanning.is_set)
+        looking.cancel()
+        await asyncio.wait([looking])
+        assert SegmentFolder.claim(left) is None, "the thread has it"
+        may_end.set()
+        await eventually(lambda: SegmentFolder.claim(left) is not None)
 
 
 async def test_blocks_of_another_model_are_not_found(tmp_path: Path) -> None:
