@@ -29,7 +29,7 @@ from typing import Final, Self
 from urllib.parse import quote
 
 from twostroke.kv_cache.tiers.files import PROBE, AlignedBuffer, SegmentFiles
-from twostroke.kv_cache.tiers.record import IDENTITY_BYTES, SECTOR, VERSION, RecordFormat, RecordHeader
+from twostroke.kv_cache.tiers.record import DEAD, IDENTITY_BYTES, SECTOR, VERSION, RecordFormat, RecordHeader
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class ScannedSegment:
 
     path: Path
     records: tuple[RecordHeader, ...]
+    """One for each place in the file; DEAD where the header is damaged or of another form."""
 
 
 class SegmentFolder:
@@ -86,11 +87,15 @@ class SegmentFolder:
     def scan(self, files: SegmentFiles, form: RecordFormat) -> list[ScannedSegment]:
         """Read the headers of all segments, oldest first; cut torn tails, and remove segments without records.
 
-        Raises OSError.
+        A segment that cannot be read is left out, with a warning. Raises OSError if the folder cannot be listed.
         """
         with ThreadPoolExecutor(SCANNING_THREADS, thread_name_prefix="tier-scan") as threads:
-            scanned = threads.map(lambda path: scan_segment(files, path, form), sorted(_segments_in(self.path)))
-            return [segment for segment in scanned if segment.records]
+            scanned = threads.map(lambda path: _try_scan(files, path, form), sorted(_segments_in(self.path)))
+            return [segment for segment in scanned if segment is not None and segment.records]
+
+    def has_segments(self) -> bool:
+        """Tell whether there are segments, readable or not. Raises OSError."""
+        return bool(_segments_in(self.path))
 
     def touch(self) -> None:
         """Say that the owner lives. Raises OSError."""
@@ -168,26 +173,38 @@ def remove_unused(root: Path, *, kept: str, unseen_s: float) -> int:
 
 
 def scan_segment(files: SegmentFiles, path: Path, form: RecordFormat) -> ScannedSegment:
-    """Return the records of a segment up to the first that is incomplete, foreign or damaged, and cut the file there.
+    """Return the records of a segment, and cut the file behind the last whole one with a good header.
 
-    A segment without any record is removed. Raises OSError.
+    A bad header before that one costs its own record only: all records have one size. A segment without any record is
+    removed. Raises OSError.
     """
-    size, records = path.stat().st_size, list[RecordHeader]()
+    size, records, bad = path.stat().st_size, list[RecordHeader](), 0
     buffer = AlignedBuffer(SECTOR)
     try:
         with files.reading(path) as file:
             for offset in range(0, size - form.record_bytes + 1, form.record_bytes):
                 header = form.parse(buffer.view[: file.read(buffer.view, offset)])
                 if header is None:
-                    break
-                records.append(header)
+                    bad += 1
+                    continue
+                records += [*itertools.repeat(DEAD, offset // form.record_bytes - len(records)), header]
     finally:
         buffer.close()
+    if bad:
+        log.warning("segment has bad headers path=%s bad=%d records=%d", path, bad, len(records))
     if not records:
         files.remove(path)
     elif len(records) * form.record_bytes < size:
         os.truncate(path, len(records) * form.record_bytes)
     return ScannedSegment(path, tuple(records))
+
+
+def _try_scan(files: SegmentFiles, path: Path, form: RecordFormat) -> ScannedSegment | None:
+    try:
+        return scan_segment(files, path, form)
+    except OSError as error:
+        log.warning("segment cannot be read path=%s error=%s", path, error)
+        return None
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -78,15 +78,16 @@ class _Look:
     def _read(self, folder: SegmentFolder) -> None:
         try:
             found = folder.scan(self._disk.files, self._disk.form)
+            is_empty = not folder.has_segments()
         except OSError as error:
             log.warning("pages of a dead worker cannot be read folder=%s error=%s", folder.path, error)
             folder.close()
             return
-        if not found:
+        if is_empty:
             folder.try_remove()
             return
         with self._lock:
-            if not self._is_given_up:
+            if found and not self._is_given_up:
                 self._left.append((folder, found))
                 return
         folder.close()

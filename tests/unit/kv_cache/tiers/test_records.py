@@ -13,7 +13,7 @@ import xxhash
 
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.tiers import record
-from twostroke.kv_cache.tiers.files import AlignedBuffer, SegmentFiles
+from twostroke.kv_cache.tiers.files import AlignedBuffer, SegmentFile, SegmentFiles
 from twostroke.kv_cache.tiers.folders import (
     ScannedSegment,
     SegmentFolder,
@@ -105,20 +105,43 @@ def test_a_flipped_bit_anywhere_never_gives_other_bytes(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         found = intact(path, scan_segment(SegmentFiles(), path, FORM))
         if at < HEADER_BYTES:
-            assert found == [], f"a bit of the header at {at} flipped: nothing behind it is trusted"
-            assert not path.exists()
+            assert found == [2], f"a bit of the header at {at} flipped: that costs its own record only"
+            assert path.stat().st_size == len(good)
         elif at < HEADER_BYTES + PAGE_BYTES:
             assert found == [2], f"a bit of the page at {at} flipped"
         else:
             assert found == [1, 2], "the padding means nothing"
 
 
-def test_a_lost_write_in_the_middle_ends_the_scan(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [(2,), (1,), (1, 2, 3), (2, 4), (3, 4)])
+def test_lost_writes_cost_their_own_records_only(tmp_path: Path, lost: tuple[int, ...]) -> None:
     path = written(tmp_path / "00000001.pages")
     with path.open("r+b") as file:
-        file.seek(FORM.record_bytes)
-        file.write(bytes(FORM.record_bytes))
-    assert intact(path, scan_segment(SegmentFiles(), path, FORM)) == [1]
+        for number in lost:
+            file.seek((number - 1) * FORM.record_bytes)
+            file.write(bytes(FORM.record_bytes))
+    kept = [number for number in range(1, RECORDS + 1) if number not in lost]
+    scanned = scan_segment(SegmentFiles(), path, FORM)
+    assert intact(path, scanned) == kept
+    assert path.stat().st_size == kept[-1] * FORM.record_bytes == len(scanned.records) * FORM.record_bytes
+    assert scan_segment(SegmentFiles(), path, FORM) == scanned
+
+
+def test_a_segment_that_cannot_be_read_is_skipped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OneBroken(SegmentFiles):
+        def open(self, path: Path, flags: int) -> SegmentFile:
+            if path == paths[1]:
+                raise OSError(errno.EIO, "the disk is broken there")
+            return super().open(path, flags)
+
+    folder = claim_own(tmp_path, "decode-0")
+    paths = [written(folder.next_segment()) for _ in range(3)]
+    assert [segment.path for segment in folder.scan(OneBroken(), FORM)] == [paths[0], paths[2]]
+    assert [each.message.split(" path=")[0] for each in caplog.records] == ["segment cannot be read"]
+    assert paths[1].exists(), "it may be readable at the next start"
+    folder.close()
 
 
 @pytest.mark.parametrize(
