@@ -18,6 +18,8 @@ from twostroke.kv_cache.tiers.record import SECTOR
 
 PROBE: Final = "probe"
 """Name of the file that is written into a folder to find out what its disk can do."""
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""Errors that say that there is no room left."""
 _READ, _WRITE = os.O_RDONLY, os.O_WRONLY | os.O_CREAT
 
 
@@ -75,15 +77,19 @@ class SegmentFiles:
     def is_direct(self) -> bool:
         return bool(self._flags & os.O_DIRECT)
 
-    def probe(self, folder: Path, size_bytes: int = SECTOR) -> float:
+    def probe(self, folder: Path, size_bytes: int = SECTOR) -> float | None:
         """Find out whether this file system takes direct I/O; return the seconds of reading so many bytes there.
 
-        Raises OSError where nothing can be written at all.
+        Returns None where the disk is full. Raises OSError where nothing can be written at all.
         """
         path = folder / PROBE
         buffer = AlignedBuffer(size_bytes)
         try:
             return self._probe(path, buffer.view)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return None
         finally:
             buffer.close()
             path.unlink(missing_ok=True)
@@ -100,6 +106,17 @@ class SegmentFiles:
     def _write_and_read(self, path: Path, buffer: memoryview) -> float:
         with self.writing(path) as file:
             file.write(buffer, 0)
+        return self._time_to_read(path, buffer)
+
+    def time_to_read(self, path: Path, size_bytes: int) -> float:
+        """Return the seconds of reading so many bytes at the begin of a file. Raises OSError."""
+        buffer = AlignedBuffer(size_bytes)
+        try:
+            return self._time_to_read(path, buffer.view)
+        finally:
+            buffer.close()
+
+    def _time_to_read(self, path: Path, buffer: memoryview) -> float:
         started_s = time.perf_counter()
         with self.reading(path) as file:
             file.read(buffer, 0)

@@ -19,7 +19,7 @@ from typing import Protocol
 from twostroke.fault_points import Point, reach
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.tiers.byte_budget import WriteBudget
-from twostroke.kv_cache.tiers.disk_store import DiskStore, ReclaimedRecord, RecordPlace, Reservation
+from twostroke.kv_cache.tiers.disk_store import LEAST_RECORDS, DiskStore, ReclaimedRecord, RecordPlace, Reservation
 from twostroke.kv_cache.tiers.files import AlignedBuffer, SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder
 from twostroke.kv_cache.tiers.record import DEAD, HEADER_BYTES, SECTOR, RecordFormat, RecordHeader
@@ -57,6 +57,15 @@ class OpenedDisk:
     found: Sequence[ScannedSegment]
     """Segments of its folder, oldest first."""
     page_time: PageTime
+    is_full: bool = False
+    """The disk had no room for a record: the tier keeps to what its segments take."""
+
+    def most_bytes(self, wanted_bytes: int) -> int:
+        """Return the bytes that the tier may take, if so many are wanted."""
+        if not self.is_full:
+            return wanted_bytes
+        records = sum(len(segment.records) for segment in self.found)
+        return min(wanted_bytes, max(records, LEAST_RECORDS) * self.form.record_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ class DiskTier:
         self._folders = [opened.own]
         self._listener = listener
         self._budget = WriteBudget(write_bytes_per_s, self.form.record_bytes)
-        self.store = DiskStore(self.form, most_bytes, opened.own.next_segment, listener.reclaimed)
+        self.store = DiskStore(self.form, opened.most_bytes(most_bytes), opened.own.next_segment, listener.reclaimed)
         self._writing: dict[BlockHash, PageWrite] = {}
         """Pages on their way that are still wanted."""
         self.writes = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from twostroke.config import WorkerConfig
@@ -14,7 +15,7 @@ from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.kv_cache.tiers.files import SegmentFiles
-from twostroke.kv_cache.tiers.folders import claim_own, model_folder
+from twostroke.kv_cache.tiers.folders import ScannedSegment, claim_own, model_folder
 from twostroke.kv_cache.tiers.record import RecordFormat, identity_of
 from twostroke.models.catalog import cache_dir
 from twostroke.worker.tiers.disk_tier import OpenedDisk
@@ -62,8 +63,9 @@ def open_disk(
     try:
         own = claim_own(model_folder(root, form.identity), worker_id)
         try:
-            page_time = PageTime(files.probe(own.path, form.record_bytes))
+            probed_s = files.probe(own.path, form.record_bytes)
             found = own.scan(files, form)
+            page_time = PageTime(_read_s(files, found, form) if probed_s is None else probed_s)
         except BaseException:
             own.close()
             raise
@@ -79,7 +81,16 @@ def open_disk(
         own.path, sum(len(segment.records) for segment in found), time.monotonic() - started_s,
         page_time.seconds, files.is_direct,
     )  # fmt: skip
-    return OpenedDisk(files, form, own, found, page_time)
+    if probed_s is None:
+        log.warning("disk is full, the tier keeps to the room that it has folder=%s", own.path)
+    return OpenedDisk(files, form, own, found, page_time, is_full=probed_s is None)
+
+
+def _read_s(files: SegmentFiles, found: Sequence[ScannedSegment], form: RecordFormat) -> float:
+    """Return the seconds of reading a record that was found. Raises OSError, ENOSPC if there is none."""
+    if not found:
+        raise OSError(errno.ENOSPC, "the disk is full, and no pages are there")
+    return files.time_to_read(found[-1].path, form.record_bytes)
 
 
 def _host_memory(cache: CacheConfig, facts: LoadedModel) -> PageMemory:

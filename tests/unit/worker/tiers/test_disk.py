@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker.callers import Puller, router_to
-from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, decode, eventually, prompt_of, worker_config
+from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, decode, eventually, paced, prompt_of, worker_config
 from tests.unit.worker.tiers.tiered import BLOCKS, MODEL, A, B, C, announced, ask, faulty, of_tier, tiered, written
 from twostroke.config import CacheConfig, Role
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tiers.files import SegmentFile, SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own
 from twostroke.worker.engine_state import EngineState
-from twostroke.worker.tiers import loads
+from twostroke.worker.tiers import loads, opening
 from twostroke.worker.tiers.adoption import adopt_left
 
 
@@ -212,6 +213,51 @@ async def test_a_failing_disk_is_turned_off_with_one_warning_and_serving_goes_on
     assert [each.message.split(" folder=")[0] for each in warnings] == [
         f"disk tier turned off reason=OSError: [Errno {number}] {os.strerror(number)}"
     ]
+
+
+async def test_a_disk_that_is_full_at_start_is_read_and_what_it_reclaims_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = paced(prefill_tokens_per_s=300)  # a stall of the disk is no reason to compute
+    async with tiered(tmp_path, disk_pages=64, model=slow) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        told = on_disk(worker)
+    most = bytes_in(tmp_path)
+
+    class FullFile(SegmentFile):
+        def write(self, buffer: memoryview, offset: int) -> None:
+            if bytes_in(tmp_path) + len(buffer) > most:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().write(buffer, offset)
+
+    class FullFiles(SegmentFiles):
+        def open(self, path: Path, flags: int) -> SegmentFile:
+            return FullFile(super().open(path, flags)._descriptor)
+
+    monkeypatch.setattr(opening, "SegmentFiles", FullFiles)
+    async with tiered(tmp_path, disk_pages=64, model=slow) as again, router_to(again) as router:
+        assert on_disk(again) == told
+        await ask(router, A)
+        assert of_tier(again, "loaded_pages_total") > 0
+        for index in range(4):
+            await ask(router, (C, B)[index % 2], request_id=f"{index}")
+            await written(again)
+        assert of_tier(again, "evicted_pages_total", reason="capacity") > 0
+        assert of_tier(again, "written_bytes_total") > 0
+        assert of_tier(again, "up") == 1
+        assert bytes_in(tmp_path) <= most
+
+
+async def test_a_full_disk_without_pages_is_left_out_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty(monkeypatch).write_errno = errno.ENOSPC
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        assert of_tier(worker, "up") == 0
+    assert [each for each in caplog.records if each.message.startswith("disk tier not opened")]
 
 
 async def test_a_disk_that_is_slower_than_computing_is_not_waited_for_until_it_is_fast_again(
