@@ -84,6 +84,8 @@ class SimulatedDisk:
         """Tell whether a page is to be written now, and take its bytes from the budget."""
         if block_hash in self.store or block_hash in self._writing or len(self._writing) >= self._most_writes:
             return False
+        if not self.store.has_room():
+            return False
         return self._budget.take_page(self._queue.now_s, wanted_again=wanted_again)
 
     def write(self, block_hash: BlockHash, done: Callable[[], None] = lambda: None) -> None:
@@ -95,6 +97,7 @@ class SimulatedDisk:
         def written() -> None:
             done()
             if writing is not self._writing:
+                self.store.abandon(place)
                 return
             writing.discard(block_hash)
             if self.store.commit(block_hash, place, self._queue.now_s) and self._tiers is not None:

@@ -1,8 +1,9 @@
 """The disk store knows which block lies where on disk, and which segment goes when space is needed.
 
-It does no I/O: a caller reserves a place, writes there on a thread of its own, and commits what it has written. Records
-are only ever appended, so space comes back segment by segment: the one whose live records are worth least goes first.
-A record's worth is hits per time since it came (Blankstein et al., "Hyperbolic caching", USENIX ATC 2017).
+It does no I/O: a caller reserves a place, writes there on a thread of its own, and commits what it has written, or
+abandons the place. A segment stays as long as a place in it is reserved. Records are only ever appended, so space comes
+back segment by segment: the one whose live records are worth least goes first. A record's worth is hits per time since
+it came (Blankstein et al., "Hyperbolic caching", USENIX ATC 2017).
 
 One owner, one thread: the worker's event loop.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeGuard
 
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.pool_size import enough_pages
@@ -33,7 +35,7 @@ class RecordPlace:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A place for one record, to be written and then committed."""
+    """A place for one record, to be written and then committed or abandoned."""
 
     place: RecordPlace
     reclaimed: tuple[Path, ...]
@@ -59,6 +61,8 @@ class _Segment:
     path: Path
     records: int
     """Records that lie in the file or are reserved there, live or not."""
+    reserved: int = 0
+    """Records that are being written: neither committed nor abandoned."""
     live: dict[BlockHash, _Record] = field(default_factory=dict)
 
     def worth(self, now_s: float) -> float:
@@ -141,32 +145,41 @@ class DiskStore:
         if segment is not None:
             segment.live[block_hash].hits += 1
 
+    def has_room(self) -> bool:
+        """Tell whether a place can be reserved: not while too many segments have writes under way."""
+        if self._has_open_place(self._open):
+            return True
+        return sum(each.records for each in self._segments.values() if each.reserved) <= self._most_before_new
+
     def reserve(self, now_s: float) -> Reservation:
-        """Reserve the place of one record; reclaim segments if there is no room."""
+        """Reserve the place of one record, for which there `has_room`; reclaim segments if that is needed."""
         reclaimed: list[Path] = []
-        if self._open is None or self._open.records >= self._segment_records:
-            room = self._most_records - min(self._segment_records, self._most_records)
-            while self._records > room:
+        if not self._has_open_place(self._open):
+            while self._records > self._most_before_new:
                 reclaimed.append(self._reclaim(now_s))
             self._open = _Segment(self._next_segment(), 0)
             self._add(self._open)
         place = RecordPlace(self._open.path, self._open.records * self.form.record_bytes)
         self._open.records += 1
+        self._open.reserved += 1
         self._records += 1
         return Reservation(place, tuple(reclaimed))
 
     def commit(self, block_hash: BlockHash, place: RecordPlace, now_s: float) -> bool:
-        """Make a record findable that has been written; return False if its segment was reclaimed meanwhile."""
-        segment = self._segments.get(place.path)
-        if segment is None or block_hash in self._where:
+        """Make a record findable that has been written; return False if all was forgotten, or its block is here."""
+        if not self.abandon(place) or block_hash in self._where:
             return False
+        segment = self._segments[place.path]
         segment.live[block_hash] = _Record(place.offset, now_s)
         self._where[block_hash] = segment
         return True
 
-    def has_segment(self, place: RecordPlace) -> bool:
-        """Tell whether the segment of a place has not been reclaimed."""
-        return place.path in self._segments
+    def abandon(self, place: RecordPlace) -> bool:
+        """Give up a reserved place for good; return False if its segment was forgotten meanwhile."""
+        segment = self._segments.get(place.path)
+        if segment is not None:
+            segment.reserved -= 1
+        return segment is not None
 
     def drop(self, block_hash: BlockHash) -> bool:
         """Forget a record that is damaged or not wanted; return whether it was here."""
@@ -183,13 +196,23 @@ class DiskStore:
         self._open, self._records = None, 0
         return paths
 
+    @property
+    def _most_before_new(self) -> int:
+        """Records of all other segments, at most, when a new one is begun."""
+        return self._most_records - min(self._segment_records, self._most_records)
+
+    def _has_open_place(self, segment: _Segment | None) -> TypeGuard[_Segment]:
+        return segment is not None and segment.records < self._segment_records
+
     def _add(self, segment: _Segment) -> None:
         self._segments[segment.path] = segment
         self._records += segment.records
 
     def _reclaim(self, now_s: float) -> Path:
-        """Forget the segment that is worth least, and return its path."""
-        segment = min(self._segments.values(), key=lambda each: each.worth(now_s))
+        """Forget the segment that is worth least and has no writes under way, and return its path."""
+        written = [each for each in self._segments.values() if not each.reserved]
+        assert written, "a place was reserved although there was no room"
+        segment = min(written, key=lambda each: each.worth(now_s))
         del self._segments[segment.path]
         self._records -= segment.records
         for block_hash, record in segment.live.items():

@@ -123,7 +123,7 @@ class DiskTier:
         return self._budget.take_page(time.monotonic(), wanted_again=wanted_again)
 
     def write(self, page: PageWrite) -> None:
-        """Let the writer thread write a page that is not known yet."""
+        """Let the writer thread write a page that is not known yet, and for which the store has room."""
         reach(Point.TIER_WRITING)
         self._writing[page.block_hash] = page
         self.writes += 1
@@ -195,16 +195,21 @@ class DiskTier:
         is_wanted, error = self._writing.get(page.block_hash) is page, written.exception()
         if is_wanted:
             del self._writing[page.block_hash]
-        if isinstance(error, DamagedPage):
-            self._listener.damaged(page.block_hash)
-        elif error is not None:
-            self._listener.failed(error)
+        if error is not None:
+            self.store.abandon(place)
+            self._not_written(page, error)
         elif not is_wanted:
-            if self.store.has_segment(place):
+            if self.store.abandon(place):
                 self._in_background(lambda record: self._bury(record, place))
         elif self.store.commit(page.block_hash, place, time.monotonic()):
             reach(Point.TIER_WRITTEN)
             self._listener.written(page.block_hash)
+
+    def _not_written(self, page: PageWrite, error: BaseException) -> None:
+        if isinstance(error, DamagedPage):
+            self._listener.damaged(page.block_hash)
+        else:
+            self._listener.failed(error)
 
     def _remove(self, paths: Sequence[Path]) -> None:
         for path in paths:

@@ -317,7 +317,7 @@ class PageTiers:
         if disk.is_known(block_hash):
             return False
         wanted_again = self._sightings.count(block_hash) >= SECOND_SIGHT
-        if not self._staged or disk.writes >= self._staging.pages:
+        if not self._staged or disk.writes >= self._staging.pages or not disk.store.has_room():
             self.metrics.skipped(Tier.DISK, "busy")
             return False
         if not disk.is_within_budget(wanted_again=wanted_again):

@@ -68,12 +68,34 @@ def test_the_segment_whose_records_are_worth_least_goes_first() -> None:
     assert store.find(block(16)) is not None
 
 
-def test_a_record_in_a_segment_that_was_reclaimed_meanwhile_is_not_committed() -> None:
+def test_what_is_being_written_is_never_reclaimed() -> None:
     store = store_of(2)
     late = store.reserve(0.0)
-    write(store, 1, 1.0)
-    write(store, 2, 2.0)
-    assert not store.commit(block(9), late.place, 3.0)
+    for number in range(1, 4):
+        write(store, number, float(number))
+    assert store.commit(block(9), late.place, 4.0)
+    assert block(9) in store
+
+
+def test_there_is_no_room_while_all_segments_are_being_written() -> None:
+    store = store_of(64)  # two records a segment
+    under_way = [store.reserve(0.0).place for _ in range(64)]
+    assert not store.has_room()
+    assert store.commit(block(1), under_way[0], 1.0)
+    assert not store.has_room(), "the other record of that segment is being written"
+    assert store.abandon(under_way[1])
+    assert store.has_room()
+    assert store.reserve(2.0).reclaimed == (under_way[0].path,)
+    for number, place in enumerate(under_way[2:], 2):
+        assert store.commit(block(number), place, 3.0)
+
+
+def test_a_write_that_ends_after_all_was_forgotten_is_not_committed() -> None:
+    store = store_of(2)
+    late = store.reserve(0.0)
+    store.forget_all()
+    assert not store.commit(block(9), late.place, 1.0)
+    assert block(9) not in store
 
 
 def test_found_segments_are_taken_in_newest_first_and_only_as_many_as_fit() -> None:
