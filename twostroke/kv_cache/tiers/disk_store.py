@@ -95,6 +95,8 @@ class DiskStore:
         self._segments: dict[Path, _Segment] = {}
         self._open: _Segment | None = None
         self._where: dict[BlockHash, _Segment] = {}
+        self._copies: dict[BlockHash, list[RecordPlace]] = {}
+        """Further records of a block, which are never read; a restart would find them."""
         self._records = 0
 
     def __len__(self) -> int:
@@ -125,8 +127,13 @@ class DiskStore:
         for scanned in reversed(list(segments)):  # the newest first: of two equal records it is the likelier intact
             segment = _Segment(scanned.path, len(scanned.records))
             for index, header in enumerate(scanned.records):
-                if header != DEAD and header.block_hash not in self._where:
-                    segment.live[header.block_hash] = _Record(index * self.form.record_bytes, now_s)
+                if header == DEAD:
+                    continue
+                offset = index * self.form.record_bytes
+                if header.block_hash in self._where or header.block_hash in segment.live:
+                    self._add_copy(header.block_hash, RecordPlace(scanned.path, offset))
+                else:
+                    segment.live[header.block_hash] = _Record(offset, now_s)
             if not segment.live or self._records + segment.records > self._most_records:
                 useless.append(scanned.path)
                 continue
@@ -167,7 +174,10 @@ class DiskStore:
 
     def commit(self, block_hash: BlockHash, place: RecordPlace, now_s: float) -> bool:
         """Make a record findable that has been written; return False if all was forgotten, or its block is here."""
-        if not self.abandon(place) or block_hash in self._where:
+        if not self.abandon(place):
+            return False
+        if block_hash in self._where:
+            self._add_copy(block_hash, place)
             return False
         segment = self._segments[place.path]
         segment.live[block_hash] = _Record(place.offset, now_s)
@@ -181,18 +191,20 @@ class DiskStore:
             segment.reserved -= 1
         return segment is not None
 
-    def drop(self, block_hash: BlockHash) -> bool:
-        """Forget a record that is damaged or not wanted; return whether it was here."""
+    def drop(self, block_hash: BlockHash) -> list[RecordPlace]:
+        """Forget a block that is damaged or not wanted; return the places of all its records."""
+        places = [place for place in self._copies.pop(block_hash, ()) if place.path in self._segments]
         segment = self._where.pop(block_hash, None)
         if segment is not None:
-            del segment.live[block_hash]
-        return segment is not None
+            places.append(RecordPlace(segment.path, segment.live.pop(block_hash).offset))
+        return places
 
     def forget_all(self) -> list[Path]:
         """Forget every record, and return the paths of all segments."""
         paths = list(self._segments)
         self._segments.clear()
         self._where.clear()
+        self._copies.clear()
         self._open, self._records = None, 0
         return paths
 
@@ -203,6 +215,9 @@ class DiskStore:
 
     def _has_open_place(self, segment: _Segment | None) -> TypeGuard[_Segment]:
         return segment is not None and segment.records < self._segment_records
+
+    def _add_copy(self, block_hash: BlockHash, place: RecordPlace) -> None:
+        self._copies.setdefault(block_hash, []).append(place)
 
     def _add(self, segment: _Segment) -> None:
         self._segments[segment.path] = segment

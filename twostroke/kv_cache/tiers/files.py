@@ -62,6 +62,10 @@ class SegmentFile:
             if not count or done % SECTOR:
                 raise OSError(errno.ENOSPC, "the disk took only a part of a record")
 
+    def sync(self) -> None:
+        """Return once what was written survives a loss of power. Raises OSError."""
+        os.fdatasync(self._descriptor)
+
     def close(self) -> None:
         os.close(self._descriptor)
 

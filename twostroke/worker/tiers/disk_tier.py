@@ -134,14 +134,12 @@ class DiskTier:
         self._writer.submit(lambda record: self._write(record, page, reservation), written)
 
     def bury(self, block_hash: BlockHash) -> bool:
-        """Forget a record for good, also over a restart; return whether it was here."""
+        """Forget all records of a block for good, also over a restart; return whether it was here."""
         self._writing.pop(block_hash, None)
-        place = self.store.find(block_hash)
-        if place is None:
-            return False
-        self.store.drop(block_hash)
-        self._in_background(lambda record: self._bury(record, place))
-        return True
+        was_here = block_hash in self.store
+        for place in self.store.drop(block_hash):
+            self._bury_later(place)
+        return was_here
 
     def forget_all(self) -> None:
         """Remove every record and every file."""
@@ -186,6 +184,7 @@ class DiskTier:
         sector[:HEADER_BYTES] = self.form.pack(DEAD)
         with self.files.writing(place.path) as file:
             file.write(sector, place.offset)
+            file.sync()
 
     # On the event loop
 
@@ -200,7 +199,7 @@ class DiskTier:
             self._not_written(page, error)
         elif not is_wanted:
             if self.store.abandon(place):
-                self._in_background(lambda record: self._bury(record, place))
+                self._bury_later(place)
         elif self.store.commit(page.block_hash, place, time.monotonic()):
             reach(Point.TIER_WRITTEN)
             self._listener.written(page.block_hash)
@@ -210,6 +209,9 @@ class DiskTier:
             self._listener.damaged(page.block_hash)
         else:
             self._listener.failed(error)
+
+    def _bury_later(self, place: RecordPlace) -> None:
+        self._in_background(lambda record: self._bury(record, place))
 
     def _remove(self, paths: Sequence[Path]) -> None:
         for path in paths:

@@ -112,6 +112,23 @@ def test_found_segments_are_taken_in_newest_first_and_only_as_many_as_fit() -> N
     assert place.path == Path("new.pages")
 
 
+def test_a_dropped_block_is_dropped_in_all_its_places() -> None:
+    store = store_of(64)
+    write(store, 1, 0.0)
+    late = store.reserve(0.0).place
+    found = [
+        ScannedSegment(Path(f"{name}.pages"), tuple(RecordHeader(block(number), block(0), b"") for number in numbers))
+        for name, numbers in (("a", (1, 2, 7)), ("b", (3, 2, 3)), ("c", (1, 3)))
+    ]
+    assert store.adopt(found, 0.0)[1] == []
+    assert not store.commit(block(2), late, 1.0), "it was adopted meanwhile"
+    for number, places in ((1, 3), (2, 3), (3, 3)):
+        dropped = store.drop(block(number))
+        assert len(set(dropped)) == len(dropped) == places
+        assert block(number) not in store
+        assert store.drop(block(number)) == []
+
+
 def test_room_for_less_than_two_pages_is_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"--disk-cache 4096 holds 1 pages of 4096 bytes; at least 2"):
         store_of(1)

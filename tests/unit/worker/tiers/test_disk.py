@@ -190,6 +190,30 @@ async def test_a_flipped_bit_is_a_counted_miss_and_its_record_never_comes_back(
         assert on_disk(again) == kept
 
 
+async def test_a_buried_record_does_not_come_back_from_the_folder_of_a_dead_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = faulty(monkeypatch)
+    for worker_id in ("first", "second"):
+        async with tiered(tmp_path, worker_id=worker_id) as worker, router_to(worker) as router:
+            await ask(router, A)
+            await ask(router, B, request_id="b")
+            await written(worker)
+    async with tiered(tmp_path, worker_id="second") as worker, router_to(worker) as router:
+        disk = worker.host.tiers.disk
+        looking = asyncio.create_task(adopt_left(worker.host.tiers, lambda: None, look_s=0.01, unseen_s=0))
+        await eventually(lambda: len(disk._folders) == 2)
+        looking.cancel()
+        faults.flips = 1
+        await ask(router, A, request_id="again")
+        assert of_tier(worker, "evicted_pages_total", reason="damaged") == 1
+        await written(worker)
+        kept = on_disk(worker)
+    for worker_id in ("second", "first"):
+        async with tiered(tmp_path, worker_id=worker_id) as again:
+            assert on_disk(again) <= kept
+
+
 @pytest.mark.parametrize("fault", ["write_errno", "read_errno"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 async def test_a_failing_disk_is_turned_off_with_one_warning_and_serving_goes_on(
