@@ -194,10 +194,10 @@ async def test_a_buried_record_does_not_come_back_from_the_folder_of_a_dead_work
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = faulty(monkeypatch)
-    for worker_id in ("first", "second"):
+    for worker_id, prompts in (("first", (A, B, C)), ("second", (A, B))):
         async with tiered(tmp_path, worker_id=worker_id) as worker, router_to(worker) as router:
-            await ask(router, A)
-            await ask(router, B, request_id="b")
+            for index, prompt in enumerate(prompts):
+                await ask(router, prompt, request_id=f"{index}")
             await written(worker)
     async with tiered(tmp_path, worker_id="second") as worker, router_to(worker) as router:
         disk = worker.host.tiers.disk
