@@ -170,6 +170,11 @@ class BlockPool:
     def writer(self, page: PageId) -> SessionId | None:
         return self._pages[page].writer
 
+    def is_coming(self, block_hash: BlockHash) -> bool:
+        """Tell whether somebody writes the bytes of this block now."""
+        page = self._by_hash.get(block_hash)
+        return page is not None and self._pages[page].writer is not None
+
     def find(self, block_hash: BlockHash) -> PageId | None:
         """Return the filled page of this block, if any."""
         page = self._by_hash.get(block_hash)

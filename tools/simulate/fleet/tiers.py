@@ -121,6 +121,7 @@ class SimulatedTiers:
         self._disk = disk
         self._sightings = Sightings()
         self._times = {tier: PageTime(shape.tier_page_s(tier)) for tier in (Tier.HOST, Tier.DISK)}
+        self._turned_off: Callable[[Tier], None] = lambda _: None
         self._readers = {tier: SimulatedReader(host.queue, tier, self) for tier in (Tier.HOST, Tier.DISK)}
         self.metrics = host.metrics.of_tiers()
         if disk is not None:
@@ -170,6 +171,10 @@ class SimulatedTiers:
             self._disk.write(block_hash)
 
     # What loads ask and tell
+
+    def when_turned_off(self, turned_off: Callable[[Tier], None]) -> None:
+        """Call this with a tier that is turned off from now on."""
+        self._turned_off = turned_off
 
     @property
     def used(self) -> frozenset[Tier]:
@@ -235,6 +240,7 @@ class SimulatedTiers:
             for block_hash in disk.store:
                 self.removed_from(Tier.DISK, block_hash)
             disk.store.forget_all()
+            self._turned_off(Tier.DISK)
 
     # What is announced
 

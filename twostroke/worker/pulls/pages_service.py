@@ -238,13 +238,13 @@ async def with_heartbeats(
 
 
 def readable(job: PageJob, blocks: Sequence[int]) -> tuple[dict[int, PageId], TransferFailed | None]:
-    """Return the pages that can be read now, and the error that stops later ones, if any."""
+    """Return the pages that can be read now, and the error of the next block if all before it are readable."""
     ready: dict[int, PageId] = {}
-    for block in blocks:
+    for index, block in enumerate(blocks):
         try:
             page = job.page(block)
         except TransferFailed as error:
-            return ready, error
+            return ready, error if len(ready) == index else None
         if page is not None:
             ready[block] = page
     return ready, None
@@ -255,6 +255,9 @@ class SharedLoads(Protocol):
 
     def share(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
         """Claim and load those of the blocks that lower tiers hold; the caller releases the pages."""
+
+    def give_up_unwanted(self) -> None:
+        """Give up loads whose pages were all released."""
 
 
 class CachedOnlyJob:
@@ -270,6 +273,7 @@ class CachedOnlyJob:
     ) -> None:
         self._pool = pool
         self._wake = wake
+        self._loads = loads
         self._pages = dict(zip(blocks, pool.share_filled([hashes[block] for block in blocks]), strict=True))
         if loads is not None:
             self._pages.update(loads.share(hashes, [block for block, page in self._pages.items() if page is None]))
@@ -285,4 +289,6 @@ class CachedOnlyJob:
 
     def close(self) -> None:
         self._pool.release([page for page in self._pages.values() if page is not None])
+        if self._loads is not None:
+            self._loads.give_up_unwanted()
         self._wake()

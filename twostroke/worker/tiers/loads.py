@@ -1,8 +1,9 @@
 """Loads bring missing blocks up from the lower tiers: read on a thread, verified, then readable like computed ones.
 
 A load is begun where it is predicted to take less time than computing its blocks, and given up where computing would
-have been done sooner. Its pages have it as their writer meanwhile, so one load serves all sequences that wait, and what
-does not come is computed.
+have been done sooner, or where nobody waits for it any more. Its pages have it as their writer meanwhile, so one load
+serves all sequences that wait, and what does not come is computed. A load for another worker takes pages that no
+sequence here asked for, so loads for others are begun only while those under way keep few pages.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ LOOK_S = 0.005
 """Least time between two looks at whether a load is late."""
 REFUSALS = 64
 """Loads in a row that would have taken longer than computing even alone, after which the disk tier is turned off."""
+POOL_PART = 8
+"""A load for another worker is begun while the loads of its tier keep less than the pool's pages divided by this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,8 +46,8 @@ class _Load:
     session: SessionId
     remaining: dict[int, PageId]
     """Pages that have not come, by their index in the load."""
-    compute_s: float | None
-    """Predicted time of computing all its blocks; None where nobody here would compute them."""
+    compute_s: float
+    """Predicted time of computing all its blocks."""
     started_s: float
     wait_s: float
     """Predicted time until its first page is read."""
@@ -78,6 +81,7 @@ class TierLoads:
         self._open: set[_Load] = set()
         self._refusals = 0
         self._is_probing = False
+        tiers.when_turned_off(self._give_up_tier)
 
     @property
     def open(self) -> int:
@@ -96,27 +100,57 @@ class TierLoads:
     def share(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
         """Claim pages for blocks that another worker asks for, as far as lower tiers hold these, and load them.
 
-        Returns the pages; the caller releases them. A page without a writer did not come.
+        Returns the pages; the caller releases them and then calls `give_up_unwanted`. A page without a writer did not
+        come.
         """
-        claimed: dict[int, PageId] = {}
-        to_load: list[int] = []
-        for block in blocks:
-            if not self._tiers.holds(hashes[block]):
-                continue
-            parent = hashes[block - 1] if block else root_hash()
-            claim = self._pool.claim([hashes[block]], parent, 0)
-            if claim is None:
-                break
-            claimed[block] = claim.pages[0]
-            to_load += [block] if claim.missing else []
+        held = [block for block in blocks if self._tiers.holds(hashes[block])]
+        claimed, _ = self._claim(hashes, [block for block in held if self._pool.is_coming(hashes[block])])
         for tier in (Tier.HOST, Tier.DISK):
-            to_load = self._begin(tier, hashes, to_load, claimed, None)
+            missing = [block for block in held if block not in claimed]
+            if missing and tier in self._tiers.used:
+                claimed |= self._share_from(tier, hashes, missing)
         return claimed
+
+    def give_up_unwanted(self) -> None:
+        """Give up the loads of whose pages nobody holds any."""
+        for load in list(self._open):
+            if not self._is_wanted(load):
+                self._give_up(load)
 
     def stop(self) -> None:
         """Give up all loads."""
         for load in list(self._open):
             self._give_up(load)
+
+    # Sharing
+
+    def _share_from(self, tier: Tier, hashes: Sequence[BlockHash], missing: Sequence[int]) -> dict[int, PageId]:
+        """Claim and load what this tier holds, as far as there is room and it pays; return the pages."""
+        held = [block for block in missing if self._tiers.place(tier, hashes[block]) is not None]
+        held = held[: self._room(tier)]
+        compute_s = self._price(tier, hashes, held) if held else None
+        if compute_s is None:
+            return {}
+        claimed, to_load = self._claim(hashes, held)
+        self._begin(tier, hashes, to_load, claimed, compute_s * len(to_load) / len(held))
+        return claimed
+
+    def _room(self, tier: Tier) -> int:
+        """Return how many more pages loads for other workers may take."""
+        kept = sum(len(load.remaining) for load in self._open if load.tier is tier)
+        return max(0, max(1, self._pool.total // POOL_PART) - kept)
+
+    def _claim(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> tuple[dict[int, PageId], list[int]]:
+        """Hold pages for these blocks until there are no more; return them, and the blocks that were not there."""
+        claimed: dict[int, PageId] = {}
+        missing: list[int] = []
+        for block in blocks:
+            claim = self._pool.claim([hashes[block]], hashes[block - 1] if block else root_hash(), 0)
+            if claim is None:
+                break
+            claimed[block] = claim.pages[0]
+            missing += [block] if claim.missing else []
+        return claimed, missing
 
     # Choosing
 
@@ -134,18 +168,25 @@ class TierLoads:
         self._tiers.metrics.looked_up(tier, len(held), len(missing) - len(held))
         if not held:
             return missing
-        compute_s = self._compute_s(queued_blocks(held, self._block_size))
-        if not pays(self._load_s(tier, len(held)), compute_s):
-            self._tiers.metrics.refused(tier)
-            if tier is Tier.DISK and not pays(len(held) * self._tiers.page_time(tier).seconds, compute_s):
-                self._found_slow(hashes[held[0]], sequence.pages[held[0]])
+        compute_s = self._price(tier, hashes, held)
+        if compute_s is None:
             return missing
-        if tier is Tier.DISK:
-            self._refusals = 0
         pages = {block: sequence.pages[block] for block in held}
         self._begin(tier, hashes, held, pages, compute_s)
         loading = set(held)
         return [block for block in missing if block not in loading]
+
+    def _price(self, tier: Tier, hashes: Sequence[BlockHash], held: Sequence[int]) -> float | None:
+        """Predict how long computing these blocks takes; return None where a load would take longer."""
+        compute_s = self._compute_s(queued_blocks(held, self._block_size))
+        if pays(self._load_s(tier, len(held)), compute_s):
+            if tier is Tier.DISK:
+                self._refusals = 0
+            return compute_s
+        self._tiers.metrics.refused(tier)
+        if tier is Tier.DISK and not pays(len(held) * self._tiers.page_time(tier).seconds, compute_s):
+            self._found_slow(hashes[held[0]])
+        return None
 
     def _load_s(self, tier: Tier, pages: int) -> float:
         """Predict how long so many pages take, with those that wait before them."""
@@ -154,7 +195,7 @@ class TierLoads:
         overdue_s = 0.0 if since_s is None else max(0.0, self._clock() - since_s - page_s)
         return (reader.pending_pages + pages) * page_s + overdue_s
 
-    def _found_slow(self, block_hash: BlockHash, page: PageId) -> None:
+    def _found_slow(self, block_hash: BlockHash) -> None:
         """Read a page to nowhere, in case the disk is fast again; turn it off if it is slow all the time."""
         self._refusals += 1
         if self._refusals >= REFUSALS:
@@ -164,7 +205,7 @@ class TierLoads:
             loop, took = asyncio.get_running_loop(), Future[float]()
             took.add_done_callback(lambda each: loop.call_soon_threadsafe(self._probed, each))
             place = self._tiers.place(Tier.DISK, block_hash)
-            self._tiers.reader(Tier.DISK).probe(PageRead(0, block_hash, page, place), took)
+            self._tiers.reader(Tier.DISK).probe(PageRead(0, block_hash, PageId(0), place), took)
 
     def _probed(self, took: Future[float]) -> None:
         self._is_probing = False
@@ -182,11 +223,9 @@ class TierLoads:
         hashes: Sequence[BlockHash],
         blocks: Sequence[int],
         pages: dict[int, PageId],
-        compute_s: float | None,
-    ) -> list[int]:
-        """Load those of the blocks that the tier holds; return the others."""
-        if tier not in self._tiers.used:
-            return list(blocks)
+        compute_s: float,
+    ) -> None:
+        """Load those of the blocks that the tier holds."""
         reads: list[PageRead[Any]] = []
         for block in blocks:
             place = self._tiers.place(tier, hashes[block])
@@ -194,10 +233,8 @@ class TierLoads:
                 reads.append(PageRead(block, hashes[block], pages[block], place))
         if reads:
             self._start(tier, reads, compute_s)
-        begun = {read.block for read in reads}
-        return [block for block in blocks if block not in begun]
 
-    def _start(self, tier: Tier, reads: list[PageRead[Any]], compute_s: float | None) -> None:
+    def _start(self, tier: Tier, reads: list[PageRead[Any]], compute_s: float) -> None:
         session, loop, reader = self._new_session(), asyncio.get_running_loop(), self._tiers.reader(tier)
         for read in reads:
             self._pool.assign_writer(read.page, session)
@@ -241,17 +278,22 @@ class TierLoads:
                 self._pool.clear_writer(page)
         if results:
             self._wake()
-        if load.remaining and not any(map(self._pool.is_wanted, load.remaining.values())):
+        if not self._is_wanted(load):
             self._give_up(load)
 
+    def _is_wanted(self, load: _Load) -> bool:
+        """Tell whether somebody holds a page that has not come, or all have come."""
+        return not load.remaining or any(map(self._pool.is_wanted, load.remaining.values()))
+
     def _look_later(self, load: _Load) -> None:
-        if load.compute_s is not None:
-            delay_s = max(LOOK_S, load.compute_s / 16)
-            load.timer = asyncio.get_running_loop().call_later(delay_s, self._look, load)
+        delay_s = max(LOOK_S, load.compute_s / 16)
+        load.timer = asyncio.get_running_loop().call_later(delay_s, self._look, load)
 
     def _look(self, load: _Load) -> None:
-        """Give a load up if its blocks would be computed sooner."""
-        assert load.compute_s is not None
+        """Give a load up if nobody waits for it, or if its blocks would be computed sooner."""
+        if not self._is_wanted(load):
+            self._give_up(load)
+            return
         wanted, elapsed_s = len(load.job.reads), self._clock() - load.started_s
         if is_late(elapsed_s, load.wait_s, load.arrived, wanted, load.compute_s):
             self._tiers.metrics.given_up(load.tier)
@@ -270,6 +312,11 @@ class TierLoads:
             self._pool.clear_writer(page)
         self._wake()
 
+    def _give_up_tier(self, tier: Tier) -> None:
+        for load in list(self._open):
+            if load.tier is tier:
+                self._give_up(load)
+
     def _ended(self, load: _Load, ended: Future[None]) -> None:
         """The reader is done with a load, which may have been given up long before."""
         self._take(load)
@@ -283,5 +330,4 @@ class TierLoads:
         if error is not None:
             self._tiers.turn_off_disk(f"{type(error).__name__}: {error}")
         self._give_up(load)
-        compute_s = None if load.compute_s is None else load.compute_s * load.arrived / wanted
-        self._tiers.metrics.loaded(load.tier, load.arrived, elapsed_s, compute_s)
+        self._tiers.metrics.loaded(load.tier, load.arrived, elapsed_s, load.compute_s * load.arrived / wanted)

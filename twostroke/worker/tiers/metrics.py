@@ -92,12 +92,11 @@ class TierMetrics:
         self._hits.labels(*self._labels(tier)).inc(hits)
         self._misses.labels(*self._labels(tier)).inc(misses)
 
-    def loaded(self, tier: Tier, pages: int, seconds: float, compute_s: float | None) -> None:
-        """Count a load that ended; `compute_s` is the predicted time of computing what it brought, if known."""
+    def loaded(self, tier: Tier, pages: int, seconds: float, compute_s: float) -> None:
+        """Count a load that ended; `compute_s` is the predicted time of computing what it brought."""
         labels = self._labels(tier)
         self._loaded.labels(*labels).inc(pages)
-        if compute_s is not None:
-            (self._saved if compute_s >= seconds else self._lost).labels(*labels).inc(abs(compute_s - seconds))
+        (self._saved if compute_s >= seconds else self._lost).labels(*labels).inc(abs(compute_s - seconds))
 
     def refused(self, tier: Tier) -> None:
         self._refused.labels(*self._labels(tier)).inc()

@@ -61,6 +61,7 @@ class PageTiers:
         self._sightings = Sightings()
         self._log: EventLog | None = None
         self._metrics: TierMetrics | None = None
+        self._turned_off: Callable[[Tier], None] = lambda _: None
         self.host = None if host_memory is None else HostTier(host_memory)
         self.disk: DiskTier | None = None
         self.host_reader: TierReader[HostEntry] | None = None
@@ -89,6 +90,10 @@ class PageTiers:
         """Count in these metrics from now on."""
         self._metrics = metrics
         metrics.watch(self.uses)
+
+    def when_turned_off(self, turned_off: Callable[[Tier], None]) -> None:
+        """Call this with a tier that is turned off from now on: its loads are to be given up."""
+        self._turned_off = turned_off
 
     @property
     def metrics(self) -> TierMetrics:
@@ -234,6 +239,7 @@ class PageTiers:
         disk.leave()
         for block_hash in blocks:
             self._removed(Tier.DISK, block_hash, "turned_off")
+        self._turned_off(Tier.DISK)
 
     # What the disk tells
 

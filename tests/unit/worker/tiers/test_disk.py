@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
 import threading
+import time
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,9 @@ from tests.unit.worker.callers import Puller, router_to
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, decode, eventually, paced, prompt_of, worker_config
 from tests.unit.worker.tiers.tiered import BLOCKS, MODEL, A, B, C, announced, ask, faulty, of_tier, tiered, written
 from twostroke.config import CacheConfig, Role
-from twostroke.errors import ConfigError
+from twostroke.errors import ConfigError, TransferFailed
 from twostroke.kv_cache.block import block_hashes_of
+from twostroke.kv_cache.pool import PageState
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.files import SegmentFile, SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own
@@ -379,7 +383,8 @@ async def test_a_peer_pulls_from_the_disk_of_another_worker(tmp_path: Path) -> N
         assert source.metric("computed_tokens_total") - before < BLOCKS * BLOCK
 
 
-async def test_a_cached_only_pull_is_served_from_disk(tmp_path: Path) -> None:
+async def test_a_cached_only_pull_is_served_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "POOL_PART", 1)
     async with tiered(tmp_path) as holder, router_to(holder) as router:
         await ask(router, A)
         await ask(router, B, request_id="b")
@@ -394,6 +399,92 @@ async def test_a_cached_only_pull_is_served_from_disk(tmp_path: Path) -> None:
         call.cancel()
         await puller.aclose()
         assert of_tier(holder, "loaded_pages_total") > 0
+
+
+async def _seconds(asked: Awaitable[object]) -> float:
+    started_s = time.perf_counter()
+    await asked
+    return time.perf_counter() - started_s
+
+
+@contextlib.asynccontextmanager
+async def _pulled_from(folder: Path) -> AsyncIterator[tuple[Running, Puller, list[int]]]:
+    """A worker whose disk has blocks of A and B that its pages have not, a puller, and which blocks of A these are."""
+    async with tiered(folder, pages=4 * BLOCKS) as holder, router_to(holder) as router:
+        for prompt in (A, B, *(prompt_of(BLOCKS * BLOCK + 3, seed=seed) for seed in range(10, 15))):
+            await ask(router, prompt, request_id=f"{hash(prompt)}")
+        await written(holder)
+        on_tier = on_disk(holder)
+        puller = Puller(holder.info)
+        try:
+            yield holder, puller, [block for block, each in enumerate(block_hashes_of(A, BLOCK)) if each in on_tier]
+        finally:
+            await puller.aclose()
+
+
+async def test_pulls_from_a_disk_that_never_answers_hold_up_nobody_and_keep_few_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = faulty(monkeypatch)
+    async with _pulled_from(tmp_path) as (holder, puller, wanted), router_to(holder) as router:
+        pool, most = holder.host.pool, 4 * BLOCKS // loads.POOL_PART
+        colds = [prompt_of(BLOCKS * BLOCK + 3, seed=seed) for seed in (20, 21)]
+        cold_s = max([await _seconds(ask(router, each, request_id=f"{hash(each)}")) for each in colds])
+        faults.answers.clear()
+        try:
+            first = puller.pull(A[: BLOCKS * BLOCK], wanted, cached_only=True)
+            await eventually(lambda: holder.host.loads.open == 1)
+            assert 0 < pool.count(PageState.ARRIVING) <= most
+            assert await _seconds(ask(router, A, request_id="same")) < 4 * cold_s
+            assert await _seconds(ask(router, C, request_id="other")) < 4 * cold_s
+            first.cancel()
+            for _ in range(10):
+                refusal = await puller.refusal(puller.pull(B[: BLOCKS * BLOCK], wanted, cached_only=True))
+                assert isinstance(refusal, TransferFailed)
+                assert pool.count(PageState.QUARANTINED) + pool.count(PageState.ARRIVING) <= most
+        finally:
+            faults.answers.set()
+        await eventually(lambda: not holder.host.loads.open)
+        assert pool.count(PageState.QUARANTINED) == 0
+        pool.check_integrity()
+
+
+async def test_pulls_at_once_from_a_disk_that_never_answers_take_few_pages_and_give_them_back_as_they_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "LOOK_S", 60.0)
+    faults = faulty(monkeypatch)
+    async with _pulled_from(tmp_path) as (holder, puller, wanted):
+        pool, most = holder.host.pool, 4 * BLOCKS // loads.POOL_PART
+        faults.answers.clear()
+        try:
+            calls = [puller.pull(each[: BLOCKS * BLOCK], wanted, cached_only=True) for each in (A, B) * 5]
+            await eventually(lambda: holder.host.loads.open > 0)
+            await asyncio.gather(*(call.read() for call in calls))
+            assert 0 < pool.count(PageState.ARRIVING) <= most
+            for call in calls:
+                call.cancel()
+            await eventually(lambda: not pool.count(PageState.ARRIVING))
+            await eventually(lambda: not pool.count(PageState.QUARANTINED))
+        finally:
+            faults.answers.set()
+
+
+async def test_a_disk_that_is_turned_off_takes_its_loads_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "LOOK_S", 60.0)
+    faults = faulty(monkeypatch)
+    async with _pulled_from(tmp_path) as (holder, puller, wanted):
+        faults.answers.clear()
+        try:
+            call = puller.pull(A[: BLOCKS * BLOCK], wanted[:1], cached_only=True)
+            await eventually(lambda: holder.host.loads.open == 1)
+            holder.host.tiers.turn_off_disk("the test says so")
+            assert isinstance(await puller.refusal(call), TransferFailed)
+            await eventually(lambda: not holder.host.pool.count(PageState.QUARANTINED))
+        finally:
+            faults.answers.set()
 
 
 async def test_forgetting_the_cache_forgets_the_disk_too(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Live:
 
     def __init__(self, folder: Path, *, has_host: bool) -> None:
         cache = CacheConfig(disk_cache_bytes=DISK_BYTES, disk_cache_dir=str(folder))
-        facts: Any = SimpleNamespace(fingerprint="x", dtype="int8", page_bytes=PAGE_BYTES)
+        facts: Any = SimpleNamespace(fingerprint="x", kv_form="int8", page_bytes=PAGE_BYTES)
         self.log = EventLog(Epoch(1, 1))
         host = PageMemory(HOST_PAGES, PAGE_BYTES) if has_host else None
         opened = open_disk(cache, "decode-0", facts)
