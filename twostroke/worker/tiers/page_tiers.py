@@ -176,13 +176,13 @@ class PageTiers:
             return
         self._sightings.saw(block_hash)
         if self._may_write(self.disk, block_hash):
-            self._stage(self.disk, self._pool_bytes(page), block_hash, parent)
+            self._write_from_pool(self.disk, page, block_hash, parent)
 
     def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
         """Keep a block whose page the pool is about to give away."""
         is_kept = self.host is not None and self._keep_in_host(self.host, page, block_hash, parent)
         if not is_kept and self.disk is not None and self._may_write(self.disk, block_hash):
-            self._stage(self.disk, self._pool_bytes(page), block_hash, parent)
+            self._write_from_pool(self.disk, page, block_hash, parent)
 
     def forgotten(self, block_hash: BlockHash) -> None:
         """Forget a block that is not to be used any more."""
@@ -313,7 +313,7 @@ class PageTiers:
         """Free the page of an entry; its last chance to get to disk is now."""
         block_hash = entry.block_hash
         if self.disk is not None and self._may_write(self.disk, block_hash):
-            self._stage(self.disk, host.data(entry), block_hash, entry.parent)
+            self._write_copy(self.disk, host.data(entry), block_hash, entry.parent, entry.digest)
         host.store.remove(block_hash)
         self._announce_removed(Tier.HOST, block_hash)
         self.metrics.aged(Tier.HOST, time.monotonic() - entry.since_s)
@@ -331,12 +331,19 @@ class PageTiers:
             return False
         return True
 
-    def _stage(self, disk: DiskTier, data: memoryview, block_hash: BlockHash, parent: BlockHash) -> None:
+    def _write_from_pool(self, disk: DiskTier, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
+        data = self._pool_bytes(page)
+        self._write_copy(disk, data, block_hash, parent, digest(data))
+
+    def _write_copy(
+        self, disk: DiskTier, data: memoryview, block_hash: BlockHash, parent: BlockHash, known: bytes
+    ) -> None:
+        """Write a copy of a page; `known` is the digest that its bytes have if they are those that were stored."""
         own = self._staged.pop()
         page = self._staging.page(own)
         page.data[:] = data
         done = functools.partial(self._staged.append, own)
-        disk.write(PageWrite(block_hash, parent, page.data, digest(page), done))
+        disk.write(PageWrite(block_hash, parent, page.data, known, done))
 
     def _pool_bytes(self, page: PageId) -> memoryview:
         """Return the bytes of a page of the pool, valid until the next call."""

@@ -12,6 +12,7 @@ from tests.unit.worker.tiers.tiered import BLOCKS, A, B, C, announced, ask, of_t
 from twostroke.config import CacheConfig, Role
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tiers.byte_budget import WriteBudget
 from twostroke.worker.engine_state import EngineState
 
 
@@ -59,6 +60,23 @@ async def test_a_page_that_changed_in_host_memory_is_a_counted_miss_and_never_re
         await ask(router, A, request_id="again")
         assert of_tier(worker, "verification_failures_total", "host") == 1
         assert of_tier(worker, "loaded_pages_total", "host") == BLOCKS - 1
+
+
+async def test_a_page_that_changed_in_host_memory_is_found_on_its_way_to_disk(tmp_path: Path) -> None:
+    async with tiered(tmp_path, host_pages=BLOCKS, write_mb_s=1e-6) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        tiers = worker.host.tiers
+        damaged = next(each for each in tiers.host.store if each not in tiers.disk.store)
+        tiers.host.data(tiers.host.store.get(damaged))[0] ^= 1
+        tiers.disk._budget = WriteBudget(1e9, tiers.disk.form.record_bytes)
+        await ask(router, C, request_id="c")
+        await written(worker)
+        assert damaged not in tiers.host.store
+        assert damaged not in on_disk(worker)
+        assert on_disk(worker), "the others were written"
+        assert of_tier(worker, "verification_failures_total", "host") == 1
 
 
 async def test_host_memory_of_less_than_a_page_is_refused_with_the_numbers() -> None:
