@@ -189,7 +189,8 @@ class SimulatedPull:
         pages, failure = readable(job, self._pending)
         ready = [(block, job.was_computed(block)) for block in pages]
         self._pending = [block for block in self._pending if block not in pages]
-        self._source_failed |= failure is not None
+        if failure is not None:
+            self._host.queue.after(self._host.shape.delays.pull_s, self._hear_failure)
         now_s = self._host.queue.now_s + self._host.shape.delays.pull_s
         if ready and not self.has_begun and self.spec.peer is None and not any(computed for _, computed in ready):
             self._links.answered(self._source.worker, now_s - self.started_s, now_s)
@@ -197,6 +198,10 @@ class SimulatedPull:
         self._announced += ((ready[at : at + COPY_PAGES], now_s) for at in range(0, len(ready), COPY_PAGES))
         self._copy()
         return bool(ready)
+
+    def _hear_failure(self) -> None:
+        self._source_failed = True
+        self._copy()
 
     def fail(self) -> None:
         """Its source has died."""

@@ -15,6 +15,7 @@ from tools.simulate.fleet.host import SimulatedHost
 from tools.simulate.fleet.live_loop import LiveLoop
 from tools.simulate.fleet.pulls import COPY_PAGES, carry
 from tools.simulate.fleet.steps import SAMPLED
+from twostroke.errors import TransferFailed
 from twostroke.ids import PageId
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.batch import Batch, StepResult
@@ -178,12 +179,15 @@ class Call:
     def __init__(self, host: SimulatedHost, source: SimulatedHost, request: worker_pb2.PullRequest) -> None:
         self._loop = host.virtual_loop
         self._delay_s = host.shape.delays.pull_s
-        self._said: asyncio.Queue[worker_pb2.PullResponse] = asyncio.Queue()
+        self._said: asyncio.Queue[worker_pb2.PullResponse | TransferFailed] = asyncio.Queue()
         pulls: Any = source.pulls
         self._task = self._loop.create_task(self._serve(pulls.service.Pull(request, None)))
 
     async def read(self) -> worker_pb2.PullResponse:
-        return await self._said.get()
+        said = await self._said.get()
+        if isinstance(said, TransferFailed):
+            raise said
+        return said
 
     def cancel(self) -> None:
         self._task.cancel()
@@ -194,6 +198,8 @@ class Call:
             async for response in responses:
                 for part in _parts(response):
                     self._loop.call_later(self._delay_s, self._said.put_nowait, part)
+        except TransferFailed as error:
+            self._loop.call_later(self._delay_s, self._said.put_nowait, error)
         finally:
             await responses.aclose()  # type: ignore[attr-defined]  # it is a generator
 
