@@ -199,7 +199,7 @@ class TierLoads:
         """Read a page to nowhere, in case the disk is fast again; turn it off if it is slow all the time."""
         self._refusals += 1
         if self._refusals >= REFUSALS:
-            self._tiers.turn_off_disk("reading a page takes longer than computing it")
+            self._tiers.turn_off(Tier.DISK, "reading a page takes longer than computing it")
         elif not self._is_probing:
             self._is_probing = True
             loop, took = asyncio.get_running_loop(), Future[float]()
@@ -328,6 +328,6 @@ class TierLoads:
             self._tiers.took(load.tier, load.job.read_s, load.arrived)
         error = ended.exception()
         if error is not None:
-            self._tiers.turn_off_disk(f"{type(error).__name__}: {error}")
+            self._tiers.turn_off(load.tier, f"{type(error).__name__}: {error}")
         self._give_up(load)
         self._tiers.metrics.loaded(load.tier, load.arrived, elapsed_s, load.compute_s * load.arrived / wanted)

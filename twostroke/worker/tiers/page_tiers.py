@@ -77,8 +77,9 @@ class PageTiers:
             self._read_buffer = AlignedBuffer(self.disk.form.record_bytes)
             fetch = _fetch_from_disk(self.disk, self._read_buffer.view)
             self.disk_reader = TierReader("tier-disk", fetch, pool_memory)
-        self._closing: DiskTier | None = self.disk
-        """The disk tier even after it was turned off: its threads end when the worker does."""
+        self._closing = tuple(each for each in (self.disk, self.host) if each is not None)
+        """The tiers even after they were turned off: their threads and memory end when the worker does."""
+        self._wants_host = host_memory is not None
 
     def begin_epoch(self, log: EventLog) -> None:
         """Announce what the tiers hold in a new epoch's log."""
@@ -106,6 +107,8 @@ class PageTiers:
         if self.host is not None:
             host = self.host
             uses[Tier.HOST] = TierUse(host.used_bytes, host.most_bytes, len(host.store), host.page_time.seconds)
+        elif self._wants_host:
+            uses[Tier.HOST] = TierUse(is_up=False)
         if self.disk is not None:
             store, page_s = self.disk.store, self.disk.page_time.seconds
             uses[Tier.DISK] = TierUse(store.used_bytes, store.most_bytes, len(store), page_s)
@@ -229,8 +232,15 @@ class PageTiers:
             self._announce_stored(Tier.DISK, block_hash)
         return len(blocks)
 
-    def turn_off_disk(self, reason: str) -> None:
-        """Go on without the disk; its files stay for the next worker."""
+    def turn_off(self, tier: Tier, reason: str) -> None:
+        """Go on without a tier that has failed; files of a disk stay for the next worker."""
+        if tier is Tier.HOST:
+            self._turn_off_host(reason)
+        else:
+            self._turn_off_disk(reason)
+        self._turned_off(tier)
+
+    def _turn_off_disk(self, reason: str) -> None:
         disk, self.disk = self.disk, None
         if disk is None:
             return
@@ -239,7 +249,14 @@ class PageTiers:
         disk.leave()
         for block_hash in blocks:
             self._removed(Tier.DISK, block_hash, "turned_off")
-        self._turned_off(Tier.DISK)
+
+    def _turn_off_host(self, reason: str) -> None:
+        host, self.host = self.host, None
+        if host is None:
+            return
+        log.warning("host tier turned off reason=%s", reason)
+        for block_hash in host.store:
+            self._removed(Tier.HOST, block_hash, "turned_off")
 
     # What the disk tells
 
@@ -257,7 +274,7 @@ class PageTiers:
         self._drop(Tier.HOST, block_hash, "damaged")
 
     def failed(self, error: BaseException) -> None:
-        self.turn_off_disk(f"{type(error).__name__}: {error}")
+        self.turn_off(Tier.DISK, f"{type(error).__name__}: {error}")
 
     # End
 
@@ -273,12 +290,11 @@ class PageTiers:
         for reader in (self.host_reader, self.disk_reader):
             if reader is not None:
                 reader.close()
-        if self._closing is not None:
-            self._closing.close()
+        for tier in self._closing:
+            tier.close()
+        if self.disk_reader is not None:
             self._staging.close()
             self._read_buffer.close()
-        if self.host is not None:
-            self.host.close()
         if self._pool_window is not None:
             self._pool_window.close()
 

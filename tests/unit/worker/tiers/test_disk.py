@@ -480,7 +480,7 @@ async def test_a_disk_that_is_turned_off_takes_its_loads_with_it(
         try:
             call = puller.pull(A[: BLOCKS * BLOCK], wanted[:1], cached_only=True)
             await eventually(lambda: holder.host.loads.open == 1)
-            holder.host.tiers.turn_off_disk("the test says so")
+            holder.host.tiers.turn_off(Tier.DISK, "the test says so")
             assert isinstance(await puller.refusal(call), TransferFailed)
             await eventually(lambda: not holder.host.pool.count(PageState.QUARANTINED))
         finally:
