@@ -230,7 +230,7 @@ class SimulatedTiers:
         elif self._store is not None and block_hash in self._store:
             self._store.touch(block_hash)
 
-    def missing_read(self, tier: Tier, block_hash: BlockHash) -> None:
+    def missing_read(self, tier: Tier, read: PageRead[Any]) -> None:
         """A page had gone before it was read: its store has told of that already."""
 
     def turn_off(self, tier: Tier, reason: str) -> None:

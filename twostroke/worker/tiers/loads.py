@@ -267,7 +267,7 @@ class TierLoads:
                 continue  # given up before
             if error is not None:
                 told = self._tiers.damaged_read if isinstance(error, DamagedPage) else self._tiers.missing_read
-                told(load.tier, read.block_hash)
+                told(load.tier, read)
                 self._pool.clear_writer(page)
                 continue
             load.arrived += 1

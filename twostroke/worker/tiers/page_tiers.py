@@ -205,15 +205,21 @@ class PageTiers:
 
     # What loads tell
 
-    def damaged_read(self, tier: Tier, block_hash: BlockHash) -> None:
-        """A page's bytes were not those that were stored: it is not used, and never found again."""
-        self.metrics.failed_verification(tier)
-        log.warning("page on a lower tier is damaged tier=%s block=%s", tier.name.lower(), block_hash.hex())
-        self._drop(tier, block_hash, "damaged")
+    def damaged_read(self, tier: Tier, read: PageRead[Any]) -> None:
+        """A page's bytes were not those that were stored: it is not used, and never found again.
 
-    def missing_read(self, tier: Tier, block_hash: BlockHash) -> None:
+        It is a mere miss where the block has left the place that was read: others may have written there.
+        """
+        if self.place(tier, read.block_hash) != read.place:
+            return
+        self.metrics.failed_verification(tier)
+        log.warning("page on a lower tier is damaged tier=%s block=%s", tier.name.lower(), read.block_hash.hex())
+        self._drop(tier, read.block_hash, "damaged")
+
+    def missing_read(self, tier: Tier, read: PageRead[Any]) -> None:
         """A page was not there any more, for instance because somebody removed its file."""
-        self._drop(tier, block_hash, "forgotten")
+        if self.place(tier, read.block_hash) == read.place:
+            self._drop(tier, read.block_hash, "forgotten")
 
     def hit(self, tier: Tier, block_hash: BlockHash) -> None:
         """A page came up and was of use."""

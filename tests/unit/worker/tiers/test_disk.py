@@ -19,14 +19,17 @@ from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, decode, eventually
 from tests.unit.worker.tiers.tiered import BLOCKS, MODEL, A, B, C, announced, ask, faulty, of_tier, tiered, written
 from twostroke.config import CacheConfig, Role
 from twostroke.errors import ConfigError, TransferFailed
+from twostroke.ids import PageId
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.pool import PageState
 from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tiers.disk_store import RecordPlace
 from twostroke.kv_cache.tiers.files import SegmentFile, SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.tiers import loads, opening
 from twostroke.worker.tiers.adoption import adopt_left
+from twostroke.worker.tiers.reader import PageRead
 
 
 def on_disk(running: Running) -> set[bytes]:
@@ -485,6 +488,26 @@ async def test_a_disk_that_is_turned_off_takes_its_loads_with_it(
             await eventually(lambda: not holder.host.pool.count(PageState.QUARANTINED))
         finally:
             faults.answers.set()
+
+
+@pytest.mark.parametrize("fault", ["other bytes", "no file"])
+async def test_what_a_stale_read_found_does_not_count_against_the_block_at_its_new_place(
+    tmp_path: Path, fault: str
+) -> None:
+    async with _pulled_from(tmp_path) as (holder, _, _):
+        tiers = holder.host.tiers
+        tell = tiers.damaged_read if fault == "other bytes" else tiers.missing_read
+        block, gone = list(tiers.disk.store)[:2]
+        here, left = tiers.place(Tier.DISK, block), tiers.place(Tier.DISK, gone)
+        stale = RecordPlace(here.path.with_name("reclaimed.pages"), here.offset)
+        tell(Tier.DISK, PageRead(0, block, PageId(0), stale))
+        assert tiers.place(Tier.DISK, block) == here, "the new record is found"
+        tiers.disk.bury(gone)
+        tell(Tier.DISK, PageRead(0, gone, PageId(0), left))
+        assert of_tier(holder, "verification_failures_total") == 0
+        tell(Tier.DISK, PageRead(0, block, PageId(0), here))
+        assert tiers.place(Tier.DISK, block) is None
+        assert of_tier(holder, "verification_failures_total") == (fault == "other bytes")
 
 
 async def test_forgetting_the_cache_forgets_the_disk_too(tmp_path: Path) -> None:
