@@ -19,8 +19,8 @@ PROMPT = [504, 3575, 282, 4649, 314, 260, 2240, 282, 1005, 29, 1398, 253, 1343, 
 TOKENS = 40
 LIVELY: dict[str, object] = {"max_tokens": TOKENS, "ignore_eos": True}
 """Long enough to be broken more than once."""
-BROKEN = 4
-"""Streams that a kill breaks at least: a third of them, less those that were not placed yet."""
+BROKEN = 3
+"""Streams that a kill breaks at least: a third of them, less those that were not placed yet or have ended."""
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.7}
 
 MODES: dict[str, dict[str, object]] = {

@@ -24,6 +24,7 @@ from tests.cluster.processes import TOKEN, Client, ProcessCluster, WorkerProcess
 from tests.process_table import listening_ports
 from tests.unit.worker.rig import paced, prompt_of
 from tools.cli import main
+from twostroke.config import ModelConfig
 from twostroke.credentials import CLUSTER_NAME
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
@@ -97,7 +98,8 @@ def asked_over_http(address: str, tls: ClientTls | None) -> str:
 
 def page_port_says(worker: WorkerProcess, context: ssl.SSLContext | None, token: str) -> bytes:
     """To a hello that shows the token; nothing where the connection is ended."""
-    handshake = frame([PROTOCOL, token, "w", "1.1", worker.info["fingerprint"], worker.info["epoch"]])
+    identity = f"{worker.info['fingerprint']};form={ModelConfig().dtype}"
+    handshake = frame([PROTOCOL, token, "w", "1.1", identity, worker.info["epoch"]])
     listening = listening_ports(psutil.Process(worker.process.pid))
     (port,) = listening - {port_of(str(worker.info[name])) for name in ("address", "metrics_address")}
     try:

@@ -61,6 +61,10 @@ RUN_BY: dict[str, tuple[str, str]] = {
         "tests/unit/tools/simulate/test_commands.py::test_policies_are_compared_at_every_pace_with_round_robin",
         "simulated(",
     ),
+    "twostroke bill": (
+        "tests/unit/tools/bill/test_bill.py::test_a_log_gives_tables_a_page_and_json",
+        '["bill", ',
+    ),
     "twostroke bench compare": (
         "tests/unit/tools/bench/test_compare_session.py::test_two_endpoints_get_the_same_prompts_in_turns_and_end_in_ratios",
         "compare",
