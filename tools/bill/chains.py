@@ -60,10 +60,6 @@ class RequestChains:
     block_tokens: int
     prompt_tokens: int
 
-    @property
-    def looked_up_tokens(self) -> int:
-        return self.block_tokens * sum(chain.looked_up for chain in self.chains)
-
 
 def chains_of(trace: Trace, answers: Answers) -> RequestChains:
     """Return the requests of a trace in order of arrival."""

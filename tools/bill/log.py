@@ -18,7 +18,6 @@ from twostroke.errors import ConfigError
 from twostroke.kv_cache.pool_size import LengthSpread
 
 CURVE_POINTS: Final = 40
-PERCENTILES: Final = (50, 90, 99)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,6 @@ class PageForm:
     """Bytes of the keys of one block in one head of one layer, scales included."""
     value_bytes: Callable[[PageShape], int]
     help: str
-    has_token_scales: bool = False
-    """Each token's key, and its value, has one float32 scale per head behind all numbers of the block."""
 
     def head_bytes(self, shape: PageShape) -> int:
         """Return the bytes of the keys and values of one block in one head of one layer."""
@@ -71,7 +69,7 @@ def _scaled_per_token(name: str, text: str) -> PageForm:
     def both(shape: PageShape) -> int:
         return shape.block * (shape.head_dim + SCALE_BYTES)
 
-    return PageForm(name, both, both, text, has_token_scales=True)
+    return PageForm(name, both, both, text)
 
 
 def _int4_keys(shape: PageShape) -> int:

@@ -178,6 +178,8 @@ def test_pages_hold_what_the_reference_writes_and_rows_come_out_as_it_computes_t
     stored = replace(right, numbers=in_pieces(right.numbers)) if path in built_kernels else right
     assert same_pages(pool, stored)
     slack = SLACK[dtype] if form == str(dtype).removeprefix("torch.") or form in BYTES else SLACK[torch.bfloat16]
+    if form in BYTES and path not in built_kernels:
+        slack *= 3  # torch rounds numbers times scales to the dtype before it multiplies them, a large score's too
     torch.testing.assert_close(actual, expected, rtol=slack, atol=slack * v.abs().max().item() / 3)
 
 
