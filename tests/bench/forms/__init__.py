@@ -1,8 +1,11 @@
-"""`python -m tests.bench forms`: what each form of pages takes in bytes and in quality, with a real model.
+"""`python -m tests.bench forms`: what each form of pages takes in bytes and in quality, with real models.
 
-    options     the flags, checked once
-    quality     one text through the model over pages of each form: perplexity, distance of logits, greedy tokens
-    session     all forms beside the first one; table, JSON
+    options      the flags, checked once
+    form_model   a model over pages of one form
+    quality      one text: perplexity, distance of the predictions
+    answers      greedy continuations, and facts that a long text says once
+    results      what was found, as a table
+    session      all forms of all models; JSON
 
 Only argparse is imported until `run` is called; torch comes then.
 """
@@ -13,15 +16,24 @@ import argparse
 
 from tests.bench.forms import options
 
-EPILOG = """Each window of the text is computed in chunks over pages of one form; every position but the last predicts
-the next token. KL is the distance of the next token's distribution from the one over pages of the model's dtype, in
-nats; "same" is the share of positions whose likeliest token is the same. "int8 from bfloat16" are int8 pages whose
-earlier chunks were computed over bfloat16 pages and then converted, as where prefill workers have another form than
-decode workers. For step times: python -m tests.bench kernels --only forms
+EPILOG = """What is measured, each over pages of every form, beside pages of the model's dtype:
+
+  prediction  Windows, evenly spaced in the text, are computed in chunks; every position but the last predicts the next
+              token. KL is the distance of the next token's distribution, in nats; "same" is the share of positions
+              whose likeliest token is the same.
+  converted   The same over "int8 from bfloat16": earlier chunks were computed over bfloat16 pages and then converted,
+              as where prefill workers have another form than decode workers.
+  greedy      Parts of the text are continued greedily, past any end of text. "shared" is the mean number of tokens
+              before the first one that differs.
+  facts       Sentences like "The secret number of Oslo is 48213." are planted evenly in one long text (the same text,
+              repeated). Its pages are computed once; then each fact is asked for, and the greedy answer must hold it.
+
+For step times: python -m tests.bench kernels --only forms
 
 examples:
   python -m tests.bench forms
-  python -m tests.bench forms --model smollm2-135m --text novel.txt --windows 8 --json forms.json
+  python -m tests.bench forms --model smollm2-135m --model qwen2.5-coder-0.5b --threads 2 --json forms.json
+  python -m tests.bench forms --text novel.txt --only facts --context 16384 --forms int8
 """
 
 

@@ -3,74 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.choice import choose_attention
-from twostroke.kernels.cpu.build import Kernels
+from tests.bench.forms.form_model import BLOCK, CHUNK, FormModel
 from twostroke.kernels.page_conversion import convert_page
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kv_cache.form import FORMS, Conversion
-from twostroke.models.choice import load_model
-from twostroke.models.rope import rope_tables
-from twostroke.models.spec import ModelSpec
-
-BLOCK = 16
-CHUNK = 256
-"""Tokens computed at a time: later chunks read what earlier ones stored, as do the tokens of a chunk themselves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quality:
-    form: str
-    page_bytes: int
-    perplexity: float
-    mean_kl: float
-    """Mean over positions, in nats: how many more are needed to code what the compared form predicts."""
-    same: float
-    """Share of positions at which the likeliest token is the same."""
+from twostroke.kv_cache.form import Conversion
 
 
 class Predicts(Protocol):
     def log_probabilities(self, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield float32 [positions, vocab] of what follows each position, chunk by chunk."""
-
-
-class FormModel:
-    """The model over pages of one form that hold a single sequence."""
-
-    def __init__(
-        self, directory: Path, spec: ModelSpec, dtype: str, form: str, tokens: int, kernels: Kernels | None
-    ) -> None:
-        kind: torch.dtype = getattr(torch, dtype)
-        shape = spec.page_shape(BLOCK)
-        self._blocks = -(-tokens // BLOCK)
-        self.data = torch.zeros(self._blocks, FORMS[form].page_bytes(shape), dtype=torch.uint8)
-        """The pages, uint8 [blocks, page bytes]."""
-        pool = PagePool.over(self.data, FORMS[form], shape)
-        attention = choose_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=kernels, dtype=kind)
-        self._model = load_model(directory, spec, attention, kernels, dtype=kind, is_int8=False, with_head=True)
-        self._cosines, self._sines = rope_tables(spec.rope, tokens)
-
-    def log_probabilities(self, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
-        for start in range(0, len(tokens), CHUNK):
-            at = torch.arange(start, min(start + CHUNK, len(tokens)))
-            batch = RaggedBatch(
-                positions=at.int(),
-                query_starts=(0, len(at)),
-                context_lens=(int(at[-1]) + 1,),
-                block_tables=torch.arange(self._blocks, dtype=torch.int32)[None],
-                write_slots=at,
-                cosines=self._cosines[at],
-                sines=self._sines[at],
-            )
-            logits = self._model.forward(tokens[at].int(), batch, torch.arange(len(at)))
-            assert logits is not None, "the model has a head"
-            yield logits.float().log_softmax(dim=-1)
 
 
 class ConvertedModel:
