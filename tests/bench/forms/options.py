@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--prompts", 8, "N", "parts of the text that are continued"),
         ("--prompt-tokens", 256, "TOKENS", "length of such a part"),
         ("--continued-tokens", 128, "TOKENS", "length of a continuation"),
-        ("--facts", 20, "N", "facts in a long text"),
+        ("--facts", 10, "N", "facts in a long text"),
         ("--context", 8192, "TOKENS", "its length, question and answer included; a model's longest, if that is less"),
         ("--seed", 0, "N", "of the facts"),
         ("--threads", 1, "N", "cores that compute"),
