@@ -86,7 +86,7 @@ class RouterControlService(control_pb2_grpc.ControlServicer):
     async def ForgetCached(
         self, request: control_pb2.ForgetCachedRequest, context: Context
     ) -> control_pb2.ForgetCachedResponse:
-        return control_pb2.ForgetCachedResponse(blocks=await self._handler.dispatcher.forget_cached())
+        return await self._handler.dispatcher.forget_cached()
 
     async def GetTrace(self, request: control_pb2.GetTraceRequest, context: Context) -> control_pb2.GetTraceResponse:
         return await self._handler.dispatcher.trace(request.name)

@@ -17,14 +17,16 @@ CALL_TIMEOUT_S = 5.0
 """Deadline of each call; none of them computes anything."""
 
 
-async def forget_cached(workers: Sequence[Worker], membership: Membership) -> int:
-    """Returns how many blocks were forgotten. Raises the first worker's error; the others have forgotten then."""
+async def forget_cached(workers: Sequence[Worker], membership: Membership) -> control_pb2.ForgetCachedResponse:
+    """Returns the sums of all workers. Raises the first worker's error; the others have forgotten then."""
     request = control_pb2.ForgetCachedRequest()
     results = await _call_all(workers, membership, lambda stub: stub.ForgetCached, request)
     for result in results:
         if isinstance(result, BaseException):
             raise result
-    return sum(int(result.blocks) for result in results)
+    return control_pb2.ForgetCachedResponse(
+        blocks=sum(result.blocks for result in results), pinned=sum(result.pinned for result in results)
+    )
 
 
 async def traces_at(

@@ -38,6 +38,7 @@ from twostroke.rpc.membership import Membership
 from twostroke.rpc.profiles import ProfiledParts, profile_here
 from twostroke.rpc.traces import known_of
 from twostroke.rpc.v1.control_pb2 import (
+    ForgetCachedResponse,
     GetTraceResponse,
     KvEventBatch,
     ProfilePart,
@@ -172,7 +173,7 @@ class RouterCore:
     def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
         return self._routing.relay.subscribe(request)
 
-    async def forget_cached(self) -> int:
+    async def forget_cached(self) -> ForgetCachedResponse:
         return await forget_cached(self._fleet.workers, self.membership)
 
     async def trace(self, name: str) -> GetTraceResponse:

@@ -10,6 +10,7 @@ from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker_link import TokenDelta
 from twostroke.request import CacheHint, SamplingParams, Siblings
 from twostroke.rpc.v1.control_pb2 import (
+    ForgetCachedResponse,
     GetTraceResponse,
     KvEventBatch,
     ProfilePart,
@@ -108,8 +109,9 @@ class Dispatcher(Protocol):
     def profile(self, request: ProfileRequest) -> AsyncGenerator[ProfilePart, None]:
         """Records for some seconds where time goes, here and at the workers, then yields it process by process."""
 
-    async def forget_cached(self) -> int:
-        """Lets every worker forget the blocks that no request uses now. Returns how many those were."""
+    async def forget_cached(self) -> ForgetCachedResponse:
+        """Lets every worker forget the blocks that no request uses now and no pin keeps. Returns how many those were,
+        and how many are left because of a pin."""
 
     async def drain(self, deadline_s: float) -> int:
         """Takes no new work, and waits for open requests until `deadline_s` (Unix seconds). Returns those left."""

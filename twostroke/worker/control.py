@@ -13,6 +13,7 @@ import grpc.aio
 from twostroke.fault_points import Point, reach
 from twostroke.ids import WorkerId
 from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.profiles import ProfiledParts, profile_here
 from twostroke.rpc.traces import known_of
@@ -86,6 +87,7 @@ class WorkerControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.ForgetCachedRequest, context: Context
     ) -> control_pb2.ForgetCachedResponse:
         blocks = self._host.pool.forget_cached() + self._host.tiers.forget_all()
+        pinned = self._host.pool.count(PageState.PINNED)
         self._host.feed.publish_changes()
-        log.info("cached blocks forgotten blocks=%d", blocks)
-        return control_pb2.ForgetCachedResponse(blocks=blocks)
+        log.info("cached blocks forgotten blocks=%d pinned=%d", blocks, pinned)
+        return control_pb2.ForgetCachedResponse(blocks=blocks, pinned=pinned)

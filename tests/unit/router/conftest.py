@@ -138,8 +138,8 @@ class ScriptedDispatcher:
     async def subscribe(self, request: control_pb2.SubscribeKvEventsRequest) -> AsyncIterator[control_pb2.KvEventBatch]:
         yield control_pb2.KvEventBatch(worker_id=request.worker_id, snapshot=True)
 
-    async def forget_cached(self) -> int:
-        return 7
+    async def forget_cached(self) -> control_pb2.ForgetCachedResponse:
+        return control_pb2.ForgetCachedResponse(blocks=7, pinned=2)
 
     async def drain(self, deadline_s: float) -> int:
         self.drained_until_s = deadline_s

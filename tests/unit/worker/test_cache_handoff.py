@@ -14,7 +14,7 @@ from twostroke.ids import BlockHash
 from twostroke.kv_cache.pool import CachedBlock
 from twostroke.rpc.v1 import control_pb2
 from twostroke.worker.pulls import cache_handoff
-from twostroke.worker.pulls.cache_handoff import Chain, HandoffShare, divide, hottest_chains
+from twostroke.worker.pulls.cache_handoff import Chain, HandoffShare, divide, hottest_chains, pages_to_give
 
 
 def name(text: str) -> BlockHash:
@@ -62,6 +62,13 @@ def test_heirs_share_by_first_blocks_and_get_what_they_have_room_for() -> None:
     divide(chains, [first, second])
     assert first.chains == [chains[0], Chain(name("root"), (name("a"), name("a2")), 1)]
     assert second.chains == [chains[1]]
+
+
+@pytest.mark.parametrize(
+    ("free", "pinned", "given"), [(0, 0, 50), (0, 40, 30), (35, 40, 35), (80, 10, 80), (0, 100, 0)]
+)
+def test_pinned_pages_of_a_successor_are_no_room(free: int, pinned: int, given: int) -> None:
+    assert pages_to_give(control_pb2.Load(pages_total=100, pages_free=free, pages_pinned=pinned)) == given
 
 
 async def test_a_prompt_cached_on_a_drained_prefill_worker_is_a_hit_at_its_heir() -> None:

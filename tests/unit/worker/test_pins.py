@@ -15,6 +15,7 @@ from tests.unit.worker.peers import fetched
 from tests.unit.worker.rig import (
     BLOCK,
     PAGE_BYTES,
+    TOKEN,
     Running,
     decode,
     eventually,
@@ -31,7 +32,7 @@ from twostroke.kv_cache.pins import Pin, pin_id_of
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.pins import pin_to_message
-from twostroke.rpc.v1 import pins_pb2, pins_pb2_grpc, worker_pb2
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, pins_pb2, pins_pb2_grpc, worker_pb2
 
 BLOCKS = 8
 SYSTEM = prompt_of(BLOCKS * BLOCK)
@@ -420,3 +421,22 @@ async def test_a_new_epoch_of_a_worker_has_its_blocks_and_not_its_pins() -> None
         assert worker.host.pool.count(PageState.CACHED) == BLOCKS
         assert log.sequence == 1
         assert set(log.snapshot().stored) == set(block_hashes_of(SYSTEM, BLOCK))
+
+
+async def test_forgetting_the_cache_leaves_pinned_blocks_with_their_pages_and_says_how_many() -> None:
+    async with decode(**SHORT) as worker, pins_at(worker) as pins, router_to(worker) as router:
+        await pins.put(pin_of())
+        await pins.ready()
+        await router.answer(tuple(range(5, 5 + 3 * BLOCK)), 2)
+        await worker.idle()
+        computed = worker.metric("computed_tokens_total")
+        channel = PeerChannel(worker.info.address, TOKEN)
+        control = control_pb2_grpc.ControlStub(channel.channel)
+        answer = await control.ForgetCached(control_pb2.ForgetCachedRequest(), metadata=channel.metadata)
+        await channel.close()
+        assert (answer.blocks, answer.pinned) == (3, BLOCKS)
+        pool = worker.host.pool
+        assert (pool.count(PageState.PINNED), pool.count(PageState.CACHED)) == (BLOCKS, 0)
+        assert pool.hits(block_hashes_of(SYSTEM, BLOCK)) == BLOCKS
+        await pins.ready()
+        assert worker.metric("computed_tokens_total") == computed, "a pinned block was computed again"

@@ -238,7 +238,7 @@ class SubscribeKvEventsRequest(_message.Message):
     def __init__(self, epoch: _Optional[str] = ..., start_sequence: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
 
 class KvEventBatch(_message.Message):
-    __slots__ = ("worker_id", "epoch", "sequence", "snapshot", "stored", "removed", "cleared", "block_count", "digest", "load", "lower_tiers", "published_s")
+    __slots__ = ("worker_id", "epoch", "sequence", "snapshot", "stored", "removed", "cleared", "block_count", "digest", "load", "lower_tiers", "published_s", "part", "more")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +251,8 @@ class KvEventBatch(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     LOWER_TIERS_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_S_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: str
     sequence: int
@@ -263,7 +265,9 @@ class KvEventBatch(_message.Message):
     load: Load
     lower_tiers: _containers.RepeatedCompositeFieldContainer[TierChange]
     published_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., block_count: _Optional[int] = ..., digest: _Optional[bytes] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., lower_tiers: _Optional[_Iterable[_Union[TierChange, _Mapping]]] = ..., published_s: _Optional[float] = ...) -> None: ...
+    part: int
+    more: bool
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., block_count: _Optional[int] = ..., digest: _Optional[bytes] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., lower_tiers: _Optional[_Iterable[_Union[TierChange, _Mapping]]] = ..., published_s: _Optional[float] = ..., part: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class TierChange(_message.Message):
     __slots__ = ("tier", "stored", "removed")
@@ -449,7 +453,9 @@ class ForgetCachedRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ForgetCachedResponse(_message.Message):
-    __slots__ = ("blocks",)
+    __slots__ = ("blocks", "pinned")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
     blocks: int
-    def __init__(self, blocks: _Optional[int] = ...) -> None: ...
+    pinned: int
+    def __init__(self, blocks: _Optional[int] = ..., pinned: _Optional[int] = ...) -> None: ...

@@ -1,7 +1,7 @@
 """Cache hand-off: a worker that drains lets others of its role fetch its cached blocks, most recently used first.
 
-Chains that begin with the same block go to the same successor. A successor gets at most half of its pool, or its free
-pages if those are more, because its own blocks are worth as much.
+Chains that begin with the same block go to the same successor. A successor gets at most half of the pages that no pin
+keeps there, or its free pages if those are more, because its own blocks are worth as much.
 """
 
 from __future__ import annotations
@@ -74,6 +74,11 @@ def divide(chains: Iterable[Chain], shares: Sequence[HandoffShare]) -> None:
             share.room -= chain.fresh
 
 
+def pages_to_give(load: control_pb2.Load) -> int:
+    """Return how many pages a successor with this load may be given: a fetch never takes those that a pin keeps."""
+    return max(load.pages_free, (load.pages_total - load.pages_pinned) // 2)
+
+
 async def _room(host: WorkerHost, successor: control_pb2.Successor) -> int:
     """Return how many pages a successor may be given; 0 if it does not answer."""
     peer = PeerChannel(successor.address, host.us)
@@ -88,8 +93,7 @@ async def _room(host: WorkerHost, successor: control_pb2.Successor) -> int:
         return 0
     finally:
         await peer.close()
-    load = answer.workers[0].load
-    return max(load.pages_free, load.pages_total // 2)
+    return pages_to_give(answer.workers[0].load)
 
 
 async def _give(host: WorkerHost, share: HandoffShare, until_s: float) -> int:

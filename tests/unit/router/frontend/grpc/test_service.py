@@ -213,7 +213,8 @@ async def test_control_tells_about_the_router_and_the_model(frontend):
     assert load.workers[0].load.running == 7
     events = stub.SubscribeKvEvents(control_pb2.SubscribeKvEventsRequest(worker_id="decode-0"))
     assert [(batch.worker_id, batch.snapshot) async for batch in events] == [("decode-0", True)]
-    assert (await stub.ForgetCached(control_pb2.ForgetCachedRequest())).blocks == 7
+    forgotten = await stub.ForgetCached(control_pb2.ForgetCachedRequest())
+    assert (forgotten.blocks, forgotten.pinned) == (7, 2)
 
 
 async def test_a_drained_router_reports_not_serving_and_takes_no_new_request(frontend):
