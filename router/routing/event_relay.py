@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from router.routing.prefix_index import PrefixIndex
 from twostroke.ids import WorkerId
 from twostroke.kv_cache.block import HASH_BYTES
-from twostroke.kv_cache.events import EventBatch
+from twostroke.kv_cache.events import EventBatch, parts_of
 from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest
 
@@ -23,7 +23,7 @@ class EventRelay:
         self._readers: set[_Reader] = set()
 
     def publish(self, message: KvEventBatch) -> None:
-        """Passes on a batch that the index has just applied."""
+        """Passes on a batch, or a part of one, that the index has just applied."""
         for reader in self._readers:
             reader.offer(message, self._index.workers)
 
@@ -62,15 +62,25 @@ class _Reader:
         self._only = only
         self._batches: deque[KvEventBatch] = deque()
         self._restarts: list[WorkerId] = []
+        """Workers of which it is sent a snapshot next."""
+        self._parts: Iterator[KvEventBatch] = iter(())
+        """The rest of a snapshot that is being sent."""
+        self._incomplete: set[WorkerId] = set()
+        """Workers of which it is sent a snapshot once the index has all of a batch, or is right again."""
         self._changed = asyncio.Event()
 
     def start_again(self, workers: list[WorkerId]) -> None:
         self._batches.clear()
+        self._parts = iter(())
+        self._incomplete.clear()
         self._restarts = [worker for worker in workers if self._only in (None, worker)]
         self._changed.set()
 
     def offer(self, message: KvEventBatch, workers: list[WorkerId]) -> None:
         if self._only not in (None, message.worker_id) or message.worker_id in self._restarts:
+            return
+        if message.worker_id in self._incomplete:
+            self._complete(message)
             return
         if len(self._batches) >= MAX_BEHIND:
             self.start_again(workers)
@@ -79,11 +89,29 @@ class _Reader:
         self._changed.set()
 
     async def next(self, index: PrefixIndex) -> KvEventBatch | None:
+        part = next(self._parts, None)
+        if part is not None:
+            return part
         while not self._restarts and not self._batches:
             self._changed.clear()
             await self._changed.wait()
         if not self._restarts:
             return self._batches.popleft()
-        worker = self._restarts.pop(0)
+        self._begin_snapshot(self._restarts.pop(0), index)
+        return None
+
+    def _begin_snapshot(self, worker: WorkerId, index: PrefixIndex) -> None:
         epoch, batch = index.epoch_of(worker), index.snapshot(worker)
-        return batch_to_message(worker, epoch, batch) if epoch is not None and batch is not None else None
+        if epoch is None:
+            return
+        if batch is None:
+            self._incomplete.add(worker)
+        else:
+            self._parts = (batch_to_message(worker, epoch, part) for part in parts_of(batch))
+
+    def _complete(self, message: KvEventBatch) -> None:
+        if not message.more:
+            worker = WorkerId(message.worker_id)
+            self._incomplete.remove(worker)
+            self._restarts.append(worker)
+            self._changed.set()

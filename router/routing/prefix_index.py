@@ -69,6 +69,8 @@ _UPWARDS = tuple(reversed(Tier))
 
 
 class Applied(enum.Enum):
+    PARTIAL = "partial"
+    """A part of a batch was applied; the others are still to come."""
     APPLIED = "applied"
     """The index equals the worker's set as of this batch: size and digest agree."""
     OLD = "old"
@@ -86,7 +88,9 @@ class _WorkerBlocks:
     bit: Mask
     epoch: Epoch
     sequence: int | None = None
-    """Number of the last batch applied; None: only a snapshot helps."""
+    """Number of the last batch applied; None: a part of one is missing, or only a snapshot helps."""
+    awaited: tuple[int, int] | None = None
+    """The part that must come next, as (number of the batch, number of the part)."""
     blocks: dict[BlockHash, int] = field(default_factory=dict)
     """Hash to tiers, one bit each. A dict is never less than a third full, a set down to a seventh; and Python keeps
     these numbers anyway."""
@@ -160,19 +164,20 @@ class PrefixIndex:
         held = self._blocks_of(worker, epoch)
         if held.epoch != epoch:
             return Applied.OLD
-        if not batch.snapshot:
-            if held.sequence is None or batch.sequence > held.sequence + 1:
-                return Applied.GAP
-            if batch.sequence <= held.sequence:
-                return Applied.OLD
-        if batch.snapshot or batch.cleared:
+        refusal = _refusal(held, batch)
+        if refusal is not None:
+            return refusal
+        if batch.part == 0 and (batch.snapshot or batch.cleared):
             self._clear(held)
         for change in batch.changes:
             self._remove(held, change)
             self._store(held, change)
         for change in batch.changes:  # now that all are in: what only moved to another tier is not gone
             self.re_reference.evicted(block_hash for block_hash in change.removed if not self._is_held(block_hash))
-        held.sequence = batch.sequence
+        if batch.more:
+            held.sequence, held.awaited = None, (batch.sequence, batch.part + 1)
+            return Applied.PARTIAL
+        held.sequence, held.awaited = batch.sequence, None
         if held.block_count != batch.block_count or held.xor != int.from_bytes(batch.digest, "big"):
             held.sequence = None
             return Applied.DIVERGED
@@ -202,7 +207,7 @@ class PrefixIndex:
         held = self._workers.get(worker)
         if held is None or held.sequence is None:
             return None
-        changes = [TierChange(tier, tuple(_on(held, tier)), ()) for tier in Tier]
+        changes = [TierChange(tier, tuple(_on(held, tier)) if held.counts[tier] else (), ()) for tier in Tier]
         return batch_of(held.sequence, changes, held.block_count, held.xor, snapshot=True)
 
     def leading_blocks(
@@ -319,6 +324,18 @@ class PrefixIndex:
             holders[block_hash] = self._bits.get(rest, rest)
         else:
             del holders[block_hash]
+
+
+def _refusal(held: _WorkerBlocks, batch: EventBatch) -> Applied | None:
+    """Tell why a batch, or a part of one, does not follow on what is held; None if it does."""
+    follows = (batch.sequence, batch.part) == held.awaited if batch.part else batch.snapshot
+    if follows:
+        return None
+    if held.sequence is not None and batch.sequence <= held.sequence:
+        return Applied.OLD
+    if batch.part or held.sequence is None or batch.sequence > held.sequence + 1:
+        return Applied.GAP
+    return None
 
 
 def _on(held: _WorkerBlocks, tier: Tier) -> Iterable[BlockHash]:

@@ -43,6 +43,9 @@ class RoutingState:
 
     def apply(self, worker: WorkerId, epoch: Epoch, message: KvEventBatch) -> bool:
         verdict = self.index.apply(worker, epoch, batch_from_message(message))
+        if verdict is Applied.PARTIAL:
+            self.relay.publish(message)
+            return True
         if verdict is Applied.APPLIED:
             self._metrics.observe_lag(message.published_s, time.time())
             if message.snapshot:

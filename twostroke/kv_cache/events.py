@@ -2,13 +2,16 @@
 
 Every batch has a sequence number, and carries the size of the worker's set of (hash, tier) and the xor over it. A
 reader that applied every batch has the same digest, or knows that it has not.
+
+A batch of many blocks is sent in parts, which follow one another; so is the snapshot of a large set, whose parts are
+made one at a time. The size and the digest, which every part carries, hold after the last one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from twostroke.ids import BlockHash, Epoch
 from twostroke.kv_cache.block import HASH_BYTES
@@ -16,6 +19,11 @@ from twostroke.kv_cache.tier import Tier
 
 RING_BATCHES = 4096
 """Batches kept for replay, some minutes at one per step; readers further behind take a snapshot."""
+
+PART_BLOCKS = 8192
+"""Most blocks in one part: sender and reader need some milliseconds for it, and a message takes 128 KiB."""
+BUCKETS = 64
+"""Parts of a tier's set, by the first bits of the hash: a snapshot copies one where it changes before its turn."""
 
 _HASH_BITS = 8 * HASH_BYTES
 _HASH_MASK = (1 << _HASH_BITS) - 1
@@ -47,6 +55,10 @@ class EventBatch:
     lower_tiers: tuple[TierChange, ...] = ()
     published_s: float = 0.0
     """Wall-clock time of publication; 0 if not measured."""
+    part: int = 0
+    """Number of this part of a batch that comes in several."""
+    more: bool = False
+    """Another part follows."""
 
     @property
     def changes(self) -> tuple[TierChange, ...]:
@@ -91,17 +103,13 @@ class EventLog:
         """
         self._sequence += 1
         changes = [tier_blocks.change() for tier_blocks in self._tiers.values()]
-        cleared = sum(len(tier_blocks.blocks) for tier_blocks in self._tiers.values()) < sum(
-            len(c.removed) for c in changes
-        )
+        cleared = self._count() < sum(len(change.removed) for change in changes)
         if cleared:
-            changes = [
-                TierChange(tier_blocks.tier, tuple(tier_blocks.blocks), ()) for tier_blocks in self._tiers.values()
-            ]
+            changes = [TierChange(tier_blocks.tier, tuple(tier_blocks), ()) for tier_blocks in self._tiers.values()]
         batch = batch_of(
             self._sequence,
             changes,
-            sum(len(tier_blocks.blocks) for tier_blocks in self._tiers.values()),
+            self._count(),
             self._xor(),
             cleared=cleared,
             published_s=published_s,
@@ -130,6 +138,25 @@ class EventLog:
                 xor ^= digest_term(block_hash, change.tier)
         return batch_of(self._sequence, changes, count, xor, snapshot=True)
 
+    def snapshot_parts(self) -> Generator[EventBatch]:
+        """Yield the set as of the last published batch in parts, which are made as they are asked for.
+
+        The log may change between two parts. Nothing may be pending when the first one is asked for.
+        """
+        assert not self.has_changes, "publish first: a snapshot is the set as of a published batch"
+        tiers = [tier_blocks.freeze() for tier_blocks in self._tiers.values()]
+        whole = EventBatch(
+            self._sequence, (), (), self._count(), self._xor().to_bytes(HASH_BYTES, "big"), snapshot=True
+        )
+        try:
+            yield from _in_parts(whole, (piece for tier in tiers for piece in tier.pieces()))
+        finally:
+            for tier_blocks, frozen in zip(self._tiers.values(), tiers, strict=True):
+                tier_blocks.readers.remove(frozen)
+
+    def _count(self) -> int:
+        return sum(len(tier_blocks) for tier_blocks in self._tiers.values())
+
     def _xor(self) -> int:
         xor = 0
         for tier_blocks in self._tiers.values():
@@ -142,18 +169,30 @@ class _TierBlocks:
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
-        self.blocks: set[BlockHash] = set()
+        self._buckets = [set[BlockHash]() for _ in range(BUCKETS)]
+        self._count = 0
         self.xor = 0
         self.pending: dict[BlockHash, bool] = {}
         """Block hash -> stored (or removed) since the last batch; blocks that came and went are left out."""
+        self.readers: list[_FrozenBlocks] = []
+        """Snapshots that are under way."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[BlockHash]:
+        return (block_hash for bucket in self._buckets for block_hash in bucket)
 
     def add(self, block_hash: BlockHash) -> None:
-        assert block_hash not in self.blocks, f"block {block_hash.hex()} is on tier {self.tier.name} already"
-        self.blocks.add(block_hash)
+        bucket = self._bucket_to_change(block_hash)
+        assert block_hash not in bucket, f"block {block_hash.hex()} is on tier {self.tier.name} already"
+        bucket.add(block_hash)
+        self._count += 1
         self._note(block_hash, stored=True)
 
     def remove(self, block_hash: BlockHash) -> None:
-        self.blocks.remove(block_hash)
+        self._bucket_to_change(block_hash).remove(block_hash)
+        self._count -= 1
         self._note(block_hash, stored=False)
 
     def change(self) -> TierChange:
@@ -163,8 +202,20 @@ class _TierBlocks:
 
     def published(self) -> Iterator[BlockHash]:
         """Return the set as of the last batch."""
-        yield from (block_hash for block_hash in self.blocks if block_hash not in self.pending)
+        yield from (block_hash for block_hash in self if block_hash not in self.pending)
         yield from (block_hash for block_hash, stored in self.pending.items() if not stored)
+
+    def freeze(self) -> _FrozenBlocks:
+        """Return the set as it is now, whatever changes from here on; remove it from `readers` after use."""
+        frozen = _FrozenBlocks(self.tier, self._buckets)
+        self.readers.append(frozen)
+        return frozen
+
+    def _bucket_to_change(self, block_hash: BlockHash) -> set[BlockHash]:
+        bucket = block_hash[0] % BUCKETS
+        for frozen in self.readers:
+            frozen.keep(bucket)
+        return self._buckets[bucket]
 
     def _note(self, block_hash: BlockHash, *, stored: bool) -> None:
         self.xor ^= digest_term(block_hash, self.tier)
@@ -172,6 +223,86 @@ class _TierBlocks:
             del self.pending[block_hash]
         else:
             self.pending[block_hash] = stored
+
+
+class _FrozenBlocks:
+    """The blocks of one tier as of one moment, bucket by bucket."""
+
+    def __init__(self, tier: Tier, buckets: Sequence[set[BlockHash]]) -> None:
+        self._tier = tier
+        self._buckets = buckets
+        self._next = 0
+        """The first bucket that was not handed out."""
+        self._kept: dict[int, tuple[BlockHash, ...]] = {}
+        """Buckets that have changed since, as they were."""
+
+    def keep(self, bucket: int) -> None:
+        """Copy a bucket that is about to change, if it is still to be handed out."""
+        if bucket >= self._next and bucket not in self._kept:
+            self._kept[bucket] = tuple(self._buckets[bucket])
+
+    def pieces(self) -> Iterator[TierChange]:
+        while self._next < len(self._buckets):
+            kept = self._kept.pop(self._next, None)
+            blocks = tuple(self._buckets[self._next]) if kept is None else kept
+            self._next += 1
+            yield TierChange(self._tier, blocks, ())
+
+
+def parts_of(batch: EventBatch) -> Iterator[EventBatch]:
+    """Yield a batch in parts: what was stored comes before what was removed, so that a move is never seen as a loss."""
+    changes = batch.changes
+    if sum(len(change.stored) + len(change.removed) for change in changes) <= PART_BLOCKS:
+        yield batch
+        return
+    stored = (TierChange(change.tier, change.stored, ()) for change in changes)
+    removed = (TierChange(change.tier, (), change.removed) for change in changes)
+    yield from _in_parts(batch, [*stored, *removed])
+
+
+def _in_parts(whole: EventBatch, pieces: Iterable[TierChange]) -> Iterator[EventBatch]:
+    """Yield a batch like `whole`, but of these pieces, in parts."""
+    groups = _groups(pieces)
+    part, group = 0, next(groups, ())
+    for following in groups:
+        yield _part(whole, part, group, more=True)
+        part, group = part + 1, following
+    yield _part(whole, part, group, more=False)
+
+
+def _part(whole: EventBatch, part: int, pieces: Sequence[TierChange], *, more: bool) -> EventBatch:
+    merged = [_merged(tier, [piece for piece in pieces if piece.tier is tier]) for tier in Tier]
+    return replace(
+        whole,
+        stored=merged[Tier.DEVICE].stored,
+        removed=merged[Tier.DEVICE].removed,
+        lower_tiers=tuple(change for change in merged[Tier.HOST :] if change.stored or change.removed),
+        part=part,
+        more=more,
+    )
+
+
+def _merged(tier: Tier, pieces: Sequence[TierChange]) -> TierChange:
+    stored = tuple(block_hash for piece in pieces for block_hash in piece.stored)
+    removed = tuple(block_hash for piece in pieces for block_hash in piece.removed)
+    return TierChange(tier, stored, removed)
+
+
+def _groups(pieces: Iterable[TierChange]) -> Iterator[Sequence[TierChange]]:
+    """Yield the pieces in groups of at most `PART_BLOCKS` blocks, cut where that is needed."""
+    group, room = list[TierChange](), PART_BLOCKS
+    for piece in pieces:
+        start, blocks = 0, len(piece.stored) + len(piece.removed)
+        while start < blocks:
+            end = min(blocks, start + room)
+            group.append(TierChange(piece.tier, piece.stored[start:end], piece.removed[start:end]))
+            room -= end - start
+            start = end
+            if not room:
+                yield group
+                group, room = [], PART_BLOCKS
+    if group:
+        yield group
 
 
 def batch_of(

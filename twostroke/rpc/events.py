@@ -44,6 +44,8 @@ def batch_to_message(
         load=load,
         lower_tiers=[_change_to_message(change) for change in batch.lower_tiers],
         published_s=batch.published_s,
+        part=batch.part,
+        more=batch.more,
     )
 
 
@@ -58,6 +60,8 @@ def batch_from_message(message: control_pb2.KvEventBatch) -> EventBatch:
         cleared=message.cleared,
         lower_tiers=tuple(_change_from_message(change) for change in message.lower_tiers),
         published_s=message.published_s,
+        part=message.part,
+        more=message.more,
     )
 
 

@@ -8,14 +8,14 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from dataclasses import dataclass
 
 from twostroke import __version__
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import EngineLost
 from twostroke.ids import Epoch, SessionId
-from twostroke.kv_cache.events import EventBatch, EventLog
+from twostroke.kv_cache.events import EventBatch, EventLog, parts_of
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
 from twostroke.kv_cache.tier import Tier
@@ -425,16 +425,28 @@ class EventFeed:
                 self.publish()
 
     async def follow(self, epoch: str, start_sequence: int) -> AsyncIterator[EventBatch]:
-        """Yield batches from `start_sequence` of `epoch` on, after a snapshot if the log does not reach back."""
+        """Yield batches from `start_sequence` of `epoch` on, after a snapshot if the log does not reach back.
+
+        Long ones come in parts, so that nobody waits long for the event loop.
+        """
         known = epoch == str(self.log.epoch)
         batches = self.log.since(start_sequence) if known else None
         while True:
-            ticket = self._published.ticket()
             if batches is None:
-                batches = [self.log.snapshot()]
-            for batch in batches:
-                yield batch
-                start_sequence = batch.sequence + 1
+                self.publish_changes()
+            ticket = self._published.ticket()
+            with contextlib.closing(self._parts(batches)) as parts:
+                for part in parts:
+                    yield part
+                    start_sequence = part.sequence + 1
             if self.log.sequence < start_sequence:
                 await ticket.wait()
             batches = self.log.since(start_sequence)
+
+    def _parts(self, batches: Sequence[EventBatch] | None) -> Generator[EventBatch]:
+        """Yield these batches, or a snapshot, in parts."""
+        if batches is None:
+            yield from self.log.snapshot_parts()
+            return
+        for batch in batches:
+            yield from parts_of(batch)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
+from collections.abc import Iterable
+
 from twostroke.ids import BlockHash, Epoch
 from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of
-from twostroke.kv_cache.events import RING_BATCHES, EventLog, TierChange, digest_term
+from twostroke.kv_cache.events import PART_BLOCKS, RING_BATCHES, EventBatch, EventLog, TierChange, digest_term, parts_of
 from twostroke.kv_cache.tier import Tier
 
 A, B, C = block_hashes_of(range(3), 1)
@@ -126,3 +130,82 @@ def test_a_block_that_moves_between_tiers_changes_the_digest_by_whole_turns_of_i
     assert digest_term(block_hash, Tier.DEVICE) == int.from_bytes(block_hash, "big")
     assert digest_term(block_hash, Tier.HOST) == 0b11
     assert digest_term(block_hash, Tier.DISK) == 0b110
+
+
+def many_hashes(count: int, salt: int = 0) -> list[BlockHash]:
+    return [BlockHash(hashlib.blake2b(f"{salt} {number}".encode(), digest_size=16).digest()) for number in range(count)]
+
+
+def collected(parts: Iterable[EventBatch]) -> dict[Tier, set[BlockHash]]:
+    held: dict[Tier, set[BlockHash]] = {tier: set() for tier in Tier}
+    for part in parts:
+        for change in part.changes:
+            assert held[change.tier].isdisjoint(change.stored), "a block came twice"
+            held[change.tier].update(change.stored)
+    return held
+
+
+def test_a_snapshot_of_many_blocks_comes_in_bounded_parts_that_only_the_last_one_ends() -> None:
+    on_device, on_disk = many_hashes(1000), many_hashes(100_000, salt=1)
+    log = fresh_log(*on_device)
+    for block_hash in on_disk:
+        log.stored(block_hash, Tier.DISK)
+    batch = log.publish()
+    parts = list(log.snapshot_parts())
+    assert [part.part for part in parts] == list(range(len(parts)))
+    assert [part.more for part in parts] == [True] * (len(parts) - 1) + [False]
+    assert all(sum(len(change.stored) for change in part.changes) <= PART_BLOCKS for part in parts)
+    assert {(part.sequence, part.block_count, part.digest, part.snapshot) for part in parts} == {
+        (1, 101_000, batch.digest, True)
+    }
+    assert collected(parts) == {Tier.DEVICE: set(on_device), Tier.HOST: set(), Tier.DISK: set(on_disk)}
+
+
+def test_a_snapshot_is_of_one_moment_whatever_changes_while_it_is_read() -> None:
+    hashes, later = many_hashes(50_000), many_hashes(2000, salt=1)
+    log = fresh_log(*hashes)
+    log.publish()
+    parts, draws, read = log.snapshot_parts(), random.Random(1), []
+    others = [log.snapshot_parts() for _ in range(2)]
+    for part in parts:
+        read.append(part)
+        for block_hash in draws.sample(hashes, 200):
+            log.removed(block_hash)
+            hashes.remove(block_hash)
+        for _ in range(100):
+            log.stored(later.pop())
+        log.publish()
+        next(others[0], None)  # another reader, which began later
+    assert collected(read)[Tier.DEVICE] == set(many_hashes(50_000))
+    assert {part.sequence for part in read} == {1}
+
+
+def test_a_snapshot_that_nobody_reads_to_its_end_costs_later_changes_nothing() -> None:
+    log = fresh_log(*many_hashes(20_000))
+    log.publish()
+    parts = log.snapshot_parts()
+    assert next(parts).more
+    assert any(tier_blocks.readers for tier_blocks in log._tiers.values())
+    parts.close()
+    assert not any(tier_blocks.readers for tier_blocks in log._tiers.values())
+
+
+def test_a_long_batch_comes_in_parts_and_tells_what_was_stored_first() -> None:
+    hashes = many_hashes(30_000)
+    log = fresh_log(*hashes, *many_hashes(20_000, salt=1))
+    log.publish()
+    for block_hash in hashes[:20_000]:
+        log.removed(block_hash)
+        log.stored(block_hash, Tier.HOST)
+    parts = list(parts_of(log.publish()))
+    assert [part.more for part in parts] == [True] * 4 + [False]
+    storing = [part.part for part in parts if any(change.stored for change in part.changes)]
+    removing = [part.part for part in parts if part.removed]
+    assert max(storing) <= min(removing)
+    assert sum(len(part.removed) for part in parts) == 20_000
+    assert collected(parts)[Tier.HOST] == set(hashes[:20_000])
+
+
+def test_a_short_batch_is_its_only_part() -> None:
+    batch = fresh_log(A, B).publish()
+    assert list(parts_of(batch)) == [batch]
