@@ -187,6 +187,11 @@ class BlockPool:
                 return index
         return len(hashes)
 
+    def shortage(self, hashes: Sequence[BlockHash], private: int) -> int:
+        """Return how many blocks `claim` would evict now. O(blocks)."""
+        missing = sum(block_hash not in self._by_hash for block_hash in hashes)
+        return max(0, missing + private - self._counts[PageState.FREE])
+
     def cached(self) -> list[CachedBlock]:
         """Return the cached and pinned blocks in no order. O(pages)."""
         return [

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from twostroke.config import ScheduleConfig
 from twostroke.errors import Overloaded
-from twostroke.ids import PageId
+from twostroke.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SampledToken
 from twostroke.scheduler.batch import StepResult
@@ -62,9 +62,28 @@ class Emission(NamedTuple):
     """Reason of the end, if it ended; ERROR means that its logits were not finite and there is no token."""
 
 
+class ClaimGate(Protocol):
+    """Decides when a waiting sequence may claim its pages."""
+
+    def may_claim(self, session: SessionId, hashes: ListOf[BlockHash], private: int) -> bool:
+        """Return False while blocks that the claim would evict are being saved; it is asked again after that."""
+
+
+class OpenGate:
+    """Lets every claim be made at once."""
+
+    def may_claim(self, session: SessionId, hashes: ListOf[BlockHash], private: int) -> bool:
+        return True
+
+
 class Scheduler:
     def __init__(
-        self, pool: BlockPool, config: ScheduleConfig, limits: SchedulerLimits, builder: StepBuilder | None = None
+        self,
+        pool: BlockPool,
+        config: ScheduleConfig,
+        limits: SchedulerLimits,
+        builder: StepBuilder | None = None,
+        gate: ClaimGate | None = None,
     ) -> None:
         self._pool = pool
         self._config = config
@@ -72,6 +91,7 @@ class Scheduler:
         self.step_tokens = config.step_tokens(on_gpu=limits.on_gpu)
         """Most tokens in one step; a worker may allow more once it has measured what they cost."""
         self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
+        self._gate = gate or OpenGate()
         self._waiting = WaitingQueue()
         self._running: dict[Sequence, None] = {}
         """Running sequences in order of admission; preemption takes from the end."""
@@ -249,6 +269,8 @@ class Scheduler:
         sequence.extend_hashes(block_size)
         wanted_tokens = len(sequence.known) + (1 if sequence.sampling else 0)
         private = -(-wanted_tokens // block_size) - len(sequence.block_hashes)
+        if not self._gate.may_claim(sequence.session, sequence.block_hashes, private):
+            return None
         claim = self._pool.claim(sequence.block_hashes, sequence.root, private)
         if claim is None:
             return None

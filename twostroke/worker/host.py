@@ -27,7 +27,7 @@ from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.cost import Queued
-from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
+from twostroke.scheduler.scheduler import ClaimGate, Scheduler, SchedulerLimits
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.telemetry import MetricsServer
 from twostroke.tracing.setup import recorder_of
@@ -46,6 +46,7 @@ from twostroke.worker.steps.calibration import CalibrationLimits, calibrate, ste
 from twostroke.worker.steps.engine_check import EngineCheck, probe_batch
 from twostroke.worker.steps.sharing import Sharing
 from twostroke.worker.steps.work_loop import WorkLoop
+from twostroke.worker.tiers.eviction_copies import EvictionCopies
 from twostroke.worker.tiers.loads import TierLoads
 from twostroke.worker.tiers.metrics import TierUse
 
@@ -86,7 +87,8 @@ class WorkerHost:
         self.feed = EventFeed(engine_state.begin_epoch(epoch), config.patience.heartbeat_s)
         self.pool = engine_state.pool
         self.recorder = recorder_of(config.worker_id, config.role.value, config.tracing, self.metrics.registry)
-        self.scheduler = _scheduler_of(config, engine_state)
+        self.eviction_copies = EvictionCopies(engine_state.tiers, self.pool, self.memory, self._wake)
+        self.scheduler = _scheduler_of(config, engine_state, self.eviction_copies)
         self.validator = RequestValidator(
             config.worker_id, epoch, facts.fingerprint, self.metrics, kv_form=str(facts.kv_form)
         )
@@ -147,6 +149,7 @@ class WorkerHost:
         await self.rpc.stop(grace_s=0.5)
         await self.pulls.close()
         self.loads.stop()
+        self.eviction_copies.stop()
         await self.tiers.wait_idle()
         for transport in self.transports:
             await transport.close()
@@ -166,6 +169,9 @@ class WorkerHost:
             compute_s=self._compute_s,
             wake=self.loop.wake,
         )
+
+    def _wake(self) -> None:
+        self.loop.wake()
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
@@ -349,7 +355,7 @@ def _check_of(config: WorkerConfig, engine_state: EngineState) -> EngineCheck:
     return EngineCheck(engine_state.engine, probe, time.monotonic)
 
 
-def _scheduler_of(config: WorkerConfig, engine_state: EngineState) -> Scheduler:
+def _scheduler_of(config: WorkerConfig, engine_state: EngineState, gate: ClaimGate) -> Scheduler:
     facts = engine_state.facts
     limits = SchedulerLimits(
         facts.block_size,
@@ -360,7 +366,7 @@ def _scheduler_of(config: WorkerConfig, engine_state: EngineState) -> Scheduler:
     )
     builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids)
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
-    return Scheduler(engine_state.pool, config.schedule, limits, profiled)
+    return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate)
 
 
 def _is_on_gpu(engine_state: EngineState) -> bool:

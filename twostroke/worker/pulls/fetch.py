@@ -33,6 +33,7 @@ class BlockFetcher:
         """Return how many of the blocks are here once all that can arrive have arrived. Raises InvalidRequest."""
         hashes, root, within_s = _checked(request)
         pool = self._host.pool
+        await self._host.eviction_copies.ready(self._host.new_session(), hashes[: pool.total], 0)
         claim = _claim_first(pool, hashes, root)
         try:
             async with asyncio.timeout(within_s):

@@ -26,7 +26,7 @@ from twostroke.kv_cache.tiers.record import DEAD, HEADER_BYTES, SECTOR, RecordFo
 from twostroke.transfer.base import digest
 from twostroke.transfer.copy_threads import CopyThreads
 from twostroke.worker.tiers.price import PageTime
-from twostroke.worker.tiers.reader import DamagedPage
+from twostroke.worker.tiers.reader import DamagedPage, MissingPage, PageRead
 
 log = logging.getLogger(__name__)
 
@@ -227,3 +227,24 @@ def _log_failure(done: Future[None]) -> None:
     error = done.exception()
     if error is not None:
         log.warning("disk tier cannot change a file error=%r", error)
+
+
+def fetch_from_disk(disk: DiskTier, buffer: memoryview) -> Callable[[PageRead[RecordPlace]], memoryview]:
+    """Return what a reader of the disk calls for each page; `buffer` is its own."""
+    form = disk.form
+
+    def fetch(read: PageRead[RecordPlace]) -> memoryview:
+        try:
+            with disk.files.reading(read.place.path) as file:
+                count = file.read(buffer, read.place.offset)
+        except FileNotFoundError as error:
+            raise MissingPage(f"block {read.block_hash.hex()} has gone with its segment") from error
+        header = form.parse(buffer[:count])
+        data = form.page_of(buffer)
+        if count < form.record_bytes or header is None or header.block_hash != read.block_hash:
+            raise DamagedPage(f"block {read.block_hash.hex()} has no whole record at its place")
+        if digest(data) != header.page_digest:
+            raise DamagedPage(f"block {read.block_hash.hex()} has other bytes than were written")
+        return data
+
+    return fetch

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
-from twostroke.ids import BlockHash, PageId
+from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.tiers.host_store import HostEntry, HostStore
 from twostroke.transfer.base import digest
 from twostroke.worker.tiers.price import PageTime
+from twostroke.worker.tiers.reader import DamagedPage, PageRead
 
 
 class HostTier:
-    """Pages are copied in on the event loop, just before the pool gives their memory away."""
+    """Memory, what lies in it, and how long a page of it takes."""
 
     def __init__(self, memory: PageMemory) -> None:
         self.memory = memory
@@ -31,19 +33,20 @@ class HostTier:
         """Return the bytes of a page; the caller holds the entry."""
         return self.memory.page(entry.page).data
 
-    def put(self, data: memoryview, block_hash: BlockHash, parent: BlockHash) -> HostEntry | None:
-        """Copy a page in; return None if there is no free page."""
-        own = self.store.take()
-        if own is None:
-            return None
-        page = self.memory.page(own)
-        page.data[:] = data
-        entry = HostEntry(block_hash, parent, own, digest(page), time.monotonic())
-        self.store.put(entry)
-        return entry
-
     def close(self) -> None:
         self.memory.close()
+
+
+def fetch_from_host(host: HostTier) -> Callable[[PageRead[HostEntry]], memoryview]:
+    """Return what a reader of host memory calls for each page."""
+
+    def fetch(read: PageRead[HostEntry]) -> memoryview:
+        data = host.data(read.place)
+        if digest(data) != read.place.digest:
+            raise DamagedPage(f"block {read.block_hash.hex()} changed in host memory")
+        return data
+
+    return fetch
 
 
 def _time_of_a_copy(memory: PageMemory) -> PageTime:

@@ -40,7 +40,7 @@ GAUGES: Mapping[str, tuple[str, Callable[[TierUse], float]]] = {
 }
 
 EVICTIONS = ("capacity", "damaged", "forgotten", "turned_off")
-SKIPS = ("budget", "busy")
+SKIPS = ("budget", "busy", "late")
 
 
 class TierMetrics:

@@ -2,7 +2,8 @@
 
 A page that the pool evicts goes to host memory if there is a host tier, and to disk if the budget of written bytes has
 room. A page that was reused goes to disk at once, within the whole budget; one that was seen once comes out of a
-quarter of it. Copies are made on the event loop, so no page of the pool is held for them.
+quarter of it. What is evicted is copied on the event loop as far as that is quick; a claim that evicts much has its
+blocks copied before, on a thread (see `EvictionCopies`). Either way no page of the pool is held for a copy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from twostroke.ids import BlockHash, PageId
 from twostroke.kv_cache.events import EventLog
@@ -24,12 +29,12 @@ from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder
 from twostroke.kv_cache.tiers.host_store import HostEntry
 from twostroke.kv_cache.tiers.sightings import Sightings
 from twostroke.transfer.base import digest
-from twostroke.transfer.copy_threads import off_loop
-from twostroke.worker.tiers.disk_tier import DiskTier, OpenedDisk, PageWrite
-from twostroke.worker.tiers.host_tier import HostTier
+from twostroke.transfer.copy_threads import CopyThreads, off_loop
+from twostroke.worker.tiers.disk_tier import DiskTier, OpenedDisk, PageWrite, fetch_from_disk
+from twostroke.worker.tiers.host_tier import HostTier, fetch_from_host
 from twostroke.worker.tiers.metrics import TierMetrics, TierUse
 from twostroke.worker.tiers.price import PageTime
-from twostroke.worker.tiers.reader import DamagedPage, MissingPage, PageRead, TierReader
+from twostroke.worker.tiers.reader import PageRead, TierReader
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +43,20 @@ STAGING_BYTES = 64 << 20
 MOST_STAGED = 64
 SECOND_SIGHT = 2
 """Sightings from which on a block has been wanted again."""
+TURN_BYTES = 8 << 20
+"""Bytes of evicted pages that are copied in one turn of the event loop: two to three milliseconds."""
 CLOSE_S = 2.0
 """Time for the threads to end; one that waits for a disk that never answers dies with the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTarget:
+    """Room for one page on its way to a lower tier; either `commit` or `cancel` is called."""
+
+    data: npt.NDArray[np.uint8]
+    commit: Callable[[bytes], None]
+    """Called with the digest of the bytes that are in `data` now."""
+    cancel: Callable[[], None]
 
 
 class PageTiers:
@@ -58,6 +75,9 @@ class PageTiers:
         """`opened` is None although `wants_disk` where the disk is in trouble."""
         has_tier = host_memory is not None or opened is not None
         self._pool_window: Window | None = pool_memory.window(1) if has_tier else None
+        self.copy_threads = CopyThreads("tier-copies", [pool_memory.window(1)]) if has_tier else None
+        self._turn_bytes = 0
+        """Bytes of evicted pages that were copied in this turn of the event loop."""
         self._sightings = Sightings()
         self._log: EventLog | None = None
         self._metrics: TierMetrics | None = None
@@ -68,14 +88,14 @@ class PageTiers:
         self.disk_reader: TierReader[RecordPlace] | None = None
         self._wants_disk = wants_disk
         if self.host is not None:
-            self.host_reader = TierReader("tier-host", _fetch_from(self.host), pool_memory)
+            self.host_reader = TierReader("tier-host", fetch_from_host(self.host), pool_memory)
         if opened is not None:
             self.disk = DiskTier(opened, self, most_bytes=disk_bytes, write_bytes_per_s=write_bytes_per_s)
             self._staging = PageMemory(_staged_pages(pool_memory.page_bytes), pool_memory.page_bytes)
             self._staging.map_in()
             self._staged = [PageId(page) for page in range(self._staging.pages)]
             self._read_buffer = AlignedBuffer(self.disk.form.record_bytes)
-            fetch = _fetch_from_disk(self.disk, self._read_buffer.view)
+            fetch = fetch_from_disk(self.disk, self._read_buffer.view)
             self.disk_reader = TierReader("tier-disk", fetch, pool_memory)
         self._closing = tuple(each for each in (self.disk, self.host) if each is not None)
         """The tiers even after they were turned off: their threads and memory end when the worker does."""
@@ -179,13 +199,47 @@ class PageTiers:
             return
         self._sightings.saw(block_hash)
         if self._may_write(self.disk, block_hash):
-            self._write_from_pool(self.disk, page, block_hash, parent)
+            self._copy_now(page, self._disk_target(self.disk, block_hash, parent))
 
     def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
-        """Keep a block whose page the pool is about to give away."""
-        is_kept = self.host is not None and self._keep_in_host(self.host, page, block_hash, parent)
-        if not is_kept and self.disk is not None and self._may_write(self.disk, block_hash):
-            self._write_from_pool(self.disk, page, block_hash, parent)
+        """Keep a block whose page the pool is about to give away, unless much was copied in this turn already."""
+        if self.host is not None and block_hash in self.host.store:
+            self.host.store.touch(block_hash)
+        elif self._turn_bytes >= TURN_BYTES:
+            self.metrics.skipped(Tier.DISK if self.host is None else Tier.HOST, "late")
+        elif (target := self.copy_target(block_hash, parent)) is not None:
+            self._copy_now(page, target)
+
+    def end_turn(self) -> None:
+        """Copy nothing more on the event loop in this turn of it."""
+        self._spend(TURN_BYTES)
+
+    @property
+    def most_copies(self) -> int:
+        """Blocks that a lower tier can take at once."""
+        if self.host is not None:
+            return self.host.store.pages
+        return 0 if self.disk is None else len(self._staged)
+
+    def keeps(self, block_hash: BlockHash) -> bool:
+        """Tell whether a block that is evicted needs no copy; it is then the last to leave host memory."""
+        if self.host is None:
+            return self.disk is not None and self.disk.is_known(block_hash)
+        if block_hash not in self.host.store:
+            return False
+        self.host.store.touch(block_hash)
+        return True
+
+    def copy_target(self, block_hash: BlockHash, parent: BlockHash) -> CopyTarget | None:
+        """Make room for a copy of a block on the highest tier that takes it; return None if there is none."""
+        if self.host is not None:
+            target = self._host_target(self.host, block_hash, parent)
+            if target is not None:
+                return target
+            self.metrics.skipped(Tier.HOST, "busy")
+        if self.disk is not None and self._may_write(self.disk, block_hash):
+            return self._disk_target(self.disk, block_hash, parent)
+        return None
 
     def forgotten(self, block_hash: BlockHash) -> None:
         """Forget a block that is not to be used any more."""
@@ -293,7 +347,7 @@ class PageTiers:
         await _in_time(off_loop(self._close))
 
     def _close(self) -> None:
-        for reader in (self.host_reader, self.disk_reader):
+        for reader in (self.copy_threads, self.host_reader, self.disk_reader):
             if reader is not None:
                 reader.close()
         for tier in self._closing:
@@ -311,31 +365,40 @@ class PageTiers:
             if each is not None:
                 yield from ((tier, block_hash) for block_hash in each.store)
 
-    def _keep_in_host(self, host: HostTier, page: PageId, block_hash: BlockHash, parent: BlockHash) -> bool:
-        """Copy a block to host memory, and from there to disk; return False if all pages there are being written."""
-        if block_hash in host.store:
-            host.store.touch(block_hash)
-            return True
+    def _host_target(self, host: HostTier, block_hash: BlockHash, parent: BlockHash) -> CopyTarget | None:
+        """Take a page of host memory; return None if all pages there are being written."""
         victim = host.store.victim()
         if victim is not None:
             self._evict_from_host(host, victim)
-        entry = host.put(self._pool_bytes(page), block_hash, parent)
-        if entry is None:
-            self.metrics.skipped(Tier.HOST, "busy")
-            return False
+        own = host.store.take()
+        if own is None:
+            return None
+
+        def commit(known: bytes) -> None:
+            if self.host is not host or block_hash in host.store:
+                host.store.give_back(own)
+            else:
+                self._kept(host, HostEntry(block_hash, parent, own, known, time.monotonic()))
+
+        return CopyTarget(host.memory.page(own), commit, functools.partial(host.store.give_back, own))
+
+    def _kept(self, host: HostTier, entry: HostEntry) -> None:
+        """Announce a page that was copied to host memory, and write it to disk from there."""
+        host.store.put(entry)
         self.metrics.wrote(Tier.HOST, host.memory.page_bytes)
-        self._announce_stored(Tier.HOST, block_hash)
-        if self.disk is not None and self._may_write(self.disk, block_hash):
+        self._announce_stored(Tier.HOST, entry.block_hash)
+        if self.disk is not None and self._may_write(self.disk, entry.block_hash):
             host.store.hold(entry)
             done = functools.partial(host.store.release, entry)
-            self.disk.write(PageWrite(block_hash, parent, host.data(entry), entry.digest, done))
-        return True
+            self.disk.write(PageWrite(entry.block_hash, entry.parent, host.data(entry), entry.digest, done))
 
     def _evict_from_host(self, host: HostTier, entry: HostEntry) -> None:
         """Free the page of an entry; its last chance to get to disk is now."""
         block_hash = entry.block_hash
         if self.disk is not None and self._may_write(self.disk, block_hash):
-            self._write_copy(self.disk, host.data(entry), block_hash, entry.parent, entry.digest)
+            target = self._disk_target(self.disk, block_hash, entry.parent)
+            target.data.data[:] = host.data(entry)
+            target.commit(entry.digest)
         host.store.remove(block_hash)
         self._announce_removed(Tier.HOST, block_hash)
         self.metrics.aged(Tier.HOST, time.monotonic() - entry.since_s)
@@ -353,24 +416,34 @@ class PageTiers:
             return False
         return True
 
-    def _write_from_pool(self, disk: DiskTier, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
-        data = self._pool_bytes(page)
-        self._write_copy(disk, data, block_hash, parent, digest(data))
-
-    def _write_copy(
-        self, disk: DiskTier, data: memoryview, block_hash: BlockHash, parent: BlockHash, known: bytes
-    ) -> None:
-        """Write a copy of a page; `known` is the digest that its bytes have if they are those that were stored."""
-        own = self._staged.pop()
-        page = self._staging.page(own)
-        page.data[:] = data
-        done = functools.partial(self._staged.append, own)
-        disk.write(PageWrite(block_hash, parent, page.data, known, done))
-
-    def _pool_bytes(self, page: PageId) -> memoryview:
-        """Return the bytes of a page of the pool, valid until the next call."""
+    def _copy_now(self, page: PageId, target: CopyTarget) -> None:
+        """Copy a page of the pool in this turn of the event loop."""
+        self._spend(target.data.nbytes)
         assert self._pool_window is not None, "there is a tier"
-        return next(self._pool_window.read([[page]]))[0]
+        (data,) = next(self._pool_window.read([[page]]))
+        target.data.data[:] = data
+        target.commit(digest(target.data))
+
+    def _spend(self, turn_bytes: int) -> None:
+        if not self._turn_bytes:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._turn_bytes += turn_bytes
+
+    def _begin_turn(self) -> None:
+        self._turn_bytes = 0
+
+    def _disk_target(self, disk: DiskTier, block_hash: BlockHash, parent: BlockHash) -> CopyTarget:
+        """Take a staging page, from which the block is written to disk."""
+        own = self._staged.pop()
+        page, done = self._staging.page(own), functools.partial(self._staged.append, own)
+
+        def commit(known: bytes) -> None:
+            if self.disk is disk and not disk.is_known(block_hash) and disk.store.has_room():
+                disk.write(PageWrite(block_hash, parent, page.data, known, done))
+            else:
+                done()
+
+        return CopyTarget(page, commit, done)
 
     def _drop(self, tier: Tier, block_hash: BlockHash, reason: str) -> None:
         if tier is Tier.HOST:
@@ -391,36 +464,6 @@ class PageTiers:
     def _announce_removed(self, tier: Tier, block_hash: BlockHash) -> None:
         if self._log is not None:
             self._log.removed(block_hash, tier)
-
-
-def _fetch_from(host: HostTier) -> Callable[[PageRead[HostEntry]], memoryview]:
-    def fetch(read: PageRead[HostEntry]) -> memoryview:
-        data = host.data(read.place)
-        if digest(data) != read.place.digest:
-            raise DamagedPage(f"block {read.block_hash.hex()} changed in host memory")
-        return data
-
-    return fetch
-
-
-def _fetch_from_disk(disk: DiskTier, buffer: memoryview) -> Callable[[PageRead[RecordPlace]], memoryview]:
-    form = disk.form
-
-    def fetch(read: PageRead[RecordPlace]) -> memoryview:
-        try:
-            with disk.files.reading(read.place.path) as file:
-                count = file.read(buffer, read.place.offset)
-        except FileNotFoundError as error:
-            raise MissingPage(f"block {read.block_hash.hex()} has gone with its segment") from error
-        header = form.parse(buffer[:count])
-        data = form.page_of(buffer)
-        if count < form.record_bytes or header is None or header.block_hash != read.block_hash:
-            raise DamagedPage(f"block {read.block_hash.hex()} has no whole record at its place")
-        if digest(data) != header.page_digest:
-            raise DamagedPage(f"block {read.block_hash.hex()} has other bytes than were written")
-        return data
-
-    return fetch
 
 
 def _staged_pages(page_bytes: int) -> int:
