@@ -21,7 +21,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,11 +150,7 @@ def claim_left(root: Path, *, unseen_s: float) -> Iterator[SegmentFolder]:
     """
     seen_by_s = time.time() - unseen_s
     for path in _folders_in(root, WORKER_FOLDER):
-        try:
-            folder = SegmentFolder.claim(path) if _was_seen_by(path / LOCK, seen_by_s) else None
-        except OSError as error:
-            log.warning("folder of pages cannot be claimed folder=%s error=%s", path, error)
-            continue
+        folder = _try_claim(path, seen_by_s)
         if folder is not None:
             yield folder
 
@@ -164,11 +160,29 @@ def remove_unused(root: Path, *, kept: str, unseen_s: float) -> int:
 
     Returns how many there were. One that cannot be removed is left, with a warning.
     """
-    unused = [path for path in _folders_in(root, MODEL_FOLDER) if path.name != kept]
-    removed = sum(folder.try_remove() for path in unused for folder in claim_left(path, unseen_s=unseen_s))
-    for path in unused:
-        with contextlib.suppress(OSError):  # workers of that model are using it
-            path.rmdir()
+    others = _other_models(root, kept)
+    removed = sum(folder.try_remove() for path in others for folder in claim_left(path, unseen_s=unseen_s))
+    _remove_empty(others)
+    return removed
+
+
+def remove_beyond(root: Path, *, kept: str, unseen_s: float, most_bytes: int) -> int:
+    """Remove folders of other models than `kept` until those without an owner take at most so many bytes.
+
+    The one whose owner was seen the longest ago goes first; only those that were not seen for `unseen_s` are counted.
+    Returns how many were removed. One that cannot be removed is left, with a warning.
+    """
+    others, seen_by_s, removed = _other_models(root, kept), time.time() - unseen_s, 0
+    left = sorted(_left_in(others, seen_by_s), key=lambda each: each.seen_s)
+    held_bytes = sum(each.size_bytes for each in left)
+    for each in left:
+        if held_bytes <= most_bytes:
+            break
+        folder = _try_claim(each.path, seen_by_s)
+        if folder is None or folder.try_remove():  # without a claim it has an owner after all
+            removed += folder is not None
+            held_bytes -= each.size_bytes
+    _remove_empty(others)
     return removed
 
 
@@ -205,6 +219,48 @@ def _try_scan(files: SegmentFiles, path: Path, form: RecordFormat) -> ScannedSeg
     except OSError as error:
         log.warning("segment cannot be read path=%s error=%s", path, error)
         return None
+
+
+def _try_claim(path: Path, seen_by_s: float) -> SegmentFolder | None:
+    """Lock a folder whose owner was last seen by that time.
+
+    Returns None if a live process has it, or if it cannot be locked, which a warning says.
+    """
+    try:
+        return SegmentFolder.claim(path) if _was_seen_by(path / LOCK, seen_by_s) else None
+    except OSError as error:
+        log.warning("folder of pages cannot be claimed folder=%s error=%s", path, error)
+        return None
+
+
+def _other_models(root: Path, kept: str) -> list[Path]:
+    return [path for path in _folders_in(root, MODEL_FOLDER) if path.name != kept]
+
+
+def _remove_empty(models: Iterable[Path]) -> None:
+    for path in models:
+        with contextlib.suppress(OSError):  # workers of that model are using it
+            path.rmdir()
+
+
+@dataclass(frozen=True, slots=True)
+class _LeftFolder:
+    path: Path
+    seen_s: float
+    """When its owner was last seen, in Unix seconds."""
+    size_bytes: int
+    """Bytes of its segments."""
+
+
+def _left_in(models: Iterable[Path], seen_by_s: float) -> Iterator[_LeftFolder]:
+    """Yield the folders whose owner was last seen by that time; they are not claimed, which would count as seen."""
+    for path in (folder for model in models for folder in _folders_in(model, WORKER_FOLDER)):
+        try:
+            if _was_seen_by(path / LOCK, seen_by_s):
+                size_bytes = sum(segment.lstat().st_size for segment in _segments_in(path))
+                yield _LeftFolder(path, (path / LOCK).lstat().st_mtime, size_bytes)
+        except OSError as error:
+            log.warning("folder of pages cannot be looked at folder=%s error=%s", path, error)
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

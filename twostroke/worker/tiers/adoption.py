@@ -8,7 +8,13 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_left, remove_unused
+from twostroke.kv_cache.tiers.folders import (
+    ScannedSegment,
+    SegmentFolder,
+    claim_left,
+    remove_beyond,
+    remove_unused,
+)
 from twostroke.transfer.copy_threads import off_loop
 from twostroke.worker.tiers.disk_tier import DiskTier
 from twostroke.worker.tiers.page_tiers import PageTiers
@@ -52,6 +58,8 @@ class _Look:
     def __init__(self, disk: DiskTier, unseen_s: float) -> None:
         self._disk = disk
         self._unseen_s = unseen_s
+        self._most_other_bytes = max(0, disk.store.most_bytes - disk.store.used_bytes)
+        """Bytes that folders of other models may take beside what this worker holds."""
         self._lock = threading.Lock()
         self._is_given_up = False
         self._left: list[LeftFolder] = []
@@ -61,6 +69,9 @@ class _Look:
         self._disk.touch()
         root = self._disk.folder.parent
         removed = remove_unused(root.parent, kept=root.name, unseen_s=UNUSED_S)
+        removed += remove_beyond(
+            root.parent, kept=root.name, unseen_s=self._unseen_s, most_bytes=self._most_other_bytes
+        )
         if removed:
             log.info("pages of other models removed folders=%d", removed)
         for folder in claim_left(root, unseen_s=self._unseen_s):

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from twostroke.kv_cache.tiers.folders import (
     claim_left,
     claim_own,
     model_folder,
+    remove_beyond,
     remove_unused,
     scan_segment,
 )
@@ -201,6 +203,37 @@ def test_pages_that_no_model_has_used_for_long_are_removed(tmp_path: Path) -> No
     folder.close()
 
 
+def test_pages_of_other_models_give_way_the_longest_unseen_first_until_the_rest_fits(tmp_path: Path) -> None:
+    kept, *others, in_use = (folder_of(tmp_path, name) for name in ("kept", "a", "b", "c", "in-use"))
+    folders = [claim_own(path, "decode-0") for path in (*others, in_use, kept)]
+    sizes = []
+    for age_s, folder in zip((300, 900, 600, 1200, 5000), folders, strict=True):
+        path = folder.next_segment()
+        written(path)
+        sizes.append(path.stat().st_size)
+        if folder is not folders[3]:
+            folder.close()
+        os.utime(folder.path / "lock", (time.time() - age_s,) * 2)
+    one = sizes[0]
+    assert remove_beyond(tmp_path, kept=kept.name, unseen_s=60, most_bytes=4 * one) == 0
+    assert remove_beyond(tmp_path, kept=kept.name, unseen_s=3600, most_bytes=0) == 0, "seen too recently"
+    assert remove_beyond(tmp_path, kept=kept.name, unseen_s=60, most_bytes=2 * one) == 1
+    assert set(tmp_path.iterdir()) == {kept, others[0], others[2], in_use}, "the oldest of the dead ones has gone"
+    assert remove_beyond(tmp_path, kept=kept.name, unseen_s=60, most_bytes=one - 1) == 2
+    assert set(tmp_path.iterdir()) == {kept, in_use}
+    assert (in_use / "decode-0" / "00000001.pages").stat().st_size == one, "its owner lives"
+    folders[3].close()
+
+
+def test_looking_at_folders_of_other_models_does_not_make_them_look_used(tmp_path: Path) -> None:
+    folder = claim_own(folder_of(tmp_path, "other"), "decode-0")
+    written(folder.next_segment())
+    folder.close()
+    os.utime(folder.path / "lock", (1000.0, 1000.0))
+    assert remove_beyond(tmp_path, kept="none", unseen_s=60, most_bytes=1 << 40) == 0
+    assert (folder.path / "lock").stat().st_mtime == 1000.0
+
+
 def tree(root: Path) -> set[Path]:
     return set(root.rglob("*"))
 
@@ -222,6 +255,7 @@ def test_nothing_is_removed_that_is_not_ours_and_no_foreign_lock_is_taken(tmp_pa
     (root / ours / "linked").symlink_to(elsewhere.path)
     before = tree(tmp_path)
     assert remove_unused(root, kept="none", unseen_s=0) == 0
+    assert remove_beyond(root, kept="none", unseen_s=0, most_bytes=0) == 0
     assert not list(claim_left(root / ours, unseen_s=0))
     assert tree(tmp_path) == before
 

@@ -137,6 +137,24 @@ async def test_a_cancelled_look_leaves_what_it_claims_to_others(
         await eventually(lambda: SegmentFolder.claim(left) is not None)
 
 
+async def test_pages_of_another_model_and_our_own_take_no_more_than_the_disk_may(tmp_path: Path) -> None:
+    other = MODEL.replace(model=MODEL.model.replace("vocab=2048", "vocab=4096"))
+    async with tiered(tmp_path, model=other) as worker, router_to(worker) as router:
+        for index, prompt in enumerate((A, B)):
+            await router.answer(prompt, 4, request_id=f"{index}")
+        await written(worker)
+        left = worker.host.tiers.disk.folder
+        assert bytes_in(left)
+    async with tiered(tmp_path, disk_pages=12) as worker, router_to(worker) as router:
+        looking = asyncio.create_task(adopt_left(worker.host.tiers, lambda: None, look_s=0.01, unseen_s=0))
+        for index, prompt in enumerate((A, B, C)):
+            await ask(router, prompt, request_id=f"{index}")
+        await eventually(lambda: not left.exists())
+        looking.cancel()
+        disk = worker.host.tiers.disk
+        assert 0 < bytes_in(tmp_path) <= disk.store.most_bytes
+
+
 async def test_blocks_of_another_model_are_not_found(tmp_path: Path) -> None:
     async with tiered(tmp_path) as worker, router_to(worker) as router:
         await ask(router, A)
