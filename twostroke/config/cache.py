@@ -33,7 +33,7 @@ def size_text(size_bytes: int) -> str:
     return str(size_bytes)
 
 
-KV_FORMATS = ("bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8")
+KV_FORMATS = ("bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 """Forms of pages that workers compute with; `twostroke.kv_cache.form` says what each stores."""
 
 

@@ -31,6 +31,8 @@ class RaggedBatch:
     cosines: torch.Tensor
     """float32 [T, head_dim / 2], of each token's position"""
     sines: torch.Tensor
+    released: tuple[int, ...] = ()
+    """Pages whose unfinished blocks are finished, or given up, since the step before."""
     kernels: KernelRecords | None = None
     """Native kernels are recorded here while somebody profiles."""
 
@@ -50,6 +52,6 @@ class AttentionStep(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Attention over one pool [pages, layers, 2, kv_heads, block, head_dim]."""
+    """Attention over one pool."""
 
     def begin(self, batch: RaggedBatch) -> AttentionStep: ...

@@ -14,15 +14,26 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.elementwise import Elementwise, TorchElementwise
+from twostroke.kernels.nibble_attention import NibbleAttention
+from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttention
+from twostroke.kv_cache.form import PageForm, PageShape
 
 if TYPE_CHECKING:  # loads Triton
     from twostroke.kernels.triton.attention import TritonAttention
 
 
+def host_pool(data: torch.Tensor, form: PageForm, shape: PageShape, dtype: torch.dtype) -> PagePool | NibblePool:
+    """Return the pool over `data`, uint8 [pages, page bytes] in host memory, of a model that computes in `dtype`.
+
+    Raises ConfigError for a form that cannot store such heads or blocks.
+    """
+    return NibblePool.over(data, shape, dtype) if form.spans_block else PagePool.over(data, form, shape)
+
+
 def choose_attention(
-    pool: PagePool,
+    pool: PagePool | NibblePool,
     *,
     heads: int,
     scale: float,
@@ -37,6 +48,8 @@ def choose_attention(
     """
     if kernels is not None:
         return NativeAttention(pool, heads, scale, kernels, team, dtype)
+    if isinstance(pool, NibblePool):
+        return NibbleAttention(pool, heads, scale)
     return AlignedAttention(pool, heads, scale) if is_deterministic else TorchAttention(pool, heads, scale)
 
 

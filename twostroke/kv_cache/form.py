@@ -18,7 +18,7 @@ LAYOUT_VERSION: Final = "pages/2"
 SCALE_BYTES: Final = 4
 """One float32 scale of a token's key or value in one head."""
 PAIR_BYTES: Final = 4
-"""A float16 scale and a float16 lowest value of a group of 4-bit numbers."""
+"""A float16 scale and a float16 center of a group of 4-bit numbers."""
 VALUE_GROUP: Final = 32
 """Values of one token that share a scale where values have 4 bits."""
 
@@ -48,6 +48,8 @@ class PageForm:
     """Bytes of the keys of one block in one head of one layer, scales included."""
     value_bytes: Callable[[PageShape], int]
     help: str
+    spans_block: bool = False
+    """Scales span the tokens of a block: it is stored when its last token is there, and its own tokens see it exact."""
 
     def head_bytes(self, shape: PageShape) -> int:
         """Return the bytes of the keys and values of one block in one head of one layer."""
@@ -132,7 +134,11 @@ FORMS: Final = {
         _scaled_per_token("fp8_e5m2", "8-bit floats with 2 digits, one scale per token and head"),
         _scaled_per_token("int8", "8-bit integers, one scale per token and head"),
         PageForm(
-            "int4", _int4_keys, _int4_values, "4-bit integers: keys scaled per channel, values per token and group"
+            "int4",
+            _int4_keys,
+            _int4_values,
+            "4-bit integers: keys scaled per channel, values per token and group",
+            spans_block=True,
         ),
     )
 }

@@ -11,11 +11,12 @@ import torch
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of the types of queries, keys and values, equal to `AttentionStep::dtype` in attention.h."""
-FORMS: Final = ("float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2")
+FORMS: Final = ("float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2", "int4")
 """Forms of pages in the order of `Form` in attention.h."""
 
 
@@ -44,6 +45,12 @@ class NativeStep(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("dtype", ctypes.c_int32),
         ("form", ctypes.c_int32),
+        ("exact_pool", ctypes.c_void_p),
+        ("exact_page_stride", ctypes.c_int64),
+        ("exact_layer_stride", ctypes.c_int64),
+        ("exact_value_offset", ctypes.c_int64),
+        ("exact_head_stride", ctypes.c_int64),
+        ("exact_slots", ctypes.c_void_p),
     )
 
 
@@ -55,7 +62,7 @@ class NativeAttention:
 
     def __init__(
         self,
-        pool: PagePool,
+        pool: PagePool | NibblePool,
         heads: int,
         scale: float,
         kernels: Kernels,
@@ -66,7 +73,7 @@ class NativeAttention:
         assert pool.head_dim % 2 == 0, "the kernel rotates the two halves of a head"
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.pool = pool
-        self.dtype = dtype or pool.numbers.dtype
+        self.dtype = dtype or (pool.exact.pool if isinstance(pool, NibblePool) else pool).numbers.dtype
         self.heads = heads
         self.scale = scale
         self.team = team
@@ -87,9 +94,16 @@ class NativeAttentionStep:
     def __init__(self, backend: NativeAttention, batch: RaggedBatch) -> None:
         self._backend = backend
         query_starts = torch.tensor(batch.query_starts, dtype=torch.int32)
-        self._keep = (batch, query_starts)
+        pool = backend.pool
+        self._keep: list[object] = [batch, query_starts]
         """Keeps alive what the native step points into."""
         self._native = _native_step(backend, batch, query_starts)
+        if isinstance(pool, NibblePool):
+            exact_slots = pool.exact.begin(batch)
+            self._keep.append(exact_slots)
+            _point_to_nibbles(self._native, pool, exact_slots)
+        else:
+            _point_to_numbers(self._native, pool)
         self.address = ctypes.addressof(self._native)
         """The address of the native step, for other kernels of the same step."""
 
@@ -120,19 +134,14 @@ class NativeAttentionStep:
 
 
 def _native_step(backend: NativeAttention, batch: RaggedBatch, query_starts: torch.Tensor) -> NativeStep:
+    """Return the step without what says where pages lie."""
     pool = backend.pool
     for tensor in (batch.cosines, batch.sines, batch.write_slots, batch.positions, batch.block_tables):
         assert tensor.is_contiguous(), "the kernel reads these as flat arrays"
     assert batch.positions.dtype == batch.block_tables.dtype == torch.int32
     assert batch.write_slots.dtype == torch.int64
     assert batch.cosines.dtype == batch.sines.dtype == torch.float32
-    page, layer, value, head, *_ = (each * pool.numbers.element_size() for each in pool.numbers.stride())
     return NativeStep(
-        pool=pool.numbers.data_ptr(),
-        page_stride=page,
-        layer_stride=layer,
-        value_offset=value,
-        head_stride=head,
         block=pool.block,
         heads=backend.heads,
         kv_heads=pool.kv_heads,
@@ -150,3 +159,22 @@ def _native_step(backend: NativeAttention, batch: RaggedBatch, query_starts: tor
         dtype=DTYPES[backend.dtype],
         form=FORMS.index(pool.form.name),
     )
+
+
+def _strides(pool: PagePool) -> tuple[int, int, int, int]:
+    """Return the bytes from page to page, layer to layer, keys to values and head to head."""
+    page, layer, value, head, *_ = (each * pool.numbers.element_size() for each in pool.numbers.stride())
+    return page, layer, value, head
+
+
+def _point_to_numbers(step: NativeStep, pool: PagePool) -> None:
+    step.pool = pool.numbers.data_ptr()
+    step.page_stride, step.layer_stride, step.value_offset, step.head_stride = _strides(pool)
+
+
+def _point_to_nibbles(step: NativeStep, pool: NibblePool, exact_slots: torch.Tensor) -> None:
+    step.pool = pool.heads.data_ptr()
+    step.page_stride, step.layer_stride, step.head_stride, _ = pool.heads.stride()
+    exact = pool.exact.pool
+    step.exact_pool, step.exact_slots = exact.numbers.data_ptr(), exact_slots.data_ptr()
+    step.exact_page_stride, step.exact_layer_stride, step.exact_value_offset, step.exact_head_stride = _strides(exact)

@@ -1,7 +1,8 @@
-// Attention over pages of numbers that need no scale; those of one byte are compiled apart.
+// Attention over pages of numbers that need no scale; smaller ones are compiled apart.
 
 #include "attend.h"
 #include "attend_bytes.h"
+#include "attend_nibbles.h"
 
 namespace twostroke {
 
@@ -18,6 +19,7 @@ void attend(Team *team, const AttentionStep &step, int64_t layer, const void *q,
         case Form::INT8:
         case Form::FP8_E4M3:
         case Form::FP8_E5M2: return attend_bytes(team, step, layer, q, q_stride, out);
+        case Form::INT4: return attend_nibbles(team, step, layer, q, q_stride, out);
     }
 }
 

@@ -12,8 +12,8 @@
 
 namespace twostroke {
 
-// How pages store a number. Those of one byte have a scale per token and head.
-enum class Form : int32_t { FLOAT32, BFLOAT16, FLOAT16, INT8, FP8_E4M3, FP8_E5M2 };
+// How pages store a number. Those of one byte have a scale per token and head; those of 4 bits are told in nibbles.h.
+enum class Form : int32_t { FLOAT32, BFLOAT16, FLOAT16, INT8, FP8_E4M3, FP8_E5M2, INT4 };
 
 // `NativeStep` of attention.py, field by field.
 struct AttentionStep {
@@ -31,6 +31,10 @@ struct AttentionStep {
     float scale;
     int32_t dtype;  // 0 float32, 1 bfloat16, 2 float16: of q, k, v and what is returned
     Form form;      // of the pool
+    // Where pages of INT4 lie exact, as numbers of `dtype`, until their block is full. Null for other forms.
+    void *exact_pool;
+    int64_t exact_page_stride, exact_layer_stride, exact_value_offset, exact_head_stride;
+    const int64_t *exact_slots;  // [tokens]: of every token, whether or not it is written into the pool
 };
 
 // f with a value of the type that q, k, v and what is returned have.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "page.h"
 #include "rows.h"
 
 namespace twostroke {
@@ -10,14 +11,16 @@ namespace {
 constexpr double TASKS_PER_PART = 3;  // so that threads which start late or run slowly leave work to the others
 constexpr double READING_ROWS = 3;    // reading keys and values costs about what this many rows do
 
-// Blocks of query tokens, each for all heads and its whole context: what is then cut further.
+// Blocks of query tokens, each for all heads and its whole context: what is then cut further. Where rows see their own
+// page exact, all of a block see the same one.
 std::vector<Task> blocks_of(const AttentionStep &step) {
     const int64_t groups = step.heads / step.kv_heads, longest = std::max<int64_t>(1, BLOCK_ROWS / groups);
     std::vector<Task> blocks;
     for (int64_t sequence = 0; sequence < step.sequences; sequence++) {
         const int64_t end = step.query_starts[sequence + 1];
-        for (int64_t first = step.query_starts[sequence]; first < end; first += longest) {
-            const int64_t tokens = std::min(longest, end - first);
+        for (int64_t first = step.query_starts[sequence], tokens; first < end; first += tokens) {
+            tokens = std::min(longest, end - first);
+            if (step.exact_pool) tokens = std::min<int64_t>(tokens, PIECE - step.positions[first] % PIECE);
             const int64_t context = step.positions[first + tokens - 1] + 1;
             const double cost = double(context) * double(step.kv_heads) * (double(tokens * groups) + READING_ROWS);
             const int64_t splits = (context + SPLIT - 1) / SPLIT;

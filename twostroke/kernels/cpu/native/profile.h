@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "page.h"
 
 namespace twostroke {
 
@@ -66,6 +67,7 @@ inline double token_bytes(Form form, int64_t dim) {
         case Form::FLOAT32: return 4.0 * double(dim);
         case Form::BFLOAT16:
         case Form::FLOAT16: return 2.0 * double(dim);
+        case Form::INT4: return double(dim) / 2 + sizeof(float) * double(dim) / PIECE;
         default: return double(dim) + sizeof(float);
     }
 }

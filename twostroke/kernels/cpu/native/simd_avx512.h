@@ -106,6 +106,17 @@ inline F second_of_pairs(F words) { return second_bfloat16(_mm512_castps_si512(w
 // Words of two bfloat16: each lane of `sum` gains both products.
 inline F fma_pairs(F a, F b, F sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
+// Of each half of a word, the number that its STEP-th four bits stand for (`nibbles.h`), as bfloat16.
+template <int STEP>
+inline F nibble_pairs(I words) {
+    alignas(64) static constexpr uint16_t NUMBERS[32] = {  // twice: the fifth bit of what chooses is another number's
+        0xc0f0, 0xc0d0, 0xc0b0, 0xc090, 0xc060, 0xc020, 0xbfc0, 0xbf00, 0x3f00, 0x3fc0, 0x4020,
+        0x4060, 0x4090, 0x40b0, 0x40d0, 0x40f0, 0xc0f0, 0xc0d0, 0xc0b0, 0xc090, 0xc060, 0xc020,
+        0xbfc0, 0xbf00, 0x3f00, 0x3fc0, 0x4020, 0x4060, 0x4090, 0x40b0, 0x40d0, 0x40f0};
+    const __m512i table = _mm512_load_si512(NUMBERS);
+    return (F)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * STEP), table);
+}
+
 // Two vectors as 2 W bfloat16, in order.
 inline F join_narrow(F low, F high) { return (F)_mm512_cvtne2ps_pbh(high, low); }
 inline void store_narrow(float *words, F low, F high) { store(words, join_narrow(low, high)); }

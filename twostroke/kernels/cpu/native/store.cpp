@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "nibbles.h"
 #include "page.h"
 #include "quantise.h"
 
@@ -121,7 +122,34 @@ void with_form(Form form, F f) {
         case Form::INT8: return f(Int8());
         case Form::FP8_E4M3: return f(Fp8E4M3());
         case Form::FP8_E5M2: return f(Fp8E5M2());
+        case Form::INT4: return;  // its pages take whole blocks
     }
+}
+
+// The step that stores into the exact pages.
+AttentionStep exact_step(const AttentionStep &s) {
+    AttentionStep exact = s;
+    exact.pool = s.exact_pool, exact.write_slots = s.exact_slots;
+    exact.page_stride = s.exact_page_stride, exact.layer_stride = s.exact_layer_stride;
+    exact.value_offset = s.exact_value_offset, exact.head_stride = s.exact_head_stride;
+    return exact;
+}
+
+// Blocks whose last token is in the step, from their exact pages into the pool.
+template <class T>
+void store_full_blocks(Team *team, const AttentionStep &s, int64_t layer) {
+    std::vector<int64_t> last;
+    for (int64_t token = 0; token < s.tokens; token++)
+        if (s.positions[token] % PIECE == PIECE - 1) last.push_back(token);
+    if (last.empty()) return;
+    run_tasks(team, last.size() * size_t(s.kv_heads), [&](size_t i, size_t) {
+        const int64_t token = last[i / size_t(s.kv_heads)], head = int64_t(i % size_t(s.kv_heads));
+        const char *exact = (const char *)s.exact_pool + s.exact_slots[token] / PIECE * s.exact_page_stride +
+                            layer * s.exact_layer_stride + head * s.exact_head_stride;
+        char *to = (char *)s.pool + s.write_slots[token] / PIECE * s.page_stride + layer * s.layer_stride +
+                   head * s.head_stride;
+        quantise_block((const T *)exact, (const T *)(exact + s.exact_value_offset), int(s.head_dim), to);
+    });
 }
 
 }  // namespace
@@ -129,8 +157,13 @@ void with_form(Form form, F f) {
 void store_kv(Team *team, const AttentionStep &step, int64_t layer, void *q, int64_t q_stride, const void *k,
               int64_t k_stride, const void *v, int64_t v_stride) {
     with_dtype(step.dtype, [&](auto type) {
+        using T = decltype(type);
+        if (step.form == Form::INT4) {
+            store_any<T>(team, exact_step(step), layer, (T *)q, q_stride, (const T *)k, k_stride, (const T *)v,
+                         v_stride);
+            return store_full_blocks<T>(team, step, layer);
+        }
         with_form(step.form, [&](auto number) {
-            using T = decltype(type);
             store_any<decltype(number)>(team, step, layer, (T *)q, q_stride, (const T *)k, k_stride, (const T *)v,
                                         v_stride);
         });

@@ -1,0 +1,460 @@
+// Attention over pages of 4-bit numbers: a row sees the block of its own token exact and those before it as stored.
+//
+// Scales stay out of the products' inner loops. Keys have theirs per channel: each block multiplies the queries by them,
+// once for its 16 tokens. Values have theirs per token and group of channels: weights take them on. Centers become one
+// sum per row and block, or row and group.
+
+#include "attend_nibbles.h"
+
+#include "attend.h"
+#include "nibbles.h"
+
+namespace twostroke {
+namespace {
+
+constexpr int AHEAD = 4;  // blocks that are asked for before they are multiplied
+
+// Eight numbers of a word, each a float when its turn comes.
+template <class ExactMath>
+struct NibbleFloats {
+    using Exact = ExactMath;
+    static constexpr int STEPS = PER_NIBBLE_WORD;
+
+    template <int STEP>
+    static simd::F column(simd::I words) {
+        const simd::F numbers = simd::to_floats(simd::keep_bits(simd::shift_right<nibble_shift(STEP)>(words), 15));
+        return simd::sub(numbers, simd::set1(7.5f));
+    }
+
+    static simd::F multiply_add(simd::F a, simd::F b, simd::F sum) { return simd::fma(a, b, sum); }
+    static void narrow(const float *from, int dim, float *row) { std::copy(from, from + dim, row); }
+    static void store_weights(float *row, int column, simd::F low, simd::F high) {
+        simd::store(row + column, low);
+        simd::store(row + column + simd::W, high);
+    }
+};
+
+#if defined(__AVX512BF16__)
+// Four pairs of numbers of a word, each a pair of bfloat16 when its turn comes.
+struct NibblePairs {
+    using Exact = PairMath;
+    static constexpr int STEPS = PER_NIBBLE_WORD / 2;
+
+    template <int STEP>
+    static simd::F column(simd::I words) {
+        return simd::nibble_pairs<STEP>(words);
+    }
+
+    static simd::F multiply_add(simd::F a, simd::F b, simd::F sum) { return simd::fma_pairs(a, b, sum); }
+    static void narrow(const float *from, int dim, float *row) { PairMath::load_row(from, dim, row); }
+    static void store_weights(float *row, int column, simd::F low, simd::F high) {
+        PairMath::store_weights(row, column, low, high);
+    }
+};
+#endif
+
+// f(a constant) for 0..COUNT - 1.
+template <int COUNT, class F>
+inline void for_each_constant(F f) {
+    if constexpr (COUNT > 0) {
+        for_each_constant<COUNT - 1>(f);
+        f(std::integral_constant<int, COUNT - 1>());
+    }
+}
+
+// One head's blocks in a split of the context.
+struct NibbleSplit {
+    int64_t start = 0;
+    int count = 0, pieces = 0;  // of tokens, of blocks
+    int own = PIECES;           // the block that rows see exact, if it is in the split
+    const char *heads[PIECES] = {};
+    const char *upcoming[AHEAD] = {};  // what is read after this split
+    const char *exact_keys = nullptr, *exact_values = nullptr;
+
+    int stored() const { return std::min(own, pieces); }
+};
+
+// What one task works in.
+template <class Numbers>
+struct NibbleSpace {
+    using Exact = typename Numbers::Exact;
+    int rows, lanes, exact_floats;
+    int32_t *limits;                  // [rows]: tokens that the row attends to
+    float *queries, *exact_queries;   // [rows, lanes], [rows, exact_floats]
+    Sums total, split;
+    float *value_scales, *value_centers;  // [groups, SPLIT]
+    typename Exact::Element *values;      // a piece of exact ones, zeros behind the last
+
+    NibbleSpace(const Shape<Exact> &shape, const Task &task)
+        : rows(int(task.tokens) * shape.groups), lanes(rounded_up(shape.dim, 2 * simd::W)),
+          exact_floats(shape.row_floats) {
+        const int limit_floats = rounded_up(rows, 16), sums = rounded_up(Sums::floats(rows, shape.lanes), 16);
+        const int scales = value_groups(shape.dim) * SPLIT, piece = PIECE * lanes;
+        float *at = scratch(size_t(limit_floats + rows * lanes + rounded_up(rows * exact_floats, 16) + 2 * sums + 2 * scales + piece));
+        auto take = [&at](int64_t count) { return (at += count) - count; };
+        limits = (int32_t *)take(limit_floats);
+        queries = take(rows * lanes);
+        exact_queries = take(rounded_up(rows * exact_floats, 16));
+        total = Sums::in(take(sums), rows, shape.lanes);
+        split = Sums::in(take(sums), rows, shape.lanes);
+        value_scales = take(scales);
+        value_centers = take(scales);
+        values = (typename Exact::Element *)take(piece);
+    }
+};
+
+// Scores [ROWS, SPLIT] of COUNT blocks: their queries are scaled by the block's channels, the centers add up alone.
+template <class Numbers, int ROWS, int COUNT>
+void multiply_nibble_keys(const float *queries, int lanes, const char *const *heads, int dim, float *scores) {
+    constexpr int VECTORS = COUNT * VECTORS_PER_PIECE, STEPS = Numbers::STEPS;
+    alignas(64) float rows[COUNT][ROWS][MAX_NIBBLE_DIM], scaled[MAX_NIBBLE_DIM];
+    float base[COUNT][ROWS];
+    const uint32_t *words[VECTORS];
+    for (int p = 0; p < COUNT; p++) {
+        const NibbleBlock block(heads[p], dim);
+        for (int v = 0; v < VECTORS_PER_PIECE; v++) words[p * VECTORS_PER_PIECE + v] = block.keys + v * simd::W;
+        for (int r = 0; r < ROWS; r++) {
+            simd::F sum = simd::zero();
+            for (int at = 0; at < dim; at += simd::W) {
+                const int n = std::min(simd::W, dim - at);
+                const simd::F query = simd::load(queries + r * lanes + at);
+                simd::store(scaled + at, simd::mul(query, simd::load_up_to(block.key_scales + at, n)));
+                sum = simd::fma(query, simd::load_up_to(block.key_centers + at, n), sum);
+            }
+            base[p][r] = simd::reduce_add(sum);
+            Numbers::narrow(scaled, dim, rows[p][r]);
+        }
+    }
+    simd::F sums[ROWS][VECTORS] = {};
+    for (int line = 0; line < dim / PER_NIBBLE_WORD; line++) {
+        simd::I lines[VECTORS];
+        for (int v = 0; v < VECTORS; v++) lines[v] = simd::load_words(words[v] + line * PIECE);
+        for_each_constant<STEPS>([&](auto step) {
+            constexpr int STEP = decltype(step)::value;
+            for (int v = 0; v < VECTORS; v++) {
+                const simd::F column = Numbers::template column<STEP>(lines[v]);
+                for (int r = 0; r < ROWS; r++)
+                    sums[r][v] = Numbers::multiply_add(
+                        simd::set1(rows[v / VECTORS_PER_PIECE][r][line * STEPS + STEP]), column, sums[r][v]);
+            }
+        });
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++)
+            simd::store(scores + r * SPLIT + v * simd::W,
+                        simd::add(sums[r][v], simd::set1(base[v / VECTORS_PER_PIECE][r])));
+}
+
+// Weights [ROWS, SPLIT] of one row group: as the exact block takes them, and with the scales of each group of values.
+template <int ROWS>
+struct NibbleWeights {
+    alignas(64) float exact[ROWS * SPLIT];
+    alignas(64) float scaled[MAX_GROUPS][ROWS * SPLIT];
+    float base[ROWS][MAX_GROUPS];  // sums of weights times centers
+};
+
+// `weigh` of rows.h, with the scales and centers of values.
+template <class Numbers, int ROWS>
+float weigh_nibbles(const NibbleSpace<Numbers> &space, float *scores, int row, int columns, float scale, int groups,
+                    NibbleWeights<ROWS> &weights, float *sum) {
+    simd::F highest = simd::max(simd::load(scores), simd::load(scores + simd::W));
+    for (int c = 2 * simd::W; c < columns; c += 2 * simd::W)
+        highest = simd::max(highest, simd::max(simd::load(scores + c), simd::load(scores + c + simd::W)));
+    const float peak = std::max(LOWEST, simd::reduce_max(highest) * scale);
+    const simd::F less = simd::set1(-peak), by = simd::set1(scale);
+    simd::F total = simd::zero(), centers[MAX_GROUPS];
+    for (int g = 0; g < groups; g++) centers[g] = simd::zero();
+    for (int c = 0; c < columns; c += 2 * simd::W) {
+        const simd::F low = Numbers::Exact::exp2(simd::fma(simd::load(scores + c), by, less));
+        const simd::F high = Numbers::Exact::exp2(simd::fma(simd::load(scores + c + simd::W), by, less));
+        total = simd::add(total, simd::add(low, high));
+        Numbers::Exact::store_weights(weights.exact + row * SPLIT, c, low, high);
+        for (int g = 0; g < groups; g++) {
+            const float *scales = space.value_scales + g * SPLIT + c, *own = space.value_centers + g * SPLIT + c;
+            Numbers::store_weights(weights.scaled[g] + row * SPLIT, c, simd::mul(low, simd::load(scales)),
+                                   simd::mul(high, simd::load(scales + simd::W)));
+            centers[g] = simd::fma(low, simd::load(own), centers[g]);
+            centers[g] = simd::fma(high, simd::load(own + simd::W), centers[g]);
+        }
+    }
+    for (int g = 0; g < groups; g++) weights.base[row][g] = simd::reduce_add(centers[g]);
+    simd::store(sum, total);
+    return peak;
+}
+
+// out [ROWS, lanes] of VECTORS vectors from `first` on: weights of their groups times the values of all stored blocks.
+template <class Numbers, int ROWS, int VECTORS>
+void multiply_nibble_values(const NibbleWeights<ROWS> &weights, const NibbleSplit &split, int dim, int first, float *out,
+                            int lanes) {
+    constexpr int STEPS = Numbers::STEPS, PER_PIECE = PIECE / PER_NIBBLE_WORD * STEPS;
+    simd::F sums[ROWS][VECTORS] = {};
+    for (int piece = 0; piece < split.stored(); piece++) {
+        const uint32_t *words = NibbleBlock(split.heads[piece], dim).values + first * simd::W;
+        for (int line = 0; line < PIECE / PER_NIBBLE_WORD; line++) {
+            simd::I lines[VECTORS];
+            for (int v = 0; v < VECTORS; v++) lines[v] = simd::load_words(words + line * dim + v * simd::W);
+            for_each_constant<STEPS>([&](auto step) {
+                constexpr int STEP = decltype(step)::value;
+                const int at = piece * PER_PIECE + line * STEPS + STEP;
+                for (int v = 0; v < VECTORS; v++) {
+                    const simd::F column = Numbers::template column<STEP>(lines[v]);
+                    const float *group = weights.scaled[(first + v) * simd::W / VALUE_GROUP] + at;
+                    for (int r = 0; r < ROWS; r++)
+                        sums[r][v] = Numbers::multiply_add(simd::set1(group[r * SPLIT]), column, sums[r][v]);
+                }
+            });
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            const simd::F base = simd::set1(weights.base[r][(first + v) * simd::W / VALUE_GROUP]);
+            simd::store(out + r * lanes + (first + v) * simd::W, simd::add(sums[r][v], base));
+        }
+}
+
+template <class Numbers>
+class NibbleAttention {
+  public:
+    NibbleAttention(const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out)
+        : step_(step), shape_(step), pool_((const char *)step.pool + layer * step.layer_stride),
+          exact_((const char *)step.exact_pool + layer * step.exact_layer_stride), q_(q), q_stride_(q_stride),
+          out_(out) {}
+
+    void run(Team *team) {
+        const Plan plan = plan_tasks(step_, team ? std::max(1, team->threads_now()) : 1);
+        partial_.reset(new float[size_t(Sums::floats(plan.sums, shape_.lanes))]);
+        const std::vector<Task> &tasks = plan.tasks;
+        run_tasks(team, tasks.size(), [&](size_t i, size_t next) {
+            compute(tasks[i], next < tasks.size() ? &tasks[next] : nullptr);
+        });
+        if (!plan.merges.empty()) run_tasks(team, plan.merges.size(), [&](size_t i, size_t) { merge(plan.merges[i]); });
+    }
+
+  private:
+    using Exact = typename Numbers::Exact;
+    using T = typename Exact::Element;
+    using Space = NibbleSpace<Numbers>;
+
+    Sums partial(const Task &task, int64_t split, int rows) const {
+        return Sums::in(partial_.get() + Sums::floats(task.first_sum + split * rows, shape_.lanes), rows, shape_.lanes);
+    }
+
+    void compute(const Task &task, const Task *upcoming) {
+        Space space(shape_, task);
+        for (int row = 0; row < space.rows; row++)
+            space.limits[row] = step_.positions[task.first_token + row / shape_.groups] + 1;
+        for (int64_t h = 0; h < task.heads; h++) {
+            const int64_t head = task.first_head + h;
+            load(task, head, space);
+            space.total.clear(space.rows, shape_.lanes);
+            for (int64_t s = 0; s < task.splits; s++) {
+                const Sums sums = task.is_partial ? partial(task, s, space.rows) : space.split;
+                NibbleSplit split = split_of(task, head, s);
+                if (s + 1 < task.splits)
+                    look_ahead(task, head, s + 1, split);
+                else if (h + 1 < task.heads)
+                    look_ahead(task, head + 1, 0, split);
+                else if (upcoming)
+                    look_ahead(*upcoming, upcoming->first_head, 0, split);
+                sum_up_split(split, space, sums);
+                if (!task.is_partial) space.total.merge(sums, space.rows, shape_.lanes);
+            }
+            if (!task.is_partial) finish(task, head, space.total);
+        }
+    }
+
+    void merge(const Task &task) {
+        const Space space(shape_, task);
+        space.total.clear(space.rows, shape_.lanes);
+        for (int64_t split = 0; split < task.splits; split++)
+            space.total.merge(partial(task, split, space.rows), space.rows, shape_.lanes);
+        finish(task, task.first_head, space.total);
+    }
+
+    void finish(const Task &task, int64_t kv_head, const Sums &sums) {
+        with_dtype(step_.dtype, [&](auto type) {
+            write_out(shape_, step_, sums, int(task.tokens) * shape_.groups, task.first_token, kv_head,
+                      (decltype(type) *)out_);
+        });
+    }
+
+    // Queries as floats, zeros behind them, and as the exact block multiplies them.
+    void load(const Task &task, int64_t head, Space &space) const {
+        with_dtype(step_.dtype, [&](auto type) {
+            using Q = decltype(type);
+            for (int row = 0; row < space.rows; row++) {
+                const int64_t token = task.first_token + row / shape_.groups;
+                const Q *from =
+                    (const Q *)q_ + token * q_stride_ + (head * shape_.groups + row % shape_.groups) * shape_.dim;
+                float *query = space.queries + row * space.lanes;
+                for (int at = 0; at < space.lanes; at += simd::W) simd::store(query + at, simd::zero());
+                FloatMath<float>::load_row(from, shape_.dim, query);
+                Exact::load_row(from, shape_.dim, space.exact_queries + row * space.exact_floats);
+            }
+        });
+    }
+
+    const char *head_of(const Task &task, int64_t head, int64_t piece) const {
+        const int64_t page = step_.block_tables[task.sequence * step_.table_stride + piece];
+        return pool_ + page * step_.page_stride + head * step_.head_stride;
+    }
+
+    NibbleSplit split_of(const Task &task, int64_t head, int64_t s) const {
+        NibbleSplit split;
+        split.start = (task.first_split + s) * SPLIT;
+        split.count = int(std::min<int64_t>(task.context - split.start, SPLIT));
+        split.pieces = (split.count + PIECE - 1) / PIECE;
+        for (int p = 0; p < split.pieces; p++) split.heads[p] = head_of(task, head, split.start / PIECE + p);
+        if (split.start + split.count == task.context) {
+            split.own = split.pieces - 1;
+            const int64_t page = step_.exact_slots[task.first_token] / PIECE;
+            split.exact_keys = exact_ + page * step_.exact_page_stride + head * step_.exact_head_stride;
+            split.exact_values = split.exact_keys + step_.exact_value_offset;
+        }
+        return split;
+    }
+
+    void look_ahead(const Task &task, int64_t head, int64_t s, NibbleSplit &split) const {
+        const int64_t first = (task.first_split + s) * PIECES, pieces = (task.context + PIECE - 1) / PIECE;
+        for (int p = 0; p < AHEAD && first + p < pieces; p++) split.upcoming[p] = head_of(task, head, first + p);
+    }
+
+    void fetch(const char *head) const {
+        if (!head) return;
+        for (int64_t at = 0; at < step_.head_stride; at += LINE) __builtin_prefetch(head + at);
+    }
+
+    void sum_up_split(const NibbleSplit &split, Space &space, const Sums &sums) const {
+        look_at_values(split, space);
+        for (int row = 0; row < space.rows; row += MAX_ROWS) {
+            switch (std::min(MAX_ROWS, space.rows - row)) {
+                case 1: sum_up_rows<1>(split, space, row, sums); break;
+                case 2: sum_up_rows<2>(split, space, row, sums); break;
+                case 3: sum_up_rows<3>(split, space, row, sums); break;
+                case 4: sum_up_rows<4>(split, space, row, sums); break;
+                case 5: sum_up_rows<5>(split, space, row, sums); break;
+                case 6: sum_up_rows<6>(split, space, row, sums); break;
+            }
+        }
+    }
+
+    // Scales and centers of the stored blocks' values, zeros behind them; the exact block's values, zeros behind them.
+    void look_at_values(const NibbleSplit &split, Space &space) const {
+        const int groups = value_groups(shape_.dim), stored = split.stored();
+        for (int p = 0; p < PIECES; p++) {
+            if (p < AHEAD && p < stored) fetch(split.heads[p]);
+            for (int g = 0; g < groups; g++) {
+                float *scales = space.value_scales + g * SPLIT + p * PIECE;
+                float *centers = space.value_centers + g * SPLIT + p * PIECE;
+                for (int at = 0; at < PIECE; at += simd::W) {
+                    simd::store(scales + at, simd::zero());
+                    simd::store(centers + at, simd::zero());
+                }
+            }
+        }
+        if (split.own >= PIECES) return;
+        const int count = split.count - split.own * PIECE;
+        std::memset(space.values, 0, size_t(PIECE * shape_.dim) * sizeof(T));
+        for (int t = 0; t < count; t++)
+            for (int d = 0; d < shape_.dim; d++) {
+                constexpr int N = PER_WORD<T>;
+                const int at = t / N * N * shape_.dim + d * N + t % N;
+                space.values[at] = ((const T *)split.exact_values)[at];
+            }
+    }
+
+    void look_at_scales(const NibbleSplit &split, int piece, Space &space) const {
+        const NibbleBlock block(split.heads[piece], shape_.dim);
+        for (int g = 0; g < value_groups(shape_.dim); g++)
+            for (int at = 0; at < PIECE; at += simd::W) {
+                const int from = g * PIECE + at, to = g * SPLIT + piece * PIECE + at;
+                simd::store(space.value_scales + to, simd::load(block.value_scales + from));
+                simd::store(space.value_centers + to, simd::load(block.value_centers + from));
+            }
+    }
+
+    template <int ROWS>
+    void sum_up_rows(const NibbleSplit &split, Space &space, int row, const Sums &all) const {
+        const Sums sums = all.from(row, shape_.lanes);
+        const int32_t *limits = space.limits + row;
+        const int64_t seen = std::min<int64_t>(split.count, *std::max_element(limits, limits + ROWS) - split.start);
+        if (seen <= 0) return sums.clear(ROWS, shape_.lanes);
+        alignas(64) float scores[ROWS * SPLIT];
+        score<ROWS>(split, space, row, scores);
+        const int columns = rounded_up(split.count, std::max(PIECE, 2 * simd::W)), groups = value_groups(shape_.dim);
+        NibbleWeights<ROWS> weights;
+        for (int r = 0; r < ROWS; r++) {
+            hide(scores + r * SPLIT, int(std::clamp<int64_t>(limits[r] - split.start, 0, split.count)), columns);
+            sums.peaks[r] = weigh_nibbles(space, scores + r * SPLIT, r, columns, step_.scale * LOG2_E, groups, weights,
+                                          sums.weights + r * simd::W);
+        }
+        if (split.stored()) {
+            by_blocks<ROWS>((shape_.dim + simd::W - 1) / simd::W, [&](int first, auto vectors) {
+                multiply_nibble_values<Numbers, ROWS, decltype(vectors)::value>(weights, split, shape_.dim, first,
+                                                                                 sums.values, shape_.lanes);
+            });
+        }
+        if (split.own >= PIECES) return;
+        Fetch nothing;
+        Pieces<Exact> values = {};
+        values[split.own] = (const typename Exact::Word *)space.values;
+        multiply_values<Exact, ROWS>(weights.exact, values, split.own, 1, shape_.dim, nothing, sums.values,
+                                     shape_.lanes);
+    }
+
+    // Scores of all blocks of the split; the first rows that come ask for what comes next.
+    template <int ROWS>
+    void score(const NibbleSplit &split, Space &space, int row, float *scores) const {
+        constexpr int MOST = ROWS <= FEW_ROWS ? MANY_VECTORS / VECTORS_PER_PIECE : SOME_VECTORS / VECTORS_PER_PIECE;
+        constexpr int TOGETHER = MOST < 1 ? 1 : MOST;
+        const float *queries = space.queries + row * space.lanes;
+        const int stored = split.stored();
+        for (int p = 0; p < stored;) {
+            const int some = p + TOGETHER <= stored ? TOGETHER : 1;
+            for (int i = p; i < p + some && row == 0; i++) {
+                const int next = i + AHEAD;
+                fetch(next < stored ? split.heads[next] : split.upcoming[next % AHEAD]);
+                look_at_scales(split, i, space);
+            }
+            if (some == TOGETHER)
+                multiply_nibble_keys<Numbers, ROWS, TOGETHER>(queries, space.lanes, split.heads + p, shape_.dim,
+                                                              scores + p * PIECE);
+            else
+                multiply_nibble_keys<Numbers, ROWS, 1>(queries, space.lanes, split.heads + p, shape_.dim,
+                                                       scores + p * PIECE);
+            p += some;
+        }
+        if (split.own >= PIECES) return;
+        Fetch nothing;
+        Pieces<Exact> keys = {};
+        keys[split.own] = (const typename Exact::Word *)split.exact_keys;
+        multiply_keys<Exact, ROWS>(space.exact_queries + row * space.exact_floats, shape_.words, keys,
+                                   split.own * VECTORS_PER_PIECE, VECTORS_PER_PIECE, nothing, scores);
+    }
+
+    const AttentionStep &step_;
+    const Shape<Exact> shape_;
+    const char *pool_, *exact_;  // from the layer's first head on
+    const void *q_;
+    const int64_t q_stride_;
+    void *out_;
+    std::unique_ptr<float[]> partial_;  // sums of splits that are computed apart
+};
+
+}  // namespace
+
+void attend_nibbles(Team *team, const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out) {
+    auto by = [&](auto numbers) { NibbleAttention<decltype(numbers)>(step, layer, q, q_stride, out).run(team); };
+    switch (step.dtype) {
+        case 0: return by(NibbleFloats<FloatMath<float>>());
+        case 2: return by(NibbleFloats<FloatMath<Float16>>());
+        default:
+#if defined(__AVX512BF16__)
+            return by(NibblePairs());
+#else
+            return by(NibbleFloats<WideningMath>());
+#endif
+    }
+}
+
+}  // namespace twostroke

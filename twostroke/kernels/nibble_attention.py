@@ -1,0 +1,77 @@
+"""Attention over pages of 4-bit numbers in plain torch: where no native kernel can be built, and the oracle of those.
+
+A row attends to its own block exact and to those before it as stored. Rows are computed in tiles of one block, as
+`aligned_attention` does, so that a row's result is a function of its position alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from twostroke.kernels import reference
+from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.nibble_pool import BLOCK, NibblePool
+
+
+class NibbleAttention:
+    """A row's result is a function of its position, its query and the keys and values that it sees."""
+
+    def __init__(self, pool: NibblePool, heads: int, scale: float) -> None:
+        self.pool = pool
+        self.heads = heads
+        self.scale = scale
+
+    def begin(self, batch: RaggedBatch) -> NibbleAttentionStep:
+        return NibbleAttentionStep(self, batch)
+
+
+class NibbleAttentionStep:
+    def __init__(self, backend: NibbleAttention, batch: RaggedBatch) -> None:
+        self._pool = backend.pool
+        self._scale = backend.scale
+        self._batch = batch
+        self._slots = backend.pool.exact.begin(batch)
+        self._last = (batch.positions % BLOCK == BLOCK - 1).nonzero().flatten()
+
+    def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch, pool = self._batch, self._pool
+        k = reference.rotate(k, batch.cosines, batch.sines)
+        pool.exact.pool.write(k, v, layer, self._slots)
+        if len(self._last):
+            full = pool.exact.pool.read(self._slots[self._last] // BLOCK, layer)
+            pool.store(batch.write_slots[self._last] // BLOCK, layer, full)
+        return reference.rotate(q, batch.cosines, batch.sines)
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype)
+        for sequence in range(self._batch.sequences):
+            self._attend_sequence(layer, sequence, q, out)
+        return out.flatten(1)
+
+    def _attend_sequence(self, layer: int, sequence: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        batch, start = self._batch, self._batch.query_starts[sequence]
+        end = batch.context_lens[sequence]
+        first = end - (batch.query_starts[sequence + 1] - start)
+        stored = self._pool.read(batch.block_tables[sequence, : (end - 1) // BLOCK].long(), layer)
+        k, v = stored.permute(1, 2, 0, 3, 4).flatten(2, 3).to(q.dtype)
+        for tile in range(first // BLOCK * BLOCK, end, BLOCK):
+            top, bottom = max(tile, first), min(tile + BLOCK, end)
+            rows = slice(start + top - first, start + bottom - first)
+            own = self._pool.exact.pool.read(self._slots[rows.start, None] // BLOCK, layer)[0]
+            query = functional.pad(q[rows], (0, 0, 0, 0, top - tile, tile + BLOCK - bottom))
+            out[rows] = self._tile(query, k[:, :tile], v[:, :tile], own)[top - tile : bottom - tile]
+
+    def _tile(self, query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        """[block, heads, D] of a whole block's queries, over keys and values [kv_heads, before, D] and its own."""
+        exact_k, exact_v = own.to(query.dtype).nan_to_num()  # what no token wrote yet is hidden, if it is a number
+        before = k.shape[1]
+        answer = functional.scaled_dot_product_attention(
+            query.transpose(0, 1)[None],
+            torch.cat((k, exact_k), dim=1)[None],
+            torch.cat((v, exact_v), dim=1)[None],
+            attn_mask=torch.arange(before + BLOCK) <= torch.arange(before, before + BLOCK)[:, None],
+            scale=self._scale,
+            enable_gqa=True,
+        )
+        return answer[0].transpose(0, 1)
