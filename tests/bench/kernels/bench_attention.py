@@ -11,7 +11,8 @@ from tests.bench.kernels.setting import Setting
 from tests.bench.kernels.timing import Result, Work, timed, timed_by_turns
 from twostroke.config.cache import KV_FORMATS
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.choice import choose_attention
+from twostroke.kernels.choice import choose_attention, host_pool
+from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import FORMS
 
@@ -77,11 +78,7 @@ def _all_layers(setting: Setting, span: Span, form: str) -> Callable[[], None]:
     """Return the attention of one step, layer by layer, over pages that hold normal numbers."""
     spec = setting.spec
     blocks = -(-span.context // BLOCK)
-    pool = PagePool.empty(span.sequences * blocks, form, spec.page_shape(BLOCK))
-    slots = torch.arange(span.sequences * blocks * BLOCK)
-    for layer in range(spec.layers):
-        numbers = torch.randn(len(slots), spec.kv_heads, spec.head_dim)
-        pool.write(numbers, numbers, layer, slots)
+    pool = _filled_pool(setting, span.sequences * blocks, form)
     backend = choose_attention(
         pool,
         heads=spec.heads,
@@ -101,6 +98,21 @@ def _all_layers(setting: Setting, span: Span, form: str) -> Callable[[], None]:
                 step.attend(layer, q)
 
     return all_layers
+
+
+def _filled_pool(setting: Setting, pages: int, form: str) -> PagePool | NibblePool:
+    """Return pages that hold normal numbers."""
+    spec = setting.spec
+    shape = spec.page_shape(BLOCK)
+    data = torch.zeros(pages, FORMS[form].page_bytes(shape), dtype=torch.uint8)
+    pool = host_pool(data, FORMS[form], shape, setting.dtype)
+    for layer in range(spec.layers):
+        if isinstance(pool, NibblePool):
+            pool.store(torch.arange(pages), layer, torch.randn(pages, 2, spec.kv_heads, BLOCK, spec.head_dim))
+        else:
+            numbers = torch.randn(pages * BLOCK, spec.kv_heads, spec.head_dim)
+            pool.write(numbers, numbers, layer, torch.arange(pages * BLOCK))
+    return pool
 
 
 def _batch(span: Span, blocks: int, head_dim: int) -> RaggedBatch:

@@ -12,7 +12,7 @@
 namespace twostroke {
 namespace {
 
-constexpr int AHEAD = 4;  // blocks that are asked for before they are multiplied
+constexpr int LINES_AT_ONCE = 3;  // that are asked for while some products run
 
 // Eight numbers of a word, each a float when its turn comes.
 template <class ExactMath>
@@ -27,8 +27,7 @@ struct NibbleFloats {
     }
 
     static simd::F multiply_add(simd::F a, simd::F b, simd::F sum) { return simd::fma(a, b, sum); }
-    static void narrow(const float *from, int dim, float *row) { std::copy(from, from + dim, row); }
-    static void store_weights(float *row, int column, simd::F low, simd::F high) {
+    static void store(float *row, int column, simd::F low, simd::F high) {
         simd::store(row + column, low);
         simd::store(row + column + simd::W, high);
     }
@@ -46,8 +45,7 @@ struct NibblePairs {
     }
 
     static simd::F multiply_add(simd::F a, simd::F b, simd::F sum) { return simd::fma_pairs(a, b, sum); }
-    static void narrow(const float *from, int dim, float *row) { PairMath::load_row(from, dim, row); }
-    static void store_weights(float *row, int column, simd::F low, simd::F high) {
+    static void store(float *row, int column, simd::F low, simd::F high) {
         PairMath::store_weights(row, column, low, high);
     }
 };
@@ -62,13 +60,32 @@ inline void for_each_constant(F f) {
     }
 }
 
+// Asks for the blocks of the split that is read next, a few lines at a time while this one is multiplied: processors drop
+// what is asked for faster than memory delivers.
+class NibbleFetch {
+  public:
+    NibbleFetch() = default;
+    NibbleFetch(const char *const *heads, int count, int64_t head_bytes)
+        : heads_(heads), count_(count), lines_(int((head_bytes + LINE - 1) / LINE)) {}
+
+    void some() {
+        if (head_ >= count_) return;
+        const int end = std::min(line_ + LINES_AT_ONCE, lines_);
+        for (const char *at = heads_[head_]; line_ < end; line_++) __builtin_prefetch(at + line_ * LINE, 0, 2);
+        if (line_ == lines_) line_ = 0, head_++;
+    }
+
+  private:
+    const char *const *heads_ = nullptr;
+    int count_ = 0, lines_ = 0, head_ = 0, line_ = 0;
+};
+
 // One head's blocks in a split of the context.
 struct NibbleSplit {
     int64_t start = 0;
     int count = 0, pieces = 0;  // of tokens, of blocks
     int own = PIECES;           // the block that rows see exact, if it is in the split
     const char *heads[PIECES] = {};
-    const char *upcoming[AHEAD] = {};  // what is read after this split
     const char *exact_keys = nullptr, *exact_values = nullptr;
 
     int stored() const { return std::min(own, pieces); }
@@ -78,52 +95,62 @@ struct NibbleSplit {
 template <class Numbers>
 struct NibbleSpace {
     using Exact = typename Numbers::Exact;
+    struct Head {
+        float *queries, *exact_queries;  // [rows, lanes], [rows, exact_floats]
+        Sums total;
+    };
+
     int rows, lanes, exact_floats;
-    int32_t *limits;                  // [rows]: tokens that the row attends to
-    float *queries, *exact_queries;   // [rows, lanes], [rows, exact_floats]
-    Sums total, split;
+    int32_t *limits;  // [rows]: tokens that the row attends to
+    std::vector<Head> heads;
+    Sums split;
     float *value_scales, *value_centers;  // [groups, SPLIT]
     typename Exact::Element *values;      // a piece of exact ones, zeros behind the last
 
     NibbleSpace(const Shape<Exact> &shape, const Task &task)
         : rows(int(task.tokens) * shape.groups), lanes(rounded_up(shape.dim, 2 * simd::W)),
-          exact_floats(shape.row_floats) {
+          exact_floats(shape.row_floats), heads(size_t(task.heads)) {
         const int limit_floats = rounded_up(rows, 16), sums = rounded_up(Sums::floats(rows, shape.lanes), 16);
-        const int scales = value_groups(shape.dim) * SPLIT, piece = PIECE * lanes;
-        float *at = scratch(size_t(limit_floats + rows * lanes + rounded_up(rows * exact_floats, 16) + 2 * sums + 2 * scales + piece));
+        const int scales = value_groups(shape.dim) * SPLIT, piece = PIECE * lanes, queries = rows * lanes;
+        const int exact = rounded_up(rows * exact_floats, 16);
+        float *at = scratch(size_t(limit_floats + sums + 2 * scales + piece) +
+                            size_t(task.heads) * size_t(queries + exact + sums));
         auto take = [&at](int64_t count) { return (at += count) - count; };
         limits = (int32_t *)take(limit_floats);
-        queries = take(rows * lanes);
-        exact_queries = take(rounded_up(rows * exact_floats, 16));
-        total = Sums::in(take(sums), rows, shape.lanes);
         split = Sums::in(take(sums), rows, shape.lanes);
         value_scales = take(scales);
         value_centers = take(scales);
         values = (typename Exact::Element *)take(piece);
+        for (Head &head : heads) head = {take(queries), take(exact), Sums::in(take(sums), rows, shape.lanes)};
     }
 };
 
 // Scores [ROWS, SPLIT] of COUNT blocks: their queries are scaled by the block's channels, the centers add up alone.
 template <class Numbers, int ROWS, int COUNT>
-void multiply_nibble_keys(const float *queries, int lanes, const char *const *heads, int dim, float *scores) {
+void multiply_nibble_keys(const float *queries, int lanes, const char *const *heads, int dim, NibbleFetch &fetch,
+                          float *scores) {
     constexpr int VECTORS = COUNT * VECTORS_PER_PIECE, STEPS = Numbers::STEPS;
-    alignas(64) float rows[COUNT][ROWS][MAX_NIBBLE_DIM], scaled[MAX_NIBBLE_DIM];
+    alignas(64) float rows[COUNT][ROWS][MAX_NIBBLE_DIM];
     float base[COUNT][ROWS];
     const uint32_t *words[VECTORS];
     for (int p = 0; p < COUNT; p++) {
         const NibbleBlock block(heads[p], dim);
         for (int v = 0; v < VECTORS_PER_PIECE; v++) words[p * VECTORS_PER_PIECE + v] = block.keys + v * simd::W;
-        for (int r = 0; r < ROWS; r++) {
-            simd::F sum = simd::zero();
-            for (int at = 0; at < dim; at += simd::W) {
-                const int n = std::min(simd::W, dim - at);
-                const simd::F query = simd::load(queries + r * lanes + at);
-                simd::store(scaled + at, simd::mul(query, simd::load_up_to(block.key_scales + at, n)));
-                sum = simd::fma(query, simd::load_up_to(block.key_centers + at, n), sum);
+        simd::F sums[ROWS] = {};
+        for (int at = 0; at < dim; at += 2 * simd::W) {
+            const int low = std::min(simd::W, dim - at), high = std::clamp(dim - at - simd::W, 0, simd::W);
+            const simd::F scales[2] = {simd::load_up_to(block.key_scales + at, low),
+                                       simd::load_up_to(block.key_scales + at + simd::W, high)};
+            const simd::F centers[2] = {simd::load_up_to(block.key_centers + at, low),
+                                        simd::load_up_to(block.key_centers + at + simd::W, high)};
+            for (int r = 0; r < ROWS; r++) {
+                const float *query = queries + r * lanes + at;
+                const simd::F first = simd::load(query), second = simd::load(query + simd::W);
+                Numbers::store(rows[p][r], at, simd::mul(first, scales[0]), simd::mul(second, scales[1]));
+                sums[r] = simd::fma(second, centers[1], simd::fma(first, centers[0], sums[r]));
             }
-            base[p][r] = simd::reduce_add(sum);
-            Numbers::narrow(scaled, dim, rows[p][r]);
         }
+        for (int r = 0; r < ROWS; r++) base[p][r] = simd::reduce_add(sums[r]);
     }
     simd::F sums[ROWS][VECTORS] = {};
     for (int line = 0; line < dim / PER_NIBBLE_WORD; line++) {
@@ -131,6 +158,7 @@ void multiply_nibble_keys(const float *queries, int lanes, const char *const *he
         for (int v = 0; v < VECTORS; v++) lines[v] = simd::load_words(words[v] + line * PIECE);
         for_each_constant<STEPS>([&](auto step) {
             constexpr int STEP = decltype(step)::value;
+            if (STEP % (STEPS / 2) == 0) fetch.some();
             for (int v = 0; v < VECTORS; v++) {
                 const simd::F column = Numbers::template column<STEP>(lines[v]);
                 for (int r = 0; r < ROWS; r++)
@@ -171,7 +199,7 @@ float weigh_nibbles(const NibbleSpace<Numbers> &space, float *scores, int row, i
         Numbers::Exact::store_weights(weights.exact + row * SPLIT, c, low, high);
         for (int g = 0; g < groups; g++) {
             const float *scales = space.value_scales + g * SPLIT + c, *own = space.value_centers + g * SPLIT + c;
-            Numbers::store_weights(weights.scaled[g] + row * SPLIT, c, simd::mul(low, simd::load(scales)),
+            Numbers::store(weights.scaled[g] + row * SPLIT, c, simd::mul(low, simd::load(scales)),
                                    simd::mul(high, simd::load(scales + simd::W)));
             centers[g] = simd::fma(low, simd::load(own), centers[g]);
             centers[g] = simd::fma(high, simd::load(own + simd::W), centers[g]);
@@ -184,8 +212,8 @@ float weigh_nibbles(const NibbleSpace<Numbers> &space, float *scores, int row, i
 
 // out [ROWS, lanes] of VECTORS vectors from `first` on: weights of their groups times the values of all stored blocks.
 template <class Numbers, int ROWS, int VECTORS>
-void multiply_nibble_values(const NibbleWeights<ROWS> &weights, const NibbleSplit &split, int dim, int first, float *out,
-                            int lanes) {
+void multiply_nibble_values(const NibbleWeights<ROWS> &weights, const NibbleSplit &split, int dim, int first,
+                            NibbleFetch &fetch, float *out, int lanes) {
     constexpr int STEPS = Numbers::STEPS, PER_PIECE = PIECE / PER_NIBBLE_WORD * STEPS;
     simd::F sums[ROWS][VECTORS] = {};
     for (int piece = 0; piece < split.stored(); piece++) {
@@ -196,6 +224,7 @@ void multiply_nibble_values(const NibbleWeights<ROWS> &weights, const NibbleSpli
             for_each_constant<STEPS>([&](auto step) {
                 constexpr int STEP = decltype(step)::value;
                 const int at = piece * PER_PIECE + line * STEPS + STEP;
+                if (STEP % (STEPS / 2) == 0) fetch.some();
                 for (int v = 0; v < VECTORS; v++) {
                     const simd::F column = Numbers::template column<STEP>(lines[v]);
                     const float *group = weights.scaled[(first + v) * simd::W / VALUE_GROUP] + at;
@@ -234,41 +263,46 @@ class NibbleAttention {
     using Exact = typename Numbers::Exact;
     using T = typename Exact::Element;
     using Space = NibbleSpace<Numbers>;
+    using Head = typename Space::Head;
 
     Sums partial(const Task &task, int64_t split, int rows) const {
         return Sums::in(partial_.get() + Sums::floats(task.first_sum + split * rows, shape_.lanes), rows, shape_.lanes);
     }
 
+    // What is read behind this task's is most likely `upcoming`'s.
     void compute(const Task &task, const Task *upcoming) {
         Space space(shape_, task);
         for (int row = 0; row < space.rows; row++)
             space.limits[row] = step_.positions[task.first_token + row / shape_.groups] + 1;
         for (int64_t h = 0; h < task.heads; h++) {
-            const int64_t head = task.first_head + h;
-            load(task, head, space);
-            space.total.clear(space.rows, shape_.lanes);
-            for (int64_t s = 0; s < task.splits; s++) {
-                const Sums sums = task.is_partial ? partial(task, s, space.rows) : space.split;
-                NibbleSplit split = split_of(task, head, s);
-                if (s + 1 < task.splits)
-                    look_ahead(task, head, s + 1, split);
-                else if (h + 1 < task.heads)
-                    look_ahead(task, head + 1, 0, split);
-                else if (upcoming)
-                    look_ahead(*upcoming, upcoming->first_head, 0, split);
-                sum_up_split(split, space, sums);
-                if (!task.is_partial) space.total.merge(sums, space.rows, shape_.lanes);
-            }
-            if (!task.is_partial) finish(task, head, space.total);
+            load(task, task.first_head + h, space, space.heads[size_t(h)]);
+            space.heads[size_t(h)].total.clear(space.rows, shape_.lanes);
         }
+        for (int64_t s = 0; s < task.splits; s++) {
+            NibbleSplit next;
+            if (s + 1 < task.splits)
+                next = split_of(task, task.first_head, s + 1);
+            else if (upcoming)
+                next = split_of(*upcoming, upcoming->first_head, 0);
+            NibbleFetch fetch(next.heads, next.stored(), task.heads * step_.head_stride);
+            for (int64_t h = 0; h < task.heads; h++) {
+                const Sums sums = task.is_partial ? partial(task, s, space.rows) : space.split;
+                const Head &head = space.heads[size_t(h)];
+                sum_up_split(split_of(task, task.first_head + h, s), space, head, sums, fetch);
+                if (!task.is_partial) head.total.merge(sums, space.rows, shape_.lanes);
+            }
+        }
+        for (int64_t h = 0; h < task.heads && !task.is_partial; h++)
+            finish(task, task.first_head + h, space.heads[size_t(h)].total);
     }
 
     void merge(const Task &task) {
         const Space space(shape_, task);
-        space.total.clear(space.rows, shape_.lanes);
+        const Sums &total = space.heads[0].total;
+        total.clear(space.rows, shape_.lanes);
         for (int64_t split = 0; split < task.splits; split++)
-            space.total.merge(partial(task, split, space.rows), space.rows, shape_.lanes);
-        finish(task, task.first_head, space.total);
+            total.merge(partial(task, split, space.rows), space.rows, shape_.lanes);
+        finish(task, task.first_head, total);
     }
 
     void finish(const Task &task, int64_t kv_head, const Sums &sums) {
@@ -279,17 +313,17 @@ class NibbleAttention {
     }
 
     // Queries as floats, zeros behind them, and as the exact block multiplies them.
-    void load(const Task &task, int64_t head, Space &space) const {
+    void load(const Task &task, int64_t head, const Space &space, const Head &to) const {
         with_dtype(step_.dtype, [&](auto type) {
             using Q = decltype(type);
             for (int row = 0; row < space.rows; row++) {
                 const int64_t token = task.first_token + row / shape_.groups;
                 const Q *from =
                     (const Q *)q_ + token * q_stride_ + (head * shape_.groups + row % shape_.groups) * shape_.dim;
-                float *query = space.queries + row * space.lanes;
+                float *query = to.queries + row * space.lanes;
                 for (int at = 0; at < space.lanes; at += simd::W) simd::store(query + at, simd::zero());
                 FloatMath<float>::load_row(from, shape_.dim, query);
-                Exact::load_row(from, shape_.dim, space.exact_queries + row * space.exact_floats);
+                Exact::load_row(from, shape_.dim, to.exact_queries + row * space.exact_floats);
             }
         });
     }
@@ -314,26 +348,17 @@ class NibbleAttention {
         return split;
     }
 
-    void look_ahead(const Task &task, int64_t head, int64_t s, NibbleSplit &split) const {
-        const int64_t first = (task.first_split + s) * PIECES, pieces = (task.context + PIECE - 1) / PIECE;
-        for (int p = 0; p < AHEAD && first + p < pieces; p++) split.upcoming[p] = head_of(task, head, first + p);
-    }
-
-    void fetch(const char *head) const {
-        if (!head) return;
-        for (int64_t at = 0; at < step_.head_stride; at += LINE) __builtin_prefetch(head + at);
-    }
-
-    void sum_up_split(const NibbleSplit &split, Space &space, const Sums &sums) const {
+    void sum_up_split(const NibbleSplit &split, Space &space, const Head &head, const Sums &sums,
+                      NibbleFetch &fetch) const {
         look_at_values(split, space);
         for (int row = 0; row < space.rows; row += MAX_ROWS) {
             switch (std::min(MAX_ROWS, space.rows - row)) {
-                case 1: sum_up_rows<1>(split, space, row, sums); break;
-                case 2: sum_up_rows<2>(split, space, row, sums); break;
-                case 3: sum_up_rows<3>(split, space, row, sums); break;
-                case 4: sum_up_rows<4>(split, space, row, sums); break;
-                case 5: sum_up_rows<5>(split, space, row, sums); break;
-                case 6: sum_up_rows<6>(split, space, row, sums); break;
+                case 1: sum_up_rows<1>(split, space, head, row, sums, fetch); break;
+                case 2: sum_up_rows<2>(split, space, head, row, sums, fetch); break;
+                case 3: sum_up_rows<3>(split, space, head, row, sums, fetch); break;
+                case 4: sum_up_rows<4>(split, space, head, row, sums, fetch); break;
+                case 5: sum_up_rows<5>(split, space, head, row, sums, fetch); break;
+                case 6: sum_up_rows<6>(split, space, head, row, sums, fetch); break;
             }
         }
     }
@@ -341,46 +366,37 @@ class NibbleAttention {
     // Scales and centers of the stored blocks' values, zeros behind them; the exact block's values, zeros behind them.
     void look_at_values(const NibbleSplit &split, Space &space) const {
         const int groups = value_groups(shape_.dim), stored = split.stored();
-        for (int p = 0; p < PIECES; p++) {
-            if (p < AHEAD && p < stored) fetch(split.heads[p]);
-            for (int g = 0; g < groups; g++) {
-                float *scales = space.value_scales + g * SPLIT + p * PIECE;
-                float *centers = space.value_centers + g * SPLIT + p * PIECE;
+        for (int g = 0; g < groups; g++) {
+            float *scales = space.value_scales + g * SPLIT, *centers = space.value_centers + g * SPLIT;
+            for (int p = 0; p < stored; p++) {
+                const NibbleBlock block(split.heads[p], shape_.dim);
                 for (int at = 0; at < PIECE; at += simd::W) {
-                    simd::store(scales + at, simd::zero());
-                    simd::store(centers + at, simd::zero());
+                    simd::store(scales + p * PIECE + at, simd::load(block.value_scales + g * PIECE + at));
+                    simd::store(centers + p * PIECE + at, simd::load(block.value_centers + g * PIECE + at));
                 }
             }
+            std::fill(scales + stored * PIECE, scales + SPLIT, 0.0f);
+            std::fill(centers + stored * PIECE, centers + SPLIT, 0.0f);
         }
         if (split.own >= PIECES) return;
         const int count = split.count - split.own * PIECE;
-        std::memset(space.values, 0, size_t(PIECE * shape_.dim) * sizeof(T));
-        for (int t = 0; t < count; t++)
-            for (int d = 0; d < shape_.dim; d++) {
-                constexpr int N = PER_WORD<T>;
-                const int at = t / N * N * shape_.dim + d * N + t % N;
-                space.values[at] = ((const T *)split.exact_values)[at];
-            }
-    }
-
-    void look_at_scales(const NibbleSplit &split, int piece, Space &space) const {
-        const NibbleBlock block(split.heads[piece], shape_.dim);
-        for (int g = 0; g < value_groups(shape_.dim); g++)
-            for (int at = 0; at < PIECE; at += simd::W) {
-                const int from = g * PIECE + at, to = g * SPLIT + piece * PIECE + at;
-                simd::store(space.value_scales + to, simd::load(block.value_scales + from));
-                simd::store(space.value_centers + to, simd::load(block.value_centers + from));
-            }
+        constexpr int N = PER_WORD<T>;
+        const T *from = (const T *)split.exact_values;
+        const int64_t whole = int64_t(count) / N * N * shape_.dim;
+        std::memcpy(space.values, from, size_t(whole) * sizeof(T));
+        std::memset(space.values + whole, 0, size_t(PIECE * shape_.dim - whole) * sizeof(T));
+        for (int64_t d = 0; d < shape_.dim && count % N; d++) space.values[whole + d * N] = from[whole + d * N];
     }
 
     template <int ROWS>
-    void sum_up_rows(const NibbleSplit &split, Space &space, int row, const Sums &all) const {
+    void sum_up_rows(const NibbleSplit &split, const Space &space, const Head &head, int row, const Sums &all,
+                     NibbleFetch &fetch) const {
         const Sums sums = all.from(row, shape_.lanes);
         const int32_t *limits = space.limits + row;
         const int64_t seen = std::min<int64_t>(split.count, *std::max_element(limits, limits + ROWS) - split.start);
         if (seen <= 0) return sums.clear(ROWS, shape_.lanes);
         alignas(64) float scores[ROWS * SPLIT];
-        score<ROWS>(split, space, row, scores);
+        score<ROWS>(split, space, head, row, fetch, scores);
         const int columns = rounded_up(split.count, std::max(PIECE, 2 * simd::W)), groups = value_groups(shape_.dim);
         NibbleWeights<ROWS> weights;
         for (int r = 0; r < ROWS; r++) {
@@ -390,7 +406,7 @@ class NibbleAttention {
         }
         if (split.stored()) {
             by_blocks<ROWS>((shape_.dim + simd::W - 1) / simd::W, [&](int first, auto vectors) {
-                multiply_nibble_values<Numbers, ROWS, decltype(vectors)::value>(weights, split, shape_.dim, first,
+                multiply_nibble_values<Numbers, ROWS, decltype(vectors)::value>(weights, split, shape_.dim, first, fetch,
                                                                                  sums.values, shape_.lanes);
             });
         }
@@ -402,33 +418,26 @@ class NibbleAttention {
                                      shape_.lanes);
     }
 
-    // Scores of all blocks of the split; the first rows that come ask for what comes next.
+    // Scores of all blocks of the split.
     template <int ROWS>
-    void score(const NibbleSplit &split, Space &space, int row, float *scores) const {
-        constexpr int MOST = ROWS <= FEW_ROWS ? MANY_VECTORS / VECTORS_PER_PIECE : SOME_VECTORS / VECTORS_PER_PIECE;
+    void score(const NibbleSplit &split, const Space &space, const Head &head, int row, NibbleFetch &fetch,
+               float *scores) const {
+        constexpr int MOST = (ROWS <= FEW_ROWS ? MANY_VECTORS : SOME_VECTORS) / VECTORS_PER_PIECE;
         constexpr int TOGETHER = MOST < 1 ? 1 : MOST;
-        const float *queries = space.queries + row * space.lanes;
+        const float *queries = head.queries + row * space.lanes;
         const int stored = split.stored();
-        for (int p = 0; p < stored;) {
-            const int some = p + TOGETHER <= stored ? TOGETHER : 1;
-            for (int i = p; i < p + some && row == 0; i++) {
-                const int next = i + AHEAD;
-                fetch(next < stored ? split.heads[next] : split.upcoming[next % AHEAD]);
-                look_at_scales(split, i, space);
-            }
-            if (some == TOGETHER)
-                multiply_nibble_keys<Numbers, ROWS, TOGETHER>(queries, space.lanes, split.heads + p, shape_.dim,
-                                                              scores + p * PIECE);
-            else
-                multiply_nibble_keys<Numbers, ROWS, 1>(queries, space.lanes, split.heads + p, shape_.dim,
-                                                       scores + p * PIECE);
-            p += some;
-        }
+        int p = 0;
+        for (; p + TOGETHER <= stored; p += TOGETHER)
+            multiply_nibble_keys<Numbers, ROWS, TOGETHER>(queries, space.lanes, split.heads + p, shape_.dim, fetch,
+                                                          scores + p * PIECE);
+        for (; p < stored; p++)
+            multiply_nibble_keys<Numbers, ROWS, 1>(queries, space.lanes, split.heads + p, shape_.dim, fetch,
+                                                   scores + p * PIECE);
         if (split.own >= PIECES) return;
         Fetch nothing;
         Pieces<Exact> keys = {};
         keys[split.own] = (const typename Exact::Word *)split.exact_keys;
-        multiply_keys<Exact, ROWS>(space.exact_queries + row * space.exact_floats, shape_.words, keys,
+        multiply_keys<Exact, ROWS>(head.exact_queries + row * space.exact_floats, shape_.words, keys,
                                    split.own * VECTORS_PER_PIECE, VECTORS_PER_PIECE, nothing, scores);
     }
 
