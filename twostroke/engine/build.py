@@ -166,12 +166,15 @@ def _build_on_cpu(
     import torch
 
     from twostroke.engine.runner import ModelRunner
+    from twostroke.kernels.choice import host_pool
     from twostroke.kernels.cpu.build import arithmetic_identity
     from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
-    from twostroke.kernels.page_pool import PagePool
+    from twostroke.kernels.nibble_pool import check_shape
     from twostroke.models.catalog import cache_dir
 
-    shape = spec.page_shape(config.cache.block_size)
+    shape, form = spec.page_shape(config.cache.block_size), FORMS[config.kv_format]
+    if form.spans_block:
+        check_shape(shape)
     conversion = _conversion_of(config, shape)
     page_bytes = spec.page_bytes(config.cache.block_size, config.kv_format)
     converted_bytes = 0 if conversion is None else conversion.page_bytes  # of every page, where it is pulled
@@ -190,7 +193,7 @@ def _build_on_cpu(
                 spec,
                 memory,
                 config.model,
-                pool=PagePool.over(torch.from_numpy(memory.data), FORMS[facts.kv_form.format], shape),
+                pool=host_pool(torch.from_numpy(memory.data), form, shape, getattr(torch, config.model.dtype)),
                 cores=cores,
                 with_head=config.can_sample,
                 profiler=profiler,
@@ -234,6 +237,12 @@ def _build_on_device(
 
     if config.model.weights == "int8":
         raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="weights")
+    if FORMS[config.kv_format].spans_block:
+        raise ConfigError(
+            f"--kv-format {config.kv_format} is for CPUs: the device's kernels store each token on its own; "
+            "use --kv-format int8, or --device cpu",
+            field="kv_format",
+        )
     if config.model.deterministic:
         raise ConfigError(
             "--deterministic cannot be kept on CUDA: its matrix products pick their order of summation by the number "

@@ -19,6 +19,7 @@ from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog import cache_dir
@@ -41,7 +42,7 @@ class ModelRunner:
         memory: PageMemory,
         model: ModelConfig,
         *,
-        pool: PagePool,
+        pool: PagePool | NibblePool,
         cores: Cores,
         with_head: bool,
         profiler: Profiler | None = None,
@@ -157,6 +158,7 @@ class ModelRunner:
             write_slots=torch.from_numpy(batch.write_slots),
             cosines=self._cosines[positions],
             sines=self._sines[positions],
+            released=batch.released,
             kernels=KernelRecords() if self._profiler.is_on else None,
         )
         rows = [ragged.query_starts[row.row + 1] - 1 for row in batch.samples]

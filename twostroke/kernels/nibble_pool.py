@@ -85,16 +85,16 @@ def packed(rows: torch.Tensor) -> torch.Tensor:
     dim = keys.shape[-1]
     key_numbers, key_scales, key_centers = _numbers(keys.mT)
     spare = -dim % VALUE_GROUP
-    grouped = functional.pad(values, (0, spare)).unflatten(-1, (-1, VALUE_GROUP))
+    grouped = torch.unflatten(functional.pad(values, (0, spare)), -1, (-1, VALUE_GROUP))
     if spare:  # what fills up the last group must not widen its range
         grouped[..., -1, VALUE_GROUP - spare :] = grouped[..., -1, :1]
     value_numbers, value_scales, value_centers = _numbers(grouped)
     value_numbers = value_numbers.flatten(-2)[..., :dim]
     parts = (
-        _words(key_numbers.mT.unflatten(-1, (-1, PER_WORD)).transpose(-3, -2)),
+        _words(torch.unflatten(key_numbers.mT, -1, (-1, PER_WORD)).transpose(-3, -2)),
         key_scales,
         key_centers,
-        _words(value_numbers.unflatten(-2, (-1, PER_WORD)).mT),
+        _words(torch.unflatten(value_numbers, -2, (-1, PER_WORD)).mT),
         value_scales.mT,
         value_centers.mT,
     )
@@ -107,11 +107,13 @@ def unpacked(heads: torch.Tensor, dim: int) -> torch.Tensor:
     groups = -(-dim // VALUE_GROUP)
     sizes = [BLOCK * dim // 2, 2 * dim, 2 * dim, BLOCK * dim // 2, 2 * groups * BLOCK, 2 * groups * BLOCK]
     kinds = [torch.int32, torch.float16, torch.float16] * 2
-    parts = [_viewed(part, kind) for part, kind in zip(heads.split(sizes, dim=-1), kinds, strict=True)]
-    keys = _unfold(parts[0].unflatten(-1, (-1, BLOCK))).transpose(-3, -2).flatten(-2)
+    parts = [
+        _viewed(part, kind) for part, kind in zip(torch.split_with_sizes(heads, sizes, dim=-1), kinds, strict=True)
+    ]
+    keys = _unfold(torch.unflatten(parts[0], -1, (-1, BLOCK))).transpose(-3, -2).flatten(-2)
     keys = keys * parts[1].float()[..., None, :] + parts[2].float()[..., None, :]
-    values = _unfold(parts[3].unflatten(-1, (-1, dim))).mT.flatten(-3, -2)
-    scale, center = (part.float().unflatten(-1, (groups, BLOCK)).mT for part in parts[4:])
+    values = _unfold(torch.unflatten(parts[3], -1, (-1, dim))).mT.flatten(-3, -2)
+    scale, center = (torch.unflatten(part.float(), -1, (groups, BLOCK)).mT for part in parts[4:])
     spread = [each.repeat_interleave(VALUE_GROUP, dim=-1)[..., :dim] for each in (scale, center)]
     return torch.stack((keys, values * spread[0] + spread[1]), dim=-3)
 

@@ -6,12 +6,14 @@ Numbers of one byte become wide by their scales first, as attention reads them. 
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import torch
 
+from twostroke.kernels.nibble_pool import check_shape, packed, unpacked
 from twostroke.kernels.page_pool import BYTES, PLAIN, PagePool, quantised
-from twostroke.kv_cache.form import FORMS, Conversion
+from twostroke.kv_cache.form import FORMS, Conversion, PageForm, PageShape
 
 PIECE: Final = 16
 """Tokens of a piece: `PIECE` in native/page.h."""
@@ -22,32 +24,71 @@ CHUNK_NUMBERS: Final = 1 << 16
 
 
 def convert_page(conversion: Conversion, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Fill `target`, uint8 [target page bytes], with what `source`, uint8 [source page bytes], stores."""
+    """Fill `target`, uint8 [target page bytes], with what `source`, uint8 [source page bytes], stores.
+
+    Raises ConfigError for a form that cannot store such heads or blocks.
+    """
     shape = conversion.shape
-    read = PagePool.over(source[None], FORMS[conversion.source.format], shape)
-    written = PagePool.over(target[None], FORMS[conversion.target.format], shape)
+    read = _page_of(FORMS[conversion.source.format], source, shape, has_pieces=conversion.has_pieces)
+    written = _page_of(FORMS[conversion.target.format], target, shape, has_pieces=conversion.has_pieces)
     chunk = max(1, CHUNK_NUMBERS // (2 * shape.kv_heads * shape.block * shape.head_dim))
     for first in range(0, shape.layers, chunk):
         layers = slice(first, first + chunk)
-        _write(written, layers, _read(read, layers, has_pieces=conversion.has_pieces), conversion.has_pieces)
+        written.write(layers, read.read(layers))
 
 
-def _read(page: PagePool, layers: slice, *, has_pieces: bool) -> torch.Tensor:
-    """Return what attention reads: rows [layers, 2, kv_heads, block, head_dim], float32 or of the plain format."""
-    stored = page.numbers[0, layers]
-    rows = _rows(stored, page.form.name) if has_pieces else stored
-    if page.scales is None:
-        return rows
-    return rows.view(BYTES[page.form.name]).float() * page.scales[0, layers][..., None]
+class _Page(Protocol):
+    """One page, as rows [layers, 2, kv_heads, block, head_dim]."""
+
+    def read(self, layers: slice) -> torch.Tensor:
+        """Return what attention reads: float32, or of the plain format."""
+
+    def write(self, layers: slice, rows: torch.Tensor) -> None: ...
 
 
-def _write(page: PagePool, layers: slice, rows: torch.Tensor, has_pieces: bool) -> None:
-    name = page.form.name
-    if page.scales is None:
-        numbers = rows.to(PLAIN[name])
-    else:
-        numbers, page.scales[0, layers] = quantised(rows, name)
-    page.numbers[0, layers] = _pieces(numbers, name) if has_pieces else numbers
+def _page_of(form: PageForm, data: torch.Tensor, shape: PageShape, *, has_pieces: bool) -> _Page:
+    if form.spans_block:
+        check_shape(shape)
+        return _NibblePage(data.view(shape.layers, shape.kv_heads, -1), shape.head_dim)
+    return _TokenPage(PagePool.over(data[None], form, shape), has_pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenPage:
+    """A page of a form that stores each token on its own."""
+
+    page: PagePool
+    has_pieces: bool
+
+    def read(self, layers: slice) -> torch.Tensor:
+        stored, name = self.page.numbers[0, layers], self.page.form.name
+        rows = _rows(stored, name) if self.has_pieces else stored
+        if self.page.scales is None:
+            return rows
+        return rows.view(BYTES[name]).float() * self.page.scales[0, layers][..., None]
+
+    def write(self, layers: slice, rows: torch.Tensor) -> None:
+        name = self.page.form.name
+        if self.page.scales is None:
+            numbers = rows.to(PLAIN[name])
+        else:
+            numbers, self.page.scales[0, layers] = quantised(rows, name)
+        self.page.numbers[0, layers] = _pieces(numbers, name) if self.has_pieces else numbers
+
+
+@dataclass(frozen=True, slots=True)
+class _NibblePage:
+    """A page of 4-bit numbers; its order is the same for all kernels."""
+
+    heads: torch.Tensor
+    """uint8 [layers, kv_heads, bytes of a head's block]"""
+    head_dim: int
+
+    def read(self, layers: slice) -> torch.Tensor:
+        return unpacked(self.heads[layers], self.head_dim).transpose(1, 2)
+
+    def write(self, layers: slice, rows: torch.Tensor) -> None:
+        self.heads[layers] = packed(rows.transpose(1, 2))
 
 
 def _word(name: str) -> int:

@@ -14,7 +14,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from twostroke.config import ScheduleConfig
@@ -43,6 +43,9 @@ class SchedulerLimits:
     align_chunks: bool
     """End chunks on block boundaries, so that every chunk finishes the blocks it began (prefill workers)."""
     on_gpu: bool = False
+    has_exact_blocks: bool = False
+    """Tokens see their own block exact and earlier ones as stored: a sequence whose blocks are all stored runs the last
+    one again, and what is kept of unfinished blocks is released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class Scheduler:
         self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
         self._gate = gate or OpenGate()
         self._waiting = WaitingQueue()
+        self._released: list[PageId] = []
+        """Pages whose exact blocks the next step lets go of."""
         self._running: dict[Sequence, None] = {}
         """Running sequences in order of admission; preemption takes from the end."""
         self._in_flight: frozenset[Sequence] = frozenset()
@@ -129,7 +134,7 @@ class Scheduler:
         streams = context_tokens = 0
         for sequence in self._running:
             self._catch_up(sequence)
-            first = sequence.first_query
+            first = self._first_query(sequence)
             if sequence.answer_tokens and len(sequence.known) - first <= 1:
                 streams += 1
                 context_tokens += len(sequence.known)
@@ -206,7 +211,11 @@ class Scheduler:
         if not chunks:
             return None
         self._in_flight = frozenset([chunk.sequence for chunk in chunks])
-        return self._builder.build(chunks)
+        step = self._builder.build(chunks)
+        if self._released:
+            step = replace(step, batch=replace(step.batch, released=tuple(self._released)))
+            self._released.clear()
+        return step
 
     def take_preempted(self) -> list[Sequence]:
         """Return the sequences that `plan` preempted since the last call."""
@@ -218,9 +227,11 @@ class Scheduler:
         self._in_flight -= {chunk.sequence for chunk in step.chunks}
         block_size, sampled = self._limits.block_size, iter(result.tokens)
         emissions: list[Emission] = []
-        for sequence, _, end, samples in step.chunks:
+        for sequence, start, end, samples in step.chunks:
             token = next(sampled) if samples else None
             sequence.steps += 1
+            if self._limits.has_exact_blocks:
+                self._released += sequence.pages[start // block_size : end // block_size]
             if end > sequence.computed:
                 if end // block_size > sequence.computed // block_size:
                     self._make_readable(sequence, end)
@@ -292,10 +303,11 @@ class Scheduler:
                 continue  # preempted by a stream
             if left <= 0:
                 break
-            start, known = sequence.first_query, len(sequence.known)
+            start, known = self._first_query(sequence), len(sequence.known)
             if budget is not None and known - sequence.computed > 1:
                 left, budget = min(left, _beside(chunks, budget, start)), None
-            end = self._runnable_end(sequence, min(start + left, known))
+            most = known if start < sequence.computed else start + left  # a block that runs again is not cut
+            end = self._runnable_end(sequence, min(most, known))
             if end < known:
                 end = self._align(end)
             if end > start:
@@ -333,12 +345,18 @@ class Scheduler:
             if is_hashed:
                 self._catch_up(sequence)
                 is_hashed = sequence.computed // block_size < len(sequence.block_hashes)
-            tokens = len(sequence.known) - sequence.computed
+            tokens = len(sequence.known) - self._first_query(sequence)
             if tokens <= 1 and not is_hashed and sequence.sampling is not None:
                 streams.append(sequence)
             else:
                 (singles if tokens <= 1 else tails if tokens < block_size else others).append(sequence)
         return streams, singles + tails + others
+
+    def _first_query(self, sequence: Sequence) -> int:
+        """Return the start of its next forward pass, which sees its own block exact where that is asked for."""
+        first = sequence.first_query
+        is_again = self._limits.has_exact_blocks and first < sequence.computed
+        return first // self._limits.block_size * self._limits.block_size if is_again else first
 
     def _runnable_end(self, sequence: Sequence, end: int) -> int:
         """Return `end`, or an earlier one before a block that is filled or written by another."""
@@ -418,6 +436,8 @@ class Scheduler:
                 self._pool.register_private(page, sequence.block_hashes[block], sequence.parent_of(block))
 
     def _free(self, sequence: Sequence) -> None:
+        if self._limits.has_exact_blocks:
+            self._released += sequence.pages[sequence.computed // self._limits.block_size :]
         for page in sequence.pages:
             if self._pool.writer(page) == sequence.session:
                 self._pool.clear_writer(page)

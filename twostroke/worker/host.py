@@ -16,6 +16,7 @@ from twostroke.config import Role, WorkerConfig
 from twostroke.errors import EngineLost
 from twostroke.ids import Epoch, SessionId
 from twostroke.kv_cache.events import EventBatch, EventLog, parts_of
+from twostroke.kv_cache.form import FORMS
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
 from twostroke.kv_cache.tier import Tier
@@ -363,6 +364,7 @@ def _scheduler_of(config: WorkerConfig, engine_state: EngineState, gate: ClaimGa
         facts.eos_token_ids,
         align_chunks=config.role is Role.PREFILL,
         on_gpu=_is_on_gpu(engine_state),
+        has_exact_blocks=not config.model.is_paced and FORMS[config.kv_format].spans_block,
     )
     builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids)
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)

@@ -15,7 +15,8 @@ from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.exact_pages import ExactPages
 from twostroke.kernels.nibble_pool import BLOCK, NibblePool, check_shape, packed, unpacked
-from twostroke.kv_cache.form import FORMS, PageShape
+from twostroke.kernels.page_conversion import convert_page
+from twostroke.kv_cache.form import FORMS, Conversion, KvForm, PageShape
 
 PATHS = [*VARIANTS, TORCH]
 
@@ -79,6 +80,31 @@ def test_blocks_hold_what_torch_packs_and_rows_see_their_own_block_exact(
         slack = SLACK[dtype]
         highest = prompts.rows(sequence)[2].abs().max().item()
         torch.testing.assert_close(actual[sequence].double(), expected, rtol=slack, atol=slack * highest / 3)
+
+
+@pytest.mark.parametrize("path", VARIANTS)
+@pytest.mark.parametrize("dtype", list(SLACK))
+def test_a_converted_page_holds_what_native_kernels_write(
+    built_kernels: dict[str, Kernels], path: str, dtype: torch.dtype
+) -> None:
+    prompts = Prompts(PageShape(2, 3, BLOCK, 64), 3, (2 * BLOCK,), dtype)
+    source, data = str(dtype).removeprefix("torch."), {}
+    for form in (source, "int4"):
+        data[form] = prompts.data(form)
+        prompts.run(backend_of(prompts, prompts.over(data[form], form), path, built_kernels), prompts.whole())
+    conversion = Conversion(KvForm(source), KvForm("int4", source), prompts.shape, has_pieces=True)
+    for page, right in zip(data[source], data["int4"], strict=True):
+        ours = torch.empty_like(right)
+        convert_page(conversion, page, ours)
+        assert torch.equal(ours.view(2, -1)[LAYER], right.view(2, -1)[LAYER])
+        back = Conversion(KvForm("int4"), KvForm("float32", "int4"), prompts.shape, has_pieces=False)
+        wide = torch.empty(back.page_bytes, dtype=torch.uint8)
+        convert_page(back, right, wide)
+        assert torch.equal(wide.view(torch.float32).view(prompts.shape.dims), unpacked_page(right, prompts.shape))
+
+
+def unpacked_page(page: torch.Tensor, shape: PageShape) -> torch.Tensor:
+    return unpacked(page.view(shape.layers, shape.kv_heads, -1), shape.head_dim).transpose(1, 2)
 
 
 def test_a_number_is_off_by_no_more_than_half_a_step_of_its_channel_or_group() -> None:

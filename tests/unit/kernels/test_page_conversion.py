@@ -18,7 +18,8 @@ from twostroke.kernels.page_conversion import convert_page
 from twostroke.kernels.page_pool import PLAIN, PagePool
 from twostroke.kv_cache.form import FORMS, Conversion, KvForm, PageShape
 
-PAIRS = [pair for pair in itertools.product(KV_FORMATS, KV_FORMATS) if pair[0] != pair[1]]
+BY_TOKEN = [form for form in KV_FORMATS if not FORMS[form].spans_block]
+PAIRS = [pair for pair in itertools.product(BY_TOKEN, BY_TOKEN) if pair[0] != pair[1]]
 shapes = st.builds(
     PageShape,
     layers=st.sampled_from([2, 30]),

@@ -126,7 +126,9 @@ class Prompts:
         return [(sequence, 0, length) for sequence, length in enumerate(self.lengths)]
 
 
-def backend_of(prompts: Prompts, pool: PagePool | NibblePool, path: str, kernels: dict[str, Kernels]) -> AttentionBackend:
+def backend_of(
+    prompts: Prompts, pool: PagePool | NibblePool, path: str, kernels: dict[str, Kernels]
+) -> AttentionBackend:
     if path in kernels:
         return NativeAttention(pool, prompts.heads, prompts.scale, kernels[path], None, prompts.dtype)
     return choose_attention(
