@@ -27,7 +27,7 @@ from twostroke.errors import (
     StepFailed,
 )
 from twostroke.fault_points import Point, reach
-from twostroke.ids import RequestId
+from twostroke.ids import RequestId, WorkerId
 from twostroke.lifetime import Instant
 from twostroke.request import FinishReason, Request
 from twostroke.rpc.peer import PeerPrefix
@@ -37,6 +37,7 @@ from twostroke.scheduler.scheduler import AdmittedSequence, Emission
 from twostroke.scheduler.sequence import Sequence
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pins.keeper import PinKeeper
+from twostroke.worker.pulls.ordered_pull import ExpectedPages, OrderedPull
 from twostroke.worker.pulls.pages_service import CachedOnlyJob, RequestedBlocks
 from twostroke.worker.pulls.peer_pulls import PeerPulls
 from twostroke.worker.pulls.pull_client import PullReport, PullSpec
@@ -59,7 +60,11 @@ class RequestManager(RoleServices):
     # Calls by routers
 
     def open(
-        self, request: Request, source: worker_pb2.PageSource | None = None, peer: PeerPrefix | None = None
+        self,
+        request: Request,
+        source: worker_pb2.PageSource | None = None,
+        peer: PeerPrefix | None = None,
+        forecast: worker_pb2.SourceForecast | None = None,
     ) -> None:
         """Queue a request; it replaces an earlier attempt of the same id, and any that has ended.
 
@@ -68,22 +73,12 @@ class RequestManager(RoleServices):
         reach(Point.DECODE_OPENING)
         host = self._host
         _check(request, host.facts, time.time())
-        earlier = self._requests.get(request.request_id)
-        if earlier is not None:
-            is_same = request.attempt == earlier.request.attempt
-            if not earlier.has_ended and (is_same or self._is_late(earlier, request.attempt)):
-                raise InvalidRequest(
-                    f"request {request.request_id} is open already, as attempt {earlier.request.attempt}; "
-                    f"attempt {request.attempt} comes too late",
-                    field="request_id",
-                )
-            self._detach(earlier, request.router_id)
-            self._drop(earlier, Cancelled("a later attempt replaced it"))
+        self._drop_earlier(request)
         sequence = self._sequence(request)
         pulled = len(request.block_hashes) if source is not None else peer.blocks if peer is not None else 0
         sequence.pulled_blocks = pulled
         state = RequestState(
-            request, sequence, source, host.facts.block_size, RequestTrace(host.recorder, request), peer
+            request, sequence, source, host.facts.block_size, RequestTrace(host.recorder, request), peer, forecast
         )
         host.scheduler.enqueue(state.sequence)
         state.lifetime.mark(Instant.OPENED)
@@ -156,6 +151,11 @@ class RequestManager(RoleServices):
         return output_stream
 
     # Calls by the work loop
+
+    def ordered_pull(self, sequence: Sequence) -> OrderedPull | None:
+        state = self._by_sequence[sequence]
+        expected = self._expected_pages(state)
+        return None if expected is None else OrderedPull(expected, lambda blocks: self._pull_given_up(state, blocks))
 
     def admitted(self, admission: AdmittedSequence) -> None:
         reach(Point.DECODE_ADMITTED)
@@ -239,6 +239,21 @@ class RequestManager(RoleServices):
 
     # Internals
 
+    def _drop_earlier(self, request: Request) -> None:
+        """Drop an earlier attempt of a request. Raises InvalidRequest if this one comes too late."""
+        earlier = self._requests.get(request.request_id)
+        if earlier is None:
+            return
+        is_same = request.attempt == earlier.request.attempt
+        if not earlier.has_ended and (is_same or self._is_late(earlier, request.attempt)):
+            raise InvalidRequest(
+                f"request {request.request_id} is open already, as attempt {earlier.request.attempt}; "
+                f"attempt {request.attempt} comes too late",
+                field="request_id",
+            )
+        self._detach(earlier, request.router_id)
+        self._drop(earlier, Cancelled("a later attempt replaced it"))
+
     def _attachable(self, request_id: RequestId, attempt: int, router_id: str, from_position: int) -> RequestState:
         state = self._requests.get(request_id)
         is_late = state is not None and self._is_late(state, attempt)
@@ -305,6 +320,25 @@ class RequestManager(RoleServices):
         )
         return self._host.pulls.start(spec, self._tasks)
 
+    def _expected_pages(self, state: RequestState) -> ExpectedPages | None:
+        """Return what the page source will send, or without one the peer; None while nothing is known of that."""
+        if state.source is None:
+            return None if state.peer is None else self._peer_pulls.expected(state.peer)
+        if state.forecast is None or state.sequence.preemptions:  # the forecast was for its first pull
+            return None
+        link = self._host.pulls.links.of(WorkerId(state.source.worker_id))
+        blocks = len(state.request.block_hashes)
+        return ExpectedPages.of_source(state.forecast, blocks, link, self._host.facts.page_bytes)
+
+    def _pull_given_up(self, state: RequestState, blocks: list[int]) -> None:
+        """Pull blocks whose load was given up."""
+        unwritten = self._host.pool.unwritten_blocks(state.sequence.pages, blocks)
+        if not unwritten or state.has_ended:
+            return
+        if not state.sequence.preemptions:
+            state.missing_blocks += len(unwritten)
+        self._began(state, self._start_pull(state, unwritten))
+
     def _pull_from_peer(
         self, state: RequestState, peer: PeerPrefix, blocks: list[int]
     ) -> asyncio.Future[PullReport] | None:
@@ -332,9 +366,8 @@ class RequestManager(RoleServices):
         peer, state.peer = state.peer, None
         if peer is None or state.source is None or peer.worker.worker_id == state.source.worker_id:
             return None
-        pool, pages = self._host.pool, state.sequence.pages[: len(state.request.block_hashes)]
-        unwritten = [block for block, page in enumerate(pages) if pool.is_arriving(page) and pool.writer(page) is None]
-        return self._pull_from_peer(state, peer, unwritten)
+        blocks = range(len(state.request.block_hashes))
+        return self._pull_from_peer(state, peer, self._host.pool.unwritten_blocks(state.sequence.pages, blocks))
 
     def _expire(self, state: RequestState) -> None:
         self._fail(state, DeadlineExceeded("the request's deadline has passed"))

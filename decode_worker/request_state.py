@@ -86,6 +86,8 @@ class RequestState:
     trace: RequestTrace
     peer: PeerPrefix | None = None
     """A worker that holds a prefix. The page source, or this worker without one, fetches there what it lacks."""
+    forecast: worker_pb2.SourceForecast | None = None
+    """When the page source will have the blocks, as its router foresaw."""
     lifetime: Lifetime = field(default_factory=Lifetime)
     stage: Stage = Stage.WAITING
     has_ended: bool = False

@@ -22,7 +22,13 @@ Context = grpc.aio.ServicerContext[object, object]
 class RequestCalls(Protocol):
     """The part of the request manager that the service calls."""
 
-    def open(self, request: Request, source: worker_pb2.PageSource | None, peer: PeerPrefix | None) -> None: ...
+    def open(
+        self,
+        request: Request,
+        source: worker_pb2.PageSource | None,
+        peer: PeerPrefix | None,
+        forecast: worker_pb2.SourceForecast | None,
+    ) -> None: ...
 
     def close_request(self, request_id: RequestId, attempt: int) -> None: ...
 
@@ -48,7 +54,8 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         self._validator.check(request.fingerprint, request.worker_epoch)
         source = request.source if request.HasField("source") else None
         wanted = request_from_message(request)
-        self._requests.open(wanted, source, PeerPrefix.of(request))
+        forecast = request.source_forecast if request.HasField("source_forecast") else None
+        self._requests.open(wanted, source, PeerPrefix.of(request), forecast)
         self._hint(wanted)
         return worker_pb2.OpenResponse()
 

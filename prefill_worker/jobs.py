@@ -21,6 +21,7 @@ from twostroke.scheduler.sequence import building
 from twostroke.tracing.parts import Chunks
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pins.keeper import PinKeeper
+from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.pulls.pages_service import RequestedBlocks
 from twostroke.worker.pulls.peer_pulls import PeerPulls
 from twostroke.worker.role_host import RoleHost, first_token_due_s
@@ -106,15 +107,27 @@ class BuildJobs(RoleServices):
     def _forget(self, sequence: BuildSequence) -> None:
         del self._open[sequence]
 
+    def ordered_pull(self, sequence: BuildSequence) -> OrderedPull | None:
+        job = self._open[sequence]
+        expected = None if job.peer is None else self._peer_pulls.expected(job.peer)
+        return None if expected is None else OrderedPull(expected, lambda blocks: self._pull_given_up(job, blocks))
+
     def admitted(self, admission: AdmittedSequence) -> None:
         """Fetch from the peer what it holds; called before any block of the job is computed."""
         reach(Point.PREFILL_ADMITTED)
         job = self._open[admission.sequence]
         job.admitted(admission.missing)
+        self._pull_from_peer(job, admission.missing)
+
+    def _pull_from_peer(self, job: BuildJob, blocks: Sequence[int]) -> None:
         if job.peer is not None:
-            self._peer_pulls.start(
-                job.sequence, job.peer, admission.missing, arrived=job.computed.discard, trace=job.span
-            )
+            self._peer_pulls.start(job.sequence, job.peer, blocks, arrived=job.computed.discard, trace=job.span)
+
+    def _pull_given_up(self, job: BuildJob, blocks: list[int]) -> None:
+        """Pull blocks whose load was given up."""
+        unwritten = self._host.pool.unwritten_blocks(job.sequence.pages, blocks)
+        job.computed.update(unwritten)
+        self._pull_from_peer(job, unwritten)
 
     def planning(self) -> None:
         """Nothing to decide: a prefill worker computes all that is pulled."""

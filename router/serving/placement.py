@@ -30,6 +30,7 @@ from twostroke.lifetime import Instant
 from twostroke.request import Request
 from twostroke.rpc.convert import request_to_message
 from twostroke.rpc.peer import PeerPrefix
+from twostroke.rpc.v1 import worker_pb2
 from twostroke.tracing.span import OpenSpan, Value
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,7 @@ class Placer:
                 worker_epoch=str(decode.epoch),
                 source=None if decision.source is None else self._worker(decision.source).page_source,
                 peer=self._peer(decision),
+                source_forecast=source_forecast(decision),
             )
             await link.open(message, stream)
             is_open = True
@@ -221,12 +223,26 @@ class Placer:
     def _peer(self, decision: Decision) -> PeerPrefix | None:
         if decision.peer is None:
             return None
-        return PeerPrefix(self._worker(decision.peer).page_source, decision.peer_blocks)
+        page_source = self._worker(decision.peer).page_source
+        return PeerPrefix(page_source, decision.peer_blocks, decision.forecast.peer_load_s)
 
     def _worker(self, worker_id: WorkerId) -> Worker:
         worker = self._fleet.worker(worker_id)
         assert worker is not None, "seen to serve, without an await in between"
         return worker
+
+
+def source_forecast(decision: Decision) -> worker_pb2.SourceForecast | None:
+    """Returns when the page source will have the blocks, if it was foreseen."""
+    forecast = decision.forecast
+    if decision.source is None or not forecast.cached_blocks + forecast.computed_tokens:
+        return None
+    return worker_pb2.SourceForecast(
+        cached_blocks=forecast.cached_blocks,
+        fetch_s=forecast.fetch_s,
+        wait_s=max(forecast.queue_s, forecast.fetch_s),
+        compute_s=forecast.prefill_s,
+    )
 
 
 def _queued(request: Request) -> QueuedRequest:

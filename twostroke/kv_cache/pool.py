@@ -170,6 +170,15 @@ class BlockPool:
     def writer(self, page: PageId) -> SessionId | None:
         return self._pages[page].writer
 
+    def unwritten_blocks(self, pages: Sequence[PageId], blocks: Iterable[int]) -> list[int]:
+        """Return those of a sequence's blocks that are arriving without a writer; `pages` is empty once it ended."""
+        unwritten = []
+        for block in blocks:
+            record = self._pages[pages[block]] if block < len(pages) else None
+            if record is not None and record.state is PageState.ARRIVING and record.writer is None:
+                unwritten.append(block)
+        return unwritten
+
     def is_coming(self, block_hash: BlockHash) -> bool:
         """Tell whether somebody writes the bytes of this block now."""
         page = self._by_hash.get(block_hash)

@@ -83,6 +83,7 @@ def request_to_message(
     worker_epoch: str,
     source: worker_pb2.PageSource | None,
     peer: PeerPrefix | None = None,
+    source_forecast: worker_pb2.SourceForecast | None = None,
 ) -> worker_pb2.OpenRequest:
     message = worker_pb2.OpenRequest(
         request_id=request.request_id,
@@ -98,6 +99,7 @@ def request_to_message(
         sampling=sampling_to_message(request.sampling),
         deadline_s=request.deadline_s,
         source=source,
+        source_forecast=source_forecast,
         traceparent=header_of(request.trace),
         tenant=request.hint_tenant,
         hints=[worker_pb2.CacheHint(blocks=hint.blocks, seconds=hint.seconds) for hint in request.hints],

@@ -17,16 +17,21 @@ class PeerPrefix:
     worker: worker_pb2.PageSource
     blocks: int
     """It is expected to hold that many of the prompt's first blocks."""
+    load_s: float = 0.0
+    """Predicted seconds in which it loads these from its own lower tiers."""
 
     @classmethod
     def of(cls, message: worker_pb2.OpenRequest | worker_pb2.PullRequest) -> PeerPrefix | None:
         """The peer that a message names, if any."""
-        return cls(message.peer, message.peer_blocks) if message.HasField("peer") and message.peer_blocks else None
+        if not message.HasField("peer") or not message.peer_blocks:
+            return None
+        return cls(message.peer, message.peer_blocks, message.peer_load_s)
 
     def put(self, message: worker_pb2.OpenRequest | worker_pb2.PullRequest) -> None:
         """Name the peer in a message."""
         message.peer.CopyFrom(self.worker)
         message.peer_blocks = self.blocks
+        message.peer_load_s = self.load_s
 
     def part_of(self, blocks: Iterable[int]) -> list[int]:
         """Those of the blocks that it is expected to hold."""

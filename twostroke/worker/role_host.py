@@ -13,6 +13,7 @@ from twostroke.scheduler.cost import Budget
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.pulls.link_rates import LinkRates
 from twostroke.worker.pulls.pull_client import OpenPull, PullReport, PullSpec
 
 
@@ -32,6 +33,10 @@ class Loop(Protocol):
 
 class Pulls(Protocol):
     """The pull client (`twostroke.worker.pulls.pull_client`), as a role sees it."""
+
+    @property
+    def links(self) -> LinkRates:
+        """What was measured on the links from other workers."""
 
     def start(self, spec: PullSpec, tasks: asyncio.TaskGroup) -> asyncio.Future[PullReport]: ...
     def prune(self) -> None: ...

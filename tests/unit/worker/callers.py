@@ -98,6 +98,7 @@ class Router:
         attempt: int = 0,
         source: Running | worker_pb2.PageSource | None = None,
         peer: PeerPrefix | None = None,
+        source_forecast: worker_pb2.SourceForecast | None = None,
         emitted: Sequence[int] = (),
         deadline_s: float | None = None,
         seed: int = 1,
@@ -119,6 +120,7 @@ class Router:
             worker_epoch=self.worker.epoch,
             source=source.source if isinstance(source, Running) else source,
             peer=peer,
+            source_forecast=source_forecast,
         )
         for name, value in changes.items():
             if isinstance(value, list):

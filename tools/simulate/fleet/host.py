@@ -16,6 +16,7 @@ from typing import Protocol
 
 from decode_worker.request_manager import RequestManager
 from prefill_worker.jobs import BuildJobs
+from router.serving.placement import source_forecast
 from tools.simulate.fleet.core_device import CoreDevice, calibrated_rates
 from tools.simulate.fleet.cores import HostCores
 from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
@@ -42,6 +43,7 @@ from twostroke.scheduler.step_target import StepTarget
 from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.link_rates import LinkRates
+from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.pulls.pages_service import CachedOnlyJob, PageJob, RequestedBlocks
 from twostroke.worker.role_host import Loop, Pulls
 from twostroke.worker.steps.sharing import Sharing
@@ -243,8 +245,12 @@ class SimulatedHost:
         """Raises Overloaded."""
         assert self.request_manager is not None
         assert request.placement is not None
-        prefix = None if peer is None else PeerPrefix(peer.page_source(), request.placement.decision.peer_blocks)
-        self.request_manager.open(request.to_open(router_id), None if source is None else source.page_source(), prefix)
+        decision = request.placement.decision
+        prefix = None
+        if peer is not None:
+            prefix = PeerPrefix(peer.page_source(), decision.peer_blocks, decision.forecast.peer_load_s)
+        page_source = None if source is None else source.page_source()
+        self.request_manager.open(request.to_open(router_id), page_source, prefix, source_forecast(decision))
         request.has_begun, request.peer_pages = False, 0
         self._open[request.request_id] = request
 
@@ -350,8 +356,8 @@ class SimulatedHost:
 
     # What the loop tells
 
-    def admitting(self, admission: AdmittedSequence) -> AdmittedSequence:
-        return admission if self.loads is None else self.loads.admitting(admission)
+    def admitting(self, admission: AdmittedSequence, pull: OrderedPull | None) -> AdmittedSequence:
+        return admission if self.loads is None else self.loads.admitting(admission, pull)
 
     def most_steps(self, flight: Flight) -> int:
         """A first token is told of at once."""

@@ -17,6 +17,7 @@ from twostroke.scheduler.cost import Budget, StepCost, StepTerms
 from twostroke.scheduler.scheduler import AdmittedSequence, Emission, Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.steps.rates import Rates
 from twostroke.worker.steps.sharing import Sharing
 from twostroke.worker.steps.work_loop import RoleHandlers, WorkLoop
@@ -49,6 +50,9 @@ class WatchedRole:
     def __init__(self, role: RoleHandlers, watch: StepWatch) -> None:
         self._role = role
         self._watch = watch
+
+    def ordered_pull(self, sequence: KnownSequence) -> OrderedPull | None:
+        return self._role.ordered_pull(sequence)
 
     def admitted(self, admission: AdmittedSequence) -> None:
         self._role.admitted(admission)

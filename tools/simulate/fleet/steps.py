@@ -22,6 +22,7 @@ from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
 from twostroke.scheduler.scheduler import AdmittedSequence, Emission, Scheduler
+from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.steps.work_loop import RoleHandlers
 
 TOKEN = 0
@@ -170,8 +171,8 @@ def run_ahead(step: Step, times: int) -> tuple[Step, list[Emission]]:
 class StepWatch(Protocol):
     """What a simulated worker is told of its steps, besides its role."""
 
-    def admitting(self, admission: AdmittedSequence) -> AdmittedSequence:
-        """The admission as the role is told of it."""
+    def admitting(self, admission: AdmittedSequence, pull: OrderedPull | None) -> AdmittedSequence:
+        """The admission as the role is told of it; `pull` is what its router ordered."""
 
     def most_steps(self, flight: Flight) -> int:
         """How many equal steps may run before the role must be told."""
@@ -253,7 +254,7 @@ class SimulatedLoop:
         assert watch is not None
         admitted = scheduler.admit()
         for admission in admitted:
-            role.admitted(watch.admitting(admission))
+            role.admitted(watch.admitting(admission, role.ordered_pull(admission.sequence)))
         role.planning()
         step = scheduler.plan(self.budget)
         preempted = scheduler.take_preempted()

@@ -29,7 +29,7 @@ class FetchResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent", "kv_form")
+    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent", "kv_form", "peer_load_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class PullRequest(_message.Message):
     CACHED_ONLY_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     KV_FORM_FIELD_NUMBER: _ClassVar[int]
+    PEER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     requester: str
     fingerprint: str
@@ -54,7 +55,8 @@ class PullRequest(_message.Message):
     cached_only: bool
     traceparent: str
     kv_form: str
-    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ..., kv_form: _Optional[str] = ...) -> None: ...
+    peer_load_s: float
+    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ..., kv_form: _Optional[str] = ..., peer_load_s: _Optional[float] = ...) -> None: ...
 
 class PullResponse(_message.Message):
     __slots__ = ("accepted", "ready", "alive")
@@ -145,7 +147,7 @@ class PageSource(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "block_hashes", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks", "public_blocks", "traceparent", "hints", "tenant")
+    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "block_hashes", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks", "public_blocks", "traceparent", "hints", "tenant", "source_forecast", "peer_load_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +166,8 @@ class OpenRequest(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     HINTS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FORECAST_FIELD_NUMBER: _ClassVar[int]
+    PEER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     router_id: str
@@ -182,7 +186,21 @@ class OpenRequest(_message.Message):
     traceparent: str
     hints: _containers.RepeatedCompositeFieldContainer[CacheHint]
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., public_blocks: _Optional[int] = ..., traceparent: _Optional[str] = ..., hints: _Optional[_Iterable[_Union[CacheHint, _Mapping]]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    source_forecast: SourceForecast
+    peer_load_s: float
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., public_blocks: _Optional[int] = ..., traceparent: _Optional[str] = ..., hints: _Optional[_Iterable[_Union[CacheHint, _Mapping]]] = ..., tenant: _Optional[str] = ..., source_forecast: _Optional[_Union[SourceForecast, _Mapping]] = ..., peer_load_s: _Optional[float] = ...) -> None: ...
+
+class SourceForecast(_message.Message):
+    __slots__ = ("cached_blocks", "fetch_s", "wait_s", "compute_s")
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    cached_blocks: int
+    fetch_s: float
+    wait_s: float
+    compute_s: float
+    def __init__(self, cached_blocks: _Optional[int] = ..., fetch_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class CacheHint(_message.Message):
     __slots__ = ("blocks", "seconds")

@@ -7,6 +7,7 @@ from twostroke.scheduler.batching import Step
 from twostroke.scheduler.scheduler import AdmittedSequence, Emission
 from twostroke.scheduler.sequence import Sequence
 from twostroke.worker.pins.keeper import PinKeeper
+from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.steps.work_loop import RoleHandlers
 
 
@@ -14,6 +15,9 @@ class HandlersWithPins(RoleHandlers):
     def __init__(self, role: RoleHandlers, pins: PinKeeper) -> None:
         self._role = role
         self._pins = pins
+
+    def ordered_pull(self, sequence: Sequence) -> OrderedPull | None:
+        return None if self._pins.builds(sequence) else self._role.ordered_pull(sequence)
 
     def admitted(self, admission: AdmittedSequence) -> None:
         if self._pins.builds(admission.sequence):

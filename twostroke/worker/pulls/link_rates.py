@@ -66,6 +66,10 @@ class LinkRates:
         self._links = {peer: link for peer, link in self._links.items() if now_s - link.measured_s < FORGET_S}
         return {peer: link for peer, link in self._links.items() if link.bytes_per_s}
 
+    def of(self, peer: WorkerId) -> Link:
+        """Return the link from this peer, with nothing known if there was no page for long or ever."""
+        return self._links.get(peer, Link())
+
     def _note(self, peer: WorkerId, link: Link) -> None:
         self._links.pop(peer, None)
         self._links[peer] = link

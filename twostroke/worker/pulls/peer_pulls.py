@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from twostroke.ids import WorkerId
 from twostroke.rpc.peer import ANSWER_S, PeerPrefix
 from twostroke.scheduler.sequence import Sequence
 from twostroke.tracing.span import OpenSpan
+from twostroke.worker.pulls.ordered_pull import ExpectedPages
 from twostroke.worker.pulls.pull_client import PullReport, PullSpec
 from twostroke.worker.role_host import RoleHost
 
@@ -22,6 +24,13 @@ class PeerPulls:
     def __init__(self, host: RoleHost, tasks: asyncio.TaskGroup) -> None:
         self._host = host
         self._tasks = tasks
+
+    def expected(self, peer: PeerPrefix) -> ExpectedPages | None:
+        """Return what the peer will send; None if nothing is pulled there, or nothing is known of the link."""
+        host, worker_id = self._host, WorkerId(peer.worker.worker_id)
+        if worker_id == host.config.worker_id:
+            return None
+        return ExpectedPages.of_peer(peer, host.pulls.links.of(worker_id), host.facts.page_bytes)
 
     def start(
         self,

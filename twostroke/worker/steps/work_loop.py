@@ -24,6 +24,7 @@ from twostroke.scheduler.scheduler import AdmittedSequence, Emission, Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.condition import Condition
 from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.steps.engine_check import EngineCheck
 from twostroke.worker.steps.rates import Rates
 from twostroke.worker.steps.sharing import Sharing
@@ -38,6 +39,9 @@ MOST_FAILED_PARTS = 32
 
 class RoleHandlers(Protocol):
     """The role's handlers for events of the scheduler."""
+
+    def ordered_pull(self, sequence: KnownSequence) -> OrderedPull | None:
+        """Return what a router ordered to be pulled for a sequence that is being admitted."""
 
     def admitted(self, admission: AdmittedSequence) -> None: ...
 
@@ -58,8 +62,9 @@ class RoleHandlers(Protocol):
         """Called when the engine is lost, and with it all open work."""
 
 
-Admitting = Callable[[AdmittedSequence], AdmittedSequence]
-"""Begins to load missing blocks of an admitted sequence from lower tiers; returns the admission without those."""
+Admitting = Callable[[AdmittedSequence, OrderedPull | None], AdmittedSequence]
+"""Begins to load missing blocks of an admitted sequence from lower tiers, where its ordered pull would not bring them
+sooner; returns the admission without those."""
 
 
 class WorkLoop:
@@ -156,7 +161,7 @@ class WorkLoop:
     def _admit(self, role: RoleHandlers, admitting: Admitting) -> None:
         for admission in self._scheduler.admit():
             self._metrics.admitted(admission.sequence)
-            role.admitted(admitting(admission))
+            role.admitted(admitting(admission, role.ordered_pull(admission.sequence)))
         role.planning()
 
     def _plan(self, role: RoleHandlers) -> Step | None:

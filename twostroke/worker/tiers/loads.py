@@ -1,8 +1,9 @@
 """Loads bring missing blocks up from the lower tiers: read on a thread, verified, then readable like computed ones.
 
-A load is begun where it is predicted to take less time than computing its blocks, and given up where computing would
-have been done sooner, or where nobody waits for it any more. Its pages have it as their writer meanwhile, so one load
-serves all sequences that wait, and what does not come is computed. A load for another worker takes pages that no
+A load is begun where it is predicted to take less time than computing its blocks, and than the pull that a router
+ordered for them. It is given up where the better one of these would have been done sooner, or where nobody waits for it
+any more. Its pages have it as their writer meanwhile, so one load serves all sequences that wait. What does not come is
+pulled where a pull was ordered, and computed elsewhere. A load for another worker takes pages that no
 sequence here asked for, so loads for others are begun only while those under way keep few pages.
 """
 
@@ -24,8 +25,9 @@ from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.scheduler import AdmittedSequence
 from twostroke.scheduler.sequence import Sequence as KnownSequence
+from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.tiers.page_tiers import PageTiers
-from twostroke.worker.tiers.price import PROBE_PAGES, is_late, pays, queued_blocks
+from twostroke.worker.tiers.price import PROBE_PAGES, Price, is_late, pays, queued_blocks
 from twostroke.worker.tiers.reader import DamagedPage, PageRead, ReadJob, TierReader
 
 log = logging.getLogger(__name__)
@@ -46,8 +48,8 @@ class _Load:
     session: SessionId
     remaining: dict[int, PageId]
     """Pages that have not come, by their index in the load."""
-    compute_s: float
-    """Predicted time of computing all its blocks."""
+    price: Price
+    pull: OrderedPull | None
     started_s: float
     wait_s: float
     """Predicted time until its first page is read."""
@@ -88,13 +90,16 @@ class TierLoads:
         """Loads that have not ended."""
         return len(self._open)
 
-    def admitting(self, admission: AdmittedSequence) -> AdmittedSequence:
-        """Begin to load missing blocks of an admitted sequence; return the admission without those."""
+    def admitting(self, admission: AdmittedSequence, pull: OrderedPull | None) -> AdmittedSequence:
+        """Begin to load missing blocks of an admitted sequence; return the admission without those.
+
+        `pull` is what its router ordered: it brings what is left, and what a load does not bring.
+        """
         sequence, missing = admission.sequence, admission.missing
         self._note_reuse(sequence)
         for tier in (Tier.HOST, Tier.DISK):
             if missing and tier in self._tiers.used:
-                missing = self._without_loaded(tier, sequence, missing)
+                missing = self._without_loaded(tier, sequence, missing, pull)
         return AdmittedSequence(sequence, missing)
 
     def share(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
@@ -118,8 +123,9 @@ class TierLoads:
                 self._give_up(load)
 
     def stop(self) -> None:
-        """Give up all loads."""
+        """Give up all loads; nothing is pulled instead."""
         for load in list(self._open):
+            load.pull = None
             self._give_up(load)
 
     # Sharing
@@ -128,11 +134,11 @@ class TierLoads:
         """Claim and load what this tier holds, as far as there is room and it pays; return the pages."""
         held = [block for block in missing if self._tiers.place(tier, hashes[block]) is not None]
         held = held[: self._room(tier)]
-        compute_s = self._price(tier, hashes, held) if held else None
-        if compute_s is None:
+        price = self._price(tier, hashes, held, None) if held else None
+        if price is None:
             return {}
         claimed, to_load = self._claim(hashes, held)
-        self._begin(tier, hashes, to_load, claimed, compute_s * len(to_load) / len(held))
+        self._start(tier, self._reads(tier, hashes, to_load, claimed), price.of_part(len(to_load), len(held)), None)
         return claimed
 
     def _room(self, tier: Tier) -> int:
@@ -161,28 +167,37 @@ class TierLoads:
         for block in range(sequence.hit_blocks):
             self._tiers.reused(sequence.pages[block], sequence.block_hashes[block], sequence.parent_of(block))
 
-    def _without_loaded(self, tier: Tier, sequence: KnownSequence, missing: list[int]) -> list[int]:
+    def _without_loaded(
+        self, tier: Tier, sequence: KnownSequence, missing: list[int], pull: OrderedPull | None
+    ) -> list[int]:
         """Load what this tier holds of the missing blocks if that pays; return the others."""
         hashes = sequence.block_hashes
         held = [block for block in missing if self._tiers.place(tier, hashes[block]) is not None]
         self._tiers.metrics.looked_up(tier, len(held), len(missing) - len(held))
         if not held:
             return missing
-        compute_s = self._price(tier, hashes, held)
-        if compute_s is None:
-            return missing
-        pages = {block: sequence.pages[block] for block in held}
-        self._begin(tier, hashes, held, pages, compute_s)
-        loading = set(held)
+        chosen: list[int] = []
+        price: Price | None = None
+        for part in [held] if pull is None else pull.parts(held):
+            priced = self._price(tier, hashes, [*chosen, *part], pull)
+            if priced is not None:
+                chosen, price = [*chosen, *part], priced
+        if price is not None:
+            pages = {block: sequence.pages[block] for block in chosen}
+            self._start(tier, self._reads(tier, hashes, chosen, pages), price, pull)
+        loading = set(chosen)
         return [block for block in missing if block not in loading]
 
-    def _price(self, tier: Tier, hashes: Sequence[BlockHash], held: Sequence[int]) -> float | None:
-        """Predict how long computing these blocks takes; return None where a load would take longer."""
+    def _price(
+        self, tier: Tier, hashes: Sequence[BlockHash], held: Sequence[int], pull: OrderedPull | None
+    ) -> Price | None:
+        """Predict how long these blocks take without the tier; return None where a load would take longer."""
         compute_s = self._compute_s(queued_blocks(held, self._block_size))
-        if pays(self._load_s(tier, len(held)), compute_s):
+        price = Price(compute_s, compute_s if pull is None else min(compute_s, pull.expected.arrival_s(held)))
+        if pays(self._load_s(tier, len(held)), price.other_s):
             if tier is Tier.DISK:
                 self._refusals = 0
-            return compute_s
+            return price
         self._tiers.metrics.refused(tier)
         if tier is Tier.DISK and not pays(len(held) * self._tiers.page_time(tier).seconds, compute_s):
             self._found_slow(hashes[held[0]])
@@ -217,24 +232,20 @@ class TierLoads:
 
     # Loading
 
-    def _begin(
-        self,
-        tier: Tier,
-        hashes: Sequence[BlockHash],
-        blocks: Sequence[int],
-        pages: dict[int, PageId],
-        compute_s: float,
-    ) -> None:
-        """Load those of the blocks that the tier holds."""
+    def _reads(
+        self, tier: Tier, hashes: Sequence[BlockHash], blocks: Sequence[int], pages: dict[int, PageId]
+    ) -> list[PageRead[Any]]:
+        """Return the reads of those of the blocks that the tier holds."""
         reads: list[PageRead[Any]] = []
         for block in blocks:
             place = self._tiers.place(tier, hashes[block])
             if place is not None:
                 reads.append(PageRead(block, hashes[block], pages[block], place))
-        if reads:
-            self._start(tier, reads, compute_s)
+        return reads
 
-    def _start(self, tier: Tier, reads: list[PageRead[Any]], compute_s: float) -> None:
+    def _start(self, tier: Tier, reads: list[PageRead[Any]], price: Price, pull: OrderedPull | None) -> None:
+        if not reads:
+            return
         session, loop, reader = self._new_session(), asyncio.get_running_loop(), self._tiers.reader(tier)
         for read in reads:
             self._pool.assign_writer(read.page, session)
@@ -247,7 +258,7 @@ class TierLoads:
         job: ReadJob[Any] = ReadJob(reads, notify)
         remaining = {read.block: read.page for read in reads}
         wait_s = self._load_s(tier, 0)
-        load = _Load(tier, reader, job, session, remaining, compute_s, self._clock(), wait_s, release)
+        load = _Load(tier, reader, job, session, remaining, price, pull, self._clock(), wait_s, release)
         self._open.add(load)
         reader.pending_pages += len(reads)
         ended: Future[None] = Future()
@@ -256,8 +267,8 @@ class TierLoads:
         self._look_later(load)
 
     def _take(self, load: _Load) -> None:
-        """Commit the pages that have come."""
-        results = load.job.take_results()
+        """Commit the pages that have come; pull those that never will where a pull was ordered."""
+        results, lost = load.job.take_results(), []
         if results:
             reach(Point.TIER_LOADED)
         for result in results:
@@ -269,6 +280,7 @@ class TierLoads:
                 told = self._tiers.damaged_read if isinstance(error, DamagedPage) else self._tiers.missing_read
                 told(load.tier, read)
                 self._pool.clear_writer(page)
+                lost.append(read.block)
                 continue
             load.arrived += 1
             if self._pool.is_arriving(page):
@@ -276,6 +288,7 @@ class TierLoads:
                 self._tiers.hit(load.tier, read.block_hash)
             else:  # nobody waits for it any more
                 self._pool.clear_writer(page)
+        self._pull_instead(load, lost)
         if results:
             self._wake()
         if not self._is_wanted(load):
@@ -286,16 +299,16 @@ class TierLoads:
         return not load.remaining or any(map(self._pool.is_wanted, load.remaining.values()))
 
     def _look_later(self, load: _Load) -> None:
-        delay_s = max(LOOK_S, load.compute_s / 16)
+        delay_s = max(LOOK_S, load.price.other_s / 16)
         load.timer = asyncio.get_running_loop().call_later(delay_s, self._look, load)
 
     def _look(self, load: _Load) -> None:
-        """Give a load up if nobody waits for it, or if its blocks would be computed sooner."""
+        """Give a load up if nobody waits for it, or if its blocks would be computed or pulled sooner."""
         if not self._is_wanted(load):
             self._give_up(load)
             return
         wanted, elapsed_s = len(load.job.reads), self._clock() - load.started_s
-        if is_late(elapsed_s, load.wait_s, load.arrived, wanted, load.compute_s):
+        if is_late(elapsed_s, load.wait_s, load.arrived, wanted, load.price.other_s):
             self._tiers.metrics.given_up(load.tier)
             self._tiers.took_at_least(load.tier, elapsed_s - load.wait_s, load.arrived + 1)
             self._give_up(load)
@@ -310,7 +323,13 @@ class TierLoads:
             load.timer.cancel()
         for page in remaining.values():
             self._pool.clear_writer(page)
+        self._pull_instead(load, list(remaining))
         self._wake()
+
+    def _pull_instead(self, load: _Load, blocks: list[int]) -> None:
+        """Pull what a load does not bring, where that was ordered."""
+        if blocks and load.pull is not None:
+            load.pull.begin(blocks)
 
     def _give_up_tier(self, tier: Tier) -> None:
         for load in list(self._open):
@@ -330,4 +349,4 @@ class TierLoads:
         if error is not None:
             self._tiers.turn_off(load.tier, f"{type(error).__name__}: {error}")
         self._give_up(load)
-        self._tiers.metrics.loaded(load.tier, load.arrived, elapsed_s, load.compute_s * load.arrived / wanted)
+        self._tiers.metrics.loaded(load.tier, load.arrived, elapsed_s, load.price.compute_s * load.arrived / wanted)

@@ -58,8 +58,12 @@ class TierMetrics:
         self._loaded = counter("loaded_pages_total", "Pages that were loaded and verified.")
         self._saved = counter("saved_seconds_total", "Predicted seconds of computing less the seconds of loading.")
         self._lost = counter("lost_seconds_total", "Seconds of loads that took longer than computing, beyond that.")
-        self._refused = counter("refused_loads_total", "Loads that were not begun: computing was predicted sooner.")
-        self._given_up = counter("given_up_loads_total", "Loads that were given up: computing would have been done.")
+        self._refused = counter(
+            "refused_loads_total", "Loads that were not begun: something else was predicted sooner."
+        )
+        self._given_up = counter(
+            "given_up_loads_total", "Loads that were given up: something else would have been done."
+        )
         self._written_bytes = counter("written_bytes_total", "Bytes written to the tier.")
         self._skipped = counter("skipped_pages_total", "Pages that were not written, by reason.", "reason")
         self._failures = counter("verification_failures_total", "Pages whose bytes were not what was stored.")

@@ -1,4 +1,4 @@
-"""The price of a load: seconds per page as measured, against the seconds that computing the same blocks would take."""
+"""The price of a load: seconds per page as measured, against the seconds of computing or pulling the same blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTLIER = 8.0
 PROBE_PAGES = 5
 """A probe of a disk that was slow counts as so many pages: about half."""
 LEAST_SHARE = 0.1
-"""Share of the time of computing for which a load may lag behind before it is given up."""
+"""Share of the time of computing or pulling for which a load may lag behind before it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,19 @@ class PageTime:
         return PageTime(max(self.seconds, seconds))
 
 
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Predicted seconds of some blocks without a load."""
+
+    compute_s: float
+    other_s: float
+    """The least of computing them and of pulling them where that was ordered."""
+
+    def of_part(self, blocks: int, of: int) -> Price:
+        """Return the price of a part of the blocks."""
+        return Price(self.compute_s * blocks / of, self.other_s * blocks / of)
+
+
 def queued_blocks(blocks: Iterable[int], block_size: int) -> Queued:
     """Return the work of computing these blocks of one sequence."""
     numbers = list(blocks)
@@ -44,15 +57,15 @@ def queued_blocks(blocks: Iterable[int], block_size: int) -> Queued:
     return Queued(len(numbers) * block_size, pairs)
 
 
-def pays(load_s: float, compute_s: float) -> bool:
+def pays(load_s: float, other_s: float) -> bool:
     """Tell whether a load is worth beginning."""
-    return load_s < compute_s
+    return load_s < other_s
 
 
-def is_late(elapsed_s: float, wait_s: float, arrived: int, wanted: int, compute_s: float) -> bool:
-    """Tell whether a load is to be given up: at its pace so far, computing would have been done sooner.
+def is_late(elapsed_s: float, wait_s: float, arrived: int, wanted: int, other_s: float) -> bool:
+    """Tell whether a load is to be given up: at its pace so far, what takes `other_s` would have been done sooner.
 
     `wait_s` was predicted to pass before its first page is read.
     """
     reading_s = elapsed_s - wait_s
-    return elapsed_s > LEAST_SHARE * compute_s and reading_s * wanted > (arrived + 1) * (compute_s - wait_s)
+    return elapsed_s > LEAST_SHARE * other_s and reading_s * wanted > (arrived + 1) * (other_s - wait_s)

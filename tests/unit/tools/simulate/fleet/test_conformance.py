@@ -22,6 +22,7 @@ from tools.simulate.traces.trace import Trace
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.scheduler import AdmittedSequence
+from twostroke.worker.pulls.ordered_pull import OrderedPull
 
 History = dict[tuple[str, str], list[tuple[float, object]]]
 """Worker and kind of event -> what happened when."""
@@ -34,9 +35,9 @@ def played(of: Trace, shape: FleetShape, policy: str, parts: Parts, monkeypatch:
         history[host.worker, kind].append((host.queue.now_s, what))
 
     class Noted(SimulatedHost):
-        def admitting(self, admission: AdmittedSequence) -> AdmittedSequence:
+        def admitting(self, admission: AdmittedSequence, pull: OrderedPull | None) -> AdmittedSequence:
             note(self, "admitted", (admission.sequence.request_id, tuple(admission.missing)))
-            return super().admitting(admission)
+            return super().admitting(admission, pull)
 
         def preempted(self) -> None:
             note(self, "preempted", None)

@@ -1,0 +1,139 @@
+"""Loads from lower tiers compete with the pull that a router ordered: the sooner one brings the blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.injection.faulty_files import DiskFaults
+from tests.unit.worker.callers import Received, Router, router_to
+from tests.unit.worker.rig import BLOCK, Running, decode, expected_tokens, prefill, prompt_of
+from tests.unit.worker.tiers.tiered import BLOCKS, MODEL, TOKENS, A, B, ask, faulty, of_tier, tiered, written
+from twostroke.config import Role
+from twostroke.rpc.peer import PeerPrefix
+from twostroke.rpc.v1.worker_pb2 import PageSource, SourceForecast
+from twostroke.worker.pulls.link_rates import Link
+from twostroke.worker.pulls.ordered_pull import ExpectedPages, OrderedPull
+
+HAS_ALL = SourceForecast(cached_blocks=BLOCKS)
+COMPUTES_LONG = SourceForecast(wait_s=1.0, compute_s=10.0)
+
+
+def test_blocks_that_the_source_has_come_page_by_page_and_others_as_they_are_computed() -> None:
+    link = Link(latency_s=0.01, transfer_bytes=1000, transfer_s=1.0)
+    forecast = SourceForecast(cached_blocks=4, fetch_s=0.2, wait_s=0.5, compute_s=6.0)
+    expected = ExpectedPages.of_source(forecast, 10, link, 100)
+    assert expected is not None
+    assert expected.arrival_s([0, 1]) == pytest.approx(0.01 + 0.2 + 2 * 0.1)
+    assert expected.arrival_s([1, 4]) == pytest.approx(0.01 + 0.5 + 1.0 + 0.1)
+    assert expected.arrival_s([9]) == pytest.approx(0.01 + 0.5 + 6.0 + 0.1)
+    assert expected.arrival_s([9, 10]) == math.inf, "a block of the answer so far, which no source has"
+    assert OrderedPull(expected, lambda _: None).parts([2, 3, 5]) == [[2, 3], [5]]
+    assert OrderedPull(expected, lambda _: None).parts([7]) == [[7]]
+
+
+def test_a_peer_sends_what_it_holds_once_it_has_loaded_that() -> None:
+    link = Link(latency_s=0.01, transfer_bytes=1000, transfer_s=1.0)
+    expected = ExpectedPages.of_peer(PeerPrefix(PageSource(), 4, load_s=0.3), link, 100)
+    assert expected is not None
+    assert expected.arrival_s([3]) == pytest.approx(0.01 + 0.3 + 0.1)
+    assert expected.arrival_s([4]) == math.inf
+
+
+def test_nothing_is_expected_over_a_link_that_was_never_measured() -> None:
+    assert ExpectedPages.of_source(HAS_ALL, 10, Link(), 100) is None
+    assert ExpectedPages.of_peer(PeerPrefix(PageSource(), 4), Link(), 100) is None
+
+
+@contextlib.asynccontextmanager
+async def pair(folder: Path) -> AsyncIterator[tuple[Running, Running, Router]]:
+    """A decode worker whose disk has blocks of A that its pages lack, and its page source, which has all of A."""
+    async with prefill(model=MODEL) as source, tiered(folder) as worker, router_to(worker) as router:
+        await ask(router, A, source=source)
+        await ask(router, B, request_id="b", source=source)
+        await written(worker)
+        yield source, worker, router
+
+
+async def ask_again(router: Router, source: Running, forecast: SourceForecast | None) -> Received:
+    message = router.message(A, TOKENS, request_id="again", source=source, source_forecast=forecast)
+    got = await router.send(message)
+    async with asyncio.timeout(10):
+        await got.done.wait()
+    assert got.tokens == expected_tokens(A, TOKENS)
+    return got
+
+
+async def test_what_the_source_has_is_pulled_where_the_disk_is_slower_than_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty(monkeypatch).read_delay_s = 0.01  # less than computing a block takes
+    async with pair(tmp_path) as (source, worker, router):
+        served = source.metric("served_pages_total")
+        await ask_again(router, source, HAS_ALL)
+        assert of_tier(worker, "loaded_pages_total") == 0
+        assert of_tier(worker, "refused_loads_total") == 1
+        assert source.metric("served_pages_total") - served >= BLOCKS - 2
+        assert of_tier(worker, "up") == 1
+
+
+@pytest.mark.parametrize("forecast", [COMPUTES_LONG, None])
+async def test_what_the_source_would_have_to_compute_is_loaded_and_not_pulled(
+    tmp_path: Path, forecast: SourceForecast | None
+) -> None:
+    async with pair(tmp_path) as (source, worker, router):
+        served = source.metric("served_pages_total")
+        await ask_again(router, source, forecast)
+        loaded = of_tier(worker, "loaded_pages_total")
+        assert loaded >= BLOCKS - 2
+        assert source.metric("served_pages_total") - served <= BLOCKS - loaded
+
+
+async def test_a_load_that_becomes_slow_is_given_up_and_its_blocks_are_pulled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = faulty(monkeypatch)
+    async with pair(tmp_path) as (source, worker, router):
+        computed, served = worker.metric("computed_tokens_total"), source.metric("served_pages_total")
+        faults.read_delay_s = 0.1
+        got = await ask_again(router, source, COMPUTES_LONG)
+        assert of_tier(worker, "given_up_loads_total") == 1
+        assert source.metric("served_pages_total") - served >= BLOCKS - 2
+        assert worker.metric("computed_tokens_total") - computed <= 2 * BLOCK
+        assert got.last.cached_tokens <= len(A)
+
+
+async def test_a_damaged_page_on_disk_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults: DiskFaults = faulty(monkeypatch)
+    async with pair(tmp_path) as (source, worker, router):
+        computed, served = worker.metric("computed_tokens_total"), source.metric("served_pages_total")
+        faults.flips = 1
+        await ask_again(router, source, COMPUTES_LONG)
+        assert of_tier(worker, "verification_failures_total") == 1
+        assert source.metric("served_pages_total") - served >= 1
+        assert worker.metric("computed_tokens_total") - computed <= 2 * BLOCK
+
+
+async def test_a_prefill_worker_pulls_from_its_peer_what_its_disk_has_too_where_that_is_sooner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty(monkeypatch).read_delay_s = 0.01
+    async with (
+        prefill("holder", model=MODEL) as holder,
+        tiered(tmp_path, role=Role.PREFILL) as source,
+        decode(model=MODEL) as target,
+        router_to(target) as router,
+    ):
+        await ask(router, A, source=holder)
+        peer = PeerPrefix(holder.source, BLOCKS)
+        for number, prompt in enumerate((prompt_of(BLOCK * BLOCKS + 3, seed=1), B, A)):
+            target.host.pool.forget_cached()
+            await ask(router, prompt, request_id=f"{number}", source=source, peer=peer)
+            await written(source)
+        assert of_tier(source, "hits_total") > 0
+        assert of_tier(source, "loaded_pages_total") == 0
