@@ -175,6 +175,10 @@ class Scheduler:
         self._wait(sequence)
         self._waiting.append(sequence)
 
+    def next_waiting(self) -> list[Sequence]:
+        """Return the waiting sequences that the next `admit` looks at, in their order."""
+        return list(itertools.islice(self._waiting, ADMISSION_LOOKAHEAD))
+
     def admit(self) -> list[AdmittedSequence]:
         """Claim pages for waiting sequences, in their order.
 

@@ -50,6 +50,7 @@ from twostroke.worker.steps.work_loop import WorkLoop
 from twostroke.worker.tiers.eviction_copies import EvictionCopies
 from twostroke.worker.tiers.loads import TierLoads
 from twostroke.worker.tiers.metrics import TierUse
+from twostroke.worker.tiers.prefetch import Prefetch
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,14 @@ class WorkerHost:
         self.tiers = engine_state.tiers
         self.tiers.report_to(self.metrics.of_tiers())
         self.loads = self._tier_loads()
+        self.prefetch = Prefetch(
+            self.tiers,
+            self.pool,
+            self.loads,
+            self.facts.block_size,
+            compute_s=self._compute_s,
+            wake=self.loop.wake,
+        )
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
         wrapper = wrapper_for(config.cluster_tls)
         self.transports = _transports_of(config, engine_state, wrapper)
@@ -149,6 +158,7 @@ class WorkerHost:
         """Close everything, servers first."""
         await self.rpc.stop(grace_s=0.5)
         await self.pulls.close()
+        self.prefetch.stop()
         self.loads.stop()
         self.eviction_copies.stop()
         await self.tiers.wait_idle()

@@ -168,6 +168,7 @@ class BaseWorker(abc.ABC):
                 pins.stop_building()
                 role.close()
                 host.pulls.stop()
+                host.prefetch.stop()
                 host.loads.stop()
         if host.validator.lost is not None:
             raise host.validator.lost
@@ -175,7 +176,7 @@ class BaseWorker(abc.ABC):
     async def _work(self, host: WorkerHost, role: RoleServices, pins: PinKeeper) -> None:
         """Run the work loop; a lost engine ends the epoch, and open requests go on elsewhere."""
         try:
-            await host.loop.run(HandlersWithPins(role, pins), host.loads.admitting)
+            await host.loop.run(HandlersWithPins(role, pins), host.loads.admitting, host.prefetch)
         except EngineLost as error:
             log.critical("engine lost open=%d error=%s", self._open_work(), error.message)
             await host.lose_engine(error)

@@ -6,6 +6,7 @@ It is slower than `SimulatedLoop`, which runs many equal steps at once, but shar
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -77,6 +78,17 @@ class WatchedRole:
         raise error
 
 
+class _NoPrefetch:
+    """A simulated worker prefetches nothing: its requests wait for what they need until they are admitted."""
+
+    def begin_admission(self, waiting: Sequence[KnownSequence]) -> None: ...
+
+    def end_admission(self, running: int) -> None: ...
+
+
+NO_PREFETCH = _NoPrefetch()
+
+
 class LiveLoop:
     def __init__(self, host: LoopHost, device: Device, sharing: Sharing, rates: Rates) -> None:
         self._host = host
@@ -117,7 +129,9 @@ class LiveLoop:
             return take_in(step, result)
 
         vars(host.scheduler)["update"] = updated
-        self._task = host.virtual_loop.create_task(self._loop.run(WatchedRole(role, watch), watch.admitting))
+        self._task = host.virtual_loop.create_task(
+            self._loop.run(WatchedRole(role, watch), watch.admitting, NO_PREFETCH)
+        )
 
     def stop(self) -> Flight | None:
         assert self._task is not None

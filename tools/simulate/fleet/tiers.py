@@ -188,11 +188,11 @@ class SimulatedTiers:
     def reader(self, tier: Tier) -> SimulatedReader:
         return self._readers[tier]
 
-    def hold(self, tier: Tier, reads: Sequence[PageRead[Any]]) -> Callable[[], None]:
+    def hold(self, tier: Tier, places: Sequence[Any]) -> Callable[[], None]:
         store = self._store
         if tier is not Tier.HOST or store is None:
             return lambda: None
-        entries = [read.place for read in reads]
+        entries = list(places)
         for entry in entries:
             store.hold(entry)
 

@@ -52,7 +52,12 @@ class HostStore:
         """Return the entry that has to go before another page fits; None if one fits, or if all are held."""
         if self._free:
             return None
-        return next((entry for entry in self._entries.values() if not entry.holds), None)
+        for _ in range(len(self._entries)):
+            entry = next(iter(self._entries.values()))
+            if not entry.holds:
+                return entry
+            self._entries.move_to_end(entry.block_hash)  # it is in use now
+        return None
 
     def take(self) -> PageId | None:
         """Take a free page, to copy into and then `put`."""

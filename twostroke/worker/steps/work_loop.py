@@ -67,6 +67,16 @@ Admitting = Callable[[AdmittedSequence, OrderedPull | None], AdmittedSequence]
 sooner; returns the admission without those."""
 
 
+class Prefetching(Protocol):
+    """Prepares lower tiers for sequences that wait (`twostroke.worker.tiers.prefetch`)."""
+
+    def begin_admission(self, waiting: Sequence[KnownSequence]) -> None:
+        """Called before sequences are admitted, with those that are looked at."""
+
+    def end_admission(self, running: int) -> None:
+        """Called when loads and pulls of those that were admitted have begun."""
+
+
 class WorkLoop:
     def __init__(
         self,
@@ -116,13 +126,13 @@ class WorkLoop:
     def drain_s(self, queued: Queued) -> float:
         return self.budget.drain_s(queued, self._scheduler.step_tokens)
 
-    async def run(self, role: RoleHandlers, admitting: Admitting) -> None:
+    async def run(self, role: RoleHandlers, admitting: Admitting, prefetch: Prefetching) -> None:
         """Run steps until cancelled. Raises EngineLost if the engine cannot be trusted with another step."""
         emissions: list[Emission] = []
         while True:
             self._wake.clear()
             with self._profiler.slice(WORK_LOOP, "admit"):
-                self._admit(role, admitting)
+                self._admit(role, admitting, prefetch)
             pause_s = self._sharing.pause_s(asyncio.get_running_loop().time() - self._began_s)
             if pause_s > 0:
                 self._send(emissions, role)
@@ -158,10 +168,12 @@ class WorkLoop:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
 
-    def _admit(self, role: RoleHandlers, admitting: Admitting) -> None:
+    def _admit(self, role: RoleHandlers, admitting: Admitting, prefetch: Prefetching) -> None:
+        prefetch.begin_admission(self._scheduler.next_waiting())
         for admission in self._scheduler.admit():
             self._metrics.admitted(admission.sequence)
             role.admitted(admitting(admission, role.ordered_pull(admission.sequence)))
+        prefetch.end_admission(self._scheduler.running)
         role.planning()
 
     def _plan(self, role: RoleHandlers) -> Step | None:

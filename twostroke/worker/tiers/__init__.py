@@ -4,6 +4,7 @@ opening     memory is claimed, the folder on disk is locked and read
 page_tiers  the tiers of one worker: what the pool tells them, what they announce
 host_tier   pages in host memory            disk_tier   pages on disk, written on a thread of its own
 loads       pages that come back            reader      reads them on a thread, and checks every one
+prefetch    brings blocks of waiting requests closer
 price       whether loading beats computing adoption    takes in what dead workers left
 metrics     what each tier did
 """

@@ -116,6 +116,14 @@ class TierLoads:
                 claimed |= self._share_from(tier, hashes, missing)
         return claimed
 
+    def fetch(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
+        """Claim pages for blocks that the disk holds and that are not here, and load them; the caller releases them."""
+        claimed, missing = self._claim(hashes, blocks)
+        compute_s = self._compute_s(queued_blocks(missing, self._block_size))
+        reads = self._reads(Tier.DISK, hashes, missing, claimed)
+        self._start(Tier.DISK, reads, Price(compute_s, compute_s), None)
+        return claimed
+
     def give_up_unwanted(self) -> None:
         """Give up the loads of whose pages nobody holds any."""
         for load in list(self._open):
@@ -250,7 +258,7 @@ class TierLoads:
         for read in reads:
             self._pool.assign_writer(read.page, session)
         reach(Point.TIER_LOADING)
-        release = self._tiers.hold(tier, reads)
+        release = self._tiers.hold(tier, [read.place for read in reads])
 
         def notify() -> None:
             loop.call_soon_threadsafe(self._take, load)

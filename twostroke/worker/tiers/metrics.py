@@ -56,6 +56,7 @@ class TierMetrics:
         self._hits = counter("hits_total", "Missing blocks that the tier held.")
         self._misses = counter("misses_total", "Missing blocks that the tier did not hold.")
         self._loaded = counter("loaded_pages_total", "Pages that were loaded and verified.")
+        self._prefetched = counter("prefetched_pages_total", "Pages that were read for requests that still waited.")
         self._saved = counter("saved_seconds_total", "Predicted seconds of computing less the seconds of loading.")
         self._lost = counter("lost_seconds_total", "Seconds of loads that took longer than computing, beyond that.")
         self._refused = counter(
@@ -81,8 +82,8 @@ class TierMetrics:
         for tier in uses():
             labels = self._labels(tier)
             for counter in (
-                self._hits, self._misses, self._loaded, self._saved, self._lost, self._refused, self._given_up,
-                self._written_bytes, self._failures,
+                self._hits, self._misses, self._loaded, self._prefetched, self._saved, self._lost, self._refused,
+                self._given_up, self._written_bytes, self._failures,
             ):  # fmt: skip
                 counter.labels(*labels)
             for reason in EVICTIONS:
@@ -101,6 +102,9 @@ class TierMetrics:
         labels = self._labels(tier)
         self._loaded.labels(*labels).inc(pages)
         (self._saved if compute_s >= seconds else self._lost).labels(*labels).inc(abs(compute_s - seconds))
+
+    def prefetched(self, tier: Tier, pages: int) -> None:
+        self._prefetched.labels(*self._labels(tier)).inc(pages)
 
     def refused(self, tier: Tier) -> None:
         self._refused.labels(*self._labels(tier)).inc()

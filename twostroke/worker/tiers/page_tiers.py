@@ -87,7 +87,10 @@ class PageTiers:
         self.host_reader: TierReader[HostEntry] | None = None
         self.disk_reader: TierReader[RecordPlace] | None = None
         self._wants_disk = wants_disk
+        self.host_window: Window | None = None
+        """The host tier's pages, for the disk's reader."""
         if self.host is not None:
+            self.host_window = self.host.memory.window(1)
             self.host_reader = TierReader("tier-host", fetch_from_host(self.host), pool_memory)
         if opened is not None:
             self.disk = DiskTier(opened, self, most_bytes=disk_bytes, write_bytes_per_s=write_bytes_per_s)
@@ -152,11 +155,11 @@ class PageTiers:
         assert reader is not None, f"there is no {tier.name} tier"
         return reader
 
-    def hold(self, tier: Tier, reads: Sequence[PageRead[Any]]) -> Callable[[], None]:
-        """Keep the places of these pages from being given away, until the returned function is called."""
+    def hold(self, tier: Tier, places: Sequence[Any]) -> Callable[[], None]:
+        """Keep these places of pages from being given away, until the returned function is called."""
         if tier is not Tier.HOST or self.host is None:
             return lambda: None
-        store, entries = self.host.store, [read.place for read in reads]
+        store, entries = self.host.store, list(places)
         for entry in entries:
             store.hold(entry)
 
@@ -240,6 +243,29 @@ class PageTiers:
         if self.disk is not None and self._may_write(self.disk, block_hash):
             return self._disk_target(self.disk, block_hash, parent)
         return None
+
+    # What prefetch asks
+
+    def take_host_page(self) -> PageId | None:
+        """Take a page of host memory for a block that comes up from disk; None if all are held."""
+        if self.host is None:
+            return None
+        victim = self.host.store.victim()
+        if victim is not None:
+            self._evict_from_host(self.host, victim)
+        return self.host.store.take()
+
+    def promoted(self, block_hash: BlockHash, parent: BlockHash, page: PageId) -> bool:
+        """Keep a block whose bytes were read into a page that was taken; return False if it is not to be kept there."""
+        if self.host is None or block_hash in self.host.store:
+            return False
+        own = digest(self.host.memory.page(page))
+        self._kept(self.host, HostEntry(block_hash, parent, page, own, time.monotonic()))
+        return True
+
+    def give_host_page_back(self, page: PageId) -> None:
+        if self.host is not None:
+            self.host.store.give_back(page)
 
     def forgotten(self, block_hash: BlockHash) -> None:
         """Forget a block that is not to be used any more."""
@@ -350,6 +376,8 @@ class PageTiers:
         for reader in (self.copy_threads, self.host_reader, self.disk_reader):
             if reader is not None:
                 reader.close()
+        if self.host_window is not None:
+            self.host_window.close()
         for tier in self._closing:
             tier.close()
         if self.disk_reader is not None:
@@ -367,10 +395,7 @@ class PageTiers:
 
     def _host_target(self, host: HostTier, block_hash: BlockHash, parent: BlockHash) -> CopyTarget | None:
         """Take a page of host memory; return None if all pages there are being written."""
-        victim = host.store.victim()
-        if victim is not None:
-            self._evict_from_host(host, victim)
-        own = host.store.take()
+        own = self.take_host_page()
         if own is None:
             return None
 

@@ -53,9 +53,15 @@ class ReadResult(Generic[Place]):
 class ReadJob(Generic[Place]):
     """Pages that are read one after the other, and what has come of them so far."""
 
-    def __init__(self, reads: Sequence[PageRead[Place]], notify: Callable[[], None]) -> None:
-        """`notify` is called on the reader's thread when there are results, once until these are taken."""
+    def __init__(
+        self, reads: Sequence[PageRead[Place]], notify: Callable[[], None], window: Window | None = None
+    ) -> None:
+        """`notify` is called on the reader's thread when there are results, once until these are taken.
+
+        `window` is where the pages go; None is the pool.
+        """
         self.reads = reads
+        self._window = window
         self._notify = notify
         self._lock = threading.Lock()
         self._is_given_up = False
@@ -79,10 +85,11 @@ class ReadJob(Generic[Place]):
         return self._is_given_up
 
     def land(self, window: Window, read: PageRead[Place], data: memoryview) -> None:
-        """Copy the bytes into their page of the pool, unless the job was given up."""
+        """Copy the bytes into their page, of the pool unless the job has a window, and unless it was given up."""
         with self._lock:
             if self._is_given_up:
                 return
+            window = self._window or window
             (landing,) = window.landing([read.page])
             landing[:] = data
             window.landed()
