@@ -3,8 +3,13 @@
 A load is begun where it is predicted to take less time than computing its blocks, and than the pull that a router
 ordered for them. It is given up where the better one of these would have been done sooner, or where nobody waits for it
 any more. Its pages have it as their writer meanwhile, so one load serves all sequences that wait. What does not come is
-pulled where a pull was ordered, and computed elsewhere. A load for another worker takes pages that no
-sequence here asked for, so loads for others are begun only while those under way keep few pages.
+pulled where a pull was ordered, and computed elsewhere.
+
+Attention needs all blocks before a block, so computing goes forward. Where loading all takes about as long as computing
+all, a load brings the last blocks, the last one first, while the first ones are computed, until they meet.
+
+A load for another worker takes pages that no sequence here asked for, so loads for others are begun only while those
+under way keep few pages.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +32,15 @@ from twostroke.scheduler.scheduler import AdmittedSequence
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.tiers.page_tiers import PageTiers
-from twostroke.worker.tiers.price import PROBE_PAGES, Price, is_late, pays, queued_blocks
+from twostroke.worker.tiers.price import (
+    PROBE_PAGES,
+    Price,
+    blocks_to_compute,
+    is_late,
+    pays,
+    pays_in_part,
+    queued_blocks,
+)
 from twostroke.worker.tiers.reader import DamagedPage, PageRead, ReadJob, TierReader
 
 log = logging.getLogger(__name__)
@@ -54,6 +67,8 @@ class _Load:
     wait_s: float
     """Predicted time until its first page is read."""
     ended: Callable[[], None]
+    parents: Mapping[int, BlockHash]
+    """Parents of its blocks if it reads the last one first while those before the first are computed; else empty."""
     arrived: int = 0
     timer: asyncio.TimerHandle | None = field(default=None)
 
@@ -184,6 +199,8 @@ class TierLoads:
         self._tiers.metrics.looked_up(tier, len(held), len(missing) - len(held))
         if not held:
             return missing
+        if pull is None and held[0] == missing[0] and (begun := self._load_from_end(tier, sequence, held, missing)):
+            return [block for block in missing if block not in begun]
         chosen: list[int] = []
         price: Price | None = None
         for part in [held] if pull is None else pull.parts(held):
@@ -195,6 +212,32 @@ class TierLoads:
             self._start(tier, self._reads(tier, hashes, chosen, pages), price, pull)
         loading = set(chosen)
         return [block for block in missing if block not in loading]
+
+    def _load_from_end(
+        self, tier: Tier, sequence: KnownSequence, held: list[int], missing: list[int]
+    ) -> frozenset[int]:
+        """Load the last ones of these blocks, the last one first, where the others are computed meanwhile.
+
+        Returns those that are loaded: none where loading or computing all of them is nearly as good.
+        """
+        compute_s = self._compute_s(queued_blocks(held, self._block_size))
+        is_alone = self._pool.unwritten.blocks <= len(missing)
+        if not pays_in_part(self._load_s(tier, len(held)), compute_s, is_alone=is_alone):
+            return frozenset()
+        last = held[self._first_to_load(tier, held) :]
+        pages = {block: sequence.pages[block] for block in last}
+        reads = self._reads(tier, sequence.block_hashes, last, pages)[::-1]
+        parents = {block: sequence.parent_of(block) for block in last}
+        self._start(tier, reads, Price(compute_s * len(last) / len(held), compute_s), None, parents)
+        return frozenset(last)
+
+    def _first_to_load(self, tier: Tier, blocks: Sequence[int]) -> int:
+        """Return how many of the blocks are to be computed before a load of the others has come as far."""
+        return blocks_to_compute(
+            len(blocks),
+            lambda count: self._load_s(tier, count),
+            lambda count: self._compute_s(queued_blocks(blocks[:count], self._block_size)),
+        )
 
     def _price(
         self, tier: Tier, hashes: Sequence[BlockHash], held: Sequence[int], pull: OrderedPull | None
@@ -251,7 +294,15 @@ class TierLoads:
                 reads.append(PageRead(block, hashes[block], pages[block], place))
         return reads
 
-    def _start(self, tier: Tier, reads: list[PageRead[Any]], price: Price, pull: OrderedPull | None) -> None:
+    def _start(
+        self,
+        tier: Tier,
+        reads: list[PageRead[Any]],
+        price: Price,
+        pull: OrderedPull | None,
+        parents: Mapping[int, BlockHash] | None = None,
+    ) -> None:
+        """Begin a load; with `parents` of its blocks, computing may take over its first ones."""
         if not reads:
             return
         session, loop, reader = self._new_session(), asyncio.get_running_loop(), self._tiers.reader(tier)
@@ -266,7 +317,7 @@ class TierLoads:
         job: ReadJob[Any] = ReadJob(reads, notify)
         remaining = {read.block: read.page for read in reads}
         wait_s = self._load_s(tier, 0)
-        load = _Load(tier, reader, job, session, remaining, price, pull, self._clock(), wait_s, release)
+        load = _Load(tier, reader, job, session, remaining, price, pull, self._clock(), wait_s, release, parents or {})
         self._open.add(load)
         reader.pending_pages += len(reads)
         ended: Future[None] = Future()
@@ -315,13 +366,33 @@ class TierLoads:
         if not self._is_wanted(load):
             self._give_up(load)
             return
-        wanted, elapsed_s = len(load.job.reads), self._clock() - load.started_s
+        if load.parents:
+            self._hand_over(load)
+        wanted, elapsed_s = load.arrived + len(load.remaining), self._clock() - load.started_s
         if is_late(elapsed_s, load.wait_s, load.arrived, wanted, load.price.other_s):
             self._tiers.metrics.given_up(load.tier)
             self._tiers.took_at_least(load.tier, elapsed_s - load.wait_s, load.arrived + 1)
             self._give_up(load)
         else:
             self._look_later(load)
+
+    def _hand_over(self, load: _Load) -> None:
+        """Let computing go on where it has reached a load that comes from the end: they share what is between them."""
+        blocks = sorted(load.remaining)
+        if not blocks or self._pool.find(load.parents[blocks[0]]) is None:
+            return
+        page_s = self._tiers.page_time(load.tier).seconds
+        count = blocks_to_compute(
+            len(blocks),
+            lambda count: count * page_s,
+            lambda count: self._compute_s(queued_blocks(blocks[:count], self._block_size)),
+        )
+        if not count:
+            return
+        load.job.leave_out(blocks[:count])
+        for block in blocks[:count]:
+            self._pool.clear_writer(load.remaining.pop(block))
+        self._wake()
 
     def _give_up(self, load: _Load) -> None:
         """Let others write what has not come."""

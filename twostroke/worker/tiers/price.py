@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from twostroke.scheduler.cost import Queued
@@ -13,6 +14,9 @@ OUTLIER = 8.0
 """A measurement counts for at most this many times the estimate."""
 PROBE_PAGES = 5
 """A probe of a disk that was slow counts as so many pages: about half."""
+MOST_UNLIKE = 3.0
+"""Loading and computing together take at least a quarter less than the better one where neither takes more than so many
+times the other's time."""
 LEAST_SHARE = 0.1
 """Share of the time of computing or pulling for which a load may lag behind before it is given up."""
 
@@ -55,6 +59,23 @@ def queued_blocks(blocks: Iterable[int], block_size: int) -> Queued:
     numbers = list(blocks)
     pairs = sum((block + 0.5) * block_size**2 for block in numbers)
     return Queued(len(numbers) * block_size, pairs)
+
+
+def blocks_to_compute(count: int, load_s: Callable[[int], float], compute_s: Callable[[int], float]) -> int:
+    """Return how many first ones of `count` blocks to compute while the others are loaded, so that both end together.
+
+    `load_s` predicts the time of loading so many of the last ones, `compute_s` of computing so many of the first ones.
+    """
+    return bisect.bisect_left(range(count), 0.0, key=lambda first: compute_s(first + 1) - load_s(count - first - 1))
+
+
+def pays_in_part(load_s: float, other_s: float, *, is_alone: bool) -> bool:
+    """Tell whether to compute first blocks while a load brings the last ones, where nothing else would bring any.
+
+    What a load would bring soon is not computed, and not at all beside other work (unless `is_alone`).
+    """
+    is_slower = other_s <= load_s <= MOST_UNLIKE * other_s
+    return is_slower or (is_alone and other_s <= MOST_UNLIKE * load_s <= MOST_UNLIKE * other_s)
 
 
 def pays(load_s: float, other_s: float) -> bool:

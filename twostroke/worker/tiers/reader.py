@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -65,6 +65,7 @@ class ReadJob(Generic[Place]):
         self._notify = notify
         self._lock = threading.Lock()
         self._is_given_up = False
+        self._left_out: frozenset[int] = frozenset()
         self._results: deque[ReadResult[Place]] = deque()
         self.read_s = 0.0
         """Time that the thread took for the pages so far."""
@@ -80,6 +81,14 @@ class ReadJob(Generic[Place]):
         with self._lock:
             self._is_given_up = True
 
+    def leave_out(self, blocks: Iterable[int]) -> None:
+        """Return once none of these blocks' pages will be written by this job any more."""
+        with self._lock:
+            self._left_out |= frozenset(blocks)
+
+    def is_left_out(self, read: PageRead[Place]) -> bool:
+        return read.block in self._left_out
+
     @property
     def is_given_up(self) -> bool:
         return self._is_given_up
@@ -87,7 +96,7 @@ class ReadJob(Generic[Place]):
     def land(self, window: Window, read: PageRead[Place], data: memoryview) -> None:
         """Copy the bytes into their page, of the pool unless the job has a window, and unless it was given up."""
         with self._lock:
-            if self._is_given_up:
+            if self._is_given_up or self.is_left_out(read):
                 return
             window = self._window or window
             (landing,) = window.landing([read.page])
@@ -139,6 +148,8 @@ class TierReader(Generic[Place]):
         for read in job.reads:
             if job.is_given_up:
                 return
+            if job.is_left_out(read):
+                continue
             started_s = self.busy_since_s = time.monotonic()
             try:
                 job.land(window, read, self._fetch(read))
