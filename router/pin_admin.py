@@ -13,6 +13,7 @@ import grpc.aio
 from router.frontend.params import check_request_id, check_salt
 from router.frontend.request_handler import RequestHandler
 from twostroke.errors import InvalidRequest
+from twostroke.fault_points import Point, reach
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
 from twostroke.kv_cache.pins import Pin, pin_id_of
 from twostroke.rpc.channel import PeerChannel
@@ -62,6 +63,7 @@ class PinAdminService(pins_pb2_grpc.PinAdminServicer):
         )
         message = pin_to_message(pin, facts.fingerprint, tuple(request.workers))
         put = pins_pb2.PutPinRequest(pin=message, per_role=request.per_role)
+        reach(Point.ROUTER_PINNING)
         reply: pins_pb2.PutPinResponse = await self._ask("Put", put)
         return pins_pb2.AddPinResponse(
             pin_id=pin.pin_id,

@@ -33,6 +33,8 @@ class Point(enum.StrEnum):
     """A batch of a worker's event log has arrived; the index does not know of it."""
     ROUTER_VIEW = "router.view"
     """The supervisor has told who is alive; it has not been taken in."""
+    ROUTER_PINNING = "router.pinning"
+    """A pin's prefix is made of tokens; the supervisor has not been asked."""
 
     DECODE_OPENING = "decode.opening"
     """Open has arrived; nothing has been done."""
@@ -92,6 +94,13 @@ class Point(enum.StrEnum):
     TIER_LOADED = "tier.loaded"
     """Pages have been read and verified; none of these is readable."""
 
+    PIN_PUTTING = "pin.putting"
+    """A worker has been given a pin; nothing of it is kept."""
+    PIN_BUILDING = "pin.building"
+    """A pin lacks blocks; nothing has been queued for them."""
+    PIN_BUILT = "pin.built"
+    """All blocks of a pin are here; the sequence that brought them has not ended."""
+
     TRANSPORT_CONNECTING = "transport.connecting"
     """A reader is about to connect to a peer's pages."""
     TRANSPORT_GREETED = "transport.greeted"
@@ -115,6 +124,14 @@ class Point(enum.StrEnum):
     """A worker's epoch has ended; nobody has been told."""
     SUPERVISOR_DRAINING = "supervisor.draining"
     """A drain has been asked for; the worker has not been told."""
+    SUPERVISOR_PINNING = "supervisor.pinning"
+    """Workers hold a new pin; it is not stored."""
+    SUPERVISOR_PINNED = "supervisor.pinned"
+    """A pin is held and stored; whoever asked for it has not been told."""
+    SUPERVISOR_UNPINNING = "supervisor.unpinning"
+    """A pin has gone from the store; no worker has been told."""
+    SUPERVISOR_GIVING_PINS = "supervisor.giving_pins"
+    """A worker serves; it has not been given its pins."""
 
 
 @dataclass(slots=True)

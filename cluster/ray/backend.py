@@ -109,11 +109,11 @@ class Backend(Protocol):
 
     def set_desired(self, desired: DesiredState) -> None: ...
 
-    def pins(self) -> list[bytes]:
-        """Return the pins that were stored, each as its message."""
+    def pins(self) -> Mapping[str, bytes]:
+        """Return the pins that were stored, by their ids."""
 
     def set_pin(self, pin_id: str, pin: bytes | None) -> None:
-        """Store a pin, or delete it."""
+        """Store a pin, or delete it. Raises PeerLost where Ray's head does not answer."""
 
     def request_nodes(self, placed: WorkerCounts) -> None:
         """Ask Ray's autoscaler for nodes for this many workers of each role. It removes nodes that stay idle."""
@@ -223,16 +223,20 @@ class RayBackend:
     def set_desired(self, desired: DesiredState) -> None:
         internal_kv._internal_kv_put(DESIRED_KEY, to_json(desired), overwrite=True, namespace=KV_NAMESPACE)
 
-    def pins(self) -> list[bytes]:
-        keys = internal_kv._internal_kv_list(_pin_key(""), namespace=KV_NAMESPACE)
-        values = [internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE) for key in sorted(keys)]
-        return [value for value in values if value]
+    def pins(self) -> dict[str, bytes]:
+        prefix = _pin_key("").encode()
+        keys = sorted(internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE))
+        values = {key: internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE) for key in keys}
+        return {key.removeprefix(prefix).decode(): value for key, value in values.items() if value}
 
     def set_pin(self, pin_id: str, pin: bytes | None) -> None:
-        if pin is None:
-            internal_kv._internal_kv_del(_pin_key(pin_id), namespace=KV_NAMESPACE)
-        else:
-            internal_kv._internal_kv_put(_pin_key(pin_id), pin, overwrite=True, namespace=KV_NAMESPACE)
+        try:
+            if pin is None:
+                internal_kv._internal_kv_del(_pin_key(pin_id), namespace=KV_NAMESPACE)
+            else:
+                internal_kv._internal_kv_put(_pin_key(pin_id), pin, overwrite=True, namespace=KV_NAMESPACE)
+        except ray.exceptions.RayError as error:
+            raise PeerLost(f"Ray's store of pins does not answer: {_first_line(error)}") from error
 
     def request_nodes(self, placed: WorkerCounts) -> None:
         room = node_request_for(placed, self._roles)

@@ -1,8 +1,9 @@
 """Pins of the fleet: the supervisor remembers them, and gives them to every worker that is to hold them.
 
 They are stored in Ray, as incarnations are, so that they outlive supervisor, routers and workers. A worker gets its
-pins when it begins to serve. A new pin that one of its workers refuses is held by none. A worker that does not answer
-is given it again and again, until it holds or refuses it, or its epoch ends.
+pins when it begins to serve or a supervisor does, and lets go what is not stored: a supervisor may die between the two.
+A new pin that one of its workers refuses is held by none. A worker that does not answer is given it again and again,
+until it holds or refuses it, or its epoch ends.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc.aio
 
+from cluster.supervisor import stored_pins
 from cluster.supervisor.actors import Serving
+from cluster.supervisor.stored_pins import PinStore
 from twostroke.config import Role
 from twostroke.errors import FingerprintMismatch, InvalidRequest, NotFound, PinRefused, ServeError
+from twostroke.fault_points import Point, reach
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
@@ -39,6 +44,7 @@ GIVE_AGAIN_S = 2.0
 LONGEST_PAUSE_S = 60.0
 """Seconds to which those pauses grow, for as long as the epoch serves."""
 ALL = "all"
+PIN_ID = re.compile(r"[0-9a-f]{1,32}")
 
 _REFUSALS = (PinRefused, InvalidRequest, FingerprintMismatch)
 """What a worker raises that will not take the pin; any other error means that it is away."""
@@ -55,14 +61,6 @@ class PinHolder(NamedTuple):
     """None while it does not serve."""
 
 
-class PinStore(Protocol):
-    """Storage in which pins outlive the supervisor."""
-
-    def pins(self) -> list[bytes]: ...
-
-    def set_pin(self, pin_id: str, pin: bytes | None) -> None: ...
-
-
 class FleetPins(pins_pb2_grpc.PinsServicer):
     def __init__(
         self,
@@ -76,15 +74,13 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
         self._store = store
         self._membership = membership
         self._clock = clock
-        self._pins = {pin.pin_id: pin for pin in map(pins_pb2.Pin.FromString, store.pins())}
+        self._pins = stored_pins.kept(store)
         self._problems: dict[tuple[str, str], str] = {}
         """Why a worker did not take a pin when it was given its pins, by worker and pin."""
         self._order = asyncio.Lock()
         """One change after the other: a pin that is removed is not given to anybody afterwards."""
         self._unanswered: dict[str, str] = {}
         """Why a worker that serves could not be given its pins, by worker."""
-        self._undone: dict[str, set[str]] = {}
-        """Pins that a worker may hold and is not to, by worker: it did not answer while they were undone."""
         self._giving: dict[str, asyncio.Task[None]] = {}
         """Workers that are given their pins again, after a pause."""
         self._changes: set[asyncio.Task[Any]] = set()
@@ -93,7 +89,7 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
     async def Put(  # noqa: N802
         self, request: pins_pb2.PutPinRequest, context: Context
     ) -> pins_pb2.PutPinResponse:
-        """Raises PinRefused, InvalidRequest or NotFound; then no worker holds the new pin.
+        """Raises PinRefused, InvalidRequest, NotFound or PeerLost (of the store); then no worker holds the new pin.
 
         A call that is cancelled changes all or nothing, too.
         """
@@ -102,7 +98,7 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
     async def Remove(  # noqa: N802
         self, request: pins_pb2.RemovePinRequest, context: Context
     ) -> pins_pb2.RemovePinResponse:
-        """Workers that do not answer lose the pin with their epoch, or when it expires."""
+        """Workers that do not answer lose the pin as soon as they do. Raises PeerLost where the store does not."""
         return await self._whole(self._remove(request))
 
     async def List(  # noqa: N802
@@ -159,9 +155,18 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
             pin, holders = request.pin, self._holders()
             self._choose_workers(request, holders)
             self._check_room(pin)
-            held = await self._put_everywhere(pin, [each for each in holders if _lies_at(pin, each)])
+            wanted = [each for each in holders if _lies_at(pin, each)]
+            held = await self._put_everywhere(pin, wanted)
+            reach(Point.SUPERVISOR_PINNING)
+            try:
+                stored_pins.keep(self._store, pin)
+            except ServeError:
+                await self._undo(pin.pin_id, wanted)
+                raise
             await self._leave_others(pin)
-            self._keep(pin)
+            self._pins[pin.pin_id] = pin
+            log.info("pin kept pin=%s owner=%s workers=%s", pin.pin_id, pin.owner, ",".join(pin.workers))
+            reach(Point.SUPERVISOR_PINNED)
         return pins_pb2.PutPinResponse(held=held)
 
     async def _remove(self, request: pins_pb2.RemovePinRequest) -> pins_pb2.RemovePinResponse:
@@ -171,6 +176,7 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
                 ids = {pin_id for pin_id, pin in self._pins.items() if pin.owner == request.owner}
             for pin_id in ids:
                 self._forget(pin_id)
+            reach(Point.SUPERVISOR_UNPINNING)
             taken = await asyncio.gather(*(self._take_back(request, each) for each in self._serving()))
         return pins_pb2.RemovePinResponse(removed=max(len(ids), *taken, 0))
 
@@ -200,10 +206,11 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
         await self._give(holder.worker_id, holder.serving.epoch)
 
     async def _given(self, holder: PinHolder) -> bool:
-        """Bring one worker to what is stored: all of its pins, and none that was undone. Return False if it is away."""
+        """Bring one worker to what is stored: all of its pins, and no other. Return False if it is away."""
         pins = [pin for pin in self._pins.values() if _lies_at(pin, holder)]
+        reach(Point.SUPERVISOR_GIVING_PINS)
         try:
-            await self._take_undone(holder, {pin.pin_id for pin in pins})
+            await self._take_others(holder, {pin.pin_id for pin in pins})
             for pin in pins:
                 await self._put_or_note(pin, holder)
         except ServeError as error:
@@ -224,12 +231,19 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
             log.warning("pin refused worker=%s pin=%s error=%s", holder.worker_id, pin.pin_id, error.message)
             self._problems[holder.worker_id, pin.pin_id] = error.message
 
-    async def _take_undone(self, holder: PinHolder, kept: set[str]) -> None:
-        """Take pins back that another worker refused while this one did not answer. Raises ServeError if it is away."""
+    async def _take_others(self, holder: PinHolder, kept: set[str]) -> None:
+        """Take back the pins that a worker is not to hold. Raises ServeError if it is away.
+
+        It has some where it did not answer while they were undone or removed, or where a supervisor died before it had
+        stored them, or before it had told the worker that they were removed.
+        """
         assert holder.serving is not None
-        for pin_id in self._undone.get(holder.worker_id, set()) - kept:
-            await self._call(holder.serving.address, "Remove", pins_pb2.RemovePinRequest(pin_id=pin_id))
-        self._undone.pop(holder.worker_id, None)
+        address = holder.serving.address
+        listed: pins_pb2.ListPinsResponse = await self._call(address, "List", pins_pb2.ListPinsRequest())
+        for held in listed.held:
+            if held.pin_id not in kept:
+                log.info("pin taken back worker=%s pin=%s", holder.worker_id, held.pin_id)
+                await self._call(address, "Remove", pins_pb2.RemovePinRequest(pin_id=held.pin_id))
 
     async def _put_everywhere(self, pin: pins_pb2.Pin, holders: Sequence[PinHolder]) -> list[pins_pb2.HeldPin]:
         """Put a pin on all of its workers that serve. If one refuses it, the others let it go, and this raises that.
@@ -273,7 +287,6 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
                     await self._call(holder.serving.address, "Remove", request)
             except ServeError as error:
                 log.warning("pin not undone worker=%s pin=%s error=%s", holder.worker_id, pin_id, error.message)
-                self._undone.setdefault(holder.worker_id, set()).add(pin_id)
                 self._give_again(holder, error.message)
 
     async def _put(self, pin: pins_pb2.Pin, holder: PinHolder) -> pins_pb2.HeldPin:
@@ -289,6 +302,7 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
             reply: pins_pb2.RemovePinResponse = await self._call(holder.serving.address, "Remove", request)
         except ServeError as error:
             log.warning("pins not removed worker=%s error=%s", holder.worker_id, error.message)
+            self._give_again(holder, error.message)
             return 0
         return reply.removed
 
@@ -336,8 +350,8 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
                 raise NotFound(f"there is no worker {name!r}; there are {', '.join(sorted(known))}", field="workers")
 
     def _check_room(self, pin: pins_pb2.Pin) -> None:
-        if not pin.pin_id or len(pin.block_hashes) < HASH_BYTES:
-            raise InvalidRequest("a pin needs an id and a block", field="pin_id")
+        if PIN_ID.fullmatch(pin.pin_id) is None or len(pin.block_hashes) < HASH_BYTES:
+            raise InvalidRequest("a pin needs an id of hexadecimal digits, and a block", field="pin_id")
         others = [each for pin_id, each in self._pins.items() if pin_id != pin.pin_id]
         if len(others) >= MOST_PINS:
             raise PinRefused(f"the fleet has {len(others)} pins, and keeps at most {MOST_PINS}", field="pins")
@@ -348,22 +362,21 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
                 field="pins",
             )
 
-    def _keep(self, pin: pins_pb2.Pin) -> None:
-        self._pins[pin.pin_id] = pin
-        self._store.set_pin(pin.pin_id, pin.SerializeToString())
-        log.info("pin kept pin=%s owner=%s workers=%s", pin.pin_id, pin.owner, ",".join(pin.workers))
-
     def _forget(self, pin_id: str) -> None:
-        del self._pins[pin_id]
+        """Raises PeerLost where the store does not answer; the pin is remembered then."""
         self._store.set_pin(pin_id, None)
+        del self._pins[pin_id]
         for key in [key for key in self._problems if key[1] == pin_id]:
             del self._problems[key]
 
     def _expire(self) -> None:
-        """Workers end the pin by their own clocks."""
+        """Forget pins whose time is over. Workers end them by their own clocks: one that stays stored does no harm."""
         now_s = self._clock()
         for pin_id in [key for key, pin in self._pins.items() if pin.HasField("expires_s") and pin.expires_s <= now_s]:
-            self._forget(pin_id)
+            try:
+                self._forget(pin_id)
+            except ServeError as error:
+                log.warning("expired pin not deleted pin=%s error=%s", pin_id, error.message)
 
     def _serving(self) -> list[PinHolder]:
         return [each for each in self._holders() if each.serving is not None]

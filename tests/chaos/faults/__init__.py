@@ -7,6 +7,7 @@
     answer          what they got, and what is wrong with it: pure
     testbed         the cluster: a `twostroke serve` of our own
     triggers        what has to happen for some points to be reached
+    pins            pins that are put and removed meanwhile, and whether all processes agree on them
     head            Ray's head, killed or frozen, and started again
     zombies         streams that go on elsewhere when what was frozen comes back
     leak_check      whether anything is left of requests that are over

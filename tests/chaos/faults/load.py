@@ -106,6 +106,15 @@ def crowd(seed: int, count: int, *, tokens: int) -> list[Ask]:
     ]
 
 
+def flood(seed: int, count: int, *, prompt_letters: int) -> list[Ask]:
+    """Long prompts that share nothing, with short answers: more than the pools of all prefill workers hold."""
+    random_ = random.Random(f"flood {seed}")
+    return [
+        Ask(name=f"flood-{at}", endpoint=Endpoint.GRPC, prompt=_words(random_, prompt_letters * 3 // 2), max_tokens=4)
+        for at in range(count)
+    ]
+
+
 def long_ones(seed: int, count: int, *, tokens: int) -> list[Ask]:
     """Short prompts with answers that last longer than any fault; whoever has seen enough leaves."""
     random_ = random.Random(f"long {seed}")

@@ -8,15 +8,15 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 
-from tests.chaos.faults import head
+from tests.chaos.faults import head, pins
 from tests.chaos.faults.answer import Transcript, difference, longest_wait_s
 from tests.chaos.faults.client import Clients
 from tests.chaos.faults.leak_check import leaks_within, refusals
-from tests.chaos.faults.load import Ask, Load, asks, crowd, family, long_ones
+from tests.chaos.faults.load import Ask, Load, asks, crowd, family, flood, long_ones
 from tests.chaos.faults.outcome import Outcome
 from tests.chaos.faults.testbed import Bed, Happened, Target
 from tests.chaos.faults.trials import HEAD, ON_THEIR_OWN, Trial
-from tests.chaos.faults.triggers import CROWDED, ON_NEW_CONNECTIONS, TRIGGERS, peer_leaves, worker_dies
+from tests.chaos.faults.triggers import CROWDED, ON_NEW_CONNECTIONS, TRIGGERS, WRITING, peer_leaves, worker_dies
 from tests.chaos.faults.zombies import LongStreams, met
 from tests.chaos.injection.injector import HIT
 from tests.chaos.injection.plan import Fault, Kind
@@ -39,6 +39,7 @@ MID_WAVE_S = 0.4
 CROWD = 8
 """More than all pools hold, but not so many that those who are left have a long queue."""
 FAMILY = 15
+FLOOD = 10
 LONG = 3
 """Streams that are there when something freezes: one for each decode worker."""
 INDEXED_S = 0.3
@@ -59,6 +60,7 @@ class FaultRun:
         self._crowd = crowd(seed, CROWD, tokens=3 * tokens)
         self._long = long_ones(seed, LONG, tokens=load.long_tokens)
         self._family = family(seed, FAMILY, tokens=tokens // 2, prompt_letters=prompt_letters)
+        self._flood = flood(seed, FLOOD, prompt_letters=prompt_letters)
         self._expected: dict[str, Transcript] = {}
         self._broken_s: dict[str, float] = {}
         """When each process was broken last."""
@@ -73,7 +75,7 @@ class FaultRun:
         missing = await self._bed.whole_within(WHOLE_S)
         if missing is not None:
             raise ConfigError(f"the cluster is not whole before anything was broken: {missing}")
-        plain = [ask.staying() for ask in [*self._asks, *self._crowd, *self._family, *self._long]]
+        plain = [ask.staying() for ask in [*self._asks, *self._crowd, *self._family, *self._flood, *self._long]]
         first = await self._ask(plain)
         texts = {transcript.name: transcript.choices[0].text for transcript in first if transcript.choices}
         self._asks = [ask.stopping_within(texts[ask.name]) if ask.stops_early else ask for ask in self._asks]
@@ -117,7 +119,7 @@ class FaultRun:
                 broken, happened, got = await self._break(trial, epochs, long)
         else:
             broken, happened, got = await self._break(trial, epochs)
-        missing = await self._bed.whole_within(WHOLE_S)
+        missing = await self._bed.whole_within(WHOLE_S) or await pins.agreed_within(self._bed, WHOLE_S)
         left = await leaks_within(self._bed, REST_S)
         recovery_s, slowest = _slowest(got, happened)
         return Outcome(
@@ -253,6 +255,8 @@ class FaultRun:
             eldest = await self._ask(self._family[:1])
             await asyncio.sleep(INDEXED_S)
             return eldest + await self._ask_at_once(self._family[1:])
+        if trial.process == Process.PREFILL and trial.point in WRITING:
+            return await self._ask([*self._flood, *self._asks])
         return await self._ask([*self._asks, *self._crowd] if trial.point in CROWDED else self._asks)
 
     async def _ask(self, load: Sequence[Ask]) -> list[Transcript]:

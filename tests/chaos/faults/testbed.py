@@ -76,9 +76,13 @@ class Bed:
         self.model = model
         self._launcher = launcher
         self._journal = journal
-        self._workers = workers
+        self.workers = workers
         self._token = token
         self._fleet_address = fleet_address
+
+    @property
+    def has_supervisor(self) -> bool:
+        return self._launcher is not None
 
     def head(self) -> psutil.Process:
         """Ray's: the launcher's, or the one that took its place. Raises PeerLost where there is none."""
@@ -216,7 +220,7 @@ class Bed:
             for worker in view.workers
             if worker.state == control_pb2.WORKER_STATE_SERVING and over.get(worker.worker_id) != worker.epoch
         }
-        if len(serving) < self._workers:
+        if len(serving) < self.workers:
             return f"only {sorted(serving)} serve"
         for router in self.routers:
             if not await is_ready(router.admin):

@@ -52,6 +52,10 @@ SELDOM = frozenset(
         Point.TIER_WRITTEN,
         Point.TIER_LOADING,
         Point.TIER_LOADED,
+        Point.ROUTER_PINNING,
+        Point.PIN_PUTTING,
+        Point.PIN_BUILDING,
+        Point.PIN_BUILT,
     }
 )
 """Points to which one stream of a wave may come, or one connection in an epoch: a second time may never come."""

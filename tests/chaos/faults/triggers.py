@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
+from tests.chaos.faults import pins
 from tests.chaos.faults.testbed import ANSWER_S, POLL_S, Bed, Target
 from tests.chaos.injection.plan import Fault, Kind
 from tests.chaos.injection.points import Process
@@ -77,6 +78,22 @@ async def supervisor_begins_again(bed: Bed, broken: Target, fault: Fault, draws:
     await bed.view()
 
 
+async def somebody_pins(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
+    """A prefix that no worker has: all are to compute it."""
+    del broken, fault
+    await pins.put(bed, draws)
+
+
+async def somebody_unpins(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
+    await somebody_pins(bed, broken, fault, draws)
+    await pins.remove(bed)
+
+
+async def worker_with_a_pin_dies(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
+    await somebody_pins(bed, broken, fault, draws)
+    await worker_dies(bed, draws)
+
+
 TRIGGERS: dict[Point, Trigger] = {
     Point.SUPERVISOR_STARTING: supervisor_has_to_act,
     Point.SUPERVISOR_ANNOUNCING: supervisor_has_to_act,
@@ -85,9 +102,19 @@ TRIGGERS: dict[Point, Trigger] = {
     Point.SUPERVISOR_DRAINING: worker_is_drained,
     Point.WORKER_DRAINING: worker_is_drained,
     Point.SUPERVISOR_CREATING: supervisor_begins_again,
+    Point.ROUTER_PINNING: somebody_pins,
+    Point.PIN_PUTTING: somebody_pins,
+    Point.PIN_BUILDING: somebody_pins,
+    Point.PIN_BUILT: somebody_pins,
+    Point.SUPERVISOR_PINNING: somebody_pins,
+    Point.SUPERVISOR_PINNED: somebody_pins,
+    Point.SUPERVISOR_UNPINNING: somebody_unpins,
+    Point.SUPERVISOR_GIVING_PINS: worker_with_a_pin_dies,
 }
 ON_NEW_CONNECTIONS = frozenset({Point.TRANSPORT_CONNECTING, Point.TRANSPORT_GREETED})
 """Workers keep the connections that they have: only a new epoch of one opens new ones."""
+WRITING = frozenset({Point.TIER_WRITING, Point.TIER_WRITTEN})
+"""Reached where a pool gives pages away; a prefill worker's does so for prompts alone."""
 CROWDED = frozenset(
     {Point.DECODE_PREEMPTED, Point.TIER_WRITING, Point.TIER_WRITTEN, Point.TIER_LOADING, Point.TIER_LOADED}
 )

@@ -29,6 +29,7 @@ _BY_PREFIX = {
     "pull": _WORKERS,  # prefill workers pull too: from the peer that holds a prompt's first blocks
     "pages": _WORKERS,  # decode workers serve too: as that peer
     "tier": _WORKERS,
+    "pin": _WORKERS,
     "worker": _WORKERS,
     "transport": _WORKERS,
 }

@@ -120,6 +120,7 @@ class FakeBackend:
         self.asked: WorkerCounts | None = None
         """For room."""
         self.stored_pins: dict[str, bytes] = {}
+        self.store_error: ServeError | None = None
         self._incarnations: dict[str, int] = {}
 
     def find(self, config: WorkerConfig) -> FakeWorker | None:
@@ -150,10 +151,12 @@ class FakeBackend:
     def set_desired(self, desired: DesiredState) -> None:
         self.written = desired
 
-    def pins(self) -> list[bytes]:
-        return list(self.stored_pins.values())
+    def pins(self) -> dict[str, bytes]:
+        return dict(self.stored_pins)
 
     def set_pin(self, pin_id: str, pin: bytes | None) -> None:
+        if self.store_error is not None:
+            raise self.store_error
         if pin is None:
             self.stored_pins.pop(pin_id, None)
         else:

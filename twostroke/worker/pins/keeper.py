@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twostroke.errors import Overloaded, PinRefused
+from twostroke.fault_points import Point, reach
 from twostroke.ids import PinId, RequestId
 from twostroke.kv_cache.pins import Pin, PinLimits, PinTable, pin_id_of
 from twostroke.request import CacheHint, Request
@@ -61,6 +62,7 @@ class PinKeeper:
 
     def put(self, pin: Pin, source: worker_pb2.PageSource | None = None) -> None:
         """Hold a pin, and begin to compute what is missing. Raises PinRefused."""
+        reach(Point.PIN_PUTTING)
         try:
             ended = self.table.put(pin, self._clock())
         except PinRefused as refused:
@@ -166,6 +168,7 @@ class PinKeeper:
         is_filled = self._host.pool.is_filled
         for sequence in list(self._builds):
             if sequence.pages and all(map(is_filled, sequence.pages)):
+                reach(Point.PIN_BUILT)
                 self._end_build(sequence)
 
     def failed(self, sequence: Sequence, error: Exception) -> None:
@@ -193,6 +196,7 @@ class PinKeeper:
         pin = next(filter(self._lacks_blocks, self.table.pins), None)
         if pin is None:
             return
+        reach(Point.PIN_BUILDING)
         sequence = building(RequestId(f"pin-{pin.pin_id}"), host.new_session(), pin.tokens, pin.block_hashes)
         with contextlib.suppress(Overloaded):  # the next look tries again
             host.scheduler.enqueue(sequence)

@@ -336,7 +336,7 @@ async def test_workers_that_are_not_there_and_pins_that_are_none_are_refused() -
             await fleet.put(pin_of(), "decode-9")
         with pytest.raises(InvalidRequest, match="not both"):
             await fleet.put(pin_of(), "decode-0", per_role=1)
-        with pytest.raises(InvalidRequest, match="needs an id and a block"):
+        with pytest.raises(InvalidRequest, match="needs an id of hexadecimal digits, and a block"):
             await fleet.pins.Put(pins_pb2.PutPinRequest(), None)
         assert fleet.store.stored_pins == {}
 
