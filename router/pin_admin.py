@@ -45,7 +45,8 @@ class PinAdminService(pins_pb2_grpc.PinAdminServicer):
         blocks = len(tokens) // facts.block_size
         if not blocks:
             raise InvalidRequest(
-                f"the prefix has {len(tokens)} tokens, and only whole blocks of {facts.block_size} are pinned",
+                f"the prefix has {len(tokens)} tokens, and only whole blocks of {facts.block_size} are pinned: "
+                f"it must have at least {facts.block_size} tokens",
                 field="prefix",
             )
         pinned = tuple(tokens[: blocks * facts.block_size])

@@ -225,8 +225,8 @@ def _bytes(said: str) -> int:
         size = memory_bytes(said)
     except ValueError as error:
         raise ConfigError(f"--max-bytes: {error}", field="--max-bytes") from error
-    if not 0 < size < 1 << 63:
-        raise ConfigError(f"--max-bytes must be more than 0 and less than 8 EiB, got {said}", field="--max-bytes")
+    if not size:
+        raise ConfigError(f"--max-bytes must be at least 1 byte, got {said}", field="--max-bytes")
     return size
 
 

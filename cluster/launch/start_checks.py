@@ -37,6 +37,7 @@ def check(config: ClusterConfig) -> None:
             "remove `ports`, or join a Ray cluster with --address",
             field="ports",
         )
+    _check_disk_folder(config)
     check_tls(config.certificates)
     if config.token_file is not None:
         read_token(config.token_file)
@@ -67,6 +68,15 @@ def cpus(config: ClusterConfig) -> int:
     """Return the CPUs that a local Ray must have for our workers."""
     asked = config.prefill * config.prefill_role.num_cpus + config.decode * config.decode_role.num_cpus
     return min(math.ceil(asked), os.cpu_count() or 1)
+
+
+def _check_disk_folder(config: ClusterConfig) -> None:
+    folder = config.cache.disk_cache_dir
+    if folder is not None and not config.cache.disk_cache_bytes:
+        raise ConfigError(
+            f"--disk-cache-dir {folder} would be ignored: say with --disk-cache how much may be kept there",
+            field="cache.disk_cache_dir",
+        )
 
 
 def _check_readable(flag: str, file: str) -> None:

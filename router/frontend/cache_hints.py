@@ -41,8 +41,10 @@ def hint_s(value: Any, name: str) -> float:
     """Returns the seconds of a `cache_control` object. Raises InvalidRequest, naming the field."""
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be an object with type and ttl", field=name)
-    if value.get("type") != "ephemeral":
-        raise InvalidRequest(f'{name}.type must be "ephemeral", got {shown(str(value.get("type")))}', field=name)
+    if "type" not in value:
+        raise InvalidRequest(f'{name}.type is missing; it must be "ephemeral"', field=name)
+    if value["type"] != "ephemeral":
+        raise InvalidRequest(f'{name}.type must be "ephemeral", got {shown(str(value["type"]))}', field=name)
     ttl = value.get("ttl")
     if ttl is None:
         return USUAL_S

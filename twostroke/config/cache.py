@@ -13,6 +13,9 @@ HOST_CACHE_BYTES = 1 << 30
 DEVICE_SHARE = 0.9
 """Share of a CUDA device's memory for weights, pages and working memory of all its workers."""
 
+MOST_BYTES = 1 << 63
+"""Sizes are less: they fit into the numbers of messages and files."""
+
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -23,7 +26,10 @@ def memory_bytes(text: str) -> int:
         raise ValueError(f"not a size: {text!r}; write bytes, or for example 512M, 2G, 2GiB, 2GB")
     number, unit, suffix = matched[1], matched[2].lower(), (matched[3] or "").lower()
     base = 1000 if unit and suffix == "b" else 1024
-    return int(float(number) * base ** _UNITS[unit])
+    size = float(number) * base ** _UNITS[unit]
+    if size >= MOST_BYTES:
+        raise ValueError(f"a size must be less than 8 EiB, got {text.strip()[:40]!r}")
+    return int(size)
 
 
 def size_text(size_bytes: int) -> str:

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from twostroke.config.cache import size_text
 from twostroke.config.settings import Group, Setting, Settings, declared, flag_of, plain_type
+from twostroke.errors import ConfigError
 
 Kind = TypeVar("Kind", bound=Settings)
 UNITS = {int: "N", float: "SECONDS", str: None, bool: None}
@@ -82,11 +83,16 @@ class Leaf:
         return f"{self.said.help}{zero}{shown}"
 
     def stored(self, value: Any) -> Any:
-        """What the field gets for a value that a flag or a file has."""
+        """Return what the field gets for a value that a flag or a file has. Raises ConfigError for an empty path."""
         if self.is_list and value is not None:
             words = value.split(",") if isinstance(value, str) else value
-            return tuple(_absolute(word) if self.said.is_path else word for word in words)
-        return _absolute(value) if self.said.is_path and value is not None else value
+            return tuple(self._located(word) if self.said.is_path else word for word in words)
+        return self._located(value) if self.said.is_path and value is not None else value
+
+    def _located(self, path: str) -> str:
+        if not path:
+            raise ConfigError(f"{self.flag} is empty; name a path, or leave it out", field=".".join(self.path))
+        return _absolute(path)
 
 
 @functools.cache

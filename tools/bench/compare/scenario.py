@@ -13,6 +13,9 @@ FEWEST = 6
 PER_RATE_S = 30
 """Seconds of an open loop that does not say how many."""
 
+MOST = 1_000_000
+"""Largest number of a load: more is a mistake, and would fill the memory with plans."""
+
 _FORMS = (
     re.compile(r"(?P<prompt>\d+)x(?P<output>\d+)@c(?P<lanes>\d+)(x(?P<requests>\d+))?"),
     re.compile(r"(?P<prompt>\d+)x(?P<output>\d+)@r(?P<rate>\d+(\.\d+)?)(x(?P<requests>\d+))?"),
@@ -76,12 +79,13 @@ def parse_scenario(text: str) -> Scenario:
     found = next((match for form in (*_FORMS, _CHATS) if (match := form.fullmatch(text))), None)
     if found is None:
         raise ConfigError(
-            f"--load {text!r} is none of PxO@cC[xN], PxO@rR[xN], burst:PxOxN, shared:P/SxOxN, chats:NxT/G:S+UxO@cC",
+            f"--load {text[:80]!r} is none of PxO@cC[xN], PxO@rR[xN], burst:PxOxN, shared:P/SxOxN, "
+            "chats:NxT/G:S+UxO@cC",
             field="load",
         )
     parts = {key: float(value) for key, value in found.groupdict().items() if value is not None}
-    if not all(parts.values()):
-        raise ConfigError(f"--load {text}: every number must be positive", field="load")
+    if not all(0 < number <= MOST for number in parts.values()):
+        raise ConfigError(f"--load {text[:80]}: every number must be more than 0 and at most {MOST:,}", field="load")
     if found.re is _CHATS:
         return _chats(text, {key: int(value) for key, value in parts.items()})
     load = _load(text, parts)
@@ -102,6 +106,10 @@ def parse_scenario(text: str) -> Scenario:
 
 def _chats(name: str, parts: dict[str, int]) -> Scenario:
     """The first turns are one run, all later ones are another: what they reuse was sent by then."""
+    if parts["chats"] * parts["turns"] > MOST:
+        raise ConfigError(
+            f"--load {name}: {parts['chats']} chats of so many turns are more than {MOST:,}", field="load"
+        )
     if parts["turns"] < 2:
         raise ConfigError(f"--load {name}: a chat of one turn has no later ones to measure", field="load")
     whole = Chats(

@@ -18,13 +18,12 @@ from typing import TypeGuard
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.kv_cache.tiers.folders import ScannedSegment
-from twostroke.kv_cache.tiers.record import DEAD, RecordFormat, record_bytes
+from twostroke.kv_cache.tiers.record import DEAD, MOST_SEGMENT_BYTES, RecordFormat, record_bytes
 
 SEGMENTS = 32
 """Segments that the whole store is divided into, if they are not too large then."""
 LEAST_RECORDS = 2
 """Records of any disk tier: the segment that is written, and one that can go."""
-MOST_SEGMENT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ removed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import logging
@@ -29,7 +30,15 @@ from typing import Final, Self
 from urllib.parse import quote
 
 from twostroke.kv_cache.tiers.files import PROBE, AlignedBuffer, SegmentFiles
-from twostroke.kv_cache.tiers.record import DEAD, IDENTITY_BYTES, SECTOR, VERSION, RecordFormat, RecordHeader
+from twostroke.kv_cache.tiers.record import (
+    DEAD,
+    IDENTITY_BYTES,
+    MOST_SEGMENT_BYTES,
+    SECTOR,
+    VERSION,
+    RecordFormat,
+    RecordHeader,
+)
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +69,8 @@ class SegmentFolder:
         self.path = path
         self._lock = lock
         self.touch()
-        self._numbers = itertools.count(1 + max(map(_number_of, _segments_in(path)), default=0))
+        names = (each.stem for each in path.iterdir() if SEGMENT.fullmatch(each.name))
+        self._numbers = itertools.count(1 + max(map(int, names), default=0))
 
     @classmethod
     def claim(cls, path: Path) -> Self | None:
@@ -190,9 +200,11 @@ def scan_segment(files: SegmentFiles, path: Path, form: RecordFormat) -> Scanned
     """Return the records of a segment, and cut the file behind the last whole one with a good header.
 
     A bad header before that one costs its own record only: all records have one size. A segment without any record is
-    removed. Raises OSError.
+    removed. Raises OSError, also for a file that is larger than any segment.
     """
     size, records, bad = path.stat().st_size, list[RecordHeader](), 0
+    if size > max(MOST_SEGMENT_BYTES, form.record_bytes):
+        raise OSError(errno.EFBIG, f"{size} bytes are more than any segment has; remove it", str(path))
     buffer = AlignedBuffer(SECTOR)
     try:
         with files.reading(path) as file:
@@ -292,8 +304,6 @@ def _was_seen_by(lock: Path, seen_by_s: float) -> bool:
 
 
 def _segments_in(path: Path) -> list[Path]:
-    return [each for each in path.iterdir() if SEGMENT.fullmatch(each.name)]
-
-
-def _number_of(segment: Path) -> int:
-    return int(segment.stem)
+    """Return the segments, but nothing that only has the name of one: no links, folders or pipes. Raises OSError."""
+    with os.scandir(path) as entries:
+        return [Path(e.path) for e in entries if SEGMENT.fullmatch(e.name) and e.is_file(follow_symlinks=False)]

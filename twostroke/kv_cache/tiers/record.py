@@ -23,6 +23,8 @@ VERSION: Final = 1
 IDENTITY_BYTES: Final = 16
 """128 bits of BLAKE2b over the fingerprint and the form."""
 DIGEST_BYTES: Final = 8
+MOST_SEGMENT_BYTES: Final = 256 << 20
+"""Size of the largest segment; a record that is larger has a segment of its own."""
 
 _MAGIC = b"2STRKPG\n"
 _HEADER = struct.Struct("<8sI4x16s16s16sQ8s")

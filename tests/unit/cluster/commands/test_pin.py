@@ -162,7 +162,7 @@ MISTAKES = {
     "a duration below 0": (["add", "--text", "a", "--expires=-5m"], "not a duration"),
     "no time at all": (["add", "--text", "a", "--expires", "0s"], "--expires must be more than 0s"),
     "no size": (["add", "--text", "a", "--max-bytes", "much"], "--max-bytes: not a size"),
-    "a size of 0": (["add", "--text", "a", "--max-bytes", "0"], "--max-bytes must be more than 0"),
+    "a size of 0": (["add", "--text", "a", "--max-bytes", "0"], "--max-bytes must be at least 1 byte, got 0"),
     "a size beyond all": (["add", "--text", "a", "--max-bytes", "9" * 30], "less than 8 EiB"),
     "no worker": (["add", "--text", "a", "--workers", ""], "a name is empty"),
     "an empty name": (["add", "--text", "a", "--workers", "decode-0,"], "a name is empty"),
