@@ -142,6 +142,7 @@ test: lint proto-check .tools .clients
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.faults --write docs/faults.md $(ARGS)
 	$(BIN)/python -m tests.chaos.faults --write docs/faults.md --model smollm2-135m --dtype float32 --sample 12 $(ARGS)
+	$(BIN)/python -m tests.chaos.disk --write docs/faults.md
 
 hosts: .needs-root .needs-ip .needs-unshare $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.hosts --runs 2 --write docs/multi-host.md $(ARGS)

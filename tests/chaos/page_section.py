@@ -9,7 +9,9 @@ from pathlib import Path
 
 from twostroke.errors import ConfigError
 
-MATRIX, SAMPLE, SOAK, HOSTS = "matrix", "sample", "soak", "hosts"
+MATRIX, SAMPLE, SOAK, HOSTS, DISK = "matrix", "sample", "soak", "hosts", "disk"
+TIERS, PINS = "tiers", "pins"
+"""Parts of the matrix."""
 
 
 def check(path: Path | None, name: str) -> None:

@@ -16,6 +16,7 @@ from tests.chaos.program import (
     cluster_options,
 )
 
+SECTIONS = (page_section.MATRIX, page_section.SAMPLE, page_section.TIERS, page_section.PINS)
 TRANSPORTS = ("tcp", "")
 """Transports of clusters, one after the other. Empty means the default, which on one host is shared memory."""
 
@@ -41,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", action="append", default=[], metavar="PATTERN", help='of "process/point/kind": "decode/pull.*/kill"'
     )
+    parser.add_argument(
+        "--into",
+        choices=SECTIONS,
+        help="the section of --write's page; a part of the matrix has its own (default: matrix; real models: sample)",
+    )
     parser.add_argument("--quick", action="store_true", help="one fault of each sort in each kind of process")
     parser.add_argument("--sample", type=int, metavar="N", help="so many, drawn from all")
     parser.add_argument(
@@ -57,11 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def options_from(args: argparse.Namespace) -> FaultsOptions:
     asked = args.transports or list(TRANSPORTS)
     cluster = cluster_options(args, args.breaks)
+    section = args.into or (page_section.MATRIX if cluster.is_paced else page_section.SAMPLE)
     return FaultsOptions(
         only=tuple(args.only),
         quick=args.quick,
         sample=args.sample,
         transports=tuple("" if transports == "default" else transports for transports in asked),
         cluster=cluster,
-        report=ReportOptions(args.json, args.write, page_section.MATRIX if cluster.is_paced else page_section.SAMPLE),
+        report=ReportOptions(args.json, args.write, section),
     )

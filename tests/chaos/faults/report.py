@@ -17,7 +17,6 @@ from tests.chaos.injection.plan import Kind
 from tests.chaos.injection.points import Cell, Process, why_not
 from tests.chaos.program import ClusterOptions
 from tools.simulate.fleet.results import percentile
-from twostroke.config import PACED_PREFIX
 from twostroke.fault_points import Point
 
 SHARES = (0.5, 0.99)
@@ -69,8 +68,8 @@ def summary(outcomes: Sequence[Outcome], facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def written(outcomes: Sequence[Outcome], facts: Facts) -> str:
-    """The section of docs/faults.md."""
+def written(outcomes: Sequence[Outcome], facts: Facts, *, is_whole: bool) -> str:
+    """Return a section of docs/faults.md. That of the whole matrix says why cells are empty."""
     parts = [
         _heading(outcomes, facts),
         _table(outcomes),
@@ -79,7 +78,7 @@ def written(outcomes: Sequence[Outcome], facts: Facts) -> str:
         _refusals(outcomes),
         _misses(outcomes),
     ]
-    if facts.model.startswith(PACED_PREFIX):
+    if is_whole:
         parts.append(_reasons())
     return "\n\n".join(filter(None, parts))
 

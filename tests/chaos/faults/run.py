@@ -40,6 +40,7 @@ CROWD = 8
 """More than all pools hold, but not so many that those who are left have a long queue."""
 FAMILY = 15
 FLOOD = 10
+"""Prompts beside all other streams: decode workers that have little to do would compute them themselves."""
 LONG = 3
 """Streams that are there when something freezes: one for each decode worker."""
 INDEXED_S = 0.3
@@ -256,7 +257,7 @@ class FaultRun:
             await asyncio.sleep(INDEXED_S)
             return eldest + await self._ask_at_once(self._family[1:])
         if trial.process == Process.PREFILL and trial.point in WRITING:
-            return await self._ask([*self._flood, *self._asks])
+            return await self._ask([*self._asks, *self._crowd, *self._family, *self._flood])
         return await self._ask([*self._asks, *self._crowd] if trial.point in CROWDED else self._asks)
 
     async def _ask(self, load: Sequence[Ask]) -> list[Transcript]:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.chaos import page_section
 from tests.chaos.faults.answer import Transcript
 from tests.chaos.faults.bounds import overruns
 from tests.chaos.faults.client import Clients
@@ -49,7 +50,7 @@ def run_session(options: FaultsOptions) -> int:
     finally:
         facts = Facts.now(options.cluster, time.time() - began_s)
         options.report.tell(summary(outcomes, facts), _as_json(facts, outcomes))
-    options.report.publish(written(outcomes, facts))
+    options.report.publish(written(outcomes, facts, is_whole=options.report.section == page_section.MATRIX))
     return 1 if any(outcome.is_miss for outcome in outcomes) or overruns(outcomes)[0] else 0
 
 

@@ -16,11 +16,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 from urllib.parse import unquote
 
+from tests.chaos.injection.disk_notes import ENVIRONMENT as DISK_FAULTS
+from tests.chaos.injection.disk_notes import NotedFiles
 from tests.chaos.injection.event_faults import ENVIRONMENT as EVENT_FAULTS
 from tests.chaos.injection.event_faults import EventFaults, FaultRates
 from tests.chaos.injection.injector import Injector
@@ -277,6 +280,13 @@ def _resume(injection: Injection, module: ModuleType) -> None:
     injection.guard(module.StreamPoint, "after", Guard.RESUME, from_the_start)
 
 
+def _disk(injection: Injection, module: ModuleType) -> None:
+    """Disks are slow, full or broken where the environment names a note that says so."""
+    note = os.environ.get(DISK_FAULTS)
+    if note is not None:
+        injection.wrap(module, "SegmentFiles", lambda inner: NotedFiles(Path(note)))
+
+
 PARTS: dict[str, Callable[[Injection, ModuleType], None]] = {
     "cluster.routers.process": _processes,
     "cluster.supervisor.supervisor": _supervisor,
@@ -291,6 +301,7 @@ PARTS: dict[str, Callable[[Injection, ModuleType], None]] = {
     "twostroke.transfer.sockets.tls": _page_readers,
     "twostroke.transfer.same_host.shm": _shared_memory,
     "twostroke.worker.host": _worker,
+    "twostroke.worker.tiers.opening": _disk,
     "twostroke.worker.pulls.pages_service": _leases,
     "twostroke.worker.pulls.pull_client": _digests,
 }

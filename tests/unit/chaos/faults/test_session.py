@@ -148,7 +148,9 @@ def test_the_table_names_every_fault_and_misses_are_bold() -> None:
         refused={"twostroke_stale_attempts_total": 3},
     )
     head = outcome(Trial(HEAD, ANYWHERE, Kind.KILL), recovery_s=None)
-    page = written([bad, good, head], facts)
+    page = written([bad, good, head], facts, is_whole=True)
+    assert "Why cells are empty" in page
+    assert "Why cells are empty" not in written([bad, good, head], facts, is_whole=False)
     assert "| decode | decode.sampled | 9/9 0.50 s |  |" in page
     assert "| router | router.token |  | **8/9 4.25 s** |" in page
     assert "Seed 11" in page
