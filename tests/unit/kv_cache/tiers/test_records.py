@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import logging
 import os
 import random
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +73,14 @@ def intact(path: Path, scanned: ScannedSegment) -> list[int]:
     return found
 
 
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A folder in memory, where there is such a file system: thousands of files take a second there."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+        yield Path(folder)
+
+
 def test_what_was_written_is_found_again(tmp_path: Path) -> None:
     path = written(tmp_path / "00000001.pages")
     assert FORM.record_bytes % SECTOR == 0
@@ -95,6 +106,21 @@ def test_a_torn_tail_is_cut_and_the_whole_records_before_it_stay(tmp_path: Path,
     assert intact(path, scanned) == list(range(1, whole + 1))
     assert path.exists() is (whole > 0)
     assert not whole or path.stat().st_size == whole * FORM.record_bytes
+
+
+def test_a_loss_of_power_at_any_byte_leaves_the_whole_records_and_nothing_else(
+    in_memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)  # one warning for each length is many
+    path = written(in_memory / "00000001.pages", records=2)
+    good, files = path.read_bytes(), SegmentFiles()
+    files.probe(in_memory)
+    for length in range(len(good) + 1):
+        path.write_bytes(good[:length])
+        whole = length // FORM.record_bytes
+        assert intact(path, scan_segment(files, path, FORM)) == list(range(1, whole + 1)), length
+        assert path.exists() is (whole > 0), length
+        assert not whole or path.stat().st_size == whole * FORM.record_bytes, length
 
 
 def test_a_flipped_bit_anywhere_never_gives_other_bytes(tmp_path: Path) -> None:
