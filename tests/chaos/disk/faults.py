@@ -61,8 +61,8 @@ async def killed(bed: DiskBed, baseline: Sequence[Turn]) -> Seen:
     failures = await bed.counted("verification_failures_total")
     text = (
         f"{on_disk} blocks on disk before; the new epochs serve {serving_s - killed_s:.2f} s after the kill, and have "
-        f"announced {announced} blocks by the end, proved equal; first page from disk {hit_s - serving_s:.2f} s after they "
-        f"serve; {await bed.counted('loaded_pages_total'):.0f} pages loaded, {failures:.0f} damaged"
+        f"announced {announced} blocks by the end, proved equal; first page from disk {hit_s - serving_s:.2f} s after "
+        f"they serve; {await bed.counted('loaded_pages_total'):.0f} pages loaded, {failures:.0f} damaged"
     )
     return _seen(bed, got, text, "a page was damaged" if failures else "")
 
