@@ -93,6 +93,11 @@ class Worker:
         return WorkerStatus.SERVING
 
     @property
+    def page_bytes(self) -> int | None:
+        """Bytes of one of its pages; None while it has not introduced itself."""
+        return None if self.model is None else self.model.page_bytes
+
+    @property
     def page_source(self) -> PageSource:
         """How others address it to pull its pages."""
         return PageSource(worker_id=self.worker_id, address=self.address, epoch=str(self.epoch))

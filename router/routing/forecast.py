@@ -196,13 +196,19 @@ class Forecaster:
     def _fetch_s(self, worker: WorkerView, peer: PrefixHolder, blocks: int) -> float:
         link = self._link_from(peer.view, worker)
         waits_s = max(worker.fetch_wait_s, peer.view.serve_wait_s)
-        carried_s = link.latency_s + blocks * self._snapshot.page_bytes / link.bytes_per_s
+        carried_s = link.latency_s + blocks * self._page_s(peer.view, worker, link)
         return waits_s + peer.view.loaded_in_s(peer.blocks) + carried_s
 
     def _link_from(self, source: WorkerView, target: WorkerView) -> LinkRate:
         """Returns the measured rate; an unknown one is taken to be like the others."""
         link = target.links.get(source.worker, self._link)
         return link if link.latency_s else LinkRate(self._link.latency_s, link.bytes_per_s)
+
+    def _page_s(self, source: WorkerView, target: WorkerView, link: LinkRate) -> float:
+        """Returns the seconds that one page takes: it is converted, and then travels in the target's form."""
+        page_bytes = self._snapshot.page_bytes if target.page_bytes is None else target.page_bytes
+        converted_s = source.conversion_page_s if source.kv_form != target.kv_form else 0.0
+        return converted_s + page_bytes / link.bytes_per_s
 
     def _transfer(self, decode: WorkerView, source: WorkerView, computing: Computing) -> tuple[int, float]:
         """Returns how many blocks are not pulled, and the seconds of transfer that are exposed."""
@@ -236,7 +242,7 @@ class Forecaster:
         and the reader of a tier cannot carry until then.
         """
         link = self._link_from(source, decode)
-        page_s = self._snapshot.page_bytes / link.bytes_per_s
+        page_s = self._page_s(source, decode, link)
         chunk = max(1, (source.step_tokens or UNKNOWN_STEP_TOKENS) // self._snapshot.block_size)
         hidden_s = computing.wait_s + computing.prefill_s
         carried_s = max(decode.fetch_wait_s, source.serve_wait_s) + missing * page_s

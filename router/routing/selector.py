@@ -151,9 +151,7 @@ class Selector:
         for source, target, pages in pulls:
             if source is None or not pages:
                 continue
-            known = workers.by_id[target].links if target in workers.by_id else NO_LINKS
-            link = known.get(source) or _usual_link(workers.by_id.values())
-            seconds = pages * workers.shape.page_bytes / link.bytes_per_s
+            seconds = pages * _pull_page_s(workers, source, target)
             for until_s, worker in ((self._fetching_until_s, target), (self._serving_until_s, source)):
                 _extend(until_s, worker, seconds, now_s, len(workers.by_id))
         loads = ((taker, forecast.load_s), (decision.peer, forecast.peer_load_s))
@@ -253,6 +251,8 @@ class Selector:
             resident=_depths(prefixes.resident.get(worker_id, ()), len(worker.tier_page_s)),
             tier_page_s=worker.tier_page_s,
             kv_form=worker.kv_form,
+            page_bytes=worker.page_bytes,
+            conversion_page_s=load.conversion_page_s,
             links=worker.links,
             fetch_wait_s=max(0.0, self._fetching_until_s.get(worker_id, 0.0) - now_s),
             serve_wait_s=max(0.0, self._serving_until_s.get(worker_id, 0.0) - now_s),
@@ -295,6 +295,18 @@ def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:
     """Returns one for each tier whose load time the worker reports: blocks on tiers below cannot be priced."""
     known = held[:tiers] or (0,)
     return (*known, *[known[-1]] * (tiers - len(known)))
+
+
+def _pull_page_s(workers: Workers, source_id: WorkerId, target_id: WorkerId) -> float:
+    """Returns the seconds for which a page occupies both ends: it is converted where forms differ, and travels."""
+    source, target = workers.by_id.get(source_id), workers.by_id.get(target_id)
+    known = NO_LINKS if target is None else target.links
+    link = known.get(source_id) or _usual_link(workers.by_id.values())
+    page_bytes = None if target is None else target.page_bytes
+    converted_s = 0.0
+    if source is not None and target is not None and source.kv_form != target.kv_form:
+        converted_s = source.load.conversion_page_s
+    return converted_s + (workers.shape.page_bytes if page_bytes is None else page_bytes) / link.bytes_per_s
 
 
 def _usual_link(workers: Iterable[Worker]) -> LinkRate:

@@ -296,6 +296,7 @@ class WorkerHost:
                 for peer, link in links.items()
             ],
             tiers=[_tier_report(tier, use) for tier, use in self.tiers.uses().items() if use.is_up],
+            conversion_page_s=self.converted.page_s if self.converted is not None else 0.0,
         )
 
     @property

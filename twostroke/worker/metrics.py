@@ -214,11 +214,14 @@ class _PageCounters(Collector):
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         converted = self._converted
+        original_bytes, sent_bytes = converted.served_bytes if converted else (0, 0)
         for name, text, value in (
             ("digest_seconds", "Time spent on digests of pages, served and arrived.", self._digests.seconds),
             ("digest_bytes", "Page bytes that were digested.", self._digests.bytes),
             ("converted_pages", "Pages converted for workers of another form.", converted.pages if converted else 0),
             ("conversion_seconds", "Time spent on converting pages.", converted.seconds if converted else 0.0),
+            ("converted_original_bytes", "Bytes of served converted pages, as they lie here.", original_bytes),
+            ("converted_sent_bytes", "Bytes of served converted pages, as they were sent.", sent_bytes),
         ):
             counter = CounterMetricFamily(f"twostroke_{name}", text, labels=("role",))
             counter.add_metric((self._role,), value)

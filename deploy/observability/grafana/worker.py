@@ -72,6 +72,30 @@ WORKER = Dashboard(
             ],
         ),
         (
+            "Pages converted for workers of another form",
+            [
+                Panel(
+                    "converted",
+                    "ops",
+                    [(rate("twostroke_converted_pages_total", "instance", ONE), "{{instance}}")],
+                ),
+                Panel(
+                    "busy share of the converting thread",
+                    "percentunit",
+                    [(rate("twostroke_conversion_seconds_total", "instance", ONE), "{{instance}}")],
+                ),
+                Panel(
+                    "bytes served",
+                    "Bps",
+                    [
+                        (rate("twostroke_converted_original_bytes_total", "instance", ONE), "as they lie {{instance}}"),
+                        (rate("twostroke_converted_sent_bytes_total", "instance", ONE), "as sent {{instance}}"),
+                    ],
+                    "The difference is what conversion saves on the wire.",
+                ),
+            ],
+        ),
+        (
             "Pins",
             [
                 Panel(

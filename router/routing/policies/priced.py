@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from router.routing.forecast import Computing, Forecaster, PrefixHolder
 from router.routing.policy import Breakdown, Decision, Forecast, Snapshot, WorkerView
+from twostroke.kv_cache.form import KvForm
 
 Item = TypeVar("Item")
 
@@ -70,7 +71,8 @@ class _Pricing:
             utilisation = _average([view.utilisation for view in snapshot.prefill])
         self._pool_price = self._price_of_a_second(utilisation)
         self._streams = _average([view.running for view in snapshot.decode])
-        self._holders = self._best_holders() if prices.pulls_from_peers else []
+        self._holders: dict[KvForm, list[list[PrefixHolder]]] = {}
+        """Best holders, by the form of the pages that a worker fetches into."""
 
     def choose(self) -> Decision:
         chosen = self._cheapest([*self._local_candidates(), *self._remote_candidates()])
@@ -169,29 +171,38 @@ class _Pricing:
         A worker is fetched from where it lacks blocks, or has to load them from a lower tier.
         """
         yield at(worker)
-        for holders in self._holders:
-            others = (peer for peer in holders if peer.view.worker != worker.worker)
-            peer = next((peer for peer in others if worker.kv_form.takes(peer.view.kv_form)), None)
+        if not self._prices.pulls_from_peers:
+            return
+        for holders in self._best_holders(worker.kv_form):
+            peer = next((peer for peer in holders if peer.view.worker != worker.worker), None)
             if peer is not None and peer.blocks > worker.depths[0]:
                 yield at(worker, peer)
 
-    def _best_holders(self) -> list[list[PrefixHolder]]:
-        """Returns for each tier down to which somebody holds more than on those above the two workers that hold most,
-        the least asked first: no worker is its own peer."""
-        views = (*self._snapshot.prefill, *self._snapshot.decode)
-        best: list[list[PrefixHolder]] = []
-        for tier in range(max(len(view.resident) for view in views)):
-            holding = [PrefixHolder(view, blocks) for view in views if (blocks := view.resident_down_to(tier))]
-            holding.sort(key=lambda peer: (-peer.blocks, peer.view.load_s(peer.blocks) + peer.view.serve_wait_s))
-            if holding and (not best or holding[0].blocks > best[-1][0].blocks):
-                best.append(holding[:2])
-        return best
+    def _best_holders(self, form: KvForm) -> list[list[PrefixHolder]]:
+        """Returns those that workers of this form can fetch from."""
+        known = self._holders.get(form)
+        if known is None:
+            views = (*self._snapshot.prefill, *self._snapshot.decode)
+            known = self._holders[form] = _best_of([view for view in views if form.takes(view.kv_form)])
+        return known
 
     def _block_s(self, view: WorkerView) -> float:
         return self._snapshot.block_size * self._forecaster.cost(view).prompt_token_s
 
     def _price_of_a_second(self, utilisation: float) -> float:
         return 1 / (1 - min(utilisation, self._prices.max_utilisation))
+
+
+def _best_of(views: Sequence[WorkerView]) -> list[list[PrefixHolder]]:
+    """Returns for each tier down to which somebody holds more than on those above the two workers that hold most, the
+    least asked first: no worker is its own peer."""
+    best: list[list[PrefixHolder]] = []
+    for tier in range(max((len(view.resident) for view in views), default=0)):
+        holding = [PrefixHolder(view, blocks) for view in views if (blocks := view.resident_down_to(tier))]
+        holding.sort(key=lambda peer: (-peer.blocks, peer.view.load_s(peer.blocks) + peer.view.serve_wait_s))
+        if holding and (not best or holding[0].blocks > best[-1][0].blocks):
+            best.append(holding[:2])
+    return best
 
 
 def _rank(candidate: _Candidate) -> tuple[bool, int, int, int]:

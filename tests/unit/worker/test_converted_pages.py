@@ -78,6 +78,18 @@ async def test_who_stops_asking_stops_nobody_else() -> None:
         assert pages.pages == PAGES
 
 
+async def test_seconds_per_page_are_known_before_the_first_one_and_bytes_count_every_page_served() -> None:
+    memory = PageMemory(PAGES, PAGE_BYTES)
+    memory.data[:PAGES] = content(6).numpy()
+    async with converting(memory) as (pages, _):
+        before_s = pages.page_s
+        assert before_s > 0
+        for _ in range(2):
+            await pages.of([PageId(0), PageId(1)])
+        assert pages.page_s != before_s
+        assert (pages.pages, pages.served_bytes) == (2, (4 * PAGE_BYTES, 4 * CONVERSION.page_bytes))
+
+
 async def test_pages_of_a_device_are_converted_through_the_host() -> None:
     memory = DeviceMemory(PAGES, PAGE_BYTES, torch.device("cpu"))
     memory.tensor[:PAGES] = content(4)

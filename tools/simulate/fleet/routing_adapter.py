@@ -91,7 +91,7 @@ class RoutingAdapter:
     def joined(self, worker: WorkerId, role: Role, epoch: Epoch) -> None:
         """The supervisor lists this epoch of the worker."""
         known = Worker(worker, role, str(worker), epoch, WORKER_STATE_SERVING)
-        known.model = ModelInfo()
+        known.model = ModelInfo(page_bytes=self._shape.page_bytes)
         self._known[worker] = known
         self._serving = None
 

@@ -13,12 +13,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from twostroke.ids import PageId
 from twostroke.kv_cache.form import Conversion
 from twostroke.kv_cache.memory import PageMemory, Pages, Window
 from twostroke.transfer.base import Identity, PageEndpoint, PageTransport, digest
 from twostroke.transfer.copy_threads import CopyThreads, off_loop
+from twostroke.worker.tiers.price import PageTime
+
+TRIALS = 4
+"""Conversions that are timed before a worker has converted a page that somebody wants."""
+Numbers = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +49,23 @@ class ConvertedPages:
         """Time spent so far, copies of device pages to the host included."""
         self.pages = 0
         """Pages converted so far."""
+        self.served = 0
+        """Pages that pulls were told of so far, each as often as it was."""
         self._originals = originals
         self._known: dict[PageId, _Converted] = {}
+        self._page_time = PageTime(_time_of_a_conversion(conversion, originals.page_bytes))
         self._window = originals.window(1)
         self._thread = CopyThreads("pages-convert", [self._window])
+
+    @property
+    def page_s(self) -> float:
+        """Seconds per page: measured before the first one, and by each one since."""
+        return self._page_time.seconds
+
+    @property
+    def served_bytes(self) -> tuple[int, int]:
+        """The bytes of all pages that pulls were told of, as they lie here and as they were sent."""
+        return self.served * self._originals.page_bytes, self.served * self._memory.page_bytes
 
     async def open(self, identity: Identity) -> None:
         """Let workers read the converted pages that show their identity, which is `identity`'s fingerprint."""
@@ -59,6 +78,7 @@ class ConvertedPages:
         A caller that is cancelled leaves the conversion to others that wait for it.
         """
         results = [self._converted(page) for page in pages]
+        self.served += len(pages)
         return [await asyncio.shield(result) for result in results]
 
     async def close(self) -> None:
@@ -78,22 +98,39 @@ class ConvertedPages:
         return known.result
 
     def _convert(self, window: Window, page: PageId) -> tuple[int, bytes]:
-        import torch  # which workers of paced models do without
-
-        from twostroke.kernels.page_conversion import convert_page
-
         started_s = time.perf_counter()
         self._memory.begin_new_generation(page)
         target = self._memory.page(page)
         (original,) = next(window.read([[page]]))
-        with torch.inference_mode():
-            source = torch.from_numpy(np.frombuffer(original, np.uint8))
-            convert_page(self._conversion, source, torch.from_numpy(target))
-        result = self._memory.generation(page), digest(target)
-        self.seconds += time.perf_counter() - started_s
+        found = _convert_into(target, np.frombuffer(original, np.uint8), self._conversion)
+        seconds = time.perf_counter() - started_s
+        self.seconds += seconds
         self.pages += 1
-        return result
+        self._page_time = self._page_time.after(seconds, 1)
+        return self._memory.generation(page), found
 
 
 def _has_failed(result: asyncio.Future[tuple[int, bytes]]) -> bool:
     return result.done() and (result.cancelled() or result.exception() is not None)
+
+
+def _convert_into(target: Numbers, original: Numbers, conversion: Conversion) -> bytes:
+    """Fill the target page, and return its digest."""
+    import torch  # which workers of paced models do without
+
+    from twostroke.kernels.page_conversion import convert_page
+
+    with torch.inference_mode():
+        convert_page(conversion, torch.from_numpy(original), torch.from_numpy(target))
+    return digest(target)
+
+
+def _time_of_a_conversion(conversion: Conversion, page_bytes: int) -> float:
+    """Return the seconds of the quickest of some conversions: the first one also loads code."""
+    original, target = np.zeros(page_bytes, np.uint8), np.zeros(conversion.page_bytes, np.uint8)
+    seconds = []
+    for _ in range(TRIALS):
+        started_s = time.perf_counter()
+        _convert_into(target, original, conversion)
+        seconds.append(time.perf_counter() - started_s)
+    return min(seconds)

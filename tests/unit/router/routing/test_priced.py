@@ -12,6 +12,7 @@ from router.routing.forecast import Forecaster, PrefixHolder, still_queued_s
 from router.routing.policies.priced import Priced, Prices
 from router.routing.policy import Decision, Snapshot, WorkerView
 from twostroke.ids import WorkerId
+from twostroke.kv_cache.form import KvForm
 from twostroke.scheduler.cost import StepCost
 
 P0, P1, D0, D1 = (WorkerId(text) for text in ("prefill-0", "prefill-1", "decode-0", "decode-1"))
@@ -39,6 +40,44 @@ def test_a_prefix_that_a_busy_worker_holds_is_fetched_from_it() -> None:
     assert (decision.source, decision.peer, decision.peer_blocks) == (P0, P1, 90)
     assert decision.forecast.cached_blocks == 90
     assert decision.forecast.fetch_s == pytest.approx(0.001 + 90 * 100_000 / 1e9)
+
+
+BF16, INT8 = KvForm("bfloat16"), KvForm("int8", "bfloat16")
+
+
+def test_a_holder_that_a_worker_cannot_fetch_from_hides_none_that_it_can() -> None:
+    deeper = [view(each, kv_form=INT8, depths=(95,), running=60) for each in (D0, D1)]
+    prefill = [view(P0, kv_form=BF16, links={P1: FAST}), view(P1, kv_form=BF16, depths=(90,), queue_s=5.0)]
+    decision = Priced(Prices(computes_locally=False))(snapshot(prefill, deeper))
+    assert (decision.source, decision.peer, decision.peer_blocks) == (P0, P1, 90)
+
+
+def test_a_decode_worker_fetches_what_a_prefill_worker_of_another_form_holds() -> None:
+    holder = view(P0, kv_form=BF16, depths=(90,), conversion_page_s=0.001, queue_s=9.0)
+    decode = view(D0, kv_form=INT8, links={P0: FAST}, page_bytes=50_000)
+    decision = Priced(Prices(computes_remotely=False))(snapshot([holder], [decode]))
+    assert (decision.source, decision.peer) == (None, P0)
+    assert decision.forecast.fetch_s == pytest.approx(0.001 + 90 * (0.001 + 50_000 / 1e9))
+
+
+def test_converting_a_page_is_priced_where_forms_differ_and_nowhere_else() -> None:
+    def transfer_s(form: KvForm, page_s: float) -> float:
+        source = view(P0, kv_form=BF16, conversion_page_s=page_s, depths=(100,))
+        decode = view(D0, kv_form=form, links={P0: FAST})
+        forecaster = Forecaster(snapshot([source], [decode]))
+        return forecaster.forecast(decode, forecaster.at_source(source), source).transfer_s
+
+    assert transfer_s(INT8, 0.002) - transfer_s(INT8, 0.0) == pytest.approx(100 * 0.002)
+    assert transfer_s(BF16, 0.002) == transfer_s(BF16, 0.0)
+
+
+def test_conversions_that_take_longer_than_computing_are_not_asked_for() -> None:
+    def peer(page_s: float) -> WorkerId | None:
+        holder = view(P0, kv_form=BF16, depths=(90,), conversion_page_s=page_s, queue_s=9.0)
+        decode = view(D0, kv_form=INT8, links={P0: FAST})
+        return Priced(Prices(computes_remotely=False))(snapshot([holder], [decode])).peer
+
+    assert (peer(0.001), peer(0.1)) == (P0, None)
 
 
 def test_over_a_slow_wire_it_is_computed() -> None:

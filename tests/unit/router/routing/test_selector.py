@@ -241,3 +241,21 @@ def test_wires_of_workers_that_are_gone_are_forgotten() -> None:
         decision = desk.selector.select(desk.ask(number), Workers(SHAPE, workers[:1], workers[1:]), 1000.0 * number)
         assert decision.source == prefill
     assert len(desk.selector._fetching_until_s) <= 5
+
+
+def test_pulls_occupy_a_source_for_as_long_as_it_converts() -> None:
+    """So that the next request's forecast waits for it."""
+
+    def serve_wait_s(form: KvForm) -> float:
+        desk = Desk("round-robin")
+        for worker in D:
+            desk.by_id[worker].kv_form = form
+        for worker in P:
+            desk.by_id[worker].kv_form = KvForm("bfloat16")
+            desk.report(worker, conversion_page_s=0.01)
+        desk.select(0)
+        seen = desk.selector.snapshot(desk.ask(1), desk.workers(), 0.0)
+        return max(view.serve_wait_s for view in seen.prefill)
+
+    same_s, converted_s = serve_wait_s(KvForm("bfloat16")), serve_wait_s(KvForm("int8", "bfloat16"))
+    assert converted_s - same_s == pytest.approx(0.01 * len(NAMES))
