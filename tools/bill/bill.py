@@ -9,6 +9,7 @@ from typing import Any, Final
 from tools.bill.forms import FormBill, form_bills
 from tools.bill.log import LogBill, read_log
 from tools.bill.measure import Measured, known_bandwidth, measured
+from tools.bill.mixed import MixedBill, mixed_bills
 from tools.bill.model import BilledModel, billed_model
 from tools.bill.options import BillFlags
 from tools.bill.tiers import break_even_pages
@@ -31,6 +32,8 @@ class Bill:
     bytes_per_s: float | None
     """Memory that a step reads; None while unknown."""
     measured: Measured | None
+    mixed: tuple[MixedBill, ...]
+    """For decode workers of other forms."""
     free_bytes: int
     """What this machine has free."""
 
@@ -92,6 +95,7 @@ def make_bill(flags: BillFlags) -> Bill:
         log=log,
         bytes_per_s=known_bandwidth(flags),
         measured=measured(flags, chosen.page_bytes, longest_bytes) if flags.machine.measure else None,
+        mixed=mixed_bills(model, forms, flags),
         free_bytes=available_memory_bytes(),
     )
 
@@ -117,6 +121,7 @@ def as_json(bill: Bill) -> dict[str, Any]:
         "requests": [_request_json(bill, tokens) for tokens in bill.lengths],
         "bytes_per_s": bill.bytes_per_s,
         "tiers": _tiers_json(bill),
+        "mixed": [dataclasses.asdict(mixed) for mixed in bill.mixed],
         "log": _log_json(bill),
         "advice": list(bill.advice()),
     }

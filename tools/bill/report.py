@@ -52,6 +52,8 @@ def tables(bill: Bill) -> list[tuple[str, Grid]]:
     ]
     if bill.model.groups:
         found.insert(1, ("Bytes per token, by group of layers", groups_grid(bill)))
+    if bill.mixed:
+        found.append((f"Prefill workers with {bill.flags.form}, decode workers with another form", mixed_grid(bill)))
     if bill.bytes_per_s is not None and bill.model.weights.step:
         found.append((ceiling_title(bill.bytes_per_s), ceiling_grid(bill, bill.bytes_per_s)))
     if bill.measured is not None:
@@ -116,6 +118,26 @@ def _form_row(bill: Bill, form: FormBill) -> Row:
     if counts is not None:
         cells.append(f"{counts[0]} ({counts[1]} for sure)")
     return text_row(cells)
+
+
+def mixed_grid(bill: Bill) -> Grid:
+    """Rows are forms of decode workers' pages."""
+    own = bill.chosen.size
+    rows = []
+    for mixed in bill.mixed:
+        seconds = "-" if mixed.conversion_s is None else _ms(mixed.conversion_s)
+        share = mixed.prefill_pages / own.pages if own.pages else 0.0
+        cells = (f"{mixed.sent_page_bytes}", f"{mixed.sent_page_bytes / own.page_bytes:.3f}x")
+        rows.append(text_row((mixed.form, *cells, f"{mixed.prefill_pages}", f"{share:.3f}x", seconds)))
+    headings = (
+        "decode form",
+        "B/page moved",
+        f"of {bill.flags.form}",
+        "prefill pages",
+        "of one form",
+        "to convert a page",
+    )
+    return text_grid(headings, rows)
 
 
 def requests_grid(bill: Bill) -> Grid:

@@ -53,7 +53,7 @@ class ConvertedPages:
         """Pages that pulls were told of so far, each as often as it was."""
         self._originals = originals
         self._known: dict[PageId, _Converted] = {}
-        self._page_time = PageTime(_time_of_a_conversion(conversion, originals.page_bytes))
+        self._page_time = PageTime(time_of_a_conversion(conversion, originals.page_bytes))
         self._window = originals.window(1)
         self._thread = CopyThreads("pages-convert", [self._window])
 
@@ -125,7 +125,7 @@ def _convert_into(target: Numbers, original: Numbers, conversion: Conversion) ->
     return digest(target)
 
 
-def _time_of_a_conversion(conversion: Conversion, page_bytes: int) -> float:
+def time_of_a_conversion(conversion: Conversion, page_bytes: int) -> float:
     """Return the seconds of the quickest of some conversions: the first one also loads code."""
     original, target = np.zeros(page_bytes, np.uint8), np.zeros(conversion.page_bytes, np.uint8)
     seconds = []

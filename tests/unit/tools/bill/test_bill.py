@@ -19,6 +19,7 @@ from tools.bill.options import BillFlags, MachineFlags, MemoryFlags, ModelFlags,
 from tools.bill.tiers import ComputeCost, TierCost, break_even_pages
 from tools.cli import main
 from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
+from twostroke.config.cache import KV_FORMATS
 from twostroke.engine.build import build_runner
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import FORMS
@@ -71,6 +72,25 @@ def test_smaller_forms_hold_more_and_every_form_is_billed(tiny: Path) -> None:
     pages = {name: form.size.pages for name, form in bill.forms.items()}
     assert pages["float32"] < pages["bfloat16"] < pages["int8"] < pages["int4"]
     assert all(form.size.pages == MIB // form.size.page_bytes for form in bill.forms.values())
+
+
+def test_mixed_forms_are_billed_as_a_prefill_worker_holds_and_sends_them(tiny: Path) -> None:
+    cache = CacheConfig(kv_cache_memory_bytes=MIB, decode_kv_format="int8")
+    config = WorkerConfig(
+        role=Role.PREFILL,
+        worker_id="p",
+        model=ModelConfig(model=str(tiny), dtype="bfloat16", device="cpu"),
+        cache=cache,
+    )
+    built = build_runner(config, tiny)
+    bill = make_bill(flags(str(tiny), memory={"kv_cache_memory_bytes": MIB}))
+    int8 = next(mixed for mixed in bill.mixed if mixed.form == "int8")
+    assert built.model.conversion is not None
+    assert (int8.prefill_pages, int8.sent_page_bytes) == (built.model.pages, built.model.conversion.page_bytes)
+    assert int8.conversion_s is None
+    assert {mixed.form for mixed in bill.mixed} == set(KV_FORMATS) - {"bfloat16"}
+    assert not make_bill(flags(PACED)).mixed
+    built.close()
 
 
 def test_a_config_alone_is_enough(tiny: Path, tmp_path: Path) -> None:
@@ -134,6 +154,7 @@ def test_measuring_gives_every_tier_a_price_and_a_break_even(tiny: Path, tmp_pat
     assert bill.measured.compute is not None
     assert bill.measured.compute.compute_s(2) > 0
     assert [tier.tier for tier in bill.measured.tiers] == ["host", "disk"]
+    assert all(mixed.conversion_s for mixed in bill.mixed)
 
 
 def test_the_ceiling_is_bandwidth_over_what_a_step_reads(tiny: Path) -> None:

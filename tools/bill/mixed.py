@@ -1,0 +1,55 @@
+"""What it takes to give decode workers pages of another form than prefill workers: bytes moved, pages kept, seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tools.bill.forms import FormBill
+from tools.bill.model import BilledModel
+from tools.bill.options import BillFlags
+from twostroke.config.cache import HOST_CACHE_BYTES, KV_FORMATS
+from twostroke.engine.build import PIECE_TOKENS
+from twostroke.kv_cache.form import Conversion, KvForm, PageShape
+
+
+@dataclass(frozen=True, slots=True)
+class MixedBill:
+    """Prefill workers keep pages in the billed form, decode workers in this one."""
+
+    form: str
+    """The form of decode workers' pages."""
+    sent_page_bytes: int
+    """Bytes of a page on its way."""
+    prefill_pages: int
+    """Pages of a prefill worker, each with room for what it is converted into; on a GPU that room is the host's."""
+    conversion_s: float | None
+    """Seconds to convert one page on a core of this machine; None where nothing is measured."""
+
+
+def mixed_bills(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags) -> tuple[MixedBill, ...]:
+    """Return a bill for every other form that decode workers can have; none for a paced model."""
+    if flags.form not in KV_FORMATS or not model.groups:
+        return ()
+    return tuple(_mixed(model, forms, flags, form) for form in KV_FORMATS if form != flags.form)
+
+
+def _mixed(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags, form: str) -> MixedBill:
+    own, sent = forms[flags.form].size, forms[form].size
+    pages = own.pages
+    if flags.memory.device_memory_bytes is None:
+        pool_bytes = flags.memory.kv_cache_memory_bytes or HOST_CACHE_BYTES
+        pages = pool_bytes // (own.page_bytes + sent.page_bytes)
+    return MixedBill(form, sent.page_bytes, pages, _conversion_s(model, flags, form) if flags.machine.measure else None)
+
+
+def _conversion_s(model: BilledModel, flags: BillFlags, form: str) -> float:
+    """Measure it as a prefill worker does when it starts."""
+    from twostroke.worker.pulls.converted_pages import time_of_a_conversion
+
+    block, seconds = flags.memory.block_size, 0.0
+    has_pieces = flags.model.dtype == "bfloat16" and block % PIECE_TOKENS == 0
+    for group in model.groups:
+        shape = PageShape(group.layers, group.kv_heads, block, group.head_dim)
+        conversion = Conversion(KvForm(flags.form), KvForm(form, flags.form), shape, has_pieces=has_pieces)
+        seconds += time_of_a_conversion(conversion, group.page_bytes(flags.form, block))
+    return seconds
