@@ -94,6 +94,8 @@ class WorkerRecord:
     links: tuple[LinkRecord, ...] = ()
     tiers: dict[str, float] = field(default_factory=dict)
     """Seconds to load one page, by the tier from which it is loaded."""
+    conversion_page_s: float = 0.0
+    """Seconds to convert one page for workers of another form; 0 where none have one."""
     running: int = 0
     waiting: int = 0
     queued_tokens: int = 0

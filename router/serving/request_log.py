@@ -142,6 +142,7 @@ def worker_record(worker: Worker) -> WorkerRecord | None:
             for peer, link in worker.links.items()
         ),
         tiers={Tier.Name(rate.tier).removeprefix("TIER_").lower(): rate.page_s for rate in load.tiers},
+        conversion_page_s=load.conversion_page_s,
         running=load.running,
         waiting=load.waiting,
         queued_tokens=load.queued_tokens,

@@ -106,6 +106,10 @@ async def test_pages_are_converted_once_and_travel_small_and_exact_requests_neve
         assert _near(await answer_of(client, expected.prompt, kv_exactness="any"), expected.converted)
         await _check_pulls(cluster, expected.prompt, f"{decode} from {prefill}", decode)
         assert cluster.metric("prefill-0", "twostroke_converted_pages_total") == BLOCKS
+        served = [f"twostroke_converted_{bytes_}_bytes_total" for bytes_ in ("original", "sent")]
+        assert [cluster.metric("prefill-0", name) for name in served] == [
+            2 * BLOCKS * page_bytes for page_bytes in expected.page_bytes
+        ]
         await client.close()
 
 

@@ -206,6 +206,8 @@ def fitted(*logs: Log, steps: Sequence[list[ProfiledStep]] = ()) -> FleetShape:
         decode=sum(worker.role == Role.DECODE for worker in latest_of[0]),
         block_size=first.block_size,
         page_bytes=first.page_bytes,
+        prefill_page_bytes=prefill[0].page_bytes if any(worker.conversion_page_s for worker in prefill) else None,
+        conversion_page_s=_middle([worker.conversion_page_s for worker in prefill], 0.0),
         prefill_pages=_usual([worker.pages_total for worker in prefill], shape.prefill_pages),
         decode_pages=_usual([worker.pages_total for worker in decode], shape.decode_pages),
         step_tokens=step_tokens,
@@ -294,7 +296,9 @@ def _pull_residuals(answers: Iterable[AnswerRecord], shape: FleetShape) -> list[
         if answer.forecast.get("load_s", 0.0) or answer.forecast.get("decode_load_s", 0.0):
             continue
         computed = int(answer.forecast.get("computed_tokens", 0))
-        chunk_s = times * shape.cost.of_prompt(min(computed, shape.step_tokens), 0, shape.step_tokens)
+        chunk = min(computed, shape.step_tokens)
+        chunk_s = times * shape.cost.of_prompt(chunk, 0, shape.step_tokens)
+        chunk_s += shape.conversion_page_s * (chunk // shape.block_size)
         residuals += [
             max(0.0, seconds - chunk_s - page_s) for seconds in _between([answer], Instant.ADMITTED, Instant.FIRST_PAGE)
         ]

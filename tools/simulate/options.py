@@ -193,6 +193,8 @@ def with_blocks_of(shape: FleetShape, block_tokens: int) -> FleetShape:
         prefill_pages=max(1, round(shape.prefill_pages / scale)),
         decode_pages=max(1, round(shape.decode_pages / scale)),
         page_bytes=max(1, round(shape.page_bytes * scale)),
+        prefill_page_bytes=shape.prefill_page_bytes and max(1, round(shape.prefill_page_bytes * scale)),
+        conversion_page_s=shape.conversion_page_s * scale,
     )
 
 

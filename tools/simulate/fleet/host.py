@@ -21,7 +21,7 @@ from tools.simulate.fleet.core_device import CoreDevice, calibrated_rates
 from tools.simulate.fleet.cores import HostCores
 from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
 from tools.simulate.fleet.live_loop import LiveLoop
-from tools.simulate.fleet.pulls import SimulatedPull, SimulatedPulls, Wire
+from tools.simulate.fleet.pulls import Converter, SimulatedPull, SimulatedPulls, Wire
 from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import FleetShape, SharedCores
 from tools.simulate.fleet.simulated_request import SimulatedRequest
@@ -141,16 +141,17 @@ class SharedFleet:
     def __post_init__(self) -> None:
         self.loop = VirtualLoop(self.queue)  # type: ignore[abstract]  # nobody calls the rest
 
-    def disk_of(self, worker: WorkerId) -> SimulatedDisk | None:
+    def disk_of(self, worker: WorkerId, shape: FleetShape) -> SimulatedDisk | None:
         """The disk of all epochs of a worker; None where the fleet's workers have none."""
-        if not self.shape.tiers.disk_bytes:
+        if not shape.tiers.disk_bytes:
             return None
-        return self.disks.setdefault(worker, SimulatedDisk(self.queue, self.shape))
+        return self.disks.setdefault(worker, SimulatedDisk(self.queue, shape))
 
 
 class SimulatedHost:
     def __init__(self, fleet: SharedFleet, worker: WorkerId, epoch: Epoch, use: WorkerUse) -> None:
-        shape, queue, role = fleet.shape, fleet.queue, use.role
+        role, queue = use.role, fleet.queue
+        shape = fleet.shape.of_role(role)
         self._fleet = fleet
         self.queue = queue
         self.virtual_loop = fleet.loop
@@ -164,19 +165,20 @@ class SimulatedHost:
         self.recorder = Recorder()
         self.log = EventLog(epoch)
         pages = shape.prefill_pages if role is Role.PREFILL else shape.decode_pages
-        self.facts = _facts(shape, pages)
+        self.facts = _facts(shape, pages, shape.kv_form(role))
         self.pool = BlockPool(pages, self)
         limits = SchedulerLimits(shape.block_size, MAX_MODEL_LEN, (), align_chunks=role is Role.PREFILL)
         self.scheduler = Scheduler(self.pool, self.config.schedule, limits, fleet.parts.step_builder(self))
         self.wire = Wire(shape.link_bytes_per_s)
         self.pace = StepPace(shape.cost, shape.noise, f"{shape.seed} {worker} {epoch.incarnation}")
         self.budget = Budget(shape.step_target_s, shape.cost, self.config.schedule.step_tokens())
+        self.converter = Converter(shape.conversion_page_s)
         self.served: dict[SimulatedPull, None] = {}
         self.pulls = fleet.parts.pulls(self)
         self.loop = fleet.parts.loop(self)
         self.prefill_busy_s = 0.0
         """Seconds of this epoch's steps that went to prompt tokens."""
-        disk = fleet.disk_of(worker)
+        disk = fleet.disk_of(worker, shape)
         has_tiers = disk is not None or shape.tiers.host_bytes > 0
         self.tiers = SimulatedTiers(self, disk) if has_tiers else None
         self.loads = None if self.tiers is None else self.tiers.loads()
@@ -342,6 +344,7 @@ class SimulatedHost:
 
     def removed(self, block: BlockHash) -> None:
         self.use.evicted_pages += 1
+        self.converter.forget(block)
         self.log.removed(block)
 
     def evicting(self, page: PageId, block: BlockHash, parent: BlockHash) -> None:
@@ -421,6 +424,7 @@ class SimulatedHost:
                 max_waiting=self.config.schedule.max_waiting,
                 costs=costs,
                 links=links,
+                conversion_page_s=shape.conversion_page_s if self.role is Role.PREFILL else 0.0,
             )
         return self._lasting
 
@@ -446,14 +450,14 @@ def _config(shape: FleetShape, worker: WorkerId, role: Role) -> WorkerConfig:
     )
 
 
-def _facts(shape: FleetShape, pages: int) -> LoadedModel:
+def _facts(shape: FleetShape, pages: int, kv_form: KvForm) -> LoadedModel:
     return LoadedModel(
         name="simulated",
         max_model_len=MAX_MODEL_LEN,
         vocab_size=1,
         eos_token_ids=(),
         dtype="",
-        kv_form=KvForm(""),
+        kv_form=kv_form,
         block_size=shape.block_size,
         page_bytes=shape.page_bytes,
         pages=pages,

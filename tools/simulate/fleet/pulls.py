@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
 from tools.simulate.fleet.shape import FleetShape
+from twostroke.engine.build import LoadedModel
 from twostroke.errors import PeerLost, ServeError, TransferFailed
-from twostroke.ids import Epoch, RequestId, SessionId, WorkerId
+from twostroke.ids import BlockHash, Epoch, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.worker.pulls.link_rates import LinkRates
@@ -47,6 +48,29 @@ def carry(source: Wire, target: Wire, size_bytes: float, ready_s: float) -> floa
     return end_s
 
 
+class Converter:
+    """The thread of a page source that converts pages for workers of another form, each once while it is there."""
+
+    def __init__(self, page_s: float) -> None:
+        self._page_s = page_s
+        self._free_s = 0.0
+        self._converted_s: dict[BlockHash, float] = {}
+        """When each page was or will be converted."""
+
+    def convert(self, blocks: Iterable[BlockHash], now_s: float) -> float:
+        """Convert these after those before them; return when the last one is done."""
+        done_s = now_s
+        for block in blocks:
+            if block not in self._converted_s:
+                self._free_s = self._converted_s[block] = max(now_s, self._free_s) + self._page_s
+            done_s = max(done_s, self._converted_s[block])
+        return done_s
+
+    def forget(self, block: BlockHash) -> None:
+        """The page was evicted, and the converted one with it."""
+        self._converted_s.pop(block, None)
+
+
 class Party(Protocol):
     """Either end: one epoch of a worker."""
 
@@ -66,6 +90,10 @@ class Party(Protocol):
     def log(self) -> EventLog: ...
     @property
     def wire(self) -> Wire: ...
+    @property
+    def facts(self) -> LoadedModel: ...
+    @property
+    def converter(self) -> Converter: ...
     @property
     def served(self) -> dict[SimulatedPull, None]:
         """Pulls of others from here."""
@@ -191,13 +219,20 @@ class SimulatedPull:
         self._pending = [block for block in self._pending if block not in pages]
         if failure is not None:
             self._host.queue.after(self._host.shape.delays.pull_s, self._hear_failure)
-        now_s = self._host.queue.now_s + self._host.shape.delays.pull_s
+        now_s = self._readable_s(ready) + self._host.shape.delays.pull_s
         if ready and not self.has_begun and self.spec.peer is None and not any(computed for _, computed in ready):
             self._links.answered(self._source.worker, now_s - self.started_s, now_s)
         self.has_begun |= bool(ready)
         self._announced += ((ready[at : at + COPY_PAGES], now_s) for at in range(0, len(ready), COPY_PAGES))
         self._copy()
         return bool(ready)
+
+    def _readable_s(self, ready: Sequence[tuple[int, bool]]) -> float:
+        """At the source: when these blocks can be announced in the form of the worker that pulls."""
+        now_s, source = self._host.queue.now_s, self._source
+        if source.facts.kv_form == self._host.facts.kv_form:
+            return now_s
+        return source.converter.convert((self.spec.block_hashes[block] for block, _ in ready), now_s)
 
     def _hear_failure(self) -> None:
         self._source_failed = True

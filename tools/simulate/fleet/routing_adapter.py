@@ -62,6 +62,7 @@ class RoutingAdapter:
         self._reservations = Reservations()
         self._selector = Selector(policy, self._index, self._reservations, seed=seed, narrows=narrows)
         self._admission = Admission(rules, self._selector, self._reservations)
+        self._fleet_shape = shape
         self._shape = Shape(block_size=shape.block_size, page_bytes=shape.page_bytes)
         self._watches: dict[str, ReservationWatch] = {}
         """What other routers have been told."""
@@ -91,7 +92,8 @@ class RoutingAdapter:
     def joined(self, worker: WorkerId, role: Role, epoch: Epoch) -> None:
         """The supervisor lists this epoch of the worker."""
         known = Worker(worker, role, str(worker), epoch, WORKER_STATE_SERVING)
-        known.model = ModelInfo(page_bytes=self._shape.page_bytes)
+        known.model = ModelInfo(page_bytes=self._fleet_shape.of_role(role).page_bytes)
+        known.kv_form = self._fleet_shape.kv_form(role)
         self._known[worker] = known
         self._serving = None
 

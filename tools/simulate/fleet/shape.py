@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from twostroke.config import Role
 from twostroke.errors import ConfigError
 from twostroke.ids import WorkerId
+from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.cost import StepCost
 
@@ -160,6 +162,10 @@ class FleetShape:
     tiers: TierShape = field(default_factory=TierShape)
     page_bytes: int = 512 * 312_500
     """With `link_bytes_per_s`, 40,000 tokens move in a second."""
+    prefill_page_bytes: int | None = None
+    """Bytes of prefill workers' pages, where these have another form than decode workers'."""
+    conversion_page_s: float = 0.0
+    """Seconds in which a prefill worker converts one page for decode workers, where these have another form."""
     link_bytes_per_s: float = 12.5e9
     """Rate of each worker's link, in and out."""
     cost: StepCost = GPU_LIKE
@@ -203,6 +209,8 @@ class FleetShape:
         if self.cores is not None:
             self.cores.check()
         _positive("page_bytes", self.page_bytes)
+        _positive("prefill_page_bytes", self.prefill_page_bytes)
+        _at_least("conversion_page_s", self.conversion_page_s, 0)
         self.tiers.check(self.page_bytes)
         _positive("link_bytes_per_s", self.link_bytes_per_s)
         _positive("step_target_s", self.step_target_s)
@@ -219,6 +227,18 @@ class FleetShape:
     @property
     def decode_pool_tokens(self) -> int:
         return self.decode_pages * self.block_size
+
+    def of_role(self, role: Role) -> FleetShape:
+        """Return the same with the pages of one role's workers."""
+        if role is Role.DECODE or self.prefill_page_bytes is None:
+            return self
+        return replace(self, page_bytes=self.prefill_page_bytes)
+
+    def kv_form(self, role: Role) -> KvForm:
+        """The form of a role's pages; what numbers they hold is of no account here."""
+        if self.prefill_page_bytes is None:
+            return KvForm("one")
+        return KvForm("prefill") if role is Role.PREFILL else KvForm("decode", "prefill")
 
     def tier_page_s(self, tier: Tier) -> float:
         """Seconds to bring up one page from a lower tier."""

@@ -161,3 +161,12 @@ def test_a_log_is_read_line_by_line_and_errors_name_theirs() -> None:
     assert parse_log(lines, "a log") == Log("a log", (answer(0),), WORKERS[:1])
     with pytest.raises(ConfigError, match=r"a log:4: record must be one of"):
         parse_log([*lines, '{"record": "thing"}'], "a log")
+
+
+def test_a_fleet_of_two_forms_has_both_pages_and_the_seconds_of_a_conversion() -> None:
+    prefill = [worker("prefill-0", "prefill", PREFILL_COST, page_bytes=1_900_000, conversion_page_s=0.002)]
+    log = Log("log", tuple(answer(number) for number in range(5)), (*prefill, WORKERS[2]))
+    shape = fitted(log)
+    assert (shape.page_bytes, shape.prefill_page_bytes, shape.conversion_page_s) == (1_000_000, 1_900_000, 0.002)
+    assert shape.kv_form(Role.DECODE).takes(shape.kv_form(Role.PREFILL))
+    assert fitted(Log("log", log.answers, WORKERS)).prefill_page_bytes is None

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.tools.simulate.fleet.fleets import BLOCK, COST, SMALL, chats, row, run, trace
 from tools.simulate.fleet import steps
+from tools.simulate.fleet.pulls import Converter
 from tools.simulate.fleet.results import (
     SimulatedRun,
     Status,
@@ -20,7 +21,7 @@ from tools.simulate.fleet.results import (
 from tools.simulate.fleet.shape import Death, Delays, Faults, FleetShape, TierShape
 from twostroke.config import Role
 from twostroke.errors import ConfigError
-from twostroke.ids import WorkerId
+from twostroke.ids import BlockHash, WorkerId
 from twostroke.kv_cache.tier import Tier
 
 PAIR = dataclasses.replace(SMALL, prefill=1, decode=1)
@@ -227,3 +228,28 @@ def _p90(done: SimulatedRun) -> float:
     value = percentile(ttfts(done), 0.9)
     assert value is not None
     return value
+
+
+def test_conversions_delay_first_tokens_by_what_they_take_once_for_each_page() -> None:
+    """A prompt is asked for again when its pages are converted, and its decode worker has forgotten them."""
+
+    def first_tokens(conversion_page_s: float) -> list[float]:
+        shape = dataclasses.replace(
+            SMALL, prefill=1, decode=1, decode_pages=40, prefill_page_bytes=1900, conversion_page_s=conversion_page_s
+        )
+        rows = [row(0.0, 520, 4, 0), row(5.0, 520, 4, 1), row(10.0, 520, 4, 0)]
+        return [outcome.ttft_s or 0.0 for outcome in run(trace(rows), shape, "round-robin").outcomes]
+
+    free, paid = first_tokens(0.0), first_tokens(0.01)
+    first, _, again = (b - a for a, b in zip(free, paid, strict=True))
+    assert first > 0.03, "the pages of the last chunk, at least"
+    assert again == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_simulated_converter_converts_one_page_after_the_other_and_anew_after_an_eviction() -> None:
+    converter, (one, two) = Converter(0.1), (BlockHash(bytes([number]) * 16) for number in range(2))
+    assert converter.convert([one, two], 1.0) == pytest.approx(1.2)
+    assert converter.convert([one], 1.15) == pytest.approx(1.15), "it was ready at 1.1"
+    assert converter.convert([two], 1.15) == pytest.approx(1.2), "it is under way"
+    converter.forget(one)
+    assert converter.convert([one], 2.0) == pytest.approx(2.1)
