@@ -50,7 +50,8 @@ class CacheConfig(Settings):
     kv_format: str | None = setting(
         None,
         choices=KV_FORMATS,
-        help="number format of the KV in pages; fp8 and int8 have a scale per token and head, and half the bytes",
+        help="number format of the KV in pages; fp8 and int8 have a scale per token and head and half the bytes, int4 "
+        "scales per channel or group and a third of them",
         default_text="as --dtype",
     )
     prefill_kv_format: str | None = setting(

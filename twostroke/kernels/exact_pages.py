@@ -18,7 +18,7 @@ from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import FORMS, PageShape
 
 MAP_NORESERVE: Final = 0x4000
-"""Of Linux: no memory is set aside for pages that are never touched."""
+"""The flag of Linux with which no memory is set aside for pages that are never touched."""
 
 
 class ExactPages:

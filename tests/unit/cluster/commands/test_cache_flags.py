@@ -18,7 +18,7 @@ UP = ["up", "-f", "{folder}/cluster.yaml"]
 SIMULATE = ["simulate", "--workload", "chat"]
 COMPARE = ["bench", "compare", "http://127.0.0.1:1"]
 
-FORMS = "choose from 'bfloat16', 'float16', 'float32', 'fp8_e4m3', 'fp8_e5m2', 'int8'"
+FORMS = "choose from 'bfloat16', 'float16', 'float32', 'fp8_e4m3', 'fp8_e5m2', 'int8', 'int4'"
 SIZES = "write bytes, or for example 512M, 2G, 2GiB, 2GB"
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
