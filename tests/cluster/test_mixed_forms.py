@@ -97,13 +97,13 @@ async def test_pages_are_converted_once_and_travel_small_and_exact_requests_neve
     ) as cluster:
         client = Client(cluster.grpc)
         for cached in range(2):
-            assert _near(await answer_of(client, expected.prompt), expected.converted), f"cached {cached}"
+            assert is_near(await answer_of(client, expected.prompt), expected.converted), f"cached {cached}"
             assert cluster.metric("decode-0", "twostroke_pull_bytes_total") == BLOCKS * expected.page_bytes[1]
         for _ in range(2):
-            assert _near(await answer_of(client, expected.prompt, kv_exactness="exact"), expected.exact)
+            assert is_near(await answer_of(client, expected.prompt, kv_exactness="exact"), expected.exact)
         assert cluster.metric("decode-0", "twostroke_pull_bytes_total") == BLOCKS * expected.page_bytes[1]
         assert cluster.metric("decode-0", "twostroke_pull_failures_total") == 0
-        assert _near(await answer_of(client, expected.prompt, kv_exactness="any"), expected.converted)
+        assert is_near(await answer_of(client, expected.prompt, kv_exactness="any"), expected.converted)
         await _check_pulls(cluster, expected.prompt, f"{decode} from {prefill}", decode)
         assert cluster.metric("prefill-0", "twostroke_converted_pages_total") == BLOCKS
         served = [f"twostroke_converted_{bytes_}_bytes_total" for bytes_ in ("original", "sent")]
@@ -113,7 +113,7 @@ async def test_pages_are_converted_once_and_travel_small_and_exact_requests_neve
         await client.close()
 
 
-def _near(ours: Answer, theirs: Answer) -> bool:
+def is_near(ours: Answer, theirs: Answer) -> bool:
     """The same tokens and the same logprobs: clients get these as double, and workers have the same kernels."""
     return [token for token, _ in ours] == [token for token, _ in theirs] and all(
         abs(a - b) < 1e-6 for (_, a), (_, b) in zip(ours, theirs, strict=True)

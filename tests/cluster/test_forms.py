@@ -1,0 +1,63 @@
+"""Cached equals fresh, to the bit, in small forms: split, pulled, hit, loaded from disk, found again after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.processes import Client, running_cluster
+from tests.cluster.test_mixed_forms import MODEL, Answer, answer_of, engine, go_on, is_near
+from tests.cluster.test_tiers import of_worker
+from twostroke.config import CacheConfig, Role
+from twostroke.engine.build import BuiltEngine
+from twostroke.kv_cache.form import FORMS, PageShape
+
+SMOLLM2 = PageShape(layers=30, kv_heads=3, block=16, head_dim=64)
+PAGES, BLOCKS, OTHERS = 40, 12, 6
+LENGTHS = (16 * BLOCKS, 16 * BLOCKS + 5)
+"""The end of a block, where all of a prompt is cached, and the middle of one."""
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [504 + (31 * at + 977 * number) % 9000 for at in range(length)]
+
+
+def fresh(built: BuiltEngine, length: int) -> Answer:
+    return go_on(built, prompt(0, length), 0)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+async def test_an_answer_is_the_same_wherever_its_pages_come_from(smollm2_dir: Path, tmp_path: Path, form: str) -> None:
+    cache = CacheConfig(
+        kv_format=form,
+        kv_cache_memory_bytes=PAGES * FORMS[form].page_bytes(SMOLLM2),
+        disk_cache_bytes=256 << 20,
+        disk_cache_dir=str(tmp_path),
+    )
+    with engine(Role.DECODE, cache, smollm2_dir) as (built, _):
+        expected = [fresh(built, length) for length in LENGTHS]
+    async with running_cluster(prefill=1, decode=1, model=MODEL, model_dir=smollm2_dir, cache=cache) as cluster:
+        client = Client(cluster.grpc)
+
+        async def check(whence: str) -> None:
+            for length, answer in zip(LENGTHS, expected, strict=True):
+                assert is_near(await answer_of(client, prompt(0, length)), answer), (whence, length)
+
+        async def evict() -> None:
+            for number in range(1, OTHERS + 1):
+                await answer_of(client, prompt(number, LENGTHS[1]))
+
+        await check("computed or pulled")
+        await check("cached")
+        await evict()
+        await check("on disk")
+        assert await asyncio.to_thread(of_worker, cluster, "decode-0", "loaded_pages_total") >= BLOCKS - 1
+        await evict()
+        await cluster.kill("decode-0")
+        await cluster.restart("decode-0")
+        await check("found again")
+        failed = await asyncio.to_thread(of_worker, cluster, "decode-0", "verification_failures_total")
+        assert failed == 0
+        await client.close()
