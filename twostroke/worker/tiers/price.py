@@ -17,6 +17,8 @@ PROBE_PAGES = 5
 MOST_UNLIKE = 3.0
 """Loading and computing together take at least a quarter less than the better one where neither takes more than so many
 times the other's time."""
+LEAST_SHARED_S = 0.05
+"""Shorter loads are not shared with computing: little can be gained, and a stall of the disk looks like a slow one."""
 LEAST_SHARE = 0.1
 """Share of the time of computing or pulling for which a load may lag behind before it is given up."""
 
@@ -74,6 +76,8 @@ def pays_in_part(load_s: float, other_s: float, *, is_alone: bool) -> bool:
 
     What a load would bring soon is not computed, and not at all beside other work (unless `is_alone`).
     """
+    if load_s < LEAST_SHARED_S:
+        return False
     is_slower = other_s <= load_s <= MOST_UNLIKE * other_s
     return is_slower or (is_alone and other_s <= MOST_UNLIKE * load_s <= MOST_UNLIKE * other_s)
 

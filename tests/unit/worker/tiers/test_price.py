@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from twostroke.worker.tiers.price import (
+    LEAST_SHARED_S,
     MOST_UNLIKE,
     OUTLIER,
     PageTime,
@@ -55,6 +56,7 @@ def test_a_load_brings_a_part_where_it_is_about_as_fast_as_computing() -> None:
     assert pays_in_part(1.0, 1.0, is_alone=False)
     assert pays_in_part(MOST_UNLIKE, 1.0, is_alone=False)
     assert not pays_in_part(MOST_UNLIKE * 1.01, 1.0, is_alone=True), "it would bring too little"
+    assert not pays_in_part(LEAST_SHARED_S * 0.9, LEAST_SHARED_S, is_alone=True), "there is little to gain"
     assert pays_in_part(0.5, 1.0, is_alone=True)
     assert not pays_in_part(0.5, 1.0, is_alone=False), "computing would delay others"
     assert not pays_in_part(0.99 / MOST_UNLIKE, 1.0, is_alone=True), "it brings all soon"
