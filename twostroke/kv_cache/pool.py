@@ -22,9 +22,9 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from twostroke.ids import BlockHash, PageId, SessionId
+from twostroke.kv_cache.pool_listener import PoolListener
 
 
 class PageState(enum.Enum):
@@ -38,22 +38,6 @@ class PageState(enum.Enum):
 
 _UNHELD_BLOCKS = frozenset({PageState.CACHED, PageState.PINNED})
 """States of blocks that are readable and that nobody holds."""
-
-
-class PoolListener(Protocol):
-    """Called on every change in the set of readable blocks, and on every new writer of a page."""
-
-    def stored(self, block_hash: BlockHash) -> None: ...
-
-    def removed(self, block_hash: BlockHash) -> None: ...
-
-    def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
-        """Called just before a cached block loses its page to another one: its bytes can still be copied."""
-
-    def forgotten(self, block_hash: BlockHash) -> None:
-        """Called with a removed block that is not to be used again, wherever it lies."""
-
-    def new_writer(self, page: PageId) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

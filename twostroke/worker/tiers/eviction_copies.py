@@ -24,7 +24,8 @@ from twostroke.kv_cache.memory import Pages, Window
 from twostroke.kv_cache.pool import BlockPool, CachedBlock, PageState
 from twostroke.transfer.base import digest
 from twostroke.worker.condition import Condition
-from twostroke.worker.tiers.page_tiers import TURN_BYTES, CopyTarget, PageTiers
+from twostroke.worker.tiers.copy_target import CopyTarget
+from twostroke.worker.tiers.page_tiers import TURN_BYTES, PageTiers
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,7 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from twostroke.ids import BlockHash, PageId
 from twostroke.kv_cache.events import EventLog
@@ -30,6 +26,7 @@ from twostroke.kv_cache.tiers.host_store import HostEntry
 from twostroke.kv_cache.tiers.sightings import Sightings
 from twostroke.transfer.base import digest
 from twostroke.transfer.copy_threads import CopyThreads, off_loop
+from twostroke.worker.tiers.copy_target import CopyTarget
 from twostroke.worker.tiers.disk_tier import DiskTier, OpenedDisk, PageWrite, fetch_from_disk
 from twostroke.worker.tiers.host_tier import HostTier, fetch_from_host
 from twostroke.worker.tiers.metrics import TierMetrics, TierUse
@@ -47,16 +44,6 @@ TURN_BYTES = 8 << 20
 """Bytes of evicted pages that are copied in one turn of the event loop: two to three milliseconds."""
 CLOSE_S = 2.0
 """Time for the threads to end; one that waits for a disk that never answers dies with the process."""
-
-
-@dataclass(frozen=True, slots=True)
-class CopyTarget:
-    """Room for one page on its way to a lower tier; either `commit` or `cancel` is called."""
-
-    data: npt.NDArray[np.uint8]
-    commit: Callable[[bytes], None]
-    """Called with the digest of the bytes that are in `data` now."""
-    cancel: Callable[[], None]
 
 
 class PageTiers:

@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import os
 import threading
-import time
-from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
 
-from tests.unit.worker.callers import Puller, router_to
-from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, decode, eventually, paced, prompt_of, worker_config
-from tests.unit.worker.tiers.tiered import BLOCKS, MODEL, A, B, C, announced, ask, faulty, of_tier, tiered, written
+from tests.unit.worker.callers import router_to
+from tests.unit.worker.rig import BLOCK, PAGE_BYTES, eventually, paced, prompt_of, worker_config
+from tests.unit.worker.tiers.tiered import (
+    BLOCKS,
+    MODEL,
+    A,
+    B,
+    C,
+    ask,
+    faulty,
+    of_tier,
+    on_disk,
+    tiered,
+    written,
+)
 from twostroke.config import CacheConfig, Role
-from twostroke.errors import ConfigError, TransferFailed
-from twostroke.ids import PageId
-from twostroke.kv_cache.block import block_hashes_of
-from twostroke.kv_cache.pool import PageState
-from twostroke.kv_cache.tier import Tier
-from twostroke.kv_cache.tiers.disk_store import RecordPlace
+from twostroke.errors import ConfigError
 from twostroke.kv_cache.tiers.files import SegmentFile, SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.tiers import loads, opening
 from twostroke.worker.tiers.adoption import adopt_left
-from twostroke.worker.tiers.reader import PageRead
-
-
-def on_disk(running: Running) -> set[bytes]:
-    return announced(running, Tier.DISK)
 
 
 def bytes_in(folder: Path) -> int:
@@ -386,146 +385,6 @@ async def test_one_load_serves_all_who_wait_for_it(tmp_path: Path, monkeypatch: 
         await asyncio.gather(*(ask(router, A, request_id=f"a{index}") for index in range(12)))
         assert 0 < faults.reads - before <= BLOCKS
         assert of_tier(worker, "loaded_pages_total") == faults.reads - before
-
-
-async def test_a_peer_pulls_from_the_disk_of_another_worker(tmp_path: Path) -> None:
-    async with (
-        tiered(tmp_path, role=Role.PREFILL) as source,
-        decode(model=MODEL) as target,
-        router_to(target) as router,
-    ):
-        await ask(router, A, source=source)
-        await ask(router, B, request_id="b", source=source)
-        await written(source)
-        target.host.pool.forget_cached()  # its own pool is larger
-        before = source.metric("computed_tokens_total")
-        await ask(router, A, request_id="again", source=source)
-        assert of_tier(source, "loaded_pages_total") > 0
-        assert source.metric("computed_tokens_total") - before < BLOCKS * BLOCK
-
-
-async def test_a_cached_only_pull_is_served_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loads, "POOL_PART", 1)
-    async with tiered(tmp_path) as holder, router_to(holder) as router:
-        await ask(router, A)
-        await ask(router, B, request_id="b")
-        await written(holder)
-        hashes = block_hashes_of(A, BLOCK)
-        wanted = [block for block, each in enumerate(hashes) if each in on_disk(holder)]
-        assert wanted
-        puller = Puller(holder.info)
-        call = puller.pull(A[: BLOCKS * BLOCK], wanted, cached_only=True)
-        ready = await puller.pages(call, len(wanted))
-        assert sorted(page.block for message in ready for page in message.pages) == wanted
-        call.cancel()
-        await puller.aclose()
-        assert of_tier(holder, "loaded_pages_total") > 0
-
-
-async def _seconds(asked: Awaitable[object]) -> float:
-    started_s = time.perf_counter()
-    await asked
-    return time.perf_counter() - started_s
-
-
-@contextlib.asynccontextmanager
-async def _pulled_from(folder: Path) -> AsyncIterator[tuple[Running, Puller, list[int]]]:
-    """A worker whose disk has blocks of A and B that its pages have not, a puller, and which blocks of A these are."""
-    async with tiered(folder, pages=4 * BLOCKS) as holder, router_to(holder) as router:
-        for prompt in (A, B, *(prompt_of(BLOCKS * BLOCK + 3, seed=seed) for seed in range(10, 15))):
-            await ask(router, prompt, request_id=f"{hash(prompt)}")
-        await written(holder)
-        on_tier = on_disk(holder)
-        puller = Puller(holder.info)
-        try:
-            yield holder, puller, [block for block, each in enumerate(block_hashes_of(A, BLOCK)) if each in on_tier]
-        finally:
-            await puller.aclose()
-
-
-async def test_pulls_from_a_disk_that_never_answers_hold_up_nobody_and_keep_few_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults = faulty(monkeypatch)
-    async with _pulled_from(tmp_path) as (holder, puller, wanted), router_to(holder) as router:
-        pool, most = holder.host.pool, 4 * BLOCKS // loads.POOL_PART
-        colds = [prompt_of(BLOCKS * BLOCK + 3, seed=seed) for seed in (20, 21)]
-        cold_s = max([await _seconds(ask(router, each, request_id=f"{hash(each)}")) for each in colds])
-        faults.answers.clear()
-        try:
-            first = puller.pull(A[: BLOCKS * BLOCK], wanted, cached_only=True)
-            await eventually(lambda: holder.host.loads.open == 1)
-            assert 0 < pool.count(PageState.ARRIVING) <= most
-            assert await _seconds(ask(router, A, request_id="same")) < 4 * cold_s
-            assert await _seconds(ask(router, C, request_id="other")) < 4 * cold_s
-            first.cancel()
-            for _ in range(10):
-                refusal = await puller.refusal(puller.pull(B[: BLOCKS * BLOCK], wanted, cached_only=True))
-                assert isinstance(refusal, TransferFailed)
-                assert pool.count(PageState.QUARANTINED) + pool.count(PageState.ARRIVING) <= most
-        finally:
-            faults.answers.set()
-        await eventually(lambda: not holder.host.loads.open)
-        assert pool.count(PageState.QUARANTINED) == 0
-        pool.check_integrity()
-
-
-async def test_pulls_at_once_from_a_disk_that_never_answers_take_few_pages_and_give_them_back_as_they_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loads, "LOOK_S", 60.0)
-    faults = faulty(monkeypatch)
-    async with _pulled_from(tmp_path) as (holder, puller, wanted):
-        pool, most = holder.host.pool, 4 * BLOCKS // loads.POOL_PART
-        faults.answers.clear()
-        try:
-            calls = [puller.pull(each[: BLOCKS * BLOCK], wanted, cached_only=True) for each in (A, B) * 5]
-            await eventually(lambda: holder.host.loads.open > 0)
-            await asyncio.gather(*(call.read() for call in calls))
-            assert 0 < pool.count(PageState.ARRIVING) <= most
-            for call in calls:
-                call.cancel()
-            await eventually(lambda: not pool.count(PageState.ARRIVING))
-            await eventually(lambda: not pool.count(PageState.QUARANTINED))
-        finally:
-            faults.answers.set()
-
-
-async def test_a_disk_that_is_turned_off_takes_its_loads_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loads, "LOOK_S", 60.0)
-    faults = faulty(monkeypatch)
-    async with _pulled_from(tmp_path) as (holder, puller, wanted):
-        faults.answers.clear()
-        try:
-            call = puller.pull(A[: BLOCKS * BLOCK], wanted[:1], cached_only=True)
-            await eventually(lambda: holder.host.loads.open == 1)
-            holder.host.tiers.turn_off(Tier.DISK, "the test says so")
-            assert isinstance(await puller.refusal(call), TransferFailed)
-            await eventually(lambda: not holder.host.pool.count(PageState.QUARANTINED))
-        finally:
-            faults.answers.set()
-
-
-@pytest.mark.parametrize("fault", ["other bytes", "no file"])
-async def test_what_a_stale_read_found_does_not_count_against_the_block_at_its_new_place(
-    tmp_path: Path, fault: str
-) -> None:
-    async with _pulled_from(tmp_path) as (holder, _, _):
-        tiers = holder.host.tiers
-        tell = tiers.damaged_read if fault == "other bytes" else tiers.missing_read
-        block, gone = list(tiers.disk.store)[:2]
-        here, left = tiers.place(Tier.DISK, block), tiers.place(Tier.DISK, gone)
-        stale = RecordPlace(here.path.with_name("reclaimed.pages"), here.offset)
-        tell(Tier.DISK, PageRead(0, block, PageId(0), stale))
-        assert tiers.place(Tier.DISK, block) == here, "the new record is found"
-        tiers.disk.bury(gone)
-        tell(Tier.DISK, PageRead(0, gone, PageId(0), left))
-        assert of_tier(holder, "verification_failures_total") == 0
-        tell(Tier.DISK, PageRead(0, block, PageId(0), here))
-        assert tiers.place(Tier.DISK, block) is None
-        assert of_tier(holder, "verification_failures_total") == (fault == "other bytes")
 
 
 async def test_forgetting_the_cache_forgets_the_disk_too(tmp_path: Path) -> None:

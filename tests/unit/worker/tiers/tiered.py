@@ -83,3 +83,7 @@ def announced(running: Running, tier: Tier) -> set[bytes]:
 async def written(running: Running) -> None:
     """Wait for writes to disk."""
     await eventually(lambda: running.host.tiers.disk is None or not running.host.tiers.disk.writes)
+
+
+def on_disk(running: Running) -> set[bytes]:
+    return announced(running, Tier.DISK)
