@@ -371,7 +371,10 @@ class Scheduler:
         return end
 
     def _is_others_work(self, sequence: Sequence, page: PageId) -> bool:
-        return self._pool.is_filled(page) or self._pool.writer(page) not in (None, sequence.session)
+        return self._pool.is_filled(page) or self._has_other_writer(sequence, page)
+
+    def _has_other_writer(self, sequence: Sequence, page: PageId) -> bool:
+        return self._pool.writer(page) not in (None, sequence.session)
 
     def _begun_tokens(self, sequence: Sequence) -> int:
         """Return the uncomputed tokens of the blocks that a running sequence is writing."""
@@ -441,7 +444,8 @@ class Scheduler:
 
     def _free(self, sequence: Sequence) -> None:
         if self._limits.has_exact_blocks:
-            self._released += sequence.pages[sequence.computed // self._limits.block_size :]
+            unfinished = sequence.pages[sequence.computed // self._limits.block_size :]
+            self._released += [page for page in unfinished if not self._has_other_writer(sequence, page)]
         for page in sequence.pages:
             if self._pool.writer(page) == sequence.session:
                 self._pool.clear_writer(page)
