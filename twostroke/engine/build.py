@@ -175,7 +175,9 @@ def _build_on_cpu(
     shape, form = spec.page_shape(config.cache.block_size), FORMS[config.kv_format]
     if form.spans_block:
         check_shape(shape)
-    conversion = _conversion_of(config, shape)
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    centers = _key_centers(model_dir, spec, dtype)
+    conversion = _conversion_of(config, shape, centers)
     page_bytes = spec.page_bytes(config.cache.block_size, config.kv_format)
     converted_bytes = 0 if conversion is None else conversion.page_bytes  # of every page, where it is pulled
     pages = enough_pages(config.cache.host_bytes, page_bytes + converted_bytes)
@@ -193,7 +195,7 @@ def _build_on_cpu(
                 spec,
                 memory,
                 config.model,
-                pool=host_pool(torch.from_numpy(memory.data), form, shape, getattr(torch, config.model.dtype)),
+                pool=host_pool(torch.from_numpy(memory.data), form, shape, dtype, centers),
                 cores=cores,
                 with_head=config.can_sample,
                 profiler=profiler,
@@ -252,12 +254,14 @@ def _build_on_device(
     set_num_threads(config.runtime.threads)  # of what the host computes: rows that ask for more than a token
     plan = DevicePlan.of(config, spec, device)
     facts = _model_facts(config, spec, model_dir, plan.pages(config.cache))
+    centers = _key_centers(model_dir, spec, plan.torch_dtype)
+    conversion = _conversion_of(config, spec.page_shape(config.cache.block_size), centers)
 
     def load(memory: DeviceMemory) -> Loaded:
         with TensorFiles(model_dir, plan.torch_dtype, device) as files:
             return make_device_runner(plan, files, memory.tensor, accelerator_for(device)), DEVICE, None
 
-    facts = replace(facts, conversion=_conversion_of(config, spec.page_shape(config.cache.block_size)))
+    facts = replace(facts, conversion=conversion)
     built = _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device), load)
     return replace(built, weights=MemoryUse("weights", plan.needs().weight_bytes, None))
 
@@ -267,12 +271,21 @@ def _kv_form(config: WorkerConfig) -> KvForm:
     return KvForm(own, peers if config.role is Role.DECODE and own != peers else None)
 
 
-def _conversion_of(config: WorkerConfig, shape: PageShape) -> Conversion | None:
+def _key_centers(model_dir: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.Tensor | None:
+    from twostroke.models.files import TensorFiles
+    from twostroke.models.key_centers import key_centers
+
+    with TensorFiles(model_dir, dtype) as files:
+        return key_centers(files, spec)
+
+
+def _conversion_of(config: WorkerConfig, shape: PageShape, key_centers: torch.Tensor | None) -> Conversion | None:
     """Return how prefill workers convert their pages for decode workers, if these have another form."""
     own, peers = config.kv_format, config.peer_kv_format
     if config.role is not Role.PREFILL or own == peers:
         return None
-    return Conversion(KvForm(own), KvForm(peers, own), shape, has_pieces=False)
+    centers = None if key_centers is None else key_centers.numpy()
+    return Conversion(KvForm(own), KvForm(peers, own), shape, has_pieces=False, key_centers=centers)
 
 
 def _model_facts(config: WorkerConfig, spec: ModelSpec, model_dir: Path, pages: int) -> LoadedModel:

@@ -19,6 +19,7 @@ from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import FORMS, PageForm
 from twostroke.models.device_model import DeviceModel
 from twostroke.models.device_weights import WeightSource, take_weights
+from twostroke.models.key_centers import key_centers
 from twostroke.models.memory_needs import DeviceNeeds, device_pages, working_bytes
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
@@ -110,7 +111,8 @@ def make_device_runner(
 ) -> DeviceRunner:
     """`pages` is uint8 [pages + scratch, page_bytes] on the device."""
     spec = plan.spec
-    kernels = kernels_over(PagePool.over(pages, plan.form, spec.page_shape(plan.block_size)), spec, plan.torch_dtype)
+    pool = PagePool.over(pages, plan.form, spec.page_shape(plan.block_size), key_centers(source, spec))
+    kernels = kernels_over(pool, spec, plan.torch_dtype)
     weights = take_weights(source, spec, with_head=plan.with_head)
     model = DeviceModel(spec, weights, kernels.elementwise)
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.rope, plan.max_model_len))

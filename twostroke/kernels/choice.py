@@ -24,12 +24,21 @@ if TYPE_CHECKING:  # loads Triton
     from twostroke.kernels.triton.attention import TritonAttention
 
 
-def host_pool(data: torch.Tensor, form: PageForm, shape: PageShape, dtype: torch.dtype) -> PagePool | NibblePool:
+def host_pool(
+    data: torch.Tensor,
+    form: PageForm,
+    shape: PageShape,
+    dtype: torch.dtype,
+    key_centers: torch.Tensor | None = None,
+) -> PagePool | NibblePool:
     """Return the pool over `data`, uint8 [pages, page bytes] in host memory, of a model that computes in `dtype`.
 
+    `key_centers` are those of the model. Forms of 4 bits have centers of their own in each page.
     Raises ConfigError for a form that cannot store such heads or blocks.
     """
-    return NibblePool.over(data, shape, dtype) if form.spans_block else PagePool.over(data, form, shape)
+    if form.spans_block:
+        return NibblePool.over(data, shape, dtype)
+    return PagePool.over(data, form, shape, key_centers)
 
 
 def choose_attention(

@@ -13,7 +13,7 @@ import torch
 
 from twostroke.kernels.nibble_pool import check_shape, packed, unpacked
 from twostroke.kernels.page_pool import BYTES, PLAIN, PagePool, quantised
-from twostroke.kv_cache.form import FORMS, Conversion, PageForm, PageShape
+from twostroke.kv_cache.form import FORMS, Conversion, PageForm
 
 PIECE: Final = 16
 """Tokens of a piece: `PIECE` in native/page.h."""
@@ -29,8 +29,10 @@ def convert_page(conversion: Conversion, source: torch.Tensor, target: torch.Ten
     Raises ConfigError for a form that cannot store such heads or blocks.
     """
     shape = conversion.shape
-    read = _page_of(FORMS[conversion.source.format], source, shape, has_pieces=conversion.has_pieces)
-    written = _page_of(FORMS[conversion.target.format], target, shape, has_pieces=conversion.has_pieces)
+    read, written = (
+        _page_of(conversion, FORMS[form.format], data)
+        for form, data in ((conversion.source, source), (conversion.target, target))
+    )
     chunk = max(1, CHUNK_NUMBERS // (2 * shape.kv_heads * shape.block * shape.head_dim))
     for first in range(0, shape.layers, chunk):
         layers = slice(first, first + chunk)
@@ -46,11 +48,13 @@ class _Page(Protocol):
     def write(self, layers: slice, rows: torch.Tensor) -> None: ...
 
 
-def _page_of(form: PageForm, data: torch.Tensor, shape: PageShape, *, has_pieces: bool) -> _Page:
+def _page_of(conversion: Conversion, form: PageForm, data: torch.Tensor) -> _Page:
+    shape, centers = conversion.shape, conversion.key_centers
     if form.spans_block:
         check_shape(shape)
         return _NibblePage(data.view(shape.layers, shape.kv_heads, -1), shape.head_dim)
-    return _TokenPage(PagePool.over(data[None], form, shape), has_pieces)
+    pool = PagePool.over(data[None], form, shape, None if centers is None else torch.from_numpy(centers))
+    return _TokenPage(pool, conversion.has_pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +69,23 @@ class _TokenPage:
         rows = _rows(stored, name) if self.has_pieces else stored
         if self.page.scales is None:
             return rows
-        return rows.view(BYTES[name]).float() * self.page.scales[0, layers][..., None]
+        return self._moved(rows.view(BYTES[name]).float() * self.page.scales[0, layers][..., None], layers, 1)
 
     def write(self, layers: slice, rows: torch.Tensor) -> None:
         name = self.page.form.name
         if self.page.scales is None:
             numbers = rows.to(PLAIN[name])
         else:
-            numbers, self.page.scales[0, layers] = quantised(rows, name)
+            numbers, self.page.scales[0, layers] = quantised(self._moved(rows.float(), layers, -1), name)
         self.page.numbers[0, layers] = _pieces(numbers, name) if self.has_pieces else numbers
+
+    def _moved(self, rows: torch.Tensor, layers: slice, times: int) -> torch.Tensor:
+        """Return float32 rows, of which keys have gained their centers so many times."""
+        centers = self.page.key_centers
+        if centers is None:
+            return rows
+        keys = rows[:, 0] + times * centers[layers, :, None]
+        return torch.stack((keys, rows[:, 1]), dim=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,18 @@ class PagePool:
     """[pages, layers, 2, kv_heads, block, head_dim]; uint8 in forms of one byte"""
     scales: torch.Tensor | None = None
     """float32 [pages, layers, 2, kv_heads, block]"""
+    key_centers: torch.Tensor | None = None
+    """float32 [layers, kv_heads, head_dim], contiguous: what keys with scales lose before they are stored. Scores of
+    the keys of a sequence lose the same number, so attention does not see it."""
 
     @classmethod
-    def over(cls, data: torch.Tensor, form: PageForm, shape: PageShape) -> PagePool:
-        """Views of `data`, uint8 [pages, page_bytes], contiguous. Raises ConfigError where scales cannot be aligned."""
+    def over(
+        cls, data: torch.Tensor, form: PageForm, shape: PageShape, key_centers: torch.Tensor | None = None
+    ) -> PagePool:
+        """Views of `data`, uint8 [pages, page_bytes], contiguous. Raises ConfigError where scales cannot be aligned.
+
+        A form without scales stores whole keys, whatever their centers.
+        """
         if form.name in PLAIN:
             return cls(form, data.view(PLAIN[form.name]).view(-1, *shape.dims))
         layers, kv_heads, block, dim = shape.layers, shape.kv_heads, shape.block, shape.head_dim
@@ -59,6 +67,7 @@ class PagePool:
                 (*(each // SCALE_BYTES for each in strides), 1),
                 words.storage_offset() + numbers // SCALE_BYTES,
             ),
+            None if key_centers is None else key_centers.to(data.device),
         )
 
     @classmethod
@@ -92,6 +101,8 @@ class PagePool:
     def write(self, k: torch.Tensor, v: torch.Tensor, layer: int, write_slots: torch.Tensor) -> None:
         """Put k, v [T, kv_heads, D] of any dtype into slots page * block + offset."""
         pages, offsets = write_slots // self.block, write_slots % self.block
+        if self.key_centers is not None:
+            k = k.float() - self.key_centers[layer]
         for which, rows in enumerate((k, v)):
             if self.scales is None:
                 self.numbers[pages, layer, which, :, offsets] = rows.to(self.numbers.dtype)
@@ -101,7 +112,10 @@ class PagePool:
                 self.scales[pages, layer, which, :, offsets] = scales
 
     def read(self, pages: torch.Tensor, layer: int) -> torch.Tensor:
-        """Return what the pages [n] store, [n, 2, kv_heads, block, D]: in the form's dtype, or float32 with scales."""
+        """Return what the pages [n] store, [n, 2, kv_heads, block, D]: in the form's dtype, or float32 with scales.
+
+        Keys are without their centers.
+        """
         numbers = self.numbers[pages, layer]
         if self.scales is None:
             return numbers

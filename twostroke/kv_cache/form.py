@@ -10,11 +10,14 @@ The identity of a page is (block hash, `KvForm`): its number format, and whether
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-LAYOUT_VERSION: Final = "pages/2"
-"""The order of numbers and scales in the pages of every form."""
+import numpy as np
+import numpy.typing as npt
+
+LAYOUT_VERSION: Final = "pages/3"
+"""The order of numbers and scales in the pages of every form, and what a number stands for."""
 SCALE_BYTES: Final = 4
 """One float32 scale of a token's key or value in one head."""
 PAIR_BYTES: Final = 4
@@ -117,6 +120,8 @@ class Conversion:
     shape: PageShape
     has_pieces: bool
     """Native kernels order the numbers: `twostroke/kernels/cpu/native/page.h`."""
+    key_centers: npt.NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
+    """[layers, kv_heads, head_dim]: what keys of forms with one scale per token lack; None where they lack nothing."""
 
     @property
     def page_bytes(self) -> int:

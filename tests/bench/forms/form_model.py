@@ -15,14 +15,15 @@ from tokenizers import Tokenizer
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.choice import choose_attention
+from twostroke.kernels.choice import choose_attention, host_pool
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
-from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import FORMS, PageShape
 from twostroke.models import catalog
 from twostroke.models.choice import load_model
+from twostroke.models.files import TensorFiles
+from twostroke.models.key_centers import key_centers
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
@@ -42,6 +43,7 @@ class LocalModel:
     tokenizer: Tokenizer
     kernels: Kernels | None
     team: Team | None
+    key_centers: torch.Tensor | None
 
     @property
     def shape(self) -> PageShape:
@@ -66,7 +68,10 @@ def local_model(config: ModelConfig, threads: int) -> Iterator[LocalModel]:
     team = None if kernels is None else Team(kernels, tuple(range(threads)))
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     try:
-        yield LocalModel(config, directory, read_spec(directory), tokenizer, kernels, team)
+        spec = read_spec(directory)
+        with TensorFiles(directory, getattr(torch, config.dtype)) as files:
+            centers = key_centers(files, spec)
+        yield LocalModel(config, directory, spec, tokenizer, kernels, team, centers)
     finally:
         if team is not None:
             team.close()
@@ -102,7 +107,7 @@ class FormModel:
         self.data = torch.zeros(-(-tokens // BLOCK), FORMS[form].page_bytes(model.shape), dtype=torch.uint8)
         """The pages, uint8 [blocks, page bytes]."""
         attention = choose_attention(
-            PagePool.over(self.data, FORMS[form], model.shape),
+            host_pool(self.data, FORMS[form], model.shape, kind, model.key_centers),
             heads=spec.heads,
             scale=spec.head_dim**-0.5,
             kernels=model.kernels,

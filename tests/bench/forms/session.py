@@ -19,7 +19,7 @@ from tests.bench.forms.quality import ConvertedModel, Predicts, compare
 from tests.bench.forms.results import FormResult, ModelResult, table_of
 from tools.output import write_json
 from twostroke.errors import ConfigError
-from twostroke.kernels.page_pool import BYTES
+from twostroke.kernels.page_pool import PLAIN
 from twostroke.kv_cache.form import FORMS, Conversion, KvForm
 
 SCHEMA_VERSION = 2
@@ -102,7 +102,7 @@ class FormComparison:
         if PREDICTION in parts:
             predicting.update({form: self._over(form, tokens) for form in others})
         if CONVERTED in parts:
-            predicting.update(self._converted(form, tokens) for form in others if form in BYTES)
+            predicting.update(self._converted(form, tokens) for form in others if form not in PLAIN)
         found = compare(self._over(exact, tokens), predicting, windows)
         return {form or exact: Prediction(*means) for form, means in found.items()}
 
@@ -110,7 +110,9 @@ class FormComparison:
         """Return the form's name and its model, whose earlier pages come from those of the model's dtype."""
         exact, model = self._forms[0], self._model
         target = KvForm(form, exact)
-        conversion = Conversion(KvForm(exact), target, model.shape, has_pieces=model.kernels is not None)
+        centers = None if model.key_centers is None else model.key_centers.numpy()
+        has_pieces = model.kernels is not None
+        conversion = Conversion(KvForm(exact), target, model.shape, has_pieces=has_pieces, key_centers=centers)
         return str(target), ConvertedModel(self._over(exact, tokens), self._over(form, tokens), conversion)
 
     def _shared(self) -> Mapping[str, tuple[int, ...]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.unit.engine.batches import Stream, step
 from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
@@ -23,7 +24,9 @@ from twostroke.engine.runner import ModelRunner
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.choice import BY_FLAG, MEASURED, ONLY_ONE
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH, chosen_variants
-from twostroke.kv_cache.form import KvForm
+from twostroke.kernels.page_conversion import convert_page
+from twostroke.kv_cache.form import Conversion, KvForm
+from twostroke.kv_cache.memory import PageMemory
 
 
 @pytest.fixture
@@ -91,6 +94,37 @@ def test_where_the_roles_have_other_formats_prefill_workers_know_how_to_convert(
     assert not decode.kv_form.takes(KvForm("int8")), "an int8 page was computed from int8 pages alone"
     assert not KvForm("int8").takes(decode.kv_form)
     assert decode.kv_form.takes(prefill.kv_form)
+
+
+@pytest.mark.parametrize("variant", ["portable", TORCH])
+def test_a_converted_page_and_a_computed_one_both_lack_the_centers_that_a_bias_gives_keys(
+    tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of the first layer depend on no page, so that a page of int8 and a converted one hold the same there."""
+    monkeypatch.setenv(OVERRIDE, variant)
+    biased = save_tiny(tmp_path / "biased", LlamaConfig(**TINY.to_diff_dict() | {"attention_bias": True}))
+    tensors = load_file(biased / "model.safetensors")
+    for name in tensors:
+        if name.endswith("k_proj.bias"):
+            tensors[name][:] = torch.arange(16.0)
+    save_file(tensors, biased / "model.safetensors", {"format": "pt"})
+    cache, pages = CacheConfig(kv_cache_memory_bytes=10 * PAGE_BYTES, decode_kv_format="int8"), {}
+    conversions: list[Conversion] = []
+    for role in (Role.PREFILL, Role.DECODE):
+        built = build_runner(config(str(biased)).replace(role=role, cache=cache), biased)
+        built.runner.run(step([(Stream(list(range(3, 23)), [0, 1]), 16)]))
+        assert isinstance(built.memory, PageMemory)
+        pages[role] = torch.from_numpy(built.memory.data[0].copy())
+        conversions += [] if built.model.conversion is None else [built.model.conversion]
+        built.close()
+    found = []
+    (conversion,) = conversions
+    for each in (conversion, replace(conversion, key_centers=None)):
+        found.append(torch.empty_like(pages[Role.DECODE]))
+        convert_page(each, pages[Role.PREFILL], found[-1])
+    computed, less, whole = (page.chunk(2)[0] for page in (pages[Role.DECODE], *found))
+    assert torch.equal(less, computed)
+    assert not torch.equal(whole, computed)
 
 
 def test_pages_of_another_variant_are_the_same_within_rounding_and_refused_where_bits_count(

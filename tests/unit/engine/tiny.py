@@ -21,8 +21,8 @@ PAGE_BYTES = 2 * 2 * 1 * 16 * 16 * 4
 """Layers, K and V, heads, block, head dim, float32."""
 
 
-def save_tiny(directory: Path) -> Path:
+def save_tiny(directory: Path, config: LlamaConfig = TINY) -> Path:
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(TINY).save_pretrained(directory)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     (directory / "tokenizer.json").write_text("{}")
     return directory

@@ -29,13 +29,24 @@ shapes = st.builds(
 )
 
 
-def pool_of(pages: int, form: str, shape: PageShape) -> tuple[torch.Tensor, PagePool]:
+def pool_of(
+    pages: int, form: str, shape: PageShape, key_centers: torch.Tensor | None = None
+) -> tuple[torch.Tensor, PagePool]:
     data = torch.zeros(pages, FORMS[form].page_bytes(shape), dtype=torch.uint8)
-    return data, PagePool.over(data, FORMS[form], shape)
+    return data, PagePool.over(data, FORMS[form], shape, key_centers)
 
 
-def converted(data: torch.Tensor, source: str, target: str, shape: PageShape, *, has_pieces: bool) -> torch.Tensor:
-    conversion = Conversion(KvForm(source), KvForm(target, source), shape, has_pieces)
+def converted(
+    data: torch.Tensor,
+    source: str,
+    target: str,
+    shape: PageShape,
+    *,
+    has_pieces: bool,
+    key_centers: torch.Tensor | None = None,
+) -> torch.Tensor:
+    centers = None if key_centers is None else key_centers.numpy()
+    conversion = Conversion(KvForm(source), KvForm(target, source), shape, has_pieces, centers)
     out = torch.full((len(data), conversion.page_bytes), 0xAB, dtype=torch.uint8)
     for page, into in zip(data, out, strict=True):
         convert_page(conversion, page, into)
@@ -53,37 +64,41 @@ def normal(tokens: int, shape: PageShape, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 @settings(max_examples=6, deadline=None)
-@given(shape=shapes, seed=st.integers(0, 99))
-def test_a_page_becomes_what_the_reference_writes_of_the_numbers_in_it(
-    source: str, target: str, shape: PageShape, seed: int
+@given(shape=shapes, seed=st.integers(0, 99), is_centered=st.booleans())
+def test_a_page_becomes_what_the_reference_writes_of_the_keys_and_values_in_it(
+    source: str, target: str, shape: PageShape, seed: int, is_centered: bool
 ) -> None:
-    data, pool = pool_of(2, source, shape)
-    expected, right = pool_of(2, target, shape)
+    centers = Prompts(shape, 1, (1,), torch.float32, seed, is_centered).key_centers
+    data, pool = pool_of(2, source, shape, centers)
+    expected, right = pool_of(2, target, shape, centers)
     slots = torch.arange(2 * shape.block)
     for layer in range(shape.layers):
         pool.write(*(normal(len(slots), shape, seed + 100 * layer + part) for part in (0, 1)), layer, slots)
         stored = pool.read(torch.arange(2), layer)
+        if pool.key_centers is not None:
+            stored[:, 0] += pool.key_centers[layer, :, None]
         k, v = (stored[:, part].transpose(1, 2).flatten(0, 1) for part in (0, 1))
         right.write(k, v, layer, slots)
-    assert torch.equal(converted(data, source, target, shape, has_pieces=False), expected)
+    assert torch.equal(converted(data, source, target, shape, has_pieces=False, key_centers=centers), expected)
 
 
 @pytest.mark.parametrize("path", VARIANTS)
 @pytest.mark.parametrize(("source", "target"), [pair for pair in PAIRS if pair[0] in PLAIN])
 @pytest.mark.parametrize("block", [4, 16, 32])
+@pytest.mark.parametrize("is_centered", [False, True])
 def test_a_page_of_native_kernels_becomes_what_they_write_in_the_other_form(
-    built_kernels: dict[str, Kernels], path: str, source: str, target: str, block: int
+    built_kernels: dict[str, Kernels], path: str, source: str, target: str, block: int, is_centered: bool
 ) -> None:
     """The same keys and values go into both pools; the plain form is the model's dtype, so that none is rounded."""
     shape, dtype = PageShape(2, 3, block, 64), PLAIN[source]
     assert dtype in SLACK
-    prompts = Prompts(shape, 3, (2 * block,), dtype)
-    data = []
+    prompts = Prompts(shape, 3, (2 * block,), dtype, is_centered=is_centered)
+    centers, data = prompts.key_centers, []
     for form in (source, target):
-        pages, pool = pool_of(prompts.blocks, form, shape)
+        pages, pool = pool_of(prompts.blocks, form, shape, centers)
         prompts.run(NativeAttention(pool, 3, prompts.scale, built_kernels[path], None, dtype), prompts.whole())
         data.append(pages)
-    ours = converted(data[0], source, target, shape, has_pieces=block % 16 == 0)
+    ours = converted(data[0], source, target, shape, has_pieces=block % 16 == 0, key_centers=centers)
     layer_bytes = ours.shape[1] // shape.layers
     assert torch.equal(ours[:, LAYER * layer_bytes :], data[1][:, LAYER * layer_bytes :])
     assert data[1][:, LAYER * layer_bytes :].any()

@@ -63,6 +63,17 @@ class Prompts:
     lengths: tuple[int, ...]
     dtype: torch.dtype
     seed: int = 0
+    is_centered: bool = False
+    """A few channels of all keys have something large in common, which their centers are near to."""
+
+    @property
+    def key_centers(self) -> torch.Tensor | None:
+        if not self.is_centered:
+            return None
+        draw = torch.Generator().manual_seed(self.seed)
+        centers = torch.randn(self.shape.layers, self.shape.kv_heads, self.shape.head_dim, generator=draw)
+        centers[..., ::8] *= 40
+        return centers
 
     @property
     def blocks(self) -> int:
@@ -80,6 +91,8 @@ class Prompts:
         fused[1::7, self.heads :] *= 4
         fused[2::7, self.heads :] *= 1e-3
         fused[3::17, self.heads :] = 0
+        if self.key_centers is not None:
+            fused[:, self.heads : self.heads + self.shape.kv_heads] += self.key_centers[LAYER]
         q, k, v = fused.to(self.dtype).split(heads, dim=1)
         return q, k, v
 
@@ -108,11 +121,11 @@ class Prompts:
         return torch.full((pages, FORMS[form].page_bytes(self.shape)), stale, dtype=torch.uint8)
 
     def over(self, data: torch.Tensor, form: str) -> PagePool | NibblePool:
-        return host_pool(data, FORMS[form], self.shape, self.dtype)
+        return host_pool(data, FORMS[form], self.shape, self.dtype, self.key_centers)
 
     def pool(self, form: str) -> PagePool:
         """Return pages of a form that stores each token on its own."""
-        return PagePool.over(self.data(form), FORMS[form], self.shape)
+        return PagePool.over(self.data(form), FORMS[form], self.shape, self.key_centers)
 
     def run(self, backend: AttentionBackend, spans: list[tuple[int, int, int]]) -> torch.Tensor:
         """Store and attend; the outputs of all rows."""
@@ -186,7 +199,8 @@ def test_pages_hold_what_the_reference_writes_and_rows_come_out_as_it_computes_t
     lengths: tuple[int, ...],
     seed: int,
 ) -> None:
-    prompts = Prompts(shape, shape.kv_heads * groups, lengths, dtype, seed)
+    is_centered = form in BYTES and seed % 2 == 1
+    prompts = Prompts(shape, shape.kv_heads * groups, lengths, dtype, seed, is_centered)
     pool, right = prompts.pool(form), prompts.pool(form)
     actual = prompts.run(backend_of(prompts, pool, path, built_kernels), prompts.whole())
     batch = prompts.batch(prompts.whole())
@@ -208,7 +222,7 @@ def test_no_chunk_no_neighbour_and_no_stale_byte_changes_a_bit(
 ) -> None:
     lengths = (700, 33, 300) if path in built_kernels else (60, 33)
     for seed, block in enumerate((16,) if FORMS[form].spans_block else (16, 4)):
-        prompts = Prompts(PageShape(2, 2, block, 64), 6, lengths, dtype, seed)
+        prompts = Prompts(PageShape(2, 2, block, 64), 6, lengths, dtype, seed, is_centered=form in BYTES)
         whole = prompts.data(form)
         expected = prompts.run(backend_of(prompts, prompts.over(whole, form), path, built_kernels), prompts.whole())
         starts = [sum(lengths[:sequence]) for sequence in range(len(lengths))]
@@ -242,6 +256,28 @@ def test_a_row_is_the_same_with_one_thread_and_two(built_kernels: dict[str, Kern
                 assert torch.equal(alone[0], together[row])
     finally:
         team.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("form", BYTES)
+def test_keys_are_stored_less_their_centers_and_attention_is_nearer_to_that_of_exact_pages(
+    built_kernels: dict[str, Kernels], path: str, form: str
+) -> None:
+    """Keys that had no center to lose are the same keys less the centers, in float32, which rounds none of them."""
+    prompts = Prompts(PageShape(2, 3, 16, 64), 6, (100, 33), torch.float32, is_centered=True)
+    pool, less, whole, exact = (prompts.pool(name) for name in (form, form, form, "float32"))
+    assert pool.key_centers is not None
+    off = []
+    _, k, v = (torch.cat(each) for each in zip(*map(prompts.rows, range(2)), strict=True))
+    bare = replace(less, key_centers=None)
+    bare.write(k - pool.key_centers[LAYER], v, LAYER, prompts.batch(prompts.whole()).write_slots)
+    right = prompts.run(backend_of(prompts, exact, path, built_kernels), prompts.whole())
+    for each in (pool, replace(whole, key_centers=None)):
+        found = prompts.run(backend_of(prompts, each, path, built_kernels), prompts.whole())
+        off.append((found - right).square().mean())
+    stored = replace(bare, numbers=in_pieces(bare.numbers)) if path in built_kernels else bare
+    assert same_pages(pool, stored)
+    assert off[0] < off[1] / 2
 
 
 @pytest.mark.parametrize("form", BYTES)

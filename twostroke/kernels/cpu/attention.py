@@ -45,6 +45,7 @@ class NativeStep(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("dtype", ctypes.c_int32),
         ("form", ctypes.c_int32),
+        ("key_centers", ctypes.c_void_p),
         ("exact_pool", ctypes.c_void_p),
         ("exact_page_stride", ctypes.c_int64),
         ("exact_layer_stride", ctypes.c_int64),
@@ -170,6 +171,8 @@ def _strides(pool: PagePool) -> tuple[int, int, int, int]:
 def _point_to_numbers(step: NativeStep, pool: PagePool) -> None:
     step.pool = pool.numbers.data_ptr()
     step.page_stride, step.layer_stride, step.value_offset, step.head_stride = _strides(pool)
+    if pool.key_centers is not None:
+        step.key_centers = pool.key_centers.data_ptr()
 
 
 def _point_to_nibbles(step: NativeStep, pool: NibblePool, exact_slots: torch.Tensor) -> None:

@@ -77,6 +77,11 @@ def pool_arguments(pool: PagePool) -> dict[str, Any]:
     return {"LAYER": layer, "VALUES": value, "HEAD": head, "BLOCK": pool.block, "KIND": kind_of(pool.form.name)}
 
 
+def centers_of(pool: PagePool) -> torch.Tensor:
+    """The centers of keys, or for a kernel that looks at none any tensor of float32."""
+    return torch.empty(0, device=pool.device) if pool.key_centers is None else pool.key_centers
+
+
 def scales_of(pool: PagePool) -> torch.Tensor:
     """The scales, or for a kernel that looks at none any tensor of float32."""
     return torch.empty(0, device=pool.device) if pool.scales is None else pool.scales

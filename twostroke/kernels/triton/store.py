@@ -11,7 +11,14 @@ import triton.language as tl
 from twostroke.kernels.page_pool import LARGEST, PagePool
 from twostroke.kernels.spans import TokenSlots
 from twostroke.kernels.triton.bytes import encoded, scale_of, size_bits
-from twostroke.kernels.triton.checks import check_heads, check_placement, check_pool, pool_arguments, scales_of
+from twostroke.kernels.triton.checks import (
+    centers_of,
+    check_heads,
+    check_placement,
+    check_pool,
+    pool_arguments,
+    scales_of,
+)
 
 TOKENS: Final = 4
 """Per program: a batch of 64 still gives every multiprocessor one."""
@@ -30,10 +37,12 @@ def rotate_and_store(
     rotated = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     group = q.shape[1] // kv_heads
     store_kernel[(kv_heads, triton.cdiv(len(q), TOKENS))](
-        q, k, v, rotated, pool.numbers, scales_of(pool), placement.write_slots, placement.cosines, placement.sines,
+        q, k, v, rotated, pool.numbers, scales_of(pool), centers_of(pool),
+        placement.write_slots, placement.cosines, placement.sines,
         q.stride(0), k.stride(0), v.stride(0), pool.numbers.stride(0), layer, len(q),
         KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=triton.next_power_of_2(group), HALF=dim // 2,
         HALF_PAD=triton.next_power_of_2(dim // 2), TOKENS=TOKENS, LARGEST=LARGEST.get(pool.form.name, 0.0),
+        IS_CENTERED=pool.key_centers is not None,
         **pool_arguments(pool), num_warps=4, enable_fp_fusion=pool.scales is None,
     )  # fmt: skip
     return rotated
@@ -41,10 +50,10 @@ def rotate_and_store(
 
 @triton.jit(do_not_specialize=["layer", "count"], do_not_specialize_on_alignment=["write_slots"])
 def store_kernel(
-    q, k, v, rotated, pool, scales, write_slots, cosines, sines,
+    q, k, v, rotated, pool, scales, centers, write_slots, cosines, sines,
     q_stride, k_stride, v_stride, page_stride, layer, count,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HALF: tl.constexpr,
-    HALF_PAD: tl.constexpr, TOKENS: tl.constexpr, LARGEST: tl.constexpr,
+    HALF_PAD: tl.constexpr, TOKENS: tl.constexpr, LARGEST: tl.constexpr, IS_CENTERED: tl.constexpr,
     LAYER: tl.constexpr, VALUES: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     DIM: tl.constexpr = 2 * HALF
@@ -92,6 +101,11 @@ def store_kernel(
     high = tl.load(k_at + HALF, mask=asked, other=0.0).to(tl.float32)
     key_low = (low * cosine - high * sine).to(k.dtype.element_ty)
     key_high = (high * cosine + low * sine).to(k.dtype.element_ty)
+    if IS_CENTERED:
+        # centers: layer, head, lower half of d
+        center_at = centers + (layer.to(tl.int64) * KV_HEADS + kv_head) * DIM + half
+        key_low = key_low.to(tl.float32) - tl.load(center_at, mask=inside, other=0.0)[None, :]
+        key_high = key_high.to(tl.float32) - tl.load(center_at + HALF, mask=inside, other=0.0)[None, :]
     put_halves(key_at, scale_at, key_low, key_high, asked, token < count, HALF, KIND, LARGEST)
     # v: as k
     v_at = v + (row * v_stride + kv_head * DIM)[:, None] + half[None, :]

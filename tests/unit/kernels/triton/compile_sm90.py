@@ -103,7 +103,7 @@ def prefill_variant(name: str, dim: int, dtype: torch.dtype, tuning: prefill.Pre
 def store_variant(name: str, dim: int, dtype: torch.dtype, form: str = "") -> Variant:
     kind = "*" + FLOATS[dtype]
     pointers = dict.fromkeys(("q", "k", "v", "rotated"), kind) | pool_pointers(kind, form)
-    angles = {"write_slots": "*i64", "cosines": "*fp32", "sines": "*fp32"}
+    angles = {"centers": "*fp32", "write_slots": "*i64", "cosines": "*fp32", "sines": "*fp32"}
     constants = {
         "KV_HEADS": KV_HEADS,
         "GROUP": GROUP,
@@ -112,6 +112,7 @@ def store_variant(name: str, dim: int, dtype: torch.dtype, form: str = "") -> Va
         "HALF_PAD": triton.next_power_of_2(dim // 2),
         "TOKENS": store.TOKENS,
         "LARGEST": LARGEST.get(form, 0.0),
+        "IS_CENTERED": form != "",
         **pool_constants(dim, form),
     }
     return Variant(name, store.store_kernel, pointers | angles, constants, 4)

@@ -9,11 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twostroke.config.cache import KV_FORMATS
 from twostroke.errors import ConfigError
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.page_pool import PagePool
+from twostroke.kernels.page_pool import BYTES, PLAIN, PagePool
 from twostroke.kernels.spans import Spans, TokenSlots, cut_into_tiles, span_fields
 from twostroke.kernels.triton.attention import LEAST_SHARED_BYTES, TritonAttention
 from twostroke.kernels.triton.decode import DecodeTuning, decode_attention, decode_tuning, plan_decode
@@ -138,17 +137,26 @@ def test_a_mixed_step_equals_the_reference_with_the_tiles_of_a_real_device(dtype
     check_step(case, TritonAttention(PagePool.plain(case.pool.clone()), case.heads, case.scale))
 
 
-@pytest.mark.parametrize("form", KV_FORMATS)
+@pytest.mark.parametrize(
+    ("form", "is_centered"), [*((form, False) for form in (*PLAIN, *BYTES)), *((form, True) for form in BYTES)]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_mixed_step_over_pages_of_every_form_equals_the_reference(dtype: torch.dtype, form: str) -> None:
+def test_a_mixed_step_over_pages_of_every_form_equals_the_reference(
+    dtype: torch.dtype, form: str, is_centered: bool
+) -> None:
     """Every byte of the pages is stale at first; keys are not rotated, so that all scales and numbers are the same."""
     case = case_of((0, 70), (0, 9), (0, 1), dtype=dtype)
     placement = TokenSlots(case.slots, torch.ones_like(case.placement.cosines), torch.zeros_like(case.placement.sines))
     case.placement = placement
-    shape = PageShape(2, case.kv_heads, 16, case.dim)
+    shape, centers = PageShape(2, case.kv_heads, 16, case.dim), None
+    if is_centered:
+        centers = case.normal(2, case.kv_heads, case.dim).float() * 5
     ours, right = (
         PagePool.over(
-            torch.full((len(case.pool), FORMS[form].page_bytes(shape)), 0xFF, dtype=torch.uint8), FORMS[form], shape
+            torch.full((len(case.pool), FORMS[form].page_bytes(shape)), 0xFF, dtype=torch.uint8),
+            FORMS[form],
+            shape,
+            centers,
         )
         for _ in range(2)
     )

@@ -31,6 +31,8 @@ struct AttentionStep {
     float scale;
     int32_t dtype;  // 0 float32, 1 bfloat16, 2 float16: of q, k, v and what is returned
     Form form;      // of the pool
+    // [layers, kv_heads, head_dim]: what keys with scales lose before they are stored. Null if nothing.
+    const float *key_centers;
     // Where pages of INT4 lie exact, as numbers of `dtype`, until their block is full. Null for other forms.
     void *exact_pool;
     int64_t exact_page_stride, exact_layer_stride, exact_value_offset, exact_head_stride;

@@ -35,9 +35,10 @@ struct Rows {
     explicit Rows(int64_t dim) : rotated(size_t(dim)), wide(size_t(dim)), stored(size_t(dim)) {}
 };
 
-// One token's key or value of one head as the page's numbers, and their scale if they have one.
+// One token's key or value of one head, less `center` if there is one, as the page's numbers, and their scale if they
+// have one. Numbers without scales have no center.
 template <class P, class T>
-float convert(const T *row, int64_t dim, float *wide, P *stored) {
+float convert(const T *row, const float *center, int64_t dim, float *wide, P *stored) {
     if constexpr (std::is_same_v<T, P>) {
         std::memcpy(stored, row, size_t(dim) * sizeof(T));
         return 0;
@@ -47,7 +48,10 @@ float convert(const T *row, int64_t dim, float *wide, P *stored) {
         simd::store_up_to(wide + d, simd::load_up_to(row + d, n), n);
         if constexpr (!HAS_SCALES<P>) simd::store_up_to(stored + d, simd::load_up_to(row + d, n), n);
     }
-    if constexpr (HAS_SCALES<P>) return quantise(wide, dim, stored);
+    if constexpr (HAS_SCALES<P>) {
+        for (int64_t d = 0; center && d < dim; d++) wide[d] -= center[d];
+        return quantise(wide, dim, stored);
+    }
     return 0;
 }
 
@@ -91,11 +95,13 @@ void store_token(const AttentionStep &s, int64_t layer, int64_t token, T *q, con
     const int64_t page = s.write_slots[token] / s.block, offset = s.write_slots[token] % s.block;
     char *numbers = (char *)s.pool + page * s.page_stride + layer * s.layer_stride;
     P *stored = rows.stored.data();
+    const float *center = s.key_centers ? s.key_centers + layer * s.kv_heads * dim : nullptr;
     for (int64_t head = 0; head < s.kv_heads; head++, numbers += s.head_stride) {
         rotate(k + head * dim, cosines, sines, half, rows.rotated.data());
-        const float key_scale = convert(rows.rotated.data(), dim, rows.wide.data(), stored);
+        const float *own = center ? center + head * dim : nullptr;
+        const float key_scale = convert(rows.rotated.data(), own, dim, rows.wide.data(), stored);
         Slot{numbers, s.block, dim, offset}.put_key(stored, key_scale);
-        const float value_scale = convert(v + head * dim, dim, rows.wide.data(), stored);
+        const float value_scale = convert(v + head * dim, nullptr, dim, rows.wide.data(), stored);
         Slot{numbers + s.value_offset, s.block, dim, offset}.put_value(stored, value_scale);
     }
 }
