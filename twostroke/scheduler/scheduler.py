@@ -96,8 +96,8 @@ class Scheduler:
         self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
         self._gate = gate or OpenGate()
         self._waiting = WaitingQueue()
-        self._released: list[PageId] = []
-        """Pages whose exact blocks the next step lets go of."""
+        self._released: dict[PageId, None] = {}
+        """Pages whose exact blocks the next step lets go of, each once."""
         self._running: dict[Sequence, None] = {}
         """Running sequences in order of admission; preemption takes from the end."""
         self._in_flight: frozenset[Sequence] = frozenset()
@@ -235,7 +235,7 @@ class Scheduler:
             token = next(sampled) if samples else None
             sequence.steps += 1
             if self._limits.has_exact_blocks:
-                self._released += sequence.pages[start // block_size : end // block_size]
+                self._released.update(dict.fromkeys(sequence.pages[start // block_size : end // block_size]))
             if end > sequence.computed:
                 if end // block_size > sequence.computed // block_size:
                     self._make_readable(sequence, end)
@@ -308,7 +308,7 @@ class Scheduler:
             if left <= 0:
                 break
             start, known = self._first_query(sequence), len(sequence.known)
-            if budget is not None and known - sequence.computed > 1:
+            if budget is not None and known - start > 1:
                 left, budget = min(left, _beside(chunks, budget, start)), None
             most = known if start < sequence.computed else start + left  # a block that runs again is not cut
             end = self._runnable_end(sequence, min(most, known))
@@ -444,13 +444,18 @@ class Scheduler:
 
     def _free(self, sequence: Sequence) -> None:
         if self._limits.has_exact_blocks:
-            unfinished = sequence.pages[sequence.computed // self._limits.block_size :]
-            self._released += [page for page in unfinished if not self._has_other_writer(sequence, page)]
+            self._released.update(dict.fromkeys(self._unfinished(sequence)))
         for page in sequence.pages:
             if self._pool.writer(page) == sequence.session:
                 self._pool.clear_writer(page)
         self._pool.release(sequence.pages)
         sequence.pages = []
+
+    def _unfinished(self, sequence: Sequence) -> Iterator[PageId]:
+        """Yield the pages of which the sequence may have left exact blocks, but none that another is computing."""
+        for page in sequence.pages[sequence.first_query // self._limits.block_size :]:
+            if not self._has_other_writer(sequence, page):
+                yield page
 
     # Sampling
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.unit.scheduler.symbolic import SymbolicMemory, SymbolicRunner, answering, limits, prefilling
+from tests.unit.scheduler.symbolic import (
+    ExactRunner,
+    SymbolicMemory,
+    SymbolicRunner,
+    answering,
+    limits,
+    prefilling,
+)
 from twostroke.config import ScheduleConfig
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SamplingParams
@@ -21,7 +28,8 @@ class Bench:
         self.limits = of or limits(BLOCK)
         self.memory = SymbolicMemory(pages, self.limits.block_size)
         self.pool = BlockPool(pages, self.memory)
-        self.runner = SymbolicRunner(self.memory, self.pool)
+        runner = ExactRunner if self.limits.has_exact_blocks else SymbolicRunner
+        self.runner = runner(self.memory, self.pool)
         self.scheduler = Scheduler(self.pool, ScheduleConfig(**config), self.limits)
         self.numbers = 0
 

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.scheduler.symbolic import (
     GARBAGE,
+    ExactRunner,
     SymbolicMemory,
     SymbolicRunner,
     answer_alone,
@@ -65,6 +66,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         max_passes=st.integers(0, 3),
         align_chunks=st.booleans(),
+        has_exact_blocks=st.booleans(),
     )
     def begin(
         self,
@@ -75,18 +77,20 @@ class SchedulerHistory(RuleBasedStateMachine):
         max_num_seqs: int,
         max_passes: int,
         align_chunks: bool,
+        has_exact_blocks: bool,
     ) -> None:
         self.beside = None if beside is None else Tight(0.0, StepCost(), beside)
         self.block_size = block_size
         self.memory = SymbolicMemory(pages, block_size)
         self.pool = BlockPool(pages, self.memory)
-        self.runner = SymbolicRunner(self.memory, self.pool)
+        self.runner = (ExactRunner if has_exact_blocks else SymbolicRunner)(self.memory, self.pool)
         config = ScheduleConfig(
             max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, max_passes=max_passes, max_waiting=10**6
         )
-        self.scheduler = Scheduler(
-            self.pool, config, limits(block_size, max_model_len=MAX_MODEL_LEN, align_chunks=align_chunks)
+        of = limits(
+            block_size, max_model_len=MAX_MODEL_LEN, align_chunks=align_chunks, has_exact_blocks=has_exact_blocks
         )
+        self.scheduler = Scheduler(self.pool, config, of)
         self.flight: Flight | None = None
         self.live: list[Sequence] = []
         self.answers: dict[Sequence, list[int]] = {}
@@ -190,11 +194,13 @@ class SchedulerHistory(RuleBasedStateMachine):
         if step is None:
             return
         budget = self.scheduler._config.max_num_batched_tokens
-        assert 0 < len(step.batch.tokens) <= budget
+        again = max(each.sequence.computed - each.start for each in step.chunks)
+        over = max(0, again - 1)  # a block that runs again is not cut, and is the last that is chosen
+        assert 0 < len(step.batch.tokens) <= budget + over
         streams = [chunk for chunk in step.chunks if chunk.samples and chunk.end - chunk.start == 1]
         if self.beside is not None and streams:
             singles = sum(chunk.end - chunk.start == 1 for chunk in step.chunks)
-            assert len(step.batch.tokens) - singles <= self.beside.most_prompt_tokens
+            assert len(step.batch.tokens) - singles <= self.beside.most_prompt_tokens + over
         self.flight = Flight(step)
         if runs_at_once:
             self.runner.write(step)
@@ -234,7 +240,9 @@ class SchedulerHistory(RuleBasedStateMachine):
     def lose_step(self, pick: int) -> None:
         if pick or self.flight is None:
             return
-        step = self.flight.step
+        step, result = self.flight.step, self.flight.result
+        if result is None:
+            self.runner.write(step)
         was_live = {chunk.sequence for chunk in step.chunks if not chunk.sequence.ended}
         self.flight = None
         failed = self.scheduler.abort_step(step)
@@ -352,6 +360,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert self.pool.available == self.pool.total
         assert all(self.pool.writer(PageId(page)) is None for page in range(self.pool.total))
         assert self.scheduler.plan() is None
+        if isinstance(self.runner, ExactRunner):
+            assert self.runner.unfinished <= self.scheduler._released.keys(), "what is kept of a block never goes"
 
     def come_to_rest(self) -> None:
         """No more work comes in; what is here must end, whether pulls arrive or fail."""

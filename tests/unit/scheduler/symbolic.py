@@ -24,8 +24,10 @@ GARBAGE = (-1, -1)
 Fact = tuple[int, int]
 
 
-def limits(block_size: int = 4, *, max_model_len: int = 4096, align_chunks: bool = False) -> SchedulerLimits:
-    return SchedulerLimits(block_size, max_model_len, (EOS,), align_chunks)
+def limits(
+    block_size: int = 4, *, max_model_len: int = 4096, align_chunks: bool = False, has_exact_blocks: bool = False
+) -> SchedulerLimits:
+    return SchedulerLimits(block_size, max_model_len, (EOS,), align_chunks, has_exact_blocks=has_exact_blocks)
 
 
 def next_token(context: ListOf[int], seed: int, banned: ListOf[int] = ()) -> int:
@@ -122,6 +124,7 @@ class SymbolicRunner:
             assert batch.positions[queries].tolist() == list(range(chunk.start, chunk.end))
         for sample in batch.samples:
             assert sample.position == len(contexts[sample.row])
+        self.look(step, contexts)
         return StepResult(
             tuple(
                 SampledToken(next_token(contexts[sample.row], sample.params.seed, sample.banned))
@@ -129,6 +132,9 @@ class SymbolicRunner:
             ),
             0.0,
         )
+
+    def look(self, step: Step, contexts: ListOf[ListOf[int]]) -> None:
+        """What else is to be checked of a step whose rows see these contexts."""
 
     def _context(self, batch: Batch, row: int) -> list[int]:
         block_size = self._memory.block_size
@@ -140,6 +146,42 @@ class SymbolicRunner:
             assert fact[0] == position, f"row {row} reads position {fact[0]} where {position} belongs"
             tokens.append(fact[1])
         return tokens
+
+
+class ExactRunner(SymbolicRunner):
+    """A model whose pool takes whole blocks: rows see their own block in what is kept of unfinished ones."""
+
+    def __init__(self, memory: SymbolicMemory, pool: BlockPool) -> None:
+        super().__init__(memory, pool)
+        self._exact: dict[int, dict[int, Fact]] = {}
+        """Facts of unfinished blocks by their pages, each by its offset."""
+
+    @property
+    def unfinished(self) -> set[int]:
+        """Pages whose blocks something is kept of."""
+        return set(self._exact)
+
+    def write(self, step: Step) -> None:
+        super().write(step)
+        batch, size = step.batch, self._memory.block_size
+        for page in batch.released:
+            self._exact.pop(page, None)
+        for row in range(batch.sequences):
+            for index in range(batch.query_starts[row], batch.query_starts[row + 1]):
+                position = int(batch.positions[index])
+                page = int(batch.block_tables[row, position // size])
+                self._exact.setdefault(page, {})[position % size] = (position, int(batch.tokens[index]))
+
+    def look(self, step: Step, contexts: ListOf[ListOf[int]]) -> None:
+        """Every row must find its whole own block up to itself: as what it attends to, and as what will be stored."""
+        batch, size = step.batch, self._memory.block_size
+        for row, context in enumerate(contexts):
+            for index in range(batch.query_starts[row], batch.query_starts[row + 1]):
+                position = int(batch.positions[index])
+                first = position // size * size
+                own = self._exact[int(batch.block_tables[row, position // size])]
+                seen = [own.get(each % size) for each in range(first, position + 1)]
+                assert seen == [(each, context[each]) for each in range(first, position + 1)]
 
 
 def answering(number: int, prompt: ListOf[int], params: SamplingParams, block_size: int, salt: bytes = b"") -> Sequence:

@@ -18,7 +18,16 @@ def busy_history(seed: int, events: int) -> Counter[str]:
     draw = random.Random(seed)
     history = SchedulerHistory()
     beside = draw.choice([None, 1, 2, 5])
-    history.begin(draw.choice([1, 2, 4]), draw.randint(8, 14), draw.randint(2, 16), beside, 5, 2, draw.random() < 0.5)
+    history.begin(
+        draw.choice([1, 2, 4]),
+        draw.randint(8, 14),
+        draw.randint(2, 16),
+        beside,
+        5,
+        2,
+        draw.random() < 0.5,
+        seed % 2 == 0,
+    )
 
     def tokens() -> list[int]:
         return draw.choices([0, 1], k=draw.randint(0, 9))

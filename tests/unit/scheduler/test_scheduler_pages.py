@@ -82,6 +82,16 @@ def test_who_waits_takes_over_when_the_computing_sequence_is_aborted_mid_block(i
     assert bench.planned() == [(waiting, 4, 9)]
 
 
+def test_what_is_kept_of_an_unfinished_block_stays_when_one_that_waits_for_it_goes() -> None:
+    bench = Bench(of=limits(BLOCK, has_exact_blocks=True), max_num_batched_tokens=6)
+    bench.answer([*tokens(8), 2])
+    waiting = bench.answer([*tokens(8), 3])
+    bench.admit()
+    bench.step()
+    bench.scheduler.end(waiting)
+    bench.step()
+
+
 def test_the_pages_of_an_aborted_sequence_are_kept_until_its_step_has_settled() -> None:
     bench = Bench(4)
     sequence = bench.answer(tokens(15))
