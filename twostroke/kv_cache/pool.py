@@ -180,10 +180,11 @@ class BlockPool:
                 return index
         return len(hashes)
 
-    def shortage(self, hashes: Sequence[BlockHash], private: int) -> int:
-        """Return how many blocks `claim` would evict now. O(blocks)."""
-        missing = sum(block_hash not in self._by_hash for block_hash in hashes)
-        return max(0, missing + private - self._counts[PageState.FREE])
+    def shortage(self, hashes: Sequence[BlockHash], private: int) -> int | None:
+        """Return how many blocks `claim` would evict now, or None if there are too few pages for it. O(blocks)."""
+        held = [self._by_hash.get(block_hash) for block_hash in hashes]
+        taken = held.count(None) + private
+        return max(0, taken - self._counts[PageState.FREE]) if taken <= self._takeable(held) else None
 
     def cached(self) -> list[CachedBlock]:
         """Return the cached and pinned blocks in no order. O(pages)."""
@@ -202,8 +203,7 @@ class BlockPool:
         """
         held = [self._by_hash.get(block_hash) for block_hash in hashes]
         missing = [index for index, page in enumerate(held) if page is None]
-        woken = sum(1 for page in held if page is not None and self._pages[page].state is PageState.CACHED)
-        if len(missing) + private > self.available - woken:
+        if len(missing) + private > self._takeable(held):
             return None
         hits = self.hits(hashes)
         for page in held:
@@ -321,6 +321,11 @@ class BlockPool:
                 self._forget_page(page)
 
     # Internals
+
+    def _takeable(self, held: Iterable[PageId | None]) -> int:
+        """Return how many pages a claim can get besides those that hold its blocks already."""
+        woken = sum(1 for page in held if page is not None and self._pages[page].state is PageState.CACHED)
+        return self.available - woken
 
     def _acquire(self, page: PageId) -> None:
         record = self._pages[page]

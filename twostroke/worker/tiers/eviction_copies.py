@@ -21,7 +21,7 @@ import numpy as np
 
 from twostroke.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.memory import Pages, Window
-from twostroke.kv_cache.pool import BlockPool, CachedBlock, PageState
+from twostroke.kv_cache.pool import BlockPool, CachedBlock
 from twostroke.transfer.base import digest
 from twostroke.worker.condition import Condition
 from twostroke.worker.tiers.copy_target import CopyTarget
@@ -50,10 +50,14 @@ class _PageCopy:
 class _CopyJob:
     """The blocks that one claim would evict."""
 
-    left: deque[CachedBlock]
-    """Those that are still to be copied: of each chain the first ones first."""
+    hashes: Sequence[BlockHash]
+    """Blocks of the claim itself."""
+    shortage: int
+    left: deque[CachedBlock] | None = None
+    """Those that are still to be copied: of each chain the first ones first. None before its turn."""
     is_done: bool = False
     """Nothing is copied any more: the claim may be made."""
+    has_copied: bool = False
 
 
 class EvictionCopies:
@@ -76,17 +80,14 @@ class EvictionCopies:
         """Return False while blocks that this claim would evict are being copied, at most `LONGEST_WAIT_S` long."""
         if not self._tiers.used:
             return True
-        job = self._jobs.get(session)
+        job = self._jobs.get(session) or self._begin(session, hashes, private)
         if job is None:
-            job = self._begin(hashes, self._pool.shortage(hashes, private))
-            if job is None:
-                return True
-            self._jobs[session] = job
-            asyncio.get_running_loop().call_later(LONGEST_WAIT_S, self._expire, session, job)
+            return True
         if not job.is_done:
             return False
         del self._jobs[session]
-        self._tiers.end_turn()  # what was left out is not worth a place of what was copied
+        if job.has_copied:
+            self._tiers.end_turn()  # what was left out is not worth a place of what was copied
         return True
 
     async def ready(self, session: SessionId, hashes: Sequence[BlockHash], private: int) -> None:
@@ -100,19 +101,26 @@ class EvictionCopies:
         for job in list(self._waiting):
             self._finish(job)
 
-    def _begin(self, hashes: Sequence[BlockHash], shortage: int) -> _CopyJob | None:
-        """Begin to copy what a claim would evict; return None if that is little, or nothing."""
-        is_much = shortage * self._memory.page_bytes > TURN_BYTES
-        if not is_much or shortage > self._pool.count(PageState.CACHED) or self._is_stopped:
+    def _begin(self, session: SessionId, hashes: Sequence[BlockHash], private: int) -> _CopyJob | None:
+        """Let a claim wait for its copies; return None if it would evict little or nothing, or cannot be made."""
+        shortage = self._pool.shortage(hashes, private)
+        if shortage is None or not self._is_much(shortage) or self._is_stopped:
             return None
-        left = self._uncopied(hashes, shortage)
-        if len(left) * self._memory.page_bytes <= TURN_BYTES:
-            return None
-        job = _CopyJob(left)
+        job = self._jobs[session] = _CopyJob(hashes, shortage)
+        asyncio.get_running_loop().call_later(LONGEST_WAIT_S, self._expire, session, job)
         self._waiting.append(job)
         if len(self._waiting) == 1:
             self._go_on()
-        return None if job.is_done else job
+        return job
+
+    def _is_much(self, blocks: int) -> bool:
+        """Tell whether so many blocks are more than are copied on the event loop in one turn."""
+        return blocks * self._memory.page_bytes > TURN_BYTES
+
+    def _begin_turn(self, job: _CopyJob) -> None:
+        """Choose what to copy: nothing where so little is left that the claim itself may copy it."""
+        left = self._uncopied(job.hashes, job.shortage)
+        job.left, job.has_copied = (left, True) if self._is_much(len(left)) else (deque(), False)
 
     def _uncopied(self, hashes: Sequence[BlockHash], shortage: int) -> deque[CachedBlock]:
         """Return the blocks to copy, of each chain the first ones first. O(pages).
@@ -135,6 +143,8 @@ class EvictionCopies:
         waiting, threads = self._waiting, self._tiers.copy_threads
         while waiting and not self._is_stopped and threads is not None:
             job = waiting[0]
+            if job.left is None and not job.is_done:
+                self._begin_turn(job)
             copies = self._next_batch(job)
             if copies:
                 copied = Future[list[bytes | None]]()
@@ -173,7 +183,7 @@ class EvictionCopies:
         error = copied.exception()
         if error is not None:
             log.warning("evicted blocks not copied error=%s: %s", type(error).__name__, error)
-            job.left.clear()
+            job.left = deque()
         digests = copied.result() if error is None else [None] * len(copies)
         for copy, known in zip(copies, digests, strict=True):
             if known is not None and not self._is_stopped and self._is_unchanged(copy):
@@ -187,16 +197,17 @@ class EvictionCopies:
         return has_block and self._memory.generation(copy.page) == copy.generation
 
     def _finish(self, job: _CopyJob) -> None:
-        job.left.clear()
-        job.is_done = True
+        job.left, job.is_done = deque(), True
         self._progress.notify()
         self._wake()
 
     def _expire(self, session: SessionId, job: _CopyJob) -> None:
         """Let a claim go ahead that has waited long enough, and forget one that is never made."""
         if not job.is_done:
-            log.warning("claim does not wait for copies left=%d seconds=%.1f", len(job.left), LONGEST_WAIT_S)
+            left = job.shortage if job.left is None else len(job.left)
+            log.warning("claim does not wait for copies left=%d seconds=%.1f", left, LONGEST_WAIT_S)
             self._finish(job)
+            asyncio.get_running_loop().call_later(LONGEST_WAIT_S, self._expire, session, job)
         elif self._jobs.get(session) is job:
             del self._jobs[session]
 

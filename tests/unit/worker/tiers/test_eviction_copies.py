@@ -12,9 +12,9 @@ import pytest
 
 from tests.unit.worker.callers import Received, Router, router_to
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, eventually, prefill, prompt_of
-from tests.unit.worker.tiers.tiered import BLOCKS, A, B, C, announced, of_tier, tiered, written
+from tests.unit.worker.tiers.tiered import BLOCKS, PAGES, A, B, C, announced, of_tier, tiered, written
 from tests.unit.worker.tiers.tiered import ask as ask_as
-from twostroke.kv_cache.block import block_hashes_of
+from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.pool import PageState
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.channel import PeerChannel
@@ -173,6 +173,57 @@ async def test_a_request_that_ends_while_it_waits_leaves_nothing_behind(
         copies = worker.host.eviction_copies
         await eventually(lambda: not copies._waiting and not copies._jobs)
         assert worker.host.pool.hits(CHAINS[A]) == BLOCKS
+        check(worker)
+
+
+async def test_a_request_that_ends_while_its_copies_take_too_long_is_forgotten(
+    blockade: Blockade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction_copies, "LONGEST_WAIT_S", 0.1)
+    async with tiered(host_pages=100) as worker, router_to(worker) as router:
+        await ask(router, A)
+        blockade.is_open.clear()
+        await router.open(B, 4, request_id="left")
+        await eventually(lambda: blockade.pages > 0)
+        await router.close("left")
+        await eventually(lambda: not worker.host.eviction_copies._jobs)
+        blockade.is_open.set()
+        await eventually(lambda: not worker.host.eviction_copies._waiting)
+        check(worker)
+
+
+async def test_nothing_is_looked_for_again_and_again_for_a_claim_that_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with tiered(host_pages=100) as worker, router_to(worker) as router:
+        await ask(router, A)
+        pool, copies, looks = worker.host.pool, worker.host.eviction_copies, itertools.count()
+        cached = pool.cached
+        monkeypatch.setattr(pool, "cached", lambda: (next(looks), cached())[1])
+        private = PAGES - BLOCKS + TURN_PAGES + 1
+        for _ in range(3):
+            assert copies.may_claim(worker.host.new_session(), CHAINS[A], private)
+            assert pool.claim(CHAINS[A], root_hash(), private) is None
+            await asyncio.sleep(0)
+        assert next(looks) == 0
+
+
+async def test_of_many_claims_that_wait_one_is_prepared_at_a_time(
+    blockade: Blockade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tiered(host_pages=100) as worker, router_to(worker) as router:
+        await ask(router, A)
+        pool, copies, looks = worker.host.pool, worker.host.eviction_copies, itertools.count()
+        cached = pool.cached
+        monkeypatch.setattr(pool, "cached", lambda: (next(looks), cached())[1])
+        blockade.is_open.clear()
+        sessions = [worker.host.new_session() for _ in range(4)]
+        assert not any(copies.may_claim(session, CHAINS[B], 0) for session in sessions)
+        assert next(looks) == 1
+        blockade.is_open.set()
+        for session in sessions:
+            await copies.ready(session, CHAINS[B], 0)
+        assert not copies._jobs
         check(worker)
 
 
