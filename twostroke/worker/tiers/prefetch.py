@@ -101,12 +101,13 @@ class Prefetch:
             return
         to_host = Tier.HOST in self._tiers.used
         waiting = [each for each in self._first if not each.sequence.pages and not each.sequence.ended]
+        room = self._host_room() if to_host else self._pool.count(PageState.FREE) - running
         for each in waiting if to_host else waiting[:1]:
-            blocks = self._next_blocks(each)
+            blocks = self._next_blocks(each, min(READ_PAGES, room))
             if blocks and to_host:
                 self._read_to_host(each, blocks)
             elif blocks:
-                self._read_to_pool(each, blocks, running)
+                self._read_to_pool(each, blocks)
             if blocks:
                 return
 
@@ -166,21 +167,17 @@ class Prefetch:
 
     # Reading
 
-    def _next_blocks(self, waiting: _Waiting) -> list[int]:
-        """Take the next blocks to be read for a sequence: its first ones that are on disk alone."""
+    def _next_blocks(self, waiting: _Waiting, most: int) -> list[int]:
+        """Take the next blocks to be read for a sequence, at most so many: its first ones that are on disk alone."""
         blocks: list[int] = []
-        while waiting.left and len(blocks) < READ_PAGES:
+        while waiting.left and len(blocks) < most:
             block = waiting.left.pop()
             if self._is_on_disk_alone(waiting.sequence.block_hashes[block]):
                 blocks.append(block)
         return blocks
 
-    def _read_to_pool(self, waiting: _Waiting, blocks: list[int], running: int) -> None:
+    def _read_to_pool(self, waiting: _Waiting, blocks: list[int]) -> None:
         """Load the blocks into pages that are free, and that running sequences will not need in the next step."""
-        free = self._pool.count(PageState.FREE) - running
-        blocks = blocks[: max(0, free)]
-        if not blocks:
-            return
         claimed = self._loads.fetch(waiting.sequence.block_hashes, blocks)
         self._claimed += claimed.values()
         self._tiers.metrics.prefetched(Tier.DISK, len(claimed))
@@ -202,7 +199,7 @@ class Prefetch:
     def _read_to_host(self, waiting: _Waiting, blocks: list[int]) -> None:
         reads: list[PageRead[Any]] = []
         pages: dict[BlockHash, PageId] = {}
-        for block in blocks[: self._host_room()]:
+        for block in blocks:
             page = self._tiers.take_host_page()
             if page is None:
                 break

@@ -103,20 +103,24 @@ async def test_without_host_memory_they_come_to_free_pages(tmp_path: Path) -> No
         assert got.last.cached_tokens >= (len(wanted) - 1) * BLOCK
 
 
-async def test_without_host_memory_no_cached_page_is_evicted_for_them(tmp_path: Path) -> None:
+async def test_without_host_memory_no_cached_page_is_evicted_for_them_and_they_come_when_pages_are_free(
+    tmp_path: Path,
+) -> None:
     async with busy_with_a_on_disk(tmp_path, pages=210) as (worker, router):
-        pool = worker.host.pool
+        pool, wanted = worker.host.pool, on_disk_of_a(worker)
         claim = pool.claim(block_hashes_of(prompt_of(pool.count(PageState.FREE) * BLOCK, seed=9), BLOCK), b"", 0)
         for page in claim.pages:
             pool.fill(page)
         pool.release(claim.pages)
-        await router.open(A, TOKENS)
+        got = await router.open(A, TOKENS)
         long = router.of("long")
         before = len(long.tokens)
         await eventually(lambda: len(long.tokens) > before + 3 * BLOCK)
         assert of_tier(worker, "prefetched_pages_total") == 0
-        await router.close("r")
-        await router.close("long")
+        pool.forget_cached()
+        await eventually(lambda: all(pool.find(each) is not None for each in wanted))
+        assert of_tier(worker, "prefetched_pages_total") == len(wanted)
+        await finish(router, got)
 
 
 async def test_pages_on_their_way_to_a_waiting_request_go_back_before_a_running_one_is_preempted(
