@@ -336,8 +336,8 @@ class Scheduler:
     def _by_urgency(self) -> tuple[list[Sequence], list[Sequence]]:
         """Return the running sequences that need one token, which goes to a page of their own, and the others.
 
-        Of the others, those that need one token come first, and those that need less than a block are next (as after a
-        pull: cheap, and output begins).
+        Of the others, those that need one token come first, and those that need less than a block, or run their last
+        one again, are next (as after a pull: cheap, and output begins).
         """
         block_size = self._limits.block_size
         streams: list[Sequence] = []
@@ -353,7 +353,8 @@ class Scheduler:
             if tokens <= 1 and not is_hashed and sequence.sampling is not None:
                 streams.append(sequence)
             else:
-                (singles if tokens <= 1 else tails if tokens < block_size else others).append(sequence)
+                is_tail = tokens < block_size or sequence.computed == len(sequence.known)
+                (singles if tokens <= 1 else tails if is_tail else others).append(sequence)
         return streams, singles + tails + others
 
     def _first_query(self, sequence: Sequence) -> int:

@@ -92,6 +92,14 @@ def test_what_is_kept_of_an_unfinished_block_stays_when_one_that_waits_for_it_go
     bench.step()
 
 
+def test_a_last_block_that_runs_again_does_not_wait_for_a_long_prompt() -> None:
+    bench = Bench(of=limits(BLOCK, has_exact_blocks=True), max_num_batched_tokens=8)
+    bench.finish_prefill(tokens(8))
+    long, cached = bench.answer(tokens(40, token=2)), bench.answer(tokens(8))
+    bench.admit()
+    assert bench.planned() == [(cached, 4, 8), (long, 0, 4)]
+
+
 def test_the_pages_of_an_aborted_sequence_are_kept_until_its_step_has_settled() -> None:
     bench = Bench(4)
     sequence = bench.answer(tokens(15))
