@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -27,17 +28,28 @@ LOOK_S: Final = 30.0
 """Time between two looks for folders that were left; the owner of a folder is seen as often."""
 UNSEEN_S: Final = 3 * LOOK_S
 """A dead worker's folder waits so long for a worker of its name."""
+RETURN_S: Final = 600.0
+"""Workers of other models and forms that were stopped together with this one have so long to come back."""
 UNUSED_S: Final = 7 * 24 * 3600.0
 """Pages of another model, form or version are removed when nobody has used them for so long."""
 
 
 async def adopt_left(
-    tiers: PageTiers, changed: Callable[[], None], *, look_s: float = LOOK_S, unseen_s: float = UNSEEN_S
+    tiers: PageTiers,
+    changed: Callable[[], None],
+    *,
+    look_s: float = LOOK_S,
+    unseen_s: float = UNSEEN_S,
+    return_s: float = RETURN_S,
 ) -> None:
-    """Look for folders that were left until cancelled; `changed` is called when pages were taken in."""
+    """Look for folders that were left until cancelled; `changed` is called when pages were taken in.
+
+    Those of other models give way to this worker's pages from `return_s` on.
+    """
+    began_s = time.monotonic()
     while (disk := tiers.disk) is not None:
         await asyncio.sleep(look_s)
-        look = _Look(disk, unseen_s)
+        look = _Look(disk, unseen_s, removes_others=time.monotonic() - began_s >= return_s)
         try:
             left = await off_loop(look.run)
         except OSError as error:
@@ -55,9 +67,10 @@ async def adopt_left(
 class _Look:
     """One look for folders that were left. It runs on a thread; nobody may be waiting for it any more when it ends."""
 
-    def __init__(self, disk: DiskTier, unseen_s: float) -> None:
+    def __init__(self, disk: DiskTier, unseen_s: float, *, removes_others: bool) -> None:
         self._disk = disk
         self._unseen_s = unseen_s
+        self._removes_others = removes_others
         self._most_other_bytes = max(0, disk.store.most_bytes - disk.store.used_bytes)
         """Bytes that folders of other models may take beside what this worker holds."""
         self._lock = threading.Lock()
@@ -69,9 +82,10 @@ class _Look:
         self._disk.touch()
         root = self._disk.folder.parent
         removed = remove_unused(root.parent, kept=root.name, unseen_s=UNUSED_S)
-        removed += remove_beyond(
-            root.parent, kept=root.name, unseen_s=self._unseen_s, most_bytes=self._most_other_bytes
-        )
+        if self._removes_others:
+            removed += remove_beyond(
+                root.parent, kept=root.name, unseen_s=self._unseen_s, most_bytes=self._most_other_bytes
+            )
         if removed:
             log.info("pages of other models removed folders=%d", removed)
         for folder in claim_left(root, unseen_s=self._unseen_s):

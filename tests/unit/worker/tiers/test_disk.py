@@ -145,9 +145,14 @@ async def test_pages_of_another_model_and_our_own_take_no_more_than_the_disk_may
         left = worker.host.tiers.disk.folder
         assert bytes_in(left)
     async with tiered(tmp_path, disk_pages=12) as worker, router_to(worker) as router:
-        looking = asyncio.create_task(adopt_left(worker.host.tiers, lambda: None, look_s=0.01, unseen_s=0))
         for index, prompt in enumerate((A, B, C)):
             await ask(router, prompt, request_id=f"{index}")
+        tiers = worker.host.tiers
+        await written(worker)
+        with contextlib.suppress(TimeoutError):  # its worker may still come back
+            await asyncio.wait_for(adopt_left(tiers, lambda: None, look_s=0.01, unseen_s=0), 0.3)
+        assert bytes_in(left) + bytes_in(tiers.disk.folder) > tiers.disk.store.most_bytes
+        looking = asyncio.create_task(adopt_left(tiers, lambda: None, look_s=0.01, unseen_s=0, return_s=0.05))
         await eventually(lambda: not left.exists())
         looking.cancel()
         disk = worker.host.tiers.disk
