@@ -272,11 +272,12 @@ def _kv_form(config: WorkerConfig) -> KvForm:
 
 
 def _key_centers(model_dir: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.Tensor | None:
+    from twostroke.models.balanced_keys import balanced
     from twostroke.models.files import TensorFiles
     from twostroke.models.key_centers import key_centers
 
     with TensorFiles(model_dir, dtype) as files:
-        return key_centers(files, spec)
+        return key_centers(balanced(files, spec), spec)
 
 
 def _conversion_of(config: WorkerConfig, shape: PageShape, key_centers: torch.Tensor | None) -> Conversion | None:

@@ -17,6 +17,7 @@ from twostroke.kernels.choice import device_attention, device_elementwise
 from twostroke.kernels.elementwise import Elementwise
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import FORMS, PageForm
+from twostroke.models.balanced_keys import balanced
 from twostroke.models.device_model import DeviceModel
 from twostroke.models.device_weights import WeightSource, take_weights
 from twostroke.models.key_centers import key_centers
@@ -110,7 +111,7 @@ def make_device_runner(
     kernels_over: Callable[[PagePool, ModelSpec, torch.dtype], DeviceKernels] = DeviceKernels.over,
 ) -> DeviceRunner:
     """`pages` is uint8 [pages + scratch, page_bytes] on the device."""
-    spec = plan.spec
+    spec, source = plan.spec, balanced(source, plan.spec)
     pool = PagePool.over(pages, plan.form, spec.page_shape(plan.block_size), key_centers(source, spec))
     kernels = kernels_over(pool, spec, plan.torch_dtype)
     weights = take_weights(source, spec, with_head=plan.with_head)

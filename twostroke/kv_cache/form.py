@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # this is read where nothing else needs arrays
+    import numpy as np
+    import numpy.typing as npt
 
-LAYOUT_VERSION: Final = "pages/3"
+LAYOUT_VERSION: Final = "pages/4"
 """The order of numbers and scales in the pages of every form, and what a number stands for."""
 SCALE_BYTES: Final = 4
 """One float32 scale of a token's key or value in one head."""

@@ -7,16 +7,11 @@ model has one: channels that positions rotate slowly keep most of it.
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
 from twostroke.models.device_weights import WeightSource
-from twostroke.models.rope import rope_tables
+from twostroke.models.rope import mean_rotation
 from twostroke.models.spec import ModelSpec
-
-POSITIONS: Final = 4096
-"""Positions over which the rotated bias is averaged."""
 
 
 def key_centers(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:
@@ -24,12 +19,10 @@ def key_centers(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:
 
     They are rounded to bfloat16, so that no machine's last bits of a mean change a page. Raises what the source raises.
     """
-    if not spec.qkv_bias or spec.qk_norm:
+    if not spec.has_key_bias:
         return None
     rows = spec.kv_heads * spec.head_dim
     names = [f"model.layers.{layer}.self_attn.k_proj.bias" for layer in range(spec.layers)]
     biases = torch.stack([source.take(name, rows) for name in names]).cpu().double()
-    low, high = biases.view(spec.layers, spec.kv_heads, spec.head_dim).chunk(2, dim=-1)
-    cosines, sines = (table.double().mean(0) for table in rope_tables(spec.rope, POSITIONS))
-    centers = torch.cat((low * cosines - high * sines, high * cosines + low * sines), dim=-1)
+    centers = mean_rotation(biases.view(spec.layers, spec.kv_heads, spec.head_dim), spec.rope)
     return centers.bfloat16().float()

@@ -14,8 +14,11 @@ from twostroke.kernels.cpu import arena as arenas
 from twostroke.kernels.cpu import linear, packing
 from twostroke.kernels.cpu.arena import Arena, MappedArena, PrivateArena, WritingArena
 from twostroke.kernels.cpu.linear import NativeLinears
+from twostroke.models import balanced_keys as balancing
 from twostroke.models import weights as loading
+from twostroke.models.balanced_keys import balanced
 from twostroke.models.catalog import cache_dir
+from twostroke.models.device_weights import WeightSource
 from twostroke.models.digest import weights_digest
 from twostroke.models.files import TensorFiles
 from twostroke.models.packed_file import SUFFIX, mapped
@@ -23,11 +26,15 @@ from twostroke.models.spec import ModelSpec
 from twostroke.models.weights import LayerWeights, ModelWeights, take_products
 
 
-class MatrixShapes(TensorFiles):
+@dataclass(frozen=True, slots=True)
+class MatrixShapes:
     """Takes vectors whole, and only the shapes of matrices, whose elements a mapped file has already."""
 
+    files: TensorFiles
+
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        tensor = super().take(name, *shape)
+        """Raises what the files raise."""
+        tensor = self.files.take(name, *shape)
         return tensor if len(shape) == 1 else tensor.to("meta")
 
 
@@ -47,8 +54,9 @@ class PackedModel:
         if region is None:
             return self._load(PrivateArena(), with_head=with_head)
         # To quantise shapes alone, torch would load its compiler, which takes longer than the weights.
-        with (TensorFiles if self.is_int8 else MatrixShapes)(self.directory, self.dtype) as files:
-            return self._take(files, MappedArena(region), with_head=with_head)
+        with TensorFiles(self.directory, self.dtype) as files:
+            source = files if self.is_int8 else MatrixShapes(files)
+            return self._take(balanced(source, self.spec, whole=files), MappedArena(region), with_head=with_head)
 
     def _write(self, file: BinaryIO) -> None:
         """Write all that any worker needs: what a worker without a head needs is the beginning of it."""
@@ -58,18 +66,20 @@ class PackedModel:
 
     def _load(self, arena: Arena, *, with_head: bool) -> ModelWeights:
         with TensorFiles(self.directory, self.dtype) as files:
-            return self._take(files, arena, with_head=with_head)
+            return self._take(balanced(files, self.spec), arena, with_head=with_head)
 
-    def _take(self, files: TensorFiles, arena: Arena, *, with_head: bool) -> ModelWeights:
+    def _take(self, source: WeightSource, arena: Arena, *, with_head: bool) -> ModelWeights:
         """Nothing that is returned lies in the model's own files, so that they do not stay mapped."""
         spec = self.spec
-        embedding = arena.copy(files.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size))
-        weights = take_products(files, spec, with_head=with_head, linears=self.make_linears(arena))
+        embedding = arena.copy(source.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size))
+        weights = take_products(source, spec, with_head=with_head, linears=self.make_linears(arena))
         layers = tuple(_detached(layer) for layer in weights.layers)
         return replace(weights, embedding=embedding, layers=layers, norm=weights.norm.clone())
 
     def _path(self) -> Path:
-        code = b"".join(Path(module.__file__ or "").read_bytes() for module in (arenas, linear, packing, loading))
+        code = b"".join(
+            Path(module.__file__ or "").read_bytes() for module in (arenas, linear, packing, loading, balancing)
+        )
         facts = f"{weights_digest(self.directory)} {self.spec} {self.dtype} {self.is_int8}".encode()
         return packed_folder() / f"{hashlib.blake2b(facts + code, digest_size=16).hexdigest()}{SUFFIX}"
 

@@ -46,6 +46,11 @@ class ModelSpec:
     qk_norm: bool = False
     """Each head of q and k is normalised before it is rotated (Qwen3)."""
 
+    @property
+    def has_key_bias(self) -> bool:
+        """Whether rope rotates keys that have a bias, which no norm changed."""
+        return self.qkv_bias and not self.qk_norm
+
     def page_shape(self, block_size: int) -> PageShape:
         """Return the dimensions of a page."""
         return PageShape(self.layers, self.kv_heads, block_size, self.head_dim)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from twostroke.kernels.linear import Linear, Linears, TorchLinears
+from twostroke.models.balanced_keys import balanced
 from twostroke.models.device_weights import DeviceLayer, WeightSource, take_layer
 from twostroke.models.files import TensorFiles
 from twostroke.models.spec import ModelSpec
@@ -44,7 +45,7 @@ def load_weights(
     Raises ConfigError naming a tensor that is missing or has another shape than the config says.
     """
     with TensorFiles(directory, dtype) as files:
-        return take_products(files, spec, with_head=with_head, linears=linears or TorchLinears())
+        return take_products(balanced(files, spec), spec, with_head=with_head, linears=linears or TorchLinears())
 
 
 def take_products(source: WeightSource, spec: ModelSpec, *, with_head: bool, linears: Linears) -> ModelWeights:

@@ -21,6 +21,7 @@ from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kv_cache.form import FORMS, PageShape
 from twostroke.models import catalog
+from twostroke.models.balanced_keys import balanced
 from twostroke.models.choice import load_model
 from twostroke.models.files import TensorFiles
 from twostroke.models.key_centers import key_centers
@@ -70,7 +71,7 @@ def local_model(config: ModelConfig, threads: int) -> Iterator[LocalModel]:
     try:
         spec = read_spec(directory)
         with TensorFiles(directory, getattr(torch, config.dtype)) as files:
-            centers = key_centers(files, spec)
+            centers = key_centers(balanced(files, spec), spec)
         yield LocalModel(config, directory, spec, tokenizer, kernels, team, centers)
     finally:
         if team is not None:

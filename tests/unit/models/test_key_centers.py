@@ -12,9 +12,9 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from tests.unit.models.test_registry import SIZES, YARN, saved
 from twostroke.kernels import reference
 from twostroke.models.files import TensorFiles
-from twostroke.models.key_centers import POSITIONS, key_centers
+from twostroke.models.key_centers import key_centers
 from twostroke.models.registry import read_spec
-from twostroke.models.rope import rope_tables
+from twostroke.models.rope import MEAN_POSITIONS, rope_tables
 
 WITH_BIAS: dict[str, PreTrainedConfig] = {
     "qwen2": Qwen2Config(**SIZES),
@@ -37,10 +37,10 @@ def test_centers_are_the_mean_of_the_bias_at_all_positions(name: str, tmp_path: 
     saved(WITH_BIAS[name], tmp_path)
     spec, stored, centers = read_spec(tmp_path), load_file(tmp_path / "model.safetensors"), centers_of(tmp_path)
     assert centers is not None
-    angles = rope_tables(spec.rope, POSITIONS)
+    angles = rope_tables(spec.rope, MEAN_POSITIONS)
     for layer, found in enumerate(centers):
         bias = stored[f"model.layers.{layer}.self_attn.k_proj.bias"].view(spec.kv_heads, spec.head_dim)
-        rotated = reference.rotate(bias.expand(POSITIONS, -1, -1), *angles)
+        rotated = reference.rotate(bias.expand(MEAN_POSITIONS, -1, -1), *angles)
         torch.testing.assert_close(found, rotated.mean(0), rtol=2.0**-8, atol=1e-5)
     assert torch.equal(centers, centers.bfloat16().float())
 

@@ -1,0 +1,68 @@
+"""Weights whose keys have channels of about the same size, so that one scale per token and head suits them all.
+
+Rows of the key projection that give large keys are divided by powers of two, and those of the queries that meet them
+are multiplied. That rounds nothing: all scores stay as they are, to the bit, and so do pages of plain numbers but for
+their exponents. Both channels of a pair that rope rotates have one factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from twostroke.models.device_weights import WeightSource
+from twostroke.models.rope import mean_rotation
+from twostroke.models.spec import ModelSpec
+
+SMALLEST: Final = 1e-30
+"""Keys below it are zero, whose factor does not matter."""
+
+
+def balanced(source: WeightSource, spec: ModelSpec, whole: WeightSource | None = None) -> WeightSource:
+    """Return the source of the same model with balanced keys: the source itself where keys have no bias.
+
+    `whole` has matrices where `source` has only their shapes. Raises what the sources raise.
+    """
+    if not spec.has_key_bias:
+        return source
+    factors, groups = {}, spec.heads // spec.kv_heads
+    for layer, divisors in enumerate(_divisors(source if whole is None else whole, spec)):
+        prefix = f"model.layers.{layer}.self_attn"
+        factors[f"{prefix}.q_proj"] = divisors.repeat_interleave(groups, dim=0).flatten()
+        factors[f"{prefix}.k_proj"] = 1 / divisors.flatten()
+    return _ScaledRows(source, factors)
+
+
+@dataclass(frozen=True, slots=True)
+class _ScaledRows:
+    source: WeightSource
+    factors: Mapping[str, torch.Tensor]
+    """Factors of the rows of a projection, by its name."""
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """Raises what the source raises."""
+        tensor, factors = self.source.take(name, *shape), self.factors.get(name.rpartition(".")[0])
+        if factors is None or tensor.is_meta:
+            return tensor
+        return tensor * factors.to(tensor.device, tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
+
+
+def _divisors(source: WeightSource, spec: ModelSpec) -> torch.Tensor:
+    """Return powers of two, float64 [layers, kv_heads, head_dim]: 1 for a head's median pair of channels and below."""
+    rows, spreads, biases = spec.kv_heads * spec.head_dim, [], []
+    for layer in range(spec.layers):
+        prefix = f"model.layers.{layer}"
+        norm = source.take(f"{prefix}.input_layernorm.weight", spec.hidden_size).cpu().double()
+        weight = source.take(f"{prefix}.self_attn.k_proj.weight", rows, spec.hidden_size).cpu().double()
+        biases.append(source.take(f"{prefix}.self_attn.k_proj.bias", rows).cpu().double())
+        spreads.append((weight * norm).square().sum(1))
+    spread, bias = (torch.stack(each).view(-1, spec.kv_heads, spec.head_dim) for each in (spreads, biases))
+    # the mean square of a key whose inputs have size 1, about the center that pages do not store
+    power = spread + bias.square() - mean_rotation(bias, spec.rope).square()
+    low, high = power.chunk(2, dim=-1)
+    size = (low + high).clamp(min=SMALLEST).sqrt()
+    ratio = (size / size.median(dim=-1, keepdim=True).values).clamp(min=1)
+    return torch.exp2(ratio.log2().round()).repeat(1, 1, 2)
