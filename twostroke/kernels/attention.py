@@ -33,6 +33,8 @@ class RaggedBatch:
     sines: torch.Tensor
     released: tuple[int, ...] = ()
     """Pages whose unfinished blocks are finished, or given up, since the step before."""
+    exact_slots: torch.Tensor | None = None
+    """int64 [T]: exact page * block + offset, on devices, in forms whose scales span a block."""
     kernels: KernelRecords | None = None
     """Native kernels are recorded here while somebody profiles."""
 

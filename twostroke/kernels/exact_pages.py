@@ -11,6 +11,8 @@ import mmap
 from collections.abc import Iterable
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from twostroke.kernels.attention import RaggedBatch
@@ -21,32 +23,23 @@ MAP_NORESERVE: Final = 0x4000
 """The flag of Linux with which no memory is set aside for pages that are never touched."""
 
 
-class ExactPages:
-    """A slot for each unfinished block. Slots are reused last in, first out, so few of them take memory."""
+class ExactSlots:
+    """The slot of each unfinished block, by its page; on the host. Slots are reused last in, first out."""
 
-    def __init__(self, pages: int, shape: PageShape, dtype: torch.dtype) -> None:
-        """There is room for `pages` blocks, as many as the pool holds; memory is taken for those in use."""
-        form = FORMS[str(dtype).removeprefix("torch.")]
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-        memory = mmap.mmap(-1, pages * form.page_bytes(shape), flags=flags)
-        data = torch.frombuffer(memory, dtype=torch.uint8).view(pages, -1)
-        self.pool = PagePool.over(data, form, shape)
-        self._free = list(reversed(range(pages)))
+    def __init__(self, count: int, scratch_page: int | None = None) -> None:
+        """There are `count` slots. What goes to the scratch page, if one is named, shares one slot more."""
+        self._free = list(reversed(range(count)))
         self._slots: dict[int, int] = {}
+        self._scratch = {} if scratch_page is None else {scratch_page: count}
 
     def __len__(self) -> int:
         """Return the number of blocks that have a slot."""
         return len(self._slots)
 
-    def begin(self, batch: RaggedBatch) -> torch.Tensor:
-        """Return the slot * block + offset of each token of a step, int64 [T]. Free what the step before left."""
-        self.release(batch.released)
-        block = self.pool.block
-        counts = torch.tensor(batch.query_starts).diff()
-        rows = torch.repeat_interleave(torch.arange(batch.sequences), counts)
-        pages = batch.block_tables[rows, batch.positions.long() // block].tolist()
-        slots = torch.tensor([self._slot(page) for page in pages], dtype=torch.int64)
-        return slots * block + batch.positions % block
+    def places(self, pages: Iterable[int], positions: npt.NDArray[np.int32], block: int) -> npt.NDArray[np.int64]:
+        """Return slot * block + offset of each token, int64 [T], from its page and its position."""
+        slots = np.array([self._slot(page) for page in pages], np.int64)
+        return slots * block + positions % block
 
     def release(self, pages: Iterable[int]) -> None:
         """Free the slots of blocks that are stored, or given up."""
@@ -56,7 +49,42 @@ class ExactPages:
                 self._free.append(slot)
 
     def _slot(self, page: int) -> int:
-        found = self._slots.get(page)
+        found = self._slots.get(page, self._scratch.get(page))
         if found is None:
+            assert self._free, "more blocks are unfinished than there are slots"
             found = self._slots[page] = self._free.pop()
         return found
+
+
+class ExactPages:
+    """A page for each unfinished block, in the dtype of the model."""
+
+    def __init__(self, pool: PagePool, slots: ExactSlots) -> None:
+        self.pool = pool
+        self.slots = slots
+
+    @classmethod
+    def sparse(cls, pages: int, shape: PageShape, dtype: torch.dtype) -> ExactPages:
+        """In host memory: room for as many blocks as the pool holds; memory is taken for those in use."""
+        form = FORMS[str(dtype).removeprefix("torch.")]
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        memory = mmap.mmap(-1, pages * form.page_bytes(shape), flags=flags)
+        data = torch.frombuffer(memory, dtype=torch.uint8).view(pages, -1)
+        return cls(PagePool.over(data, form, shape), ExactSlots(pages))
+
+    @classmethod
+    def fixed(
+        cls, count: int, scratch_page: int, shape: PageShape, dtype: torch.dtype, device: torch.device
+    ) -> ExactPages:
+        """On a device, which has no memory that is taken only once it is used: `count` pages and a scratch page."""
+        form = str(dtype).removeprefix("torch.")
+        return cls(PagePool.empty(count + 1, form, shape, device), ExactSlots(count, scratch_page))
+
+    def begin(self, batch: RaggedBatch) -> torch.Tensor:
+        """Return the slot * block + offset of each token of a step, int64 [T]. Free what the step before left."""
+        self.slots.release(batch.released)
+        block = self.pool.block
+        counts = torch.tensor(batch.query_starts).diff()
+        rows = torch.repeat_interleave(torch.arange(batch.sequences), counts)
+        pages = batch.block_tables[rows, batch.positions.long() // block].tolist()
+        return torch.from_numpy(self.slots.places(pages, batch.positions.numpy(), block))

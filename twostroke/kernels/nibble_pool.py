@@ -39,12 +39,18 @@ class NibblePool:
     exact: ExactPages
 
     @classmethod
-    def over(cls, data: torch.Tensor, shape: PageShape, dtype: torch.dtype) -> NibblePool:
-        """Views of `data`, uint8 [pages, page bytes], contiguous. Raises ConfigError for shapes that have no words."""
+    def over(
+        cls, data: torch.Tensor, shape: PageShape, dtype: torch.dtype, exact: ExactPages | None = None
+    ) -> NibblePool:
+        """Views of `data`, uint8 [pages, page bytes], contiguous; the exact pages are by default sparse host memory.
+
+        Raises ConfigError for shapes that have no words.
+        """
         check_shape(shape)
+        exact = exact or ExactPages.sparse(len(data), shape, dtype)
         form = FORMS["int4"]
         heads = data.view(len(data), shape.layers, shape.kv_heads, form.head_bytes(shape))
-        return cls(form, heads, shape.head_dim, ExactPages(len(data), shape, dtype))
+        return cls(form, heads, shape.head_dim, exact)
 
     @property
     def kv_heads(self) -> int:

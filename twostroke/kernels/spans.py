@@ -44,6 +44,8 @@ class TokenSlots:
     cosines: torch.Tensor
     """float32 [T, head_dim / 2], of each token's position"""
     sines: torch.Tensor
+    exact_slots: torch.Tensor | None = None
+    """int64 [T]: exact page * block + offset, in forms whose scales span a block"""
 
 
 def spans_of(batch: RaggedBatch) -> list[Span]:
@@ -53,6 +55,25 @@ def spans_of(batch: RaggedBatch) -> list[Span]:
         (sequence, starts[sequence], starts[sequence + 1] - starts[sequence], context)
         for sequence, context in enumerate(batch.context_lens)
     ]
+
+
+def spans_by_length(batch: RaggedBatch, short_rows: int) -> tuple[list[Span], list[Span], list[Span]]:
+    """Spans of one row, of at most `short_rows`, and longer ones."""
+    spans = spans_of(batch)
+    single = [span for span in spans if span[2] == 1]
+    short = [span for span in spans if 1 < span[2] <= short_rows]
+    long = [span for span in spans if span[2] > short_rows]
+    return single, short, long
+
+
+def spans_on(device: torch.device, groups: Sequence[Sequence[Span]], block_tables: torch.Tensor) -> list[Spans | None]:
+    """What the launch of each group works on, brought over by one copy; None where a group is empty."""
+    fields = span_fields([span for group in groups for span in group], device)
+    made: list[Spans | None] = []
+    for group, own in zip(groups, torch.split_with_sizes(fields, [len(group) for group in groups]), strict=True):
+        most_rows, longest = (max((span[field] for span in group), default=0) for field in (2, 3))
+        made.append(Spans(own, block_tables, most_rows, longest) if group else None)
+    return made
 
 
 def cut_into_tiles(spans: Iterable[Span], tile_rows: int) -> list[Span]:

@@ -146,21 +146,21 @@ def test_blocks_and_heads_that_do_not_fit_are_refused_with_the_remedy(shape: Pag
 
 def test_an_unfinished_block_keeps_its_slot_until_it_is_released() -> None:
     prompts = Prompts(PageShape(1, 1, BLOCK, 8), 1, (20, 40), torch.float32)
-    exact = ExactPages(8, prompts.shape, torch.float32)
+    exact = ExactPages.sparse(8, prompts.shape, torch.float32)
     first = exact.begin(prompts.batch([(0, 0, 10), (1, 0, 40)]))
-    assert len(exact) == 4
+    assert len(exact.slots) == 4
     tables = prompts.batch(prompts.whole()).block_tables
-    exact.release([*tables[1, :2].tolist(), *tables[1, :2].tolist()])
-    assert len(exact) == 2
+    exact.slots.release([*tables[1, :2].tolist(), *tables[1, :2].tolist()])
+    assert len(exact.slots) == 2
     second = exact.begin(prompts.batch([(0, 10, 20)]))
     assert second[:6].tolist() == (first[:1] + torch.arange(10, 16)).tolist()
-    assert len(exact) == 3
+    assert len(exact.slots) == 3
 
 
 def test_memory_is_taken_for_unfinished_blocks_alone() -> None:
     shape = PageShape(30, 3, BLOCK, 64)
     before = _resident_bytes()
-    exact = ExactPages(200_000, shape, torch.bfloat16)
+    exact = ExactPages.sparse(200_000, shape, torch.bfloat16)
     exact.pool.numbers[0] = 1
     assert _resident_bytes() - before < 64 * FORMS["bfloat16"].page_bytes(shape)
 

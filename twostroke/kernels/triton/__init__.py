@@ -7,6 +7,7 @@ elementwise.py  norms with their residual sum, the gated product
 bytes.py        numbers of one byte: decoded after a load, encoded before a store
 pages.py        whole pages to and from a contiguous buffer
 attention.py    the backend: which span goes to which kernel
+nibbles.py, nibble_spans.py, nibble_attention.py    the same for pages of 4-bit numbers, whose blocks are stored whole
 
 Every launch reads slots, lengths and block tables on the device and never waits for it, so all of them can be captured
 in a CUDA graph. What a captured graph keeps: the grid (how many tokens, spans and splits), the layer and the addresses

@@ -15,7 +15,7 @@ import torch
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.spans import FIELDS, Span, Spans, TokenSlots, cut_into_tiles, span_fields, spans_of
+from twostroke.kernels.spans import FIELDS, Spans, TokenSlots, cut_into_tiles, spans_by_length, spans_on
 from twostroke.kernels.triton.checks import WIDEST_HEAD
 from twostroke.kernels.triton.decode import (
     HOPPER_SHARED_BYTES,
@@ -70,18 +70,11 @@ class TritonAttention:
 
     def begin(self, batch: RaggedBatch) -> TritonStep:
         """A step of any mix of spans, planned on the host: one small copy to the device, no waiting for it."""
-        single, short, long = self._by_length(spans_of(batch))
+        single, short, long = spans_by_length(batch, self.short_rows)
         tiles = cut_into_tiles(long, self.prefill.rows)
-        fields = span_fields([*single, *short, *tiles], self.pool.device)
-        decodes = []
-        done = 0
-        for group in (single, short):
-            if group:
-                spans = _spans(group, fields[done : done + len(group)], batch.block_tables)
-                decodes.append(self.plan(spans))
-            done += len(group)
-        prefill = _spans(tiles, fields[done:], batch.block_tables) if tiles else None
-        return TritonStep(self, TokenSlots(batch.write_slots, batch.cosines, batch.sines), tuple(decodes), prefill)
+        *decodes, prefill = spans_on(self.pool.device, [single, short, tiles], batch.block_tables)
+        plans = tuple(self.plan(spans) for spans in decodes if spans is not None)
+        return TritonStep(self, TokenSlots(batch.write_slots, batch.cosines, batch.sines), plans, prefill)
 
     def begin_decode(self, spans: Spans, placement: TokenSlots) -> TritonStep:
         """A step of spans of at most `short_rows` rows over tensors that are rewritten in place before each replay.
@@ -114,12 +107,6 @@ class TritonAttention:
                     decode_attention(q, pool, 0, spans, self.scale, q, plan)
             tile = Spans(nothing, tables, self.prefill.rows, 1)
             prefill_attention(q, pool, 0, tile, self.scale, q, self.prefill)
-
-    def _by_length(self, spans: list[Span]) -> tuple[list[Span], list[Span], list[Span]]:
-        single = [span for span in spans if span[2] == 1]
-        short = [span for span in spans if 1 < span[2] <= self.short_rows]
-        long = [span for span in spans if span[2] > self.short_rows]
-        return single, short, long
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,7 +152,3 @@ def shared_bytes_of(device: torch.device) -> int:
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] not in LIKE_HOPPER:
         return LEAST_SHARED_BYTES
     return HOPPER_SHARED_BYTES
-
-
-def _spans(spans: list[Span], fields: torch.Tensor, block_tables: torch.Tensor) -> Spans:
-    return Spans(fields, block_tables, max(span[2] for span in spans), max(span[3] for span in spans))

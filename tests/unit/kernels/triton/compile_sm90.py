@@ -22,11 +22,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from twostroke.kernels.nibble_pool import LARGEST_HALF, SMALLEST_SCALE
 from twostroke.kernels.page_pool import LARGEST, PagePool
-from twostroke.kernels.triton import decode, elementwise, pages, prefill, store
+from twostroke.kernels.triton import decode, elementwise, nibble_spans, nibbles, pages, prefill, store
 from twostroke.kernels.triton.bytes import KINDS
 from twostroke.kernels.triton.checks import pool_arguments
-from twostroke.kv_cache.form import PageShape
+from twostroke.kv_cache.form import VALUE_GROUP, PageShape
 
 KV_HEADS, GROUP, BLOCK = 8, 4, 16
 FLOATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -58,6 +59,11 @@ def variants() -> Iterator[Variant]:
             yield decode_variant(f"decode-1-{name}", dim, kind, 1, decode.decode_tuning(dim, kind), form)
             yield prefill_variant(f"prefill-{name}", dim, kind, prefill.prefill_tuning(dim, kind), form)
             yield store_variant(f"store-{name}", dim, kind, form)
+    for dtype in (torch.bfloat16, torch.float32):
+        for dim in (64, 80, 128, 256):
+            for rows in (1, 16):
+                yield nibbles_variant(f"nibbles-{rows}-{dim}-{FLOATS[dtype]}", dim, dtype, rows)
+            yield blocks_variant(f"blocks-{dim}-{FLOATS[dtype]}", dim, dtype)
     yield merge_variant("merge-128-bf16", 128, torch.bfloat16)
     for gather in (True, False):
         pointers = {"pool": "*i32", "buffer": "*i32", "pages": "*i64"}
@@ -116,6 +122,36 @@ def store_variant(name: str, dim: int, dtype: torch.dtype, form: str = "") -> Va
         **pool_constants(dim, form),
     }
     return Variant(name, store.store_kernel, pointers | angles, constants, 4)
+
+
+def nibbles_variant(name: str, dim: int, dtype: torch.dtype, rows: int) -> Variant:
+    kind, tuning = "*" + FLOATS[dtype], decode.decode_tuning(dim, dtype)
+    pointers = {"q": kind, "out": kind, "partials": "*fp32", "weights": "*fp32", **nibble_pointers(kind)}
+    constants = (shape_of(dim) | nibble_constants(dim)) | {
+        "KEYS": tuning.keys,
+        "EXACT_KEYS": BLOCK if rows == 1 else tuning.keys,
+        "LEAST_SHARE": tuning.least_share,
+        "PACKED_PAD": max(16, rows * GROUP),
+        "WHOLE": False,
+    }
+    tables = {"block_tables": "*i32", "fields": "*i32", "exact_slots": "*i64"}
+    return Variant(name, nibble_spans.nibble_kernel, pointers | tables, constants, tuning.warps, tuning.stages)
+
+
+def blocks_variant(name: str, dim: int, dtype: torch.dtype) -> Variant:
+    pointers = nibble_pointers("*" + FLOATS[dtype]) | {"write_slots": "*i64", "exact_slots": "*i64"}
+    constants = nibble_constants(dim) | {"LARGEST": LARGEST_HALF, "SMALLEST": SMALLEST_SCALE}
+    return Variant(name, nibbles.store_blocks_kernel, pointers, constants, 4)
+
+
+def nibble_pointers(kind: str) -> dict[str, str]:
+    return {"words": "*i32", "halves": "*fp16", "exact": kind}
+
+
+def nibble_constants(dim: int) -> dict[str, int]:
+    exact = pool_constants(dim, "")
+    strides = {f"EXACT_{name}": exact[name] for name in ("LAYER", "VALUES", "HEAD")}
+    return {"DIM": dim, "DIM_PAD": triton.next_power_of_2(dim), "WIDTH": VALUE_GROUP, **strides}
 
 
 def pool_pointers(kind: str, form: str) -> dict[str, str]:

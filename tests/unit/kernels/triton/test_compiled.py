@@ -19,6 +19,9 @@ COMPILED = (
     "decode-1-128-fp8_e4m3",
     "prefill-128-int8",
     "store-64-fp8_e4m3",
+    "nibbles-1-128-bf16",
+    "nibbles-16-64-bf16",
+    "blocks-80-bf16",
     "merge",
     "pages-gather",
 )
@@ -35,9 +38,9 @@ def test_kernels_compile_for_hopper_without_spills_and_with_its_instructions(tmp
     for name, kernel in kernels.items():
         assert kernel["stack_bytes"] == 0, f"{name} spills registers: {kernel}"
         assert kernel["shared_bytes"] <= SHARED_BYTES_OF_A_HOPPER_BLOCK, name
-        if name.startswith(("decode", "prefill")):
+        if name.startswith(("decode", "prefill", "nibbles")):
             assert kernel["cp_async_16"] > 0, f"{name} does not copy K and V ahead, 16 bytes at a time: {kernel}"
-            has_scales = not name.endswith("bf16")  # which are four bytes each
+            has_scales = name.startswith("nibbles") or not name.endswith("bf16")  # of two or four bytes each
             assert has_scales or kernel["cp_async_less"] == 0, f"{name} copies in small pieces: {kernel}"
     assert kernels["prefill-128-bf16"]["wgmma"] > 0
     assert kernels["decode-1-128-bf16"]["mma"] > 0

@@ -1,0 +1,100 @@
+"""The Triton kernels of 4-bit pages in the interpreter: the bits that torch packs, the rows that torch computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.kernels.test_page_forms import LAYER, Prompts
+from twostroke.kernels.exact_pages import ExactPages
+from twostroke.kernels.nibble_attention import NibbleAttention
+from twostroke.kernels.nibble_pool import BLOCK, NibblePool
+from twostroke.kernels.triton.decode import DecodeTuning
+from twostroke.kernels.triton.nibble_attention import TritonNibbleAttention
+from twostroke.kv_cache.form import PageShape
+
+SLACK = {torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 5e-3}
+"""The interpreter cuts float32 off to bfloat16 where devices and torch round it: twice the error."""
+SMALL = DecodeTuning(keys=32, warps=4, stages=2, least_share=32)
+Chunks = list[tuple[int, int, int]]
+
+
+class Interpreted:
+    """The backend beside torch's, each over pages of its own, with exact pages of a fixed number."""
+
+    def __init__(self, prompts: Prompts, multiprocessors: int, stale: int = 0xFF) -> None:
+        pages, shape = len(prompts.lengths) * prompts.blocks, prompts.shape
+        data = prompts.data("int4", stale)
+        exact = ExactPages.fixed(pages, pages, shape, prompts.dtype, torch.device("cpu"))
+        exact.pool.numbers.fill_(float("nan"))
+        self.prompts = prompts
+        self.pool = NibblePool.over(data, shape, prompts.dtype, exact)
+        self.backend = TritonNibbleAttention(self.pool, prompts.heads, prompts.scale, tuning=SMALL)
+        self.backend.multiprocessors = multiprocessors
+
+    def run(self, chunks: Chunks) -> torch.Tensor:
+        batch = self.prompts.batch(chunks)
+        batch = replace(batch, exact_slots=self.pool.exact.begin(batch))
+        parts = [[x[start:end] for x in self.prompts.rows(sequence)] for sequence, start, end in chunks]
+        q, k, v = (torch.cat(each).contiguous() for each in zip(*parts, strict=True))
+        step = self.backend.begin(batch)
+        return step.attend(LAYER, step.store(LAYER, q, k, v))
+
+
+def in_torch(prompts: Prompts) -> tuple[NibblePool, torch.Tensor]:
+    pool = NibblePool.over(prompts.data("int4"), prompts.shape, prompts.dtype)
+    return pool, prompts.run(NibbleAttention(pool, prompts.heads, prompts.scale), prompts.whole())
+
+
+def steps_of(lengths: tuple[int, ...], cuts: list[int]) -> list[Chunks]:
+    """Steps in which each sequence advances by so many tokens, one after the other, until all are whole."""
+    done, steps = [0] * len(lengths), []
+    while any(at < length for at, length in zip(done, lengths, strict=True)):
+        cut = cuts[len(steps) % len(cuts)]
+        ends = [min(at + cut, length) for at, length in zip(done, lengths, strict=True)]
+        steps.append([(row, at, end) for row, (at, end) in enumerate(zip(done, ends, strict=True)) if end > at])
+        done = ends
+    return steps
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    kv_heads=st.integers(1, 2),
+    head_dim=st.sampled_from([8, 24, 64, 80, 128]),
+    groups=st.sampled_from([1, 3, 4]),
+    dtype=st.sampled_from(list(SLACK)),
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=3).map(tuple),
+    cuts=st.lists(st.sampled_from([1, 5, 16, 21, 48, 90]), min_size=1, max_size=3).filter(lambda cuts: sum(cuts) > 15),
+    multiprocessors=st.integers(0, 4),
+    seed=st.integers(0, 99),
+)
+def test_blocks_hold_what_torch_packs_and_rows_are_what_torch_computes_in_any_chunks(
+    kv_heads: int,
+    head_dim: int,
+    groups: int,
+    dtype: torch.dtype,
+    lengths: tuple[int, ...],
+    cuts: list[int],
+    multiprocessors: int,
+    seed: int,
+) -> None:
+    prompts = Prompts(PageShape(2, kv_heads, BLOCK, head_dim), kv_heads * groups, lengths, dtype, seed)
+    right, expected = in_torch(prompts)
+    ours = Interpreted(prompts, multiprocessors)
+    actual = torch.empty_like(expected)
+    starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
+    for chunks in steps_of(lengths, cuts):
+        rows = torch.cat([torch.arange(starts[row] + start, starts[row] + end) for row, start, end in chunks])
+        actual[rows] = ours.run(chunks)
+    tables = prompts.batch(prompts.whole()).block_tables
+    for sequence, length in enumerate(lengths):
+        full = tables[sequence, : length // BLOCK].long()
+        assert torch.equal(ours.pool.heads[full, LAYER], right.heads[full, LAYER])
+        begun = tables[sequence, length // BLOCK :].long()
+        assert (ours.pool.heads[begun] == 0xFF).all(), "a block is stored when its last token is"
+    assert (ours.pool.heads[:, 1 - LAYER] == 0xFF).all()
+    highest = max(prompts.rows(sequence)[2].abs().max().item() for sequence in range(len(lengths)))
+    torch.testing.assert_close(actual, expected, rtol=SLACK[dtype], atol=SLACK[dtype] * max(1.0, highest / 3))
