@@ -7,13 +7,13 @@ from typing import Final
 
 from tools.bill.model import BilledModel
 from tools.bill.options import BillFlags, MemoryFlags
-from twostroke.config import CacheConfig
+from twostroke.config import CacheConfig, ScheduleConfig
 from twostroke.config.cache import HOST_CACHE_BYTES
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import FORMS
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages, host_pool_bytes
 from twostroke.kv_cache.tiers.disk_store import disk_pages
-from twostroke.models.memory_needs import DeviceNeeds, MemoryReading, device_pages
+from twostroke.models.memory_needs import DeviceNeeds, MemoryReading, device_pages, exact_blocks, exact_bytes
 
 BILLED_DEVICE: Final = "with --device-memory"
 
@@ -61,7 +61,7 @@ def form_bills(model: BilledModel, flags: BillFlags) -> dict[str, FormBill]:
     for form in FORMS:
         page_bytes = model.page_bytes(form, memory.block_size)
         try:
-            pages, host, disk = _pages(model, page_bytes, flags), _host_pages(memory, page_bytes), 0
+            pages, host, disk = _pages(model, form, flags), _host_pages(memory, page_bytes), 0
             if memory.disk_cache_bytes:
                 disk = disk_pages(memory.disk_cache_bytes, page_bytes)
         except ConfigError:
@@ -81,11 +81,23 @@ def _host_pages(memory: MemoryFlags, page_bytes: int) -> int:
     return enough_pages(memory.host_cache_bytes, page_bytes, least=1, flag="--host-cache")
 
 
-def _pages(model: BilledModel, page_bytes: int, flags: BillFlags) -> int:
+def _pages(model: BilledModel, form: str, flags: BillFlags) -> int:
     memory = flags.memory
+    page_bytes = model.page_bytes(form, memory.block_size)
     if memory.device_memory_bytes is None:
         return enough_pages(memory.kv_cache_memory_bytes or HOST_CACHE_BYTES, page_bytes)
     reading = MemoryReading(BILLED_DEVICE, memory.device_memory_bytes, memory.device_memory_bytes)
-    needs = DeviceNeeds(weight_bytes=model.weights.total, working_bytes=model.working_bytes, page_bytes=page_bytes)
+    working = model.working_bytes + _exact_bytes(model, form, flags)
+    needs = DeviceNeeds(weight_bytes=model.weights.total, working_bytes=working, page_bytes=page_bytes)
     cache = CacheConfig(block_size=memory.block_size, kv_cache_memory_bytes=memory.kv_cache_memory_bytes)
     return device_pages(reading, needs, cache)
+
+
+def _exact_bytes(model: BilledModel, form: str, flags: BillFlags) -> int:
+    """Return what unfinished blocks take beside the pages; a paced model's pages have one size in every form."""
+    if not model.groups:
+        return 0
+    block_size, sequences = flags.memory.block_size, flags.model.max_num_seqs
+    tokens = ScheduleConfig(max_num_seqs=sequences).step_tokens(on_gpu=True)
+    blocks = exact_blocks(FORMS[form], block_size, tokens=tokens, sequences=sequences)
+    return exact_bytes(blocks, model.page_bytes(flags.model.dtype, block_size))

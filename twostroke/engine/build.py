@@ -235,16 +235,13 @@ def _build_on_device(
     from twostroke.device.memory import DeviceMemory
     from twostroke.engine.accelerator import accelerator_for
     from twostroke.engine.device_build import DevicePlan, make_device_runner
+    from twostroke.kernels.nibble_pool import check_shape
     from twostroke.models.files import TensorFiles
 
     if config.model.weights == "int8":
         raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="weights")
     if FORMS[config.kv_format].spans_block:
-        raise ConfigError(
-            f"--kv-format {config.kv_format} is for CPUs: the device's kernels store each token on its own; "
-            "use --kv-format int8, or --device cpu",
-            field="kv_format",
-        )
+        check_shape(spec.page_shape(config.cache.block_size))
     if config.model.deterministic:
         raise ConfigError(
             "--deterministic cannot be kept on CUDA: its matrix products pick their order of summation by the number "

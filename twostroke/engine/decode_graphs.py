@@ -14,6 +14,7 @@ import torch
 
 from twostroke.engine.accelerator import Accelerator, Recording
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
+from twostroke.kernels.exact_pages import ExactPlaces
 from twostroke.kernels.spans import FIELDS, Spans
 from twostroke.scheduler.batch import Batch
 
@@ -30,6 +31,8 @@ class DecodeInputs:
     """The spans of one row each; block tables are stale beyond a row's context."""
     write_slots: torch.Tensor
     """int64 [B]"""
+    exact_slots: torch.Tensor
+    """int64 [B], or [0] in forms that store each token on its own"""
 
 
 Forward = Callable[[DecodeInputs], tuple[torch.Tensor, ...]]
@@ -71,8 +74,16 @@ def padded(batch: Batch, size: int, pages: PageTable) -> list[HostArray]:
 class DecodeGraphs:
     """Records `forward` at once, for every size; `run` belongs to the thread that runs steps."""
 
-    def __init__(self, forward: Forward, accelerator: Accelerator, sizes: Sequence[int], pages: PageTable) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        accelerator: Accelerator,
+        sizes: Sequence[int],
+        pages: PageTable,
+        exact: ExactPlaces,
+    ) -> None:
         self._sizes = tuple(sizes)
+        self._exact = exact
         self._pages = pages
         largest = self._sizes[-1]
         device = accelerator.device
@@ -87,7 +98,7 @@ class DecodeGraphs:
     def run(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """What `forward` returned for the batch, padding rows last; good until the next run."""
         size = next(size for size in self._sizes if size >= batch.sequences)
-        tables = self._staging.upload(padded(batch, size, self._pages))[-1]
+        tables = self._staging.upload(self._arrays(batch, size))[-1]
         self._tables[:size, : tables.shape[1]].copy_(tables)
         recording = self._recordings[size]
         recording.replay()
@@ -95,15 +106,20 @@ class DecodeGraphs:
 
     def _record(self, forward: Forward, accelerator: Accelerator, size: int) -> Recording:
         arrays = self._padding(size, 1)
-        slots, fields, tokens, positions, _ = self._staging.upload(arrays)
-        inputs = DecodeInputs(
-            tokens, positions, Spans(fields, self._tables[:size], 1, self._pages.max_positions), slots
-        )
+        exact_slots, slots, fields, tokens, positions, _ = self._staging.upload(arrays)
+        spans = Spans(fields, self._tables[:size], 1, self._pages.max_positions)
+        inputs = DecodeInputs(tokens, positions, spans, slots, exact_slots)
         return accelerator.record(lambda: forward(inputs))
 
     def _padding(self, size: int, blocks: int) -> list[HostArray]:
         """A step of padding alone."""
         none, nowhere = np.zeros(0, np.int32), np.zeros(0, np.int64)
-        return padded(
-            Batch(none, none, np.zeros(1, np.int32), none, np.zeros((0, blocks), np.int32), nowhere), size, self._pages
+        return self._arrays(
+            Batch(none, none, np.zeros(1, np.int32), none, np.zeros((0, blocks), np.int32), nowhere), size
         )
+
+    def _arrays(self, batch: Batch, size: int) -> list[HostArray]:
+        """The places of exact tokens before the rest, so that everything but the tables lies where it always does."""
+        arrays = padded(batch, size, self._pages)
+        *_, positions, tables = arrays
+        return [self._exact.begin(np.arange(size), tables, positions, batch.released), *arrays]

@@ -15,13 +15,15 @@ from twostroke.engine.device_runner import DeviceAttention, DeviceRunner, StepLi
 from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.kernels.choice import device_attention, device_elementwise
 from twostroke.kernels.elementwise import Elementwise
+from twostroke.kernels.exact_pages import ExactPages, NoExactSlots
+from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import FORMS, PageForm
 from twostroke.models.balanced_keys import balanced
 from twostroke.models.device_model import DeviceModel
 from twostroke.models.device_weights import WeightSource, take_weights
 from twostroke.models.key_centers import key_centers
-from twostroke.models.memory_needs import DeviceNeeds, device_pages, working_bytes
+from twostroke.models.memory_needs import DeviceNeeds, device_pages, exact_blocks, exact_bytes, working_bytes
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 
@@ -71,9 +73,14 @@ class DevicePlan:
                 tokens=self.max_tokens,
                 samples=samples,
                 recorded=sum(graph_sizes(samples)),
-            ),
+            )
+            + exact_bytes(self.exact_blocks, spec.page_bytes(self.block_size, self.dtype)),
             page_bytes=spec.page_bytes(self.block_size, self.form.name),
         )
+
+    @property
+    def exact_blocks(self) -> int:
+        return exact_blocks(self.form, self.block_size, tokens=self.max_tokens, sequences=self.max_sequences)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -97,7 +104,7 @@ class DeviceKernels:
     elementwise: Elementwise
 
     @classmethod
-    def over(cls, pool: PagePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
+    def over(cls, pool: PagePool | NibblePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
         """Choose the fastest kernels for this pool. Raises ConfigError if none can serve it."""
         attention = device_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5, dtype=dtype)
         return cls(attention, device_elementwise(pool.device))
@@ -108,14 +115,25 @@ def make_device_runner(
     source: WeightSource,
     pages: torch.Tensor,
     accelerator: Accelerator,
-    kernels_over: Callable[[PagePool, ModelSpec, torch.dtype], DeviceKernels] = DeviceKernels.over,
+    kernels_over: Callable[[PagePool | NibblePool, ModelSpec, torch.dtype], DeviceKernels] = DeviceKernels.over,
 ) -> DeviceRunner:
     """`pages` is uint8 [pages + scratch, page_bytes] on the device."""
     spec, source = plan.spec, balanced(source, plan.spec)
-    pool = PagePool.over(pages, plan.form, spec.page_shape(plan.block_size), key_centers(source, spec))
+    pool = _pool_over(pages, plan, key_centers(source, spec))
     kernels = kernels_over(pool, spec, plan.torch_dtype)
     weights = take_weights(source, spec, with_head=plan.with_head)
     model = DeviceModel(spec, weights, kernels.elementwise)
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.rope, plan.max_model_len))
     limits = plan.limits(len(pages) - 1)
-    return DeviceRunner(model, kernels.attention, (cosines, sines), accelerator, limits, with_head=plan.with_head)
+    exact = pool.exact.slots if isinstance(pool, NibblePool) else NoExactSlots()
+    rope = cosines, sines
+    return DeviceRunner(model, kernels.attention, rope, accelerator, limits, exact, with_head=plan.with_head)
+
+
+def _pool_over(pages: torch.Tensor, plan: DevicePlan, centers: torch.Tensor | None) -> PagePool | NibblePool:
+    """The last of the pages is the scratch page."""
+    shape = plan.spec.page_shape(plan.block_size)
+    if not plan.form.spans_block:
+        return PagePool.over(pages, plan.form, shape, centers)
+    exact = ExactPages.fixed(plan.exact_blocks, len(pages) - 1, shape, plan.torch_dtype, plan.device)
+    return NibblePool.over(pages, shape, plan.torch_dtype, exact)

@@ -23,6 +23,7 @@ from twostroke.engine.sampler import UNSOUND, is_plain_draw, is_plain_greedy, sa
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
 from twostroke.errors import EngineLost
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
+from twostroke.kernels.exact_pages import ExactPlaces
 from twostroke.kernels.spans import Spans, TokenSlots
 from twostroke.models.device_model import EVERY_ROW, DeviceModel
 from twostroke.request import SampledToken
@@ -71,9 +72,11 @@ class DeviceRunner:
         rope: tuple[torch.Tensor, torch.Tensor],
         accelerator: Accelerator,
         limits: StepLimits,
+        exact: ExactPlaces,
         *,
         with_head: bool,
     ) -> None:
+        self._exact = exact
         self._model = model
         self._attention = attention
         self._cosines, self._sines = rope
@@ -86,7 +89,7 @@ class DeviceRunner:
         with accelerator.guard(), torch.inference_mode():
             if with_head:
                 sizes = graph_sizes(limits.max_sequences)
-                self._graphs = DecodeGraphs(self._decode, accelerator, sizes, limits.pages)
+                self._graphs = DecodeGraphs(self._decode, accelerator, sizes, limits.pages, exact)
             self._warm_up()  # last, because a recording gives memory back that nobody uses
 
     def run(self, batch: Batch) -> StepResult:
@@ -125,8 +128,10 @@ class DeviceRunner:
         """Write the KV of all tokens; the logits behind `batch.samples`, or None where there are none."""
         starts = batch.query_starts.tolist()
         rows = np.array([starts[row.row + 1] - 1 for row in batch.samples], np.int64)
-        slots, tokens, positions, sample_rows, tables = self._staging.upload(
-            [batch.write_slots, batch.tokens, batch.positions, rows, batch.block_tables]
+        of_token = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
+        exact = self._exact.begin(of_token, batch.block_tables, batch.positions, batch.released)
+        exact_slots, slots, tokens, positions, sample_rows, tables = self._staging.upload(
+            [exact, batch.write_slots, batch.tokens, batch.positions, rows, batch.block_tables]
         )
         ragged = RaggedBatch(
             positions=positions,
@@ -136,13 +141,15 @@ class DeviceRunner:
             write_slots=slots,
             cosines=self._cosines[positions],
             sines=self._sines[positions],
+            exact_slots=exact_slots,
         )
         return self._model.forward(tokens, self._attention.begin(ragged), sample_rows if len(rows) else None)
 
     def _decode(self, inputs: DecodeInputs) -> tuple[torch.Tensor, ...]:
         """What is recorded: (likeliest tokens, logits) of every row."""
         positions = inputs.positions
-        placement = TokenSlots(inputs.write_slots, self._cosines[positions], self._sines[positions])
+        angles = self._cosines[positions], self._sines[positions]
+        placement = TokenSlots(inputs.write_slots, *angles, inputs.exact_slots)
         step = self._attention.begin_decode(inputs.spans, placement)
         logits = self._model.forward(inputs.tokens, step, EVERY_ROW)
         assert logits is not None
@@ -217,6 +224,7 @@ def _staging_bytes(limits: StepLimits) -> int:
     """Return the staging bytes of the largest step."""
     tokens, sequences = limits.max_tokens, limits.max_sequences
     arrays: list[HostArray] = [
+        np.empty(tokens, np.int64),
         np.empty(tokens, np.int64),
         np.empty(tokens, np.int32),
         np.empty(tokens, np.int32),

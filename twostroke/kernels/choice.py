@@ -22,6 +22,7 @@ from twostroke.kv_cache.form import PageForm, PageShape
 
 if TYPE_CHECKING:  # loads Triton
     from twostroke.kernels.triton.attention import TritonAttention
+    from twostroke.kernels.triton.nibble_attention import TritonNibbleAttention
 
 
 def host_pool(
@@ -62,12 +63,19 @@ def choose_attention(
     return AlignedAttention(pool, heads, scale) if is_deterministic else TorchAttention(pool, heads, scale)
 
 
-def device_attention(pool: PagePool, *, heads: int, scale: float, dtype: torch.dtype) -> TritonAttention:
+def device_attention(
+    pool: PagePool | NibblePool, *, heads: int, scale: float, dtype: torch.dtype
+) -> TritonAttention | TritonNibbleAttention:
     """For a pool on a CUDA device. Raises ConfigError where Triton is missing, or cannot compute such heads."""
     _require_triton()  # only here: a machine without CUDA need not have it
     from twostroke.kernels.triton.attention import TritonAttention
+    from twostroke.kernels.triton.nibble_attention import TritonNibbleAttention
 
-    attention = TritonAttention(pool, heads, scale, dtype)
+    attention: TritonAttention | TritonNibbleAttention
+    if isinstance(pool, NibblePool):
+        attention = TritonNibbleAttention(pool, heads, scale)
+    else:
+        attention = TritonAttention(pool, heads, scale, dtype)
     attention.warm_up()  # no request should wait for a compiler
     return attention
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,29 @@ MAP_NORESERVE: Final = 0x4000
 """The flag of Linux with which no memory is set aside for pages that are never touched."""
 
 
+Ints = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+class ExactPlaces(Protocol):
+    """Says where the tokens of a step lie exact, beside their pages."""
+
+    def begin(self, rows: Ints, block_tables: Ints, positions: Ints, released: Iterable[int]) -> npt.NDArray[np.int64]:
+        """Return a place of each token, [T], or nothing, [0], in forms that store each token on its own."""
+
+
+class NoExactSlots:
+    """For forms that store each token on its own."""
+
+    def begin(self, rows: Ints, block_tables: Ints, positions: Ints, released: Iterable[int]) -> npt.NDArray[np.int64]:
+        return np.empty(0, np.int64)
+
+
 class ExactSlots:
     """The slot of each unfinished block, by its page; on the host. Slots are reused last in, first out."""
 
-    def __init__(self, count: int, scratch_page: int | None = None) -> None:
+    def __init__(self, count: int, block: int, scratch_page: int | None = None) -> None:
         """There are `count` slots. What goes to the scratch page, if one is named, shares one slot more."""
+        self._block = block
         self._free = list(reversed(range(count)))
         self._slots: dict[int, int] = {}
         self._scratch = {} if scratch_page is None else {scratch_page: count}
@@ -36,10 +54,14 @@ class ExactSlots:
         """Return the number of blocks that have a slot."""
         return len(self._slots)
 
-    def places(self, pages: Iterable[int], positions: npt.NDArray[np.int32], block: int) -> npt.NDArray[np.int64]:
-        """Return slot * block + offset of each token, int64 [T], from its page and its position."""
-        slots = np.array([self._slot(page) for page in pages], np.int64)
-        return slots * block + positions % block
+    def begin(self, rows: Ints, block_tables: Ints, positions: Ints, released: Iterable[int]) -> npt.NDArray[np.int64]:
+        """Return the slot * block + offset of each token of a step, [T]; slots of the released pages are free before.
+
+        `rows` [T] are the tokens' rows of the block tables.
+        """
+        self.release(released)
+        pages = block_tables[rows, positions // self._block].tolist()
+        return np.array([self._slot(page) for page in pages], np.int64) * self._block + positions % self._block
 
     def release(self, pages: Iterable[int]) -> None:
         """Free the slots of blocks that are stored, or given up."""
@@ -70,7 +92,7 @@ class ExactPages:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         memory = mmap.mmap(-1, pages * form.page_bytes(shape), flags=flags)
         data = torch.frombuffer(memory, dtype=torch.uint8).view(pages, -1)
-        return cls(PagePool.over(data, form, shape), ExactSlots(pages))
+        return cls(PagePool.over(data, form, shape), ExactSlots(pages, shape.block))
 
     @classmethod
     def fixed(
@@ -78,13 +100,10 @@ class ExactPages:
     ) -> ExactPages:
         """On a device, which has no memory that is taken only once it is used: `count` pages and a scratch page."""
         form = str(dtype).removeprefix("torch.")
-        return cls(PagePool.empty(count + 1, form, shape, device), ExactSlots(count, scratch_page))
+        return cls(PagePool.empty(count + 1, form, shape, device), ExactSlots(count, shape.block, scratch_page))
 
     def begin(self, batch: RaggedBatch) -> torch.Tensor:
         """Return the slot * block + offset of each token of a step, int64 [T]. Free what the step before left."""
-        self.slots.release(batch.released)
-        block = self.pool.block
-        counts = torch.tensor(batch.query_starts).diff()
-        rows = torch.repeat_interleave(torch.arange(batch.sequences), counts)
-        pages = batch.block_tables[rows, batch.positions.long() // block].tolist()
-        return torch.from_numpy(self.slots.places(pages, batch.positions.numpy(), block))
+        rows = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
+        tables, positions = batch.block_tables.numpy(), batch.positions.numpy()
+        return torch.from_numpy(self.slots.begin(rows, tables, positions, batch.released))

@@ -31,7 +31,7 @@ class NibbleAttentionStep:
         self._pool = backend.pool
         self._scale = backend.scale
         self._batch = batch
-        self._slots = backend.pool.exact.begin(batch)
+        self._slots = backend.pool.exact.begin(batch) if batch.exact_slots is None else batch.exact_slots
         self._last = (batch.positions % BLOCK == BLOCK - 1).nonzero().flatten()
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

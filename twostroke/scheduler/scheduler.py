@@ -97,7 +97,10 @@ class Scheduler:
         self._gate = gate or OpenGate()
         self._waiting = WaitingQueue()
         self._released: dict[PageId, None] = {}
-        """Pages whose exact blocks the next step lets go of, each once."""
+        """Pages whose exact blocks the next step lets go of, each once: at first, of all that ran before, as
+        calibrations do."""
+        if limits.has_exact_blocks:
+            self._released = dict.fromkeys(map(PageId, range(pool.total)))
         self._running: dict[Sequence, None] = {}
         """Running sequences in order of admission; preemption takes from the end."""
         self._in_flight: frozenset[Sequence] = frozenset()

@@ -10,13 +10,44 @@ from twostroke.engine.device_build import DeviceKernels
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.elementwise import TorchElementwise
+from twostroke.kernels.nibble_attention import NibbleAttention, NibbleAttentionStep
+from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans, TokenSlots, span_fields, spans_of
 from twostroke.models.spec import ModelSpec
 
 
-def reference_kernels(pool: PagePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
-    return DeviceKernels(ReferenceAttention(pool, spec.head_dim**-0.5), TorchElementwise())
+def reference_kernels(pool: PagePool | NibblePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
+    scale = spec.head_dim**-0.5
+    if isinstance(pool, NibblePool):
+        return DeviceKernels(ReferenceNibbleAttention(NibbleAttention(pool, spec.heads, scale)), TorchElementwise())
+    return DeviceKernels(ReferenceAttention(pool, scale), TorchElementwise())
+
+
+@dataclass(frozen=True)
+class ReferenceNibbleAttention:
+    """Pages of 4-bit numbers; where tokens lie exact is said by the step."""
+
+    backend: NibbleAttention
+
+    def begin(self, batch: RaggedBatch) -> NibbleAttentionStep:
+        assert batch.exact_slots is not None
+        return self.backend.begin(batch)
+
+    def begin_decode(self, spans: Spans, placement: TokenSlots) -> NibbleAttentionStep:
+        contexts = spans.fields[:, 3]
+        return self.begin(
+            RaggedBatch(
+                positions=contexts - 1,
+                query_starts=tuple(range(len(contexts) + 1)),
+                context_lens=tuple(contexts.tolist()),
+                block_tables=spans.block_tables,
+                write_slots=placement.write_slots,
+                cosines=placement.cosines,
+                sines=placement.sines,
+                exact_slots=placement.exact_slots,
+            )
+        )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from twostroke.engine.decode_graphs import (
     padded,
 )
 from twostroke.engine.graph_sizes import graph_sizes
+from twostroke.kernels.exact_pages import NoExactSlots
 from twostroke.scheduler.batch import Batch
 
 PAGES = PageTable(block_size=16, max_blocks=8, scratch_page=40)
@@ -83,7 +84,7 @@ class Spy:
 
 
 def graphs(spy: Spy, most: int = 8, **kwargs: Any) -> DecodeGraphs:
-    return DecodeGraphs(spy, CpuAccelerator(), graph_sizes(most), PAGES, **kwargs)
+    return DecodeGraphs(spy, CpuAccelerator(), graph_sizes(most), PAGES, NoExactSlots(), **kwargs)
 
 
 def test_each_row_of_a_replay_sees_its_own_sequence() -> None:

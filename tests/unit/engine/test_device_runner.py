@@ -16,11 +16,12 @@ from tests.unit.engine.reference_attention import reference_kernels
 from twostroke.config import ModelConfig
 from twostroke.engine.accelerator import CpuAccelerator
 from twostroke.engine.cores import Cores
-from twostroke.engine.device_build import DevicePlan, make_device_runner
+from twostroke.engine.device_build import DeviceKernels, DevicePlan, make_device_runner
 from twostroke.engine.device_runner import DeviceRunner
 from twostroke.engine.runner import ModelRunner
 from twostroke.engine.staging import HostArray, Staging
 from twostroke.errors import EngineLost
+from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import FORMS
 from twostroke.kv_cache.memory import PageMemory
@@ -60,12 +61,12 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def plan_for(spec: ModelSpec, *, with_head: bool = True) -> DevicePlan:
+def plan_for(spec: ModelSpec, *, with_head: bool = True, form: str = "float32") -> DevicePlan:
     return DevicePlan(
         spec=spec,
         device=torch.device("cpu"),
         dtype="float32",
-        form=FORMS["float32"],
+        form=FORMS[form],
         block_size=16,
         max_model_len=128,
         max_tokens=48,
@@ -112,16 +113,22 @@ def streams() -> list[Stream]:
 
 
 def serve(runner: Runner) -> list[list[SampledToken]]:
-    """Chunks beside decoding streams first, then decode steps of shrinking batches, through scattered pages."""
+    """Chunks beside decoding streams first, then decode steps of shrinking batches, through scattered pages.
+
+    Each step says which blocks the one before it has finished, as a scheduler does.
+    """
     known = streams()
+    released: list[int] = []
     answers: list[list[SampledToken]] = [[] for _ in known]
 
     def advance(rows: list[int], counts: list[int]) -> None:
         parts = [(known[row], count) for row, count in zip(rows, counts, strict=True)]
-        batch = step(parts)
+        batch = replace(step(parts), released=tuple(released))
         sampled = runner.run(batch).tokens
+        released.clear()
         for stream, count in parts:
-            stream.computed += count
+            start, stream.computed = stream.computed, stream.computed + count
+            released.extend(stream.pages[start // 16 : stream.computed // 16])
         for sample, token in zip(batch.samples, sampled, strict=True):
             row = rows[sample.row]
             answers[row].append(token)
@@ -145,6 +152,43 @@ def test_a_device_step_samples_what_the_cpu_runner_samples(runners: list[Runner]
     watched = zip(device[3], usual[3], strict=True)
     assert all(mine.logprob == pytest.approx(theirs.logprob, abs=1e-4) for mine, theirs in watched)
     assert [len(token.top) for token in device[3]] == [2] * len(device[3])
+
+
+def test_a_device_step_over_int4_pages_samples_and_stores_what_the_cpu_runner_does(directory: Path) -> None:
+    spec = read_spec(directory)
+    plan = plan_for(spec, form="int4")
+    shape, memory = spec.page_shape(16), PageMemory(PAGES, plan.needs().page_bytes)
+    usual = ModelRunner(
+        directory,
+        spec,
+        memory,
+        ModelConfig(dtype="float32"),
+        pool=NibblePool.over(torch.from_numpy(memory.data), shape, torch.float32),
+        cores=Cores((0,)),
+        with_head=True,
+    )
+    pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
+    pool: list[PagePool | NibblePool] = []
+
+    def kernels(over: PagePool | NibblePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
+        pool.append(over)
+        return reference_kernels(over, spec, dtype)
+
+    with TensorFiles(directory, torch.float32, plan.device) as files:
+        device = make_device_runner(plan, files, pages, CpuAccelerator(), kernels)
+    mine, theirs = ([[token.token for token in answer] for answer in serve(runner)] for runner in (device, usual))
+    assert mine == theirs
+    [over] = pool
+    assert isinstance(over, NibblePool)
+    assert len(over.exact.slots) <= 5 + 1, "one of each sequence, and what the last step has finished"
+    right = NibblePool.over(torch.from_numpy(memory.data)[:PAGES], shape, torch.float32)
+    stored = torch.tensor([page for stream in streams() for page in stream.pages[: len(stream.tokens) // 16]])
+    for layer in range(shape.layers):
+        close = torch.isclose(over.read(stored, layer), right.read(stored, layer), atol=1e-3)
+        assert close.float().mean() > 0.99, "numbers at the edge between two may differ"
+    for runner in (usual, device):
+        runner.close()
+    memory.close()
 
 
 def test_a_sequence_whose_numbers_overflow_ends_alone_and_changes_no_bit_of_its_neighbours(
@@ -266,9 +310,12 @@ def test_warming_up_packs_no_step_before_the_last_one_is_done(directory: Path, m
     assert len(said) > 2
 
 
+@pytest.mark.parametrize("form", ["float32", "int4"])
 @pytest.mark.parametrize("samples", [True, False])
-def test_a_worker_on_a_device_can_be_calibrated_and_its_pages_stay_as_they_were(directory: Path, samples: bool) -> None:
-    plan = plan_for(read_spec(directory), with_head=samples)
+def test_a_worker_on_a_device_can_be_calibrated_and_its_pages_stay_as_they_were(
+    directory: Path, samples: bool, form: str
+) -> None:
+    plan = plan_for(read_spec(directory), with_head=samples, form=form)
     pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
     with TensorFiles(directory, torch.float32, plan.device) as files:
         runner = make_device_runner(plan, files, pages, CpuAccelerator(), reference_kernels)

@@ -5,6 +5,7 @@ That no chunk, neighbour or stale byte changes a bit is checked with all other f
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -155,6 +156,17 @@ def test_an_unfinished_block_keeps_its_slot_until_it_is_released() -> None:
     second = exact.begin(prompts.batch([(0, 10, 20)]))
     assert second[:6].tolist() == (first[:1] + torch.arange(10, 16)).tolist()
     assert len(exact.slots) == 3
+
+
+def test_on_a_device_slots_are_few_and_the_scratch_page_takes_none_of_them() -> None:
+    exact = ExactPages.fixed(2, 90, PageShape(1, 1, BLOCK, 8), torch.float32, torch.device("cpu"))
+    assert len(exact.pool.numbers) == 3
+    tables, rows = np.array([[4, 5], [90, 90]], np.int32), np.array([0, 0, 1, 1])
+    places = exact.slots.begin(rows, tables, np.array([15, 16, 0, 17], np.int32), ())
+    assert places.tolist() == [15, 16, 32, 33]
+    with pytest.raises(AssertionError, match="more blocks are unfinished than there are slots"):
+        exact.slots.begin(rows[:1], tables + 2, np.array([0], np.int32), ())
+    assert exact.slots.begin(rows[:1], tables + 2, np.array([0], np.int32), (4,)).tolist() == [0]
 
 
 def test_memory_is_taken_for_unfinished_blocks_alone() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -89,7 +89,18 @@ def step_tokens_within(cost: StepCost, least: int) -> int:
 
 
 def sweep(limits: CalibrationLimits) -> Iterator[Batch]:
-    """Yield steps from which every term of the step cost can be fitted, the most informative first."""
+    """Yield steps from which every term of the step cost can be fitted, the most informative first.
+
+    Each gives up the blocks that the one before it has begun.
+    """
+    released: tuple[int, ...] = ()
+    for batch in _steps(limits):
+        yield replace(batch, released=released)
+        rows = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
+        released = tuple(set(batch.block_tables[rows, batch.positions // limits.block_size].tolist()))
+
+
+def _steps(limits: CalibrationLimits) -> Iterator[Batch]:
     most = min(limits.step_tokens, limits.longest)
     few, some = min(most, limits.block_size), -(-most // 2)
     chunks = [(few, 0), (some, 0), (some, LONG_CONTEXT), (most, 0), (few, LONG_CONTEXT), (most, LONG_CONTEXT)]

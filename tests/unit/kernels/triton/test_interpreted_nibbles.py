@@ -12,6 +12,7 @@ from tests.unit.kernels.test_page_forms import LAYER, Prompts
 from twostroke.kernels.exact_pages import ExactPages
 from twostroke.kernels.nibble_attention import NibbleAttention
 from twostroke.kernels.nibble_pool import BLOCK, NibblePool
+from twostroke.kernels.spans import Spans, TokenSlots
 from twostroke.kernels.triton.decode import DecodeTuning
 from twostroke.kernels.triton.nibble_attention import TritonNibbleAttention
 from twostroke.kv_cache.form import PageShape
@@ -98,3 +99,42 @@ def test_blocks_hold_what_torch_packs_and_rows_are_what_torch_computes_in_any_ch
     assert (ours.pool.heads[:, 1 - LAYER] == 0xFF).all()
     highest = max(prompts.rows(sequence)[2].abs().max().item() for sequence in range(len(lengths)))
     torch.testing.assert_close(actual, expected, rtol=SLACK[dtype], atol=SLACK[dtype] * max(1.0, highest / 3))
+
+
+def test_one_plan_serves_whatever_the_device_tensors_hold_and_padding_harms_nobody() -> None:
+    """What replaying a captured step does: same grid, same addresses, other tokens; the last row pads the batch."""
+    lengths = (40, 18)
+    prompts = Prompts(PageShape(2, 2, BLOCK, 64), 4, lengths, torch.float32, 7)
+    right, expected = in_torch(prompts)
+    ours = Interpreted(prompts, multiprocessors=4)
+    pages = len(prompts.lengths) * prompts.blocks
+    starts = [0, lengths[0]]
+    ours.run([(0, 0, 20), (1, 0, 14)])
+    fields, tables = torch.ones(3, 4, dtype=torch.int32), torch.zeros(3, prompts.blocks, dtype=torch.int32)
+    fields[:, 0] = fields[:, 1] = torch.arange(3)
+    slots = torch.zeros(3, dtype=torch.int64)
+    exact_slots = torch.full((3,), pages * BLOCK)  # of the scratch page
+    placement = TokenSlots(slots, torch.ones(3, 32), torch.zeros(3, 32), exact_slots)
+    step = ours.backend.begin_decode(Spans(fields, tables, 1, prompts.blocks * BLOCK), placement)
+    for turn in range(4):
+        chunks = [(0, 20 + turn, 21 + turn), (1, 14 + turn, 15 + turn)]
+        batch = prompts.batch(chunks)
+        fields[:2, 3], tables[:2] = torch.tensor(batch.context_lens), batch.block_tables
+        slots[:2], exact_slots[:2] = batch.write_slots, ours.pool.exact.begin(batch)
+        slots[2] = slots[0]  # its block has no last token, so it is never stored
+        parts = [[x[start:end] for x in prompts.rows(row)] for row, start, end in [*chunks, (0, 0, 1)]]
+        q, k, v = (torch.cat(each).contiguous() for each in zip(*parts, strict=True))
+        rows = step.attend(LAYER, step.store(LAYER, q, k, v))
+        at = [starts[row] + start for row, start, _ in chunks]
+        torch.testing.assert_close(rows[:2], expected[at], rtol=1e-4, atol=1e-4)
+        assert rows[2].isfinite().all()
+    full = prompts.batch(prompts.whole()).block_tables[:, 0].long()
+    assert torch.equal(ours.pool.heads[full, LAYER], right.heads[full, LAYER])
+
+
+def test_warming_up_touches_nothing() -> None:
+    prompts = Prompts(PageShape(2, 2, BLOCK, 64), 8, (20,), torch.float32)
+    ours = Interpreted(prompts, multiprocessors=4)
+    ours.backend.warm_up()
+    assert (ours.pool.heads == 0xFF).all()
+    assert ours.pool.exact.pool.numbers.isnan().all()
