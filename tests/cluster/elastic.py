@@ -152,8 +152,8 @@ class ProcessBackend:
     def set_desired(self, desired: DesiredState) -> None:
         self._desired = desired
 
-    def pins(self) -> list[bytes]:
-        return list(self._pins.values())
+    def pins(self) -> dict[str, bytes]:
+        return dict(self._pins)
 
     def set_pin(self, pin_id: str, pin: bytes | None) -> None:
         if pin is None:

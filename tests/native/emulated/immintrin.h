@@ -128,6 +128,10 @@ inline __m512 _mm512_castsi512_ps(__m512i x) { return (__m512)x; }
 inline __m512i _mm512_slli_epi32(__m512i x, unsigned n) { return (__m512i)((emulated::U32)x << n); }
 inline __m512i _mm512_srli_epi32(__m512i x, unsigned n) { return (__m512i)((emulated::U32)x >> n); }
 inline __m512i _mm512_slli_epi16(__m512i x, unsigned n) { return (__m512i)((emulated::U16)x << n); }
+inline __m512i _mm512_srli_epi16(__m512i x, unsigned n) { return (__m512i)((emulated::U16)x >> n); }
+inline __m512i _mm512_permutexvar_epi16(__m512i chosen, __m512i x) {
+    return (__m512i)emulated::lanes<emulated::U16>([&](size_t i) { return ((emulated::U16)x)[((emulated::U16)chosen)[i] % 32]; });
+}
 inline __m512i _mm512_srai_epi32(__m512i x, unsigned n) { return (__m512i)((emulated::I32)x >> n); }
 inline __m512i _mm512_srai_epi16(__m512i x, unsigned n) {
     typedef int16_t I16 __attribute__((vector_size(64)));
