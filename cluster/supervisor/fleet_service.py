@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -61,10 +62,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             else:
                 yield self._view()
             while True:
-                try:
-                    yield await asyncio.wait_for(queue.get(), REPEAT_S)
-                except TimeoutError:
-                    yield self._view()
+                yield await self._next(queue)
         finally:
             del self._watchers[queue]
             log.info("fleet no longer watched watcher=%s", request.watcher)
@@ -87,6 +85,13 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         if self._take_report is not None:
             self._take_report(request)
         return fleet_pb2.ReportResponse()
+
+    async def _next(self, queue: _Queue) -> fleet_pb2.FleetView:
+        """Return the oldest unsent view, or the current one after REPEAT_S without any."""
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(queue.get(), REPEAT_S)
+        # A change may come as the wait ends, and then its view is sent: no watcher gets a view older than its last.
+        return self._view() if queue.empty() else queue.get_nowait()
 
     def _view(self) -> fleet_pb2.FleetView:
         view = fleet_pb2.FleetView()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
+from cluster.supervisor import fleet_service
 from cluster.supervisor.fleet_service import FleetService
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
@@ -25,6 +26,10 @@ class Watcher:
                 view = await self._call.read()
                 if [router.router_id for router in view.routers] == list(expected):
                     return view
+
+    async def next_version(self) -> int:
+        async with asyncio.timeout(10):
+            return int((await self._call.read()).version)
 
     async def leave(self) -> None:
         await self._channel.close()
@@ -60,3 +65,21 @@ async def test_routers_come_and_go_with_their_watching(served: tuple[FleetServic
     await second.leave()
     await launcher.until_routers_are()
     await launcher.leave()
+
+
+async def test_a_change_at_the_end_of_the_pause_is_not_overtaken_by_the_view_that_repeats(
+    served: tuple[FleetService, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause of no length ends in the moment of every change; watchers rely on seeing DEAD before STARTING."""
+    monkeypatch.setattr(fleet_service, "REPEAT_S", 0.0)
+    service, address = served
+    watcher = Watcher(address, "launcher", "")
+    seen = [await watcher.next_version()]
+    for version in range(2, 40, 2):
+        service.publish(fleet_pb2.FleetView(version=version))
+        service.publish(fleet_pb2.FleetView(version=version + 1))
+        while seen[-1] < version + 1:
+            seen.append(await watcher.next_version())
+    await watcher.leave()
+    assert seen == sorted(seen)
+    assert set(seen) == set(range(1, 40))
