@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from twostroke.models.fetch import fetch
+from twostroke.models.catalog.fetch import fetch
 
 LINE_PERCENT = 25
 """Percent of a step between two lines in a log."""

@@ -28,7 +28,7 @@ from twostroke.allocator import give_freed_memory_back
 from twostroke.config import EndpointsConfig, RouterConfig
 from twostroke.errors import ConfigError
 from twostroke.ids import Epoch
-from twostroke.models.catalog import recommended_sampling
+from twostroke.models.catalog.places import recommended_sampling
 from twostroke.rpc.connections import STRANGERS_BYTES
 from twostroke.rpc.entrance import StrangersEntrance
 from twostroke.rpc.membership import Membership

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from twostroke.config import DEFAULT_MODEL
-from twostroke.models.fetch import fetch
+from twostroke.models.catalog.fetch import fetch
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before the first channel: tests that kill servers are noisy else
 

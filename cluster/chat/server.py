@@ -13,7 +13,7 @@ import grpc.aio
 from cluster.clients.connect import connector, tls_endpoint
 from cluster.clients.credentials import ClientTls, authorization
 from cluster.clients.resuming import ResumingClient
-from twostroke.models.recommended import Recommended
+from twostroke.models.catalog.recommended import Recommended
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from cluster.fetching import fetch_with_progress
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
-from twostroke.models.catalog import CachedModel, cache_dir, cached_models, locate
-from twostroke.models.wheel_models import CATALOG
+from twostroke.models.catalog.places import CachedModel, cache_dir, cached_models, locate
+from twostroke.models.catalog.wheel_models import CATALOG
 
 DEFAULTS = ModelConfig()
 PIPE_COLUMNS = 200

@@ -19,7 +19,7 @@ from cluster.spec import RouterPorts
 from twostroke.config import ModelConfig, RouterCommand, RouterConfig, flags
 from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import ConfigError
-from twostroke.models.catalog import TOKENIZER_FILES, locate
+from twostroke.models.catalog.places import TOKENIZER_FILES, locate
 
 EVERY_INTERFACE = ("0.0.0.0", "::", "[::]")
 ELSEWHERE = ("192.0.2.1", 9)

@@ -36,7 +36,7 @@ from cluster.spec import LOOPBACK, fleet_spec, router_configs
 from twostroke.config import PACED_PREFIX, ClusterConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
-from twostroke.models.catalog import locate
+from twostroke.models.catalog.places import locate
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
     from cluster.launch.supervisor_client import SupervisorClient

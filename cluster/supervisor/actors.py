@@ -17,8 +17,8 @@ from cluster.spec import NODE_ADDRESS
 from twostroke import collector
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import InternalError, ServeError
-from twostroke.models.catalog import locate
-from twostroke.models.fetch import fetch
+from twostroke.models.catalog.fetch import fetch
+from twostroke.models.catalog.places import locate
 from twostroke.telemetry import configure_logging
 
 if TYPE_CHECKING:  # loads torch

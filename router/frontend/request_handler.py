@@ -29,7 +29,7 @@ from router.serving.generate_request import Dispatcher, GenerateRequest
 from twostroke.errors import Cancelled, DeadlineExceeded, Draining, InternalError, InvalidRequest, ServeError
 from twostroke.fault_points import Point, reach
 from twostroke.kv_cache.block import exact_salt, owner_salt
-from twostroke.models.recommended import UNKNOWN, Recommended
+from twostroke.models.catalog.recommended import UNKNOWN, Recommended
 from twostroke.request import CacheHint, FinishReason, SampledToken, Siblings
 from twostroke.tracing.context import TraceContext
 from twostroke.tracing.recorder import Recorder

@@ -14,7 +14,7 @@ from tests.clients.benchmarks import BENCHMARKS
 from tests.clients.stock import LANGCHAIN, LITELLM, NODE, OPENAI, PYDANTIC_AI, ClientOfAKind
 from tests.cluster.processes import running_cluster
 from twostroke.config import DEFAULT_MODEL, ModelConfig
-from twostroke.models.fetch import fetch
+from twostroke.models.catalog.fetch import fetch
 
 CLIENTS: tuple[ClientOfAKind, ...] = (OPENAI, LITELLM, NODE, LANGCHAIN, PYDANTIC_AI, *BENCHMARKS)
 

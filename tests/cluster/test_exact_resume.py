@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.metrics_page import total
 from twostroke.config import DEFAULT_MODEL, CacheConfig, ModelConfig
-from twostroke.models.fetch import fetch
+from twostroke.models.catalog.fetch import fetch
 
 PROMPT = [504, 3575, 282, 4649, 314, 260, 2240, 282, 1005, 29, 1398, 253, 1343, 327, 354, 28, 284, 1449, 30]
 """Nineteen tokens of ordinary text: one full block and a tail."""

@@ -6,7 +6,7 @@ import pytest
 
 from twostroke.kernels.cpu.build import Kernels, load_kernels
 from twostroke.kernels.cpu.variants import OVERRIDE, chosen_variants
-from twostroke.models.catalog import cache_dir
+from twostroke.models.catalog.places import cache_dir
 
 
 @pytest.fixture(scope="session")

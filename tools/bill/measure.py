@@ -26,7 +26,7 @@ from twostroke.errors import ConfigError
 from twostroke.kernels.kept import kept
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.kv_cache.tiers.record import record_bytes
-from twostroke.models.catalog import cache_dir, locate
+from twostroke.models.catalog.places import cache_dir, locate
 from twostroke.scheduler.cost import StepCost
 from twostroke.transfer.base import digest
 from twostroke.worker.machine_limits import LIMITS_FILE, kept_limits, limits_key

@@ -14,7 +14,7 @@ from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import FORMS, PageShape
-from twostroke.models import catalog
+from twostroke.models.catalog import places
 from twostroke.models.known_specs import known_spec
 from twostroke.models.memory_needs import (
     DRAW_BYTES,
@@ -136,7 +136,7 @@ def spec_of(model: str, dtype: str, max_model_len: int | None) -> ModelSpec:
         if not (path / "config.json").is_file():
             raise ConfigError(f"model directory {path} has no config.json", field="model")
         return _read(path, lambda: known_spec(path.resolve(), max_model_len))
-    directory = catalog.locate(model, dtype)
+    directory = places.locate(model, dtype)
     if directory is not None:
         return _read(directory, lambda: known_spec(directory, max_model_len))
     raise ConfigError(

@@ -21,8 +21,8 @@ from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.form import FORMS, LAYOUT_VERSION, Conversion, KvForm, PageShape
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages
-from twostroke.models.digest import DIGEST_BYTES, weights_digest
 from twostroke.models.memory_needs import packed_weights, plain_weights
+from twostroke.models.weights.digest import DIGEST_BYTES, weights_digest
 from twostroke.profiler import Profiler
 from twostroke.scheduler.batch import Runner
 from twostroke.scheduler.lateness import WaitingPrompts
@@ -170,7 +170,7 @@ def _build_on_cpu(
     from twostroke.kernels.cpu.build import arithmetic_identity
     from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
     from twostroke.kernels.nibble_pool import check_shape
-    from twostroke.models.catalog import cache_dir
+    from twostroke.models.catalog.places import cache_dir
 
     shape, form = spec.page_shape(config.cache.block_size), FORMS[config.kv_format]
     if form.spans_block:
@@ -218,8 +218,8 @@ def _build_on_cpu(
 
 
 def _weights_use(config: WorkerConfig, spec: ModelSpec, *, is_packed: bool) -> MemoryUse:
-    from twostroke.models.packed_file import mapped_bytes
-    from twostroke.models.packed_weights import packed_folder
+    from twostroke.models.weights.packed_file import mapped_bytes
+    from twostroke.models.weights.packed_weights import packed_folder
 
     if not is_packed:
         return MemoryUse("weights", plain_weights(spec, config.model.dtype, with_head=config.can_sample).total, None)
@@ -236,7 +236,7 @@ def _build_on_device(
     from twostroke.engine.accelerator import accelerator_for
     from twostroke.engine.device_build import DevicePlan, make_device_runner
     from twostroke.kernels.nibble_pool import check_shape
-    from twostroke.models.files import TensorFiles
+    from twostroke.models.weights.files import TensorFiles
 
     if config.model.weights == "int8":
         raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="weights")
@@ -269,9 +269,9 @@ def _kv_form(config: WorkerConfig) -> KvForm:
 
 
 def _key_centers(model_dir: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.Tensor | None:
-    from twostroke.models.balanced_keys import balanced
-    from twostroke.models.files import TensorFiles
     from twostroke.models.key_centers import key_centers
+    from twostroke.models.weights.balanced_keys import balanced
+    from twostroke.models.weights.files import TensorFiles
 
     with TensorFiles(model_dir, dtype) as files:
         return key_centers(balanced(files, spec), spec)

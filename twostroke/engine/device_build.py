@@ -19,13 +19,13 @@ from twostroke.kernels.exact_pages import ExactPages, NoExactSlots
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import FORMS, PageForm
-from twostroke.models.balanced_keys import balanced
 from twostroke.models.device_model import DeviceModel
-from twostroke.models.device_weights import WeightSource, take_weights
 from twostroke.models.key_centers import key_centers
 from twostroke.models.memory_needs import DeviceNeeds, device_pages, exact_blocks, exact_bytes, working_bytes
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.balanced_keys import balanced
+from twostroke.models.weights.tensors import WeightSource, take_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.models.catalog import cache_dir
+from twostroke.models.catalog.places import cache_dir
 from twostroke.models.choice import load_model
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.rope import rope_tables

@@ -17,10 +17,10 @@ from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.linear import TorchLinears
 from twostroke.kernels.steady import SteadyLinears
 from twostroke.models.native_transformer import NativeTransformer
-from twostroke.models.packed_weights import PackedModel
 from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import Model, Transformer
-from twostroke.models.weights import load_weights
+from twostroke.models.weights.packed_weights import PackedModel
+from twostroke.models.weights.products import load_weights
 
 
 def load_model(

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from twostroke.kernels.attention import AttentionStep
 from twostroke.kernels.elementwise import Elementwise
-from twostroke.models.device_weights import DenseWeights, DeviceLayer, DeviceWeights
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.tensors import DenseWeights, DeviceLayer, DeviceWeights
 
 EVERY_ROW = slice(None)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from twostroke.models.device_weights import WeightSource
 from twostroke.models.rope import mean_rotation
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.tensors import WeightSource
 
 
 def key_centers(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:

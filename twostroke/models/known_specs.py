@@ -15,7 +15,7 @@ from typing import Final
 
 from twostroke.errors import ConfigError
 from twostroke.json_values import from_json, to_json
-from twostroke.models.catalog import cache_dir
+from twostroke.models.catalog.places import cache_dir
 from twostroke.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from twostroke.kernels.cpu.forward import ForwardLayer, ForwardModel, NativeForw
 from twostroke.kernels.cpu.linear import PanelLinear
 from twostroke.kernels.linear import Linear
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights import LayerWeights, ModelWeights
+from twostroke.models.weights.products import LayerWeights, ModelWeights
 
 
 class NativeTransformer:

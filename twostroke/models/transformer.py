@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights import LayerWeights, ModelWeights
+from twostroke.models.weights.products import LayerWeights, ModelWeights
 
 
 class Model(Protocol):

@@ -18,7 +18,7 @@ from twostroke.ids import BlockHash, Epoch, PageId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.models.catalog import locate
+from twostroke.models.catalog.places import locate
 from twostroke.profiler import Profiler
 from twostroke.worker.steps.rates import Rates
 from twostroke.worker.tiers.opening import open_tiers

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from twostroke.config import WorkerConfig
 from twostroke.engine.loop import EngineThread
 from twostroke.kernels.kept import kept_or_measured
-from twostroke.models.catalog import cache_dir
+from twostroke.models.catalog.places import cache_dir
 from twostroke.rpc.v1 import control_pb2
 
 if TYPE_CHECKING:  # torch, which a fleet of paced workers does without

@@ -27,7 +27,7 @@ from twostroke.engine.build import BuiltEngine, build_runner
 from twostroke.engine.determinism import Determinism
 from twostroke.engine.runner import ModelRunner
 from twostroke.errors import ConfigError
-from twostroke.models import catalog
+from twostroke.models.catalog import places
 from twostroke.models.registry import read_spec
 
 SCHEMA_VERSION: Final = 1
@@ -100,7 +100,7 @@ def _outcomes(options: DeterminismOptions, engine: str) -> Iterator[Outcome]:
 
 @contextmanager
 def _engine(model: ModelConfig, kernels: str, options: DeterminismOptions) -> Iterator[BuiltEngine]:
-    directory = catalog.locate(model.model, model.dtype)
+    directory = places.locate(model.model, model.dtype)
     if directory is None:
         raise ConfigError(
             f"{model.model} in {model.dtype} is not on this machine; run: twostroke model pull {model.model}",

@@ -20,14 +20,14 @@ from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kv_cache.form import FORMS, PageShape
-from twostroke.models import catalog
-from twostroke.models.balanced_keys import balanced
+from twostroke.models.catalog import places
 from twostroke.models.choice import load_model
-from twostroke.models.files import TensorFiles
 from twostroke.models.key_centers import key_centers
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.balanced_keys import balanced
+from twostroke.models.weights.files import TensorFiles
 
 BLOCK: Final = 16
 CHUNK: Final = 256
@@ -58,14 +58,14 @@ class LocalModel:
 @contextmanager
 def local_model(config: ModelConfig, threads: int) -> Iterator[LocalModel]:
     """Yield the model, computing on so many threads. Raises ConfigError where it is not on this machine."""
-    directory = catalog.locate(config.model, config.dtype)
+    directory = places.locate(config.model, config.dtype)
     if directory is None:
         raise ConfigError(
             f"{config.model} in {config.dtype} is not on this machine: `twostroke model pull {config.model}`",
             field="model",
         )
     torch.set_num_threads(threads)
-    kernels = choose_kernels(catalog.cache_dir() / "kernels")
+    kernels = choose_kernels(places.cache_dir() / "kernels")
     team = None if kernels is None else Team(kernels, tuple(range(threads)))
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     try:

@@ -22,7 +22,7 @@ from tests.bench.kernels.timing import Result
 from tools.output import write_json
 from twostroke.errors import ConfigError
 from twostroke.kernels.limits import Limits, Shape, measured_limits
-from twostroke.models import catalog
+from twostroke.models.catalog import places
 from twostroke.models.registry import read_spec
 
 SCHEMA_VERSION = 1
@@ -114,7 +114,7 @@ def _parts(parts: Sequence[str], setting: Setting) -> Iterator[Result]:
 
 
 def _model_dir(options: KernelOptions) -> Path:
-    found = catalog.locate(options.model.model, options.model.dtype)
+    found = places.locate(options.model.model, options.model.dtype)
     if found is None:
         raise ConfigError(
             f"{options.model.model} in {options.model.dtype} is not on this machine; fetch it with "

@@ -20,7 +20,7 @@ from twostroke.kernels.cpu.linear import SERVED, NativeLinears
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH, chosen_variants
 from twostroke.kernels.linear import Linears, TorchLinears
-from twostroke.models.catalog import cache_dir
+from twostroke.models.catalog.places import cache_dir
 from twostroke.models.spec import DTYPE_BYTES, ModelSpec
 
 

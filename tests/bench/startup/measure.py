@@ -23,7 +23,7 @@ from tests.bench.startup.options import StartupOptions
 from tests.cluster.served import Server, starting
 from tools.output import write_json
 from twostroke.errors import PeerLost
-from twostroke.models.catalog import cache_dir
+from twostroke.models.catalog.places import cache_dir
 
 POOLS = "/memfd:twostroke-pages"
 """Name of page pools among a process's mappings."""

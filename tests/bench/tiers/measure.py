@@ -24,7 +24,7 @@ from tools.simulate.fitting import SINCE_DECISION, Likeness, print_likeness
 from tools.tables import console_for
 from twostroke.config import DEFAULT_MODEL, PACED_PREFIX, CacheConfig, ModelConfig
 from twostroke.engine.paced_runner import PacedSpec
-from twostroke.models.fetch import fetch
+from twostroke.models.catalog.fetch import fetch
 from twostroke.models.known_specs import known_spec
 
 BLOCK = 16

@@ -20,7 +20,7 @@ from tests.cluster.processes import ProcessCluster, running_cluster
 from tests.cluster.test_index_equality import until_equal
 from twostroke.config import DEFAULT_MODEL, PACED_PREFIX, CacheConfig, ModelConfig
 from twostroke.engine.paced_runner import PacedSpec
-from twostroke.models.fetch import fetch
+from twostroke.models.catalog.fetch import fetch
 from twostroke.models.known_specs import known_spec
 
 BLOCK = 16

@@ -20,7 +20,7 @@ from twostroke.engine.device_runner import DeviceRunner
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
 from twostroke.kernels.page_pool import PagePool
-from twostroke.models.files import TensorFiles
+from twostroke.models.weights.files import TensorFiles
 
 
 @pytest.fixture

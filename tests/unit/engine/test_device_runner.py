@@ -25,9 +25,9 @@ from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import FORMS
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.models.files import TensorFiles
 from twostroke.models.registry import read_spec
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.files import TensorFiles
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import Runner
 from twostroke.worker.steps.calibration import CalibrationLimits, sweep

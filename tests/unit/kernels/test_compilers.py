@@ -15,7 +15,7 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import FLAGS, SOURCES, Kernels, arithmetic_identity, find_compiler, load_kernels
 from twostroke.kernels.cpu.variants import VARIANTS
 from twostroke.kernels.page_pool import PagePool
-from twostroke.models.catalog import cache_dir
+from twostroke.models.catalog.places import cache_dir
 
 SPANS = [(0, 150), (900, 1), (31, 20), (700, 70), (1100, 9)]
 

@@ -11,10 +11,10 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from tests.unit.models.test_registry import SIZES, YARN, saved
 from twostroke.kernels import reference
-from twostroke.models.files import TensorFiles
 from twostroke.models.key_centers import key_centers
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import MEAN_POSITIONS, rope_tables
+from twostroke.models.weights.files import TensorFiles
 
 WITH_BIAS: dict[str, PreTrainedConfig] = {
     "qwen2": Qwen2Config(**SIZES),

@@ -24,7 +24,7 @@ from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import Model, Transformer
-from twostroke.models.weights import load_weights
+from twostroke.models.weights.products import load_weights
 from twostroke.profiler import KERNELS, KernelRecord, KernelRecords
 
 WIDE = SIZES | {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}

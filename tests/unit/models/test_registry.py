@@ -25,7 +25,7 @@ from twostroke.kernels.torch_attention import TorchAttention
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.transformer import Transformer
-from twostroke.models.weights import load_weights
+from twostroke.models.weights.products import load_weights
 
 SIZES: dict[str, Any] = {
     "hidden_size": 48,

@@ -17,7 +17,7 @@ from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.kv_cache.tiers.files import SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, claim_own, model_folder
 from twostroke.kv_cache.tiers.record import RecordFormat, identity_of
-from twostroke.models.catalog import cache_dir
+from twostroke.models.catalog.places import cache_dir
 from twostroke.worker.tiers.disk_tier import OpenedDisk
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import PageTime

@@ -16,7 +16,7 @@ from tools.bench.options import options_from
 from tools.cli import COMMANDS, PROGRAM, main
 from twostroke import __version__
 from twostroke.errors import ConfigError
-from twostroke.models.catalog import hub_marker
+from twostroke.models.catalog.places import hub_marker
 
 CHOOSING = (
     *(

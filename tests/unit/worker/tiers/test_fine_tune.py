@@ -15,7 +15,7 @@ from twostroke.engine.build import LoadedModel, build_runner
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.tiers.files import AlignedBuffer
 from twostroke.kv_cache.tiers.record import HEADER_BYTES, RecordHeader
-from twostroke.models import digest
+from twostroke.models.weights import digest
 from twostroke.worker.tiers.disk_tier import OpenedDisk
 from twostroke.worker.tiers.opening import open_disk
 

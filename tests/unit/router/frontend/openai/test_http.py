@@ -15,7 +15,7 @@ from router.metrics import RouterMetrics
 from tests.inline_preparer import InlinePreparer
 from twostroke import __version__
 from twostroke.kv_cache.block import owner_salt
-from twostroke.models.recommended import Recommended
+from twostroke.models.catalog.recommended import Recommended
 from twostroke.request import FinishReason, SampledToken
 
 ASK = [{"role": "user", "content": "hi"}]

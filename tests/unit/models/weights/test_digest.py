@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.models import digest
-from twostroke.models.digest import weights_digest
+from twostroke.models.weights import digest
+from twostroke.models.weights.digest import weights_digest
 
 
 @pytest.fixture(autouse=True)

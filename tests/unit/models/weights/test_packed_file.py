@@ -14,14 +14,14 @@ from typing import BinaryIO
 import pytest
 
 from twostroke.kernels.cpu.packing import LARGE_PAGE_BYTES
-from twostroke.models import packed_file
-from twostroke.models.packed_file import mapped
+from twostroke.models.weights import packed_file
+from twostroke.models.weights.packed_file import mapped
 
 CONTENT = bytes(range(256)) * (LARGE_PAGE_BYTES // 256)
 DIES_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from twostroke.models.packed_file import mapped
+from twostroke.models.weights.packed_file import mapped
 
 def write(file):
     file.write(bytes(1 << 20))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from twostroke.models.catalog import recommended_sampling
-from twostroke.models.wheel_models import CATALOG
+from twostroke.models.catalog.places import recommended_sampling
+from twostroke.models.catalog.wheel_models import CATALOG
 from twostroke.rpc.v1 import inference_pb2
 
 

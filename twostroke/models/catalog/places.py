@@ -12,8 +12,8 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from twostroke.errors import ConfigError
-from twostroke.models.recommended import Recommended, read_recommended
-from twostroke.models.wheel_models import CATALOG
+from twostroke.models.catalog.recommended import Recommended, read_recommended
+from twostroke.models.catalog.wheel_models import CATALOG
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """Any one of them; from the others transformers makes a tokenizer.json (see models.fetch)."""

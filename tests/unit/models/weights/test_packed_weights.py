@@ -16,11 +16,11 @@ from twostroke.kernels.cpu.arena import Arena
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import NativeLinears, PanelLinear
 from twostroke.kernels.cpu.packing import PANEL
-from twostroke.models import packed_file, packed_weights
 from twostroke.models.memory_needs import packed_weights as packed_weight_bytes
-from twostroke.models.packed_weights import PackedModel
 from twostroke.models.registry import read_spec
-from twostroke.models.weights import ModelWeights
+from twostroke.models.weights import packed_file, packed_weights
+from twostroke.models.weights.packed_weights import PackedModel
+from twostroke.models.weights.products import ModelWeights
 
 CONFIGS = {"llama tied": LlamaConfig(**SIZES, tie_word_embeddings=True), "qwen3": Qwen3Config(**SIZES, head_dim=16)}
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from twostroke.errors import ConfigError
-from twostroke.models.wheel_models import Wheel, WheelModel
+from twostroke.models.catalog.wheel_models import Wheel, WheelModel
 
 Progress = Callable[[str, float], None]
 """Called with the current step and its finished share, from 0 to 1."""

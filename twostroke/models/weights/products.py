@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from twostroke.kernels.linear import Linear, Linears, TorchLinears
-from twostroke.models.balanced_keys import balanced
-from twostroke.models.device_weights import DeviceLayer, WeightSource, take_layer
-from twostroke.models.files import TensorFiles
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.balanced_keys import balanced
+from twostroke.models.weights.files import TensorFiles
+from twostroke.models.weights.tensors import DeviceLayer, WeightSource, take_layer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,14 +15,14 @@ from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.linear import TorchLinears
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttention
-from twostroke.models import packed_weights
-from twostroke.models.balanced_keys import balanced
-from twostroke.models.device_weights import WeightSource
-from twostroke.models.files import TensorFiles
 from twostroke.models.registry import read_spec
 from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import Transformer
-from twostroke.models.weights import take_products
+from twostroke.models.weights import packed_weights
+from twostroke.models.weights.balanced_keys import balanced
+from twostroke.models.weights.files import TensorFiles
+from twostroke.models.weights.products import take_products
+from twostroke.models.weights.tensors import WeightSource
 
 
 @pytest.fixture

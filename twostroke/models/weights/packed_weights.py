@@ -14,16 +14,16 @@ from twostroke.kernels.cpu import arena as arenas
 from twostroke.kernels.cpu import linear, packing
 from twostroke.kernels.cpu.arena import Arena, MappedArena, PrivateArena, WritingArena
 from twostroke.kernels.cpu.linear import NativeLinears
-from twostroke.models import balanced_keys as balancing
-from twostroke.models import weights as loading
-from twostroke.models.balanced_keys import balanced
-from twostroke.models.catalog import cache_dir
-from twostroke.models.device_weights import WeightSource
-from twostroke.models.digest import weights_digest
-from twostroke.models.files import TensorFiles
-from twostroke.models.packed_file import SUFFIX, mapped
+from twostroke.models.catalog.places import cache_dir
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights import LayerWeights, ModelWeights, take_products
+from twostroke.models.weights import balanced_keys as balancing
+from twostroke.models.weights import products as loading
+from twostroke.models.weights.balanced_keys import balanced
+from twostroke.models.weights.digest import weights_digest
+from twostroke.models.weights.files import TensorFiles
+from twostroke.models.weights.packed_file import SUFFIX, mapped
+from twostroke.models.weights.products import LayerWeights, ModelWeights, take_products
+from twostroke.models.weights.tensors import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
