@@ -9,6 +9,7 @@ import contextlib
 import errno
 import mmap
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,8 +75,9 @@ class SegmentFiles:
     """Opens the segment files of one tier."""
 
     def __init__(self) -> None:
-        self._flags = os.O_CLOEXEC | os.O_DIRECT
-        """Without O_DIRECT from the first file on that the file system does not open with it."""
+        self._flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_DIRECT
+        """A link is never followed, and a pipe never waited for. Without O_DIRECT from the first file on that the file
+        system does not open with it."""
 
     @property
     def is_direct(self) -> bool:
@@ -87,6 +89,7 @@ class SegmentFiles:
         Returns None where the disk is full. Raises OSError where nothing can be written at all.
         """
         path = folder / PROBE
+        path.unlink(missing_ok=True)  # whatever it is: nothing is written behind another name of a file
         buffer = AlignedBuffer(size_bytes)
         try:
             return self._probe(path, buffer.view)
@@ -138,7 +141,12 @@ class SegmentFiles:
             yield file
 
     def open(self, path: Path, flags: int) -> SegmentFile:
-        return SegmentFile(os.open(path, flags | self._flags, 0o600))
+        """Raises OSError, also for what is no regular file."""
+        descriptor = os.open(path, flags | self._flags, 0o600)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.ENXIO, "it is no regular file", str(path))
+        return SegmentFile(descriptor)
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -339,6 +339,18 @@ def test_a_write_that_the_disk_takes_in_part_is_no_space_left(tmp_path: Path, mo
         with pytest.raises(OSError, match="part of a record") as caught:
             file.write(buffer.view, 0)
     assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("/dev/zero"), os.mkfifo, os.mkdir])
+def test_what_only_has_the_name_of_a_segment_is_neither_read_nor_written_nor_waited_for(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    files, path = SegmentFiles(), tmp_path / "00000001.pages"
+    files.probe(tmp_path)
+    make(path)
+    for opened in (files.reading, files.writing):
+        with pytest.raises(OSError, match=path.name), opened(path):
+            pass
 
 
 def test_a_file_system_without_direct_io_is_used_through_the_page_cache(

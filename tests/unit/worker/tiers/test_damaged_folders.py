@@ -102,6 +102,22 @@ def pipe(folder: Path) -> None:
     os.mkfifo(folder / FOREIGN)
 
 
+def linked_probe(folder: Path) -> None:
+    victim = folder.parent / "notes.txt"
+    victim.write_text("not ours" * 10_000)
+    (folder / "probe").symlink_to(victim)
+
+
+def hard_linked_probe(folder: Path) -> None:
+    victim = folder.parent / "notes.txt"
+    victim.write_text("not ours" * 10_000)
+    (folder / "probe").hardlink_to(victim)
+
+
+def piped_probe(folder: Path) -> None:
+    os.mkfifo(folder / "probe")
+
+
 def subfolder(folder: Path) -> None:
     (folder / FOREIGN).mkdir()
     (folder / FOREIGN / "notes.txt").write_text("not ours")
@@ -153,6 +169,9 @@ DEEDS: dict[str, Deed] = {
     "a link to itself": looped,
     "a link to an endless device": of_a_device,
     "a pipe that nobody writes to": pipe,
+    "a probe that links to somebody's file": linked_probe,
+    "a probe that is another name of somebody's file": hard_linked_probe,
+    "a probe that is a pipe": piped_probe,
     "a folder with a segment's name": subfolder,
     "a file that is larger than any disk": huge,
     "no segments": removed,
@@ -160,15 +179,17 @@ DEEDS: dict[str, Deed] = {
     "foreign files": foreign,
 }
 HARMLESS = {"a flipped bit behind the page", "a copy of a segment", "no lock", "foreign files"} | {
-    name for name, deed in DEEDS.items() if deed in (linked, looped, of_a_device, pipe, subfolder, huge)
+    name
+    for name, deed in DEEDS.items()
+    if deed in (linked, looped, of_a_device, pipe, linked_probe, hard_linked_probe, piped_probe, subfolder, huge)
 }
 """All pages are found as before."""
 
 
-def others(folder: Path) -> dict[str, int]:
-    """Everything below the folder that is no segment of ours, with its size."""
+def others(folder: Path) -> dict[str, bytes | int]:
+    """Everything below the folder that is no segment of ours: a file's bytes, or its size if it has too many."""
     return {
-        str(path): path.lstat().st_size
+        str(path): path.read_bytes() if path.is_file() and path.stat().st_size < 1 << 20 else path.lstat().st_size
         for path in folder.rglob("*")
         if not path.is_dir() and path.name not in ("lock", "probe")
         if path.suffix != ".pages"
