@@ -81,8 +81,8 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
         """One change after the other: a pin that is removed is not given to anybody afterwards."""
         self._unanswered: dict[str, str] = {}
         """Why a worker that serves could not be given its pins, by worker."""
-        self._giving: dict[str, asyncio.Task[None]] = {}
-        """Workers that are given their pins again, after a pause."""
+        self._giving: dict[tuple[str, str], asyncio.Task[None]] = {}
+        """Epochs that are given their pins again, after a pause, by worker and epoch."""
         self._changes: set[asyncio.Task[Any]] = set()
         """Changes that are under way: they end whatever their callers do."""
 
@@ -194,16 +194,16 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
 
     def _give_again(self, holder: PinHolder, problem: str) -> None:
         """Let a worker that did not answer have its pins later."""
-        self._unanswered[holder.worker_id] = problem
-        if holder.worker_id not in self._giving:
-            task = asyncio.create_task(self._give_later(holder))
-            self._giving[holder.worker_id] = task
-            task.add_done_callback(lambda _: self._giving.pop(holder.worker_id, None))
-
-    async def _give_later(self, holder: PinHolder) -> None:
-        await asyncio.sleep(GIVE_AGAIN_S)
         assert holder.serving is not None
-        await self._give(holder.worker_id, holder.serving.epoch)
+        self._unanswered[holder.worker_id] = problem
+        key = holder.worker_id, holder.serving.epoch
+        if key not in self._giving:
+            self._giving[key] = task = asyncio.create_task(self._give_later(*key))
+            task.add_done_callback(lambda _: self._giving.pop(key, None))
+
+    async def _give_later(self, worker_id: str, epoch: str) -> None:
+        await asyncio.sleep(GIVE_AGAIN_S)
+        await self._give(worker_id, epoch)
 
     async def _given(self, holder: PinHolder) -> bool:
         """Bring one worker to what is stored: all of its pins, and no other. Return False if it is away."""

@@ -245,6 +245,21 @@ async def test_a_worker_that_does_not_answer_while_a_pin_is_undone_loses_it_late
         await fleet.until_held("decode-1", 0)
 
 
+async def test_a_new_epoch_is_given_a_pin_again_though_an_earlier_epoch_still_waits_for_its_turn(monkeypatch) -> None:
+    monkeypatch.setattr(fleet_pins, "GIVE_AGAIN_S", 0.3)
+    async with fleet_of("decode-0") as fleet:
+        worker = fleet.workers["decode-0"]
+        worker.refusal = PeerLost("it is busy")
+        await fleet.put(pin_of())
+        worker.epoch, worker.refusal = "2.0000000000000002", None
+        await fleet.pins.give("decode-0")
+        assert fleet.held_at() == {"decode-0": 1}
+        worker.refusal = PeerLost("it is busy")
+        await fleet.put(pin_of(5))
+        worker.refusal = None
+        await fleet.until_held("decode-0", 2)
+
+
 @pytest.mark.parametrize("refusal", [None, PinRefused("3 of 4 pages", field="pin_cap")])
 async def test_a_put_whose_caller_goes_away_is_carried_out_or_undone_as_a_whole(refusal: ServeError | None) -> None:
     async with fleet_of("decode-0", "decode-1") as fleet:
