@@ -63,6 +63,8 @@ class _Segment:
     reserved: int = 0
     """Records that are being written: neither committed nor abandoned."""
     live: dict[BlockHash, _Record] = field(default_factory=dict)
+    copies: list[tuple[BlockHash, int]] = field(default_factory=list)
+    """Further records of blocks that lie here or elsewhere, with their offsets."""
 
     def worth(self, now_s: float) -> float:
         return sum((1 + record.hits) / (1.0 + now_s - record.since_s) for record in self.live.values())
@@ -94,8 +96,8 @@ class DiskStore:
         self._segments: dict[Path, _Segment] = {}
         self._open: _Segment | None = None
         self._where: dict[BlockHash, _Segment] = {}
-        self._copies: dict[BlockHash, list[RecordPlace]] = {}
-        """Further records of a block, which are never read; a restart would find them."""
+        self._copies: dict[BlockHash, set[RecordPlace]] = {}
+        """All further records of each block, which are never read; a restart would find them."""
         self._records = 0
 
     def __len__(self) -> int:
@@ -130,7 +132,7 @@ class DiskStore:
                     continue
                 offset = index * self.form.record_bytes
                 if header.block_hash in self._where or header.block_hash in segment.live:
-                    self._add_copy(header.block_hash, RecordPlace(scanned.path, offset))
+                    segment.copies.append((header.block_hash, offset))
                 else:
                     segment.live[header.block_hash] = _Record(offset, now_s)
             if not segment.live or self._records + segment.records > self._most_records:
@@ -138,6 +140,8 @@ class DiskStore:
                 continue
             self._add(segment)
             self._where.update(dict.fromkeys(segment.live, segment))
+            for block_hash, offset in segment.copies:
+                self._copies.setdefault(block_hash, set()).add(RecordPlace(scanned.path, offset))
             found += segment.live
         return found, useless
 
@@ -175,10 +179,11 @@ class DiskStore:
         """Make a record findable that has been written; return False if all was forgotten, or its block is here."""
         if not self.abandon(place):
             return False
-        if block_hash in self._where:
-            self._add_copy(block_hash, place)
-            return False
         segment = self._segments[place.path]
+        if block_hash in self._where:
+            segment.copies.append((block_hash, place.offset))
+            self._copies.setdefault(block_hash, set()).add(place)
+            return False
         segment.live[block_hash] = _Record(place.offset, now_s)
         self._where[block_hash] = segment
         return True
@@ -192,7 +197,7 @@ class DiskStore:
 
     def drop(self, block_hash: BlockHash) -> list[RecordPlace]:
         """Forget a block that is damaged or not wanted; return the places of all its records."""
-        places = [place for place in self._copies.pop(block_hash, ()) if place.path in self._segments]
+        places = list(self._copies.pop(block_hash, ()))
         segment = self._where.pop(block_hash, None)
         if segment is not None:
             places.append(RecordPlace(segment.path, segment.live.pop(block_hash).offset))
@@ -215,9 +220,6 @@ class DiskStore:
     def _has_open_place(self, segment: _Segment | None) -> TypeGuard[_Segment]:
         return segment is not None and segment.records < self._segment_records
 
-    def _add_copy(self, block_hash: BlockHash, place: RecordPlace) -> None:
-        self._copies.setdefault(block_hash, []).append(place)
-
     def _add(self, segment: _Segment) -> None:
         self._segments[segment.path] = segment
         self._records += segment.records
@@ -229,7 +231,25 @@ class DiskStore:
         segment = min(written, key=lambda each: each.worth(now_s))
         del self._segments[segment.path]
         self._records -= segment.records
+        for block_hash, offset in segment.copies:
+            self._forget_copy(block_hash, RecordPlace(segment.path, offset))
         for block_hash, record in segment.live.items():
             del self._where[block_hash]
             self._reclaimed(ReclaimedRecord(block_hash, now_s - record.since_s))
         return segment.path
+
+    def _forget_copy(self, block_hash: BlockHash, place: RecordPlace) -> None:
+        places = self._copies.get(block_hash, set())
+        places.discard(place)  # it may have been dropped before
+        if not places:
+            self._copies.pop(block_hash, None)
+
+    def check_integrity(self) -> None:
+        """Assert that every record that is known lies in a segment that is here. O(records); for tests."""
+        assert self._records == sum(each.records for each in self._segments.values())
+        for block_hash, segment in self._where.items():
+            assert self._segments[segment.path] is segment, f"block {block_hash.hex()} has gone with its segment"
+            assert block_hash in segment.live, f"block {block_hash.hex()} is not in its segment"
+        for block_hash, places in self._copies.items():
+            assert places, f"block {block_hash.hex()} is said to have copies"
+            assert all(place.path in self._segments for place in places), f"a copy of {block_hash.hex()} has gone"

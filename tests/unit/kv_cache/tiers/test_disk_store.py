@@ -51,6 +51,7 @@ def test_it_never_holds_more_bytes_than_it_may_and_no_place_twice() -> None:
             expected.add(number)
             gone.clear()
         assert store.used_bytes <= store.most_bytes
+        store.check_integrity()
         assert {int.from_bytes(each, "big") for each in store} == expected
     places = [store.find(each) for each in store]
     assert len(set(places)) == len(places) == len(expected)
@@ -127,6 +128,24 @@ def test_a_dropped_block_is_dropped_in_all_its_places() -> None:
         assert len(set(dropped)) == len(dropped) == places
         assert block(number) not in store
         assert store.drop(block(number)) == []
+
+
+def test_copies_of_blocks_are_forgotten_with_their_segments() -> None:
+    gone: list[ReclaimedRecord] = []
+    store, known = store_of(64, gone), tuple(RecordHeader(block(number), block(0), b"") for number in (1, 2, 3))
+    for day in range(40):
+        found = [
+            ScannedSegment(Path(f"of {day}, equal.pages"), known),
+            ScannedSegment(Path(f"of {day}.pages"), (*known, RecordHeader(block(100 + day), block(0), b""))),
+        ]
+        store.adopt(found, float(day))
+        store.check_integrity()
+        if day % 7 == 0:
+            assert len(store.drop(block(2))) <= store.used_bytes // RECORD
+        if store.has_room():
+            write(store, 1000 + day, float(day))
+        store.check_integrity()
+    assert gone, "segments with copies have gone"
 
 
 def test_room_for_less_than_two_pages_is_refused_with_the_numbers() -> None:
