@@ -22,7 +22,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,14 +153,27 @@ def claim_own(root: Path, worker: str) -> SegmentFolder:
     return next(folder for name in names if (folder := SegmentFolder.claim(root / name)) is not None)
 
 
-def claim_left(root: Path, *, unseen_s: float) -> Iterator[SegmentFolder]:
-    """Claim the folders under `root` whose owner is dead and was last seen so many seconds ago, one after the other.
+@dataclass(frozen=True, slots=True)
+class LeftFolder:
+    """A folder whose owner may be dead. It is not claimed."""
+
+    path: Path
+    seen_s: float
+    """When its owner was last seen, in Unix seconds."""
+    size_bytes: int
+    """Bytes of its segments."""
+
+
+def claim_left(
+    root: Path, *, unseen_s: float, wanted: Callable[[LeftFolder], bool] = lambda _: True
+) -> Iterator[SegmentFolder]:
+    """Claim the wanted folders under `root` whose owner is dead and was last seen so many seconds ago, one by one.
 
     One that cannot be claimed is left out, with a warning.
     """
     seen_by_s = time.time() - unseen_s
-    for path in _folders_in(root, WORKER_FOLDER):
-        folder = _try_claim(path, seen_by_s)
+    for left in _left_in([root], seen_by_s):
+        folder = _try_claim(left.path, seen_by_s) if wanted(left) else None
         if folder is not None:
             yield folder
 
@@ -255,22 +268,13 @@ def _remove_empty(models: Iterable[Path]) -> None:
             path.rmdir()
 
 
-@dataclass(frozen=True, slots=True)
-class _LeftFolder:
-    path: Path
-    seen_s: float
-    """When its owner was last seen, in Unix seconds."""
-    size_bytes: int
-    """Bytes of its segments."""
-
-
-def _left_in(models: Iterable[Path], seen_by_s: float) -> Iterator[_LeftFolder]:
+def _left_in(models: Iterable[Path], seen_by_s: float) -> Iterator[LeftFolder]:
     """Yield the folders whose owner was last seen by that time; they are not claimed, which would count as seen."""
     for path in (folder for model in models for folder in _folders_in(model, WORKER_FOLDER)):
         try:
             if _was_seen_by(path / LOCK, seen_by_s):
                 size_bytes = sum(segment.lstat().st_size for segment in _segments_in(path))
-                yield _LeftFolder(path, (path / LOCK).lstat().st_mtime, size_bytes)
+                yield LeftFolder(path, (path / LOCK).lstat().st_mtime, size_bytes)
         except OSError as error:
             log.warning("folder of pages cannot be looked at folder=%s error=%s", path, error)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from twostroke.kv_cache.tiers.folders import (
+    LeftFolder,
     ScannedSegment,
     SegmentFolder,
     claim_left,
@@ -20,7 +21,7 @@ from twostroke.transfer.copy_threads import off_loop
 from twostroke.worker.tiers.disk_tier import DiskTier
 from twostroke.worker.tiers.page_tiers import PageTiers
 
-LeftFolder: TypeAlias = tuple[SegmentFolder, list[ScannedSegment]]
+FoundPages: TypeAlias = tuple[SegmentFolder, list[ScannedSegment]]
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ LOOK_S: Final = 30.0
 UNSEEN_S: Final = 3 * LOOK_S
 """A dead worker's folder waits so long for a worker of its name."""
 RETURN_S: Final = 600.0
-"""Workers of other models and forms that were stopped together with this one have so long to come back."""
+"""Workers of other models and forms that were stopped together with this one have so long to come back. A dead worker's
+pages wait so long for one that has room for all of them."""
 UNUSED_S: Final = 7 * 24 * 3600.0
 """Pages of another model, form or version are removed when nobody has used them for so long."""
 
@@ -44,12 +46,13 @@ async def adopt_left(
 ) -> None:
     """Look for folders that were left until cancelled; `changed` is called when pages were taken in.
 
-    Those of other models give way to this worker's pages from `return_s` on.
+    Those of other models give way to this worker's pages from `return_s` on. What has no room here is taken when nobody
+    else has taken it for `return_s`, and removed as far as it does not fit.
     """
     began_s = time.monotonic()
     while (disk := tiers.disk) is not None:
         await asyncio.sleep(look_s)
-        look = _Look(disk, unseen_s, removes_others=time.monotonic() - began_s >= return_s)
+        look = _Look(disk, unseen_s, return_s, removes_others=time.monotonic() - began_s >= return_s)
         try:
             left = await off_loop(look.run)
         except OSError as error:
@@ -67,28 +70,27 @@ async def adopt_left(
 class _Look:
     """One look for folders that were left. It runs on a thread; nobody may be waiting for it any more when it ends."""
 
-    def __init__(self, disk: DiskTier, unseen_s: float, *, removes_others: bool) -> None:
+    def __init__(self, disk: DiskTier, unseen_s: float, return_s: float, *, removes_others: bool) -> None:
         self._disk = disk
         self._unseen_s = unseen_s
+        self._return_s = return_s
         self._removes_others = removes_others
-        self._most_other_bytes = max(0, disk.store.most_bytes - disk.store.used_bytes)
-        """Bytes that folders of other models may take beside what this worker holds."""
+        self._room_bytes = max(0, disk.store.most_bytes - disk.store.used_bytes)
+        """Bytes that other folders may take beside what this worker holds."""
         self._lock = threading.Lock()
         self._is_given_up = False
-        self._left: list[LeftFolder] = []
+        self._left: list[FoundPages] = []
 
-    def run(self) -> list[LeftFolder]:
+    def run(self) -> list[FoundPages]:
         """Lock and read what was left. Raises OSError if our own folders cannot be touched."""
         self._disk.touch()
         root = self._disk.folder.parent
         removed = remove_unused(root.parent, kept=root.name, unseen_s=UNUSED_S)
         if self._removes_others:
-            removed += remove_beyond(
-                root.parent, kept=root.name, unseen_s=self._unseen_s, most_bytes=self._most_other_bytes
-            )
+            removed += remove_beyond(root.parent, kept=root.name, unseen_s=self._unseen_s, most_bytes=self._room_bytes)
         if removed:
             log.info("pages of other models removed folders=%d", removed)
-        for folder in claim_left(root, unseen_s=self._unseen_s):
+        for folder in claim_left(root, unseen_s=self._unseen_s, wanted=self._is_wanted):
             self._read(folder)
         return self._left
 
@@ -99,6 +101,13 @@ class _Look:
             left, self._left = self._left, []
         for folder, _ in left:
             folder.close()
+
+    def _is_wanted(self, left: LeftFolder) -> bool:
+        """Tell whether there is room for its pages, or nobody else has taken them for long."""
+        if left.size_bytes > self._room_bytes:
+            return left.seen_s <= time.time() - self._return_s
+        self._room_bytes -= left.size_bytes
+        return True
 
     def _read(self, folder: SegmentFolder) -> None:
         try:

@@ -88,6 +88,30 @@ async def test_the_pages_of_a_dead_worker_are_taken_in_by_one_with_another_name(
         assert of_tier(other, "loaded_pages_total") > 0
 
 
+async def test_the_pages_of_a_dead_worker_are_left_to_one_that_has_room_for_them(tmp_path: Path) -> None:
+    async with tiered(tmp_path, worker_id="dead") as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        told, left = on_disk(worker), worker.host.tiers.disk.folder
+    async with tiered(tmp_path, disk_pages=12) as full, router_to(full) as router:
+        for seed in (11, 12, 13):
+            await ask(router, prompt_of(BLOCKS * BLOCK + 3, seed=seed), request_id=f"{seed}")
+            await written(full)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(adopt_left(full.host.tiers, lambda: None, look_s=0.01, unseen_s=0), 0.2)
+        assert bytes_in(left), "a full worker would remove them"
+        async with tiered(tmp_path, worker_id="other") as other:
+            looking = asyncio.create_task(adopt_left(other.host.tiers, lambda: None, look_s=0.01, unseen_s=0))
+            await eventually(lambda: on_disk(other) == told)
+            looking.cancel()
+            await asyncio.wait([looking])
+        tiers = full.host.tiers
+        looking = asyncio.create_task(adopt_left(tiers, lambda: None, look_s=0.01, unseen_s=0, return_s=0.05))
+        await eventually(lambda: not bytes_in(left))
+        looking.cancel()
+
+
 async def test_trouble_in_the_folder_of_somebody_else_leaves_the_tier_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
