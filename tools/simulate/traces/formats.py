@@ -298,13 +298,14 @@ def _check(record: AnswerRecord, where: str) -> None:
     """Refuse numbers that no router writes."""
     if not 0 <= record.arrival_s < float("inf"):
         raise ConfigError(f"{where}: arrival_s must be seconds since 1970, got {record.arrival_s}", field="arrival_s")
-    for name, value, least in (
-        ("prompt_tokens", record.prompt_tokens, 1),
-        ("output_tokens", record.output_tokens, 0),
-        ("block_size", record.block_size, 1),
+    for name, value, least, most in (
+        ("prompt_tokens", record.prompt_tokens, 1, MAX_TOKENS),
+        ("output_tokens", record.output_tokens, 0, MAX_TOKENS),
+        ("block_size", record.block_size, 1, MAX_TOKENS),
+        ("cached_tokens", record.cached_tokens, 0, record.prompt_tokens),
     ):
-        if value < least:
-            raise ConfigError(f"{where}: {name} must be {least} or more, got {value}", field=name)
+        if not least <= value <= most:
+            raise _malformed(where, name, f"a whole number from {least} to {most}", value)
     digits = 2 * LOGGED_HASH_BYTES * (record.prompt_tokens // record.block_size)
     if len(record.blocks) != digits or set(record.blocks) - set("0123456789abcdef"):
         raise ConfigError(

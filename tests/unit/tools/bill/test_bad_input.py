@@ -90,7 +90,23 @@ BAD_LOGS = [
     (line_of(ANSWER).replace('"blocks":"0', '"blocks":"g').encode(), ":1: blocks must be 32 hex digits"),
     (
         line_of(ANSWER).replace('"prompt_tokens":32', '"prompt_tokens":-3').encode(),
-        ":1: prompt_tokens must be 1 or more",
+        ":1: prompt_tokens must be a whole number from 1 to 100000000, got -3",
+    ),
+    (
+        line_of(ANSWER).replace('"output_tokens":3', f'"output_tokens":{10**15}').encode(),
+        ":1: output_tokens must be a whole number from 0 to 100000000, got 1000000000000000",
+    ),
+    (
+        line_of(ANSWER).replace('"output_tokens":3', f'"output_tokens":{"9" * 4000}').encode(),
+        ":1: output_tokens must be a whole number from 0 to 100000000, got 999",
+    ),
+    (
+        line_of(ANSWER).replace('"cached_tokens":0', '"cached_tokens":33').encode(),
+        ":1: cached_tokens must be a whole number from 0 to 32, got 33",
+    ),
+    (
+        line_of(ANSWER).replace('"cached_tokens":0', '"cached_tokens":-1').encode(),
+        ":1: cached_tokens must be a whole number from 0 to 32, got -1",
     ),
     (line_of(ANSWER).replace('"output_tokens":3', '"output_tokens":0').encode(), "no rows"),
     (
