@@ -148,10 +148,10 @@ hosts: .needs-root .needs-ip .needs-unshare $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.hosts --runs 2 --write docs/multi-host.md $(ARGS)
 
 rolling: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/cluster/test_rolling.py -m slow
+	$(BIN)/python -m pytest tests/cluster/fleet/test_rolling.py -m slow
 
 scaling: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/cluster/test_scaling.py -m slow -s
+	$(BIN)/python -m pytest tests/cluster/fleet/test_scaling.py -m slow -s
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.soak --write docs/faults.md $(ARGS)

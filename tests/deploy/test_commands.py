@@ -35,8 +35,8 @@ SUFFIXES = ("json", "md", "py", "yaml")
 """The suffixes of files, which are no keys."""
 GATE = "the gate"
 """`.ci/run` is `make test`; what that makes first is run by it, too."""
-SERVE = "tests/cluster/test_serve.py"
-JOIN = "tests/cluster/test_join.py"
+SERVE = "tests/cluster/fleet/test_serve.py"
+JOIN = "tests/cluster/fleet/test_join.py"
 START = "tests/chaos/hosts/test_start_scripts.py"
 CHECK = "tests/deploy/test_manifests.py"
 KEEP = f"{JOIN}::test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothing_else"
@@ -71,11 +71,11 @@ RUN_BY: dict[str, tuple[str, str]] = {
     ),
     "twostroke serve": (f"{SERVE}::server", "SMALL"),
     "twostroke trace": (
-        "tests/cluster/test_traces.py::test_a_request_is_one_trace_over_all_processes_and_its_waterfall_needs_no_collector",
+        "tests/cluster/operation/test_traces.py::test_a_request_is_one_trace_over_all_processes_and_its_waterfall_needs_no_collector",
         '"trace"',
     ),
     "twostroke profile": (
-        "tests/cluster/test_profile.py::test_a_profile_shows_the_steps_that_workers_ran_and_the_requests_they_were_for",
+        "tests/cluster/operation/test_profile.py::test_a_profile_shows_the_steps_that_workers_ran_and_the_requests_they_were_for",
         "profiled(",
     ),
     "twostroke serve --help": (
@@ -112,7 +112,7 @@ RUN_BY: dict[str, tuple[str, str]] = {
     ".venv/bin/twostroke up -f deploy/examples/hosts.yaml --address HEAD:6379": (KEEP, "hosts.yaml"),
     "twostroke serve --address HEAD:6379 --prefill 1 --decode 1": (JOINED, '"--address"'),
     "TWOSTROKE_TOKEN_FILE=/etc/twostroke/token .venv/bin/twostroke router --fleet HEAD:50050 --host 0.0.0.0": (
-        "tests/cluster/test_router_command.py::test_it_waits_for_the_fleet_serves_and_drains_and_nobody_reads_the_token_from_outside",
+        "tests/cluster/fleet/test_router_command.py::test_it_waits_for_the_fleet_serves_and_drains_and_nobody_reads_the_token_from_outside",
         '"--host", "0.0.0.0"',
     ),
     "twostroke up --keep": (KEEP, '"--keep"'),

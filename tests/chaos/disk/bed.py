@@ -16,8 +16,8 @@ from tests.chaos.disk.chats import Turn, talk
 from tests.chaos.injection import disk_notes
 from tests.chaos.injection.injector import BY_CALL
 from tests.chaos.injection.plan import ENVIRONMENT
+from tests.cluster.cache.test_index_equality import until_equal
 from tests.cluster.processes import ProcessCluster, running_cluster
-from tests.cluster.test_index_equality import until_equal
 from twostroke.config import DEFAULT_MODEL, PACED_PREFIX, CacheConfig, ModelConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.models.catalog.fetch import fetch

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tests.chaos.disk import damage
 from tests.chaos.disk.bed import DiskBed
 from tests.chaos.disk.chats import Turn, identical
-from tests.cluster.test_index_equality import forget_cached
+from tests.cluster.cache.test_index_equality import forget_cached
 from twostroke.kv_cache.tiers.record import record_bytes
 
 UNDER_WAY_S = 0.3

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.cache.test_mixed_forms import MODEL, Answer, answer_of, engine, go_on, is_near
+from tests.cluster.cache.test_tiers import of_worker
 from tests.cluster.processes import Client, running_cluster
-from tests.cluster.test_mixed_forms import MODEL, Answer, answer_of, engine, go_on, is_near
-from tests.cluster.test_tiers import of_worker
 from twostroke.config import CacheConfig, Role
 from twostroke.engine.build import BuiltEngine
 from twostroke.kv_cache.form import FORMS, PageShape

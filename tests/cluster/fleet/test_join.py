@@ -54,7 +54,7 @@ def asked(owner: Owner, *command: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def owner() -> Iterator[Owner]:
     environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": RAY_TOKEN}
-    script = Path(__file__).with_name("ray_owner.py")
+    script = Path(__file__).parents[1] / "ray_owner.py"
     with subprocess.Popen(
         [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import processes
+from tests.cluster.cache.test_tiers import OPTIONS, PACED, PAGES, PROMPTS, of_worker, prompt
 from tests.cluster.processes import PATIENCE_S, Client, ProcessCluster, running_cluster
-from tests.cluster.test_tiers import OPTIONS, PACED, PAGES, PROMPTS, of_worker, prompt
 from twostroke.config import CacheConfig
 
 WORKER = "decode-0"

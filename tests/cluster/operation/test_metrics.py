@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable
-from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.processes import Client, running_cluster
+from tests.cluster.served import CHECKOUT
 from tests.deploy.scrape import PACED, exposed, noted, scraped, series_of
 from tests.deploy.tools import tool
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+OPERATIONS = CHECKOUT / "docs" / "operations.md"
 OTHER_UNITS = re.compile(r"_(ms|millis\w*|us|minutes|kb|mb|gb|kib|mib|gib|percent)(_|$)")
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.injection.control import arm
+from tests.cluster.cache.test_index_equality import until_equal
 from tests.cluster.processes import PATIENCE_S, Client, running_cluster
-from tests.cluster.test_index_equality import until_equal
 from twostroke.config import CacheConfig, ModelConfig
 from twostroke.rpc.v1 import control_pb2
 

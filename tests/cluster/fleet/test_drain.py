@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 
+from tests.cluster.cache.test_index_equality import forget_cached
 from tests.cluster.processes import Client, running_cluster
-from tests.cluster.test_index_equality import forget_cached
 from tests.unit.worker.rig import BLOCK, paced, prompt_of
 
 STREAMS, TOKENS = 6, 160

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from tests.cluster.cache.test_index_equality import shown_by_router, until_equal
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
-from tests.cluster.test_index_equality import shown_by_router, until_equal
 from tests.metrics_page import scraped
 from twostroke.config import CacheConfig, ModelConfig
 from twostroke.kv_cache.tier import Tier

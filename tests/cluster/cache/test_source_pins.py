@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.chaos.injection.plan import ENVIRONMENT
-from tests.cluster.test_worker_processes import worker_process
+from tests.cluster.fleet.test_worker_processes import worker_process
 from tests.metrics_page import total
 from tests.process_table import has_stopped
 from tests.unit.worker.callers import Puller, Router

@@ -15,10 +15,11 @@ import pytest_asyncio
 from tests.clients.asks import Served
 from tests.clients.stock import LITELLM, OPENAI, StockClient
 from tests.cluster.processes import ProcessCluster, running_cluster
+from tests.cluster.served import CHECKOUT
 from twostroke.config import ModelConfig
 
 QUESTION = "What is the capital of France?"
-PROTOS = Path(__file__).parents[2] / "proto"
+PROTOS = CHECKOUT / "proto"
 
 STRANGER = """
 import sys
