@@ -202,12 +202,16 @@ class Prefetch:
         for block in blocks:
             page = self._tiers.take_host_page()
             if page is None:
+                waiting.left = waiting.left if reads else []  # host memory is full of what others hold
                 break
             block_hash = waiting.sequence.block_hashes[block]
+            place = self._tiers.place(Tier.DISK, block_hash)
+            if place is None:  # what the page had held is written there now
+                self._tiers.give_host_page_back(page)
+                continue
             pages[block_hash] = page
-            reads.append(PageRead(block, block_hash, page, self._tiers.place(Tier.DISK, block_hash)))
+            reads.append(PageRead(block, block_hash, page, place))
         if not reads:
-            waiting.left = []  # host memory is full of what others hold
             return
         loop, reader = asyncio.get_running_loop(), self._tiers.reader(Tier.DISK)
         job: ReadJob[Any] = ReadJob(reads, lambda: None, self._tiers.host_window)

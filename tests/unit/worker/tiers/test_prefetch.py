@@ -71,6 +71,27 @@ async def test_blocks_of_a_waiting_request_come_from_disk_to_host_memory(tmp_pat
         worker.host.tiers.host.store.check_integrity()
 
 
+async def test_a_block_whose_place_on_disk_goes_to_what_its_host_page_held_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = 4
+    async with busy_with_a_on_disk(tmp_path, pages=210, host_pages=pages) as (worker, router):
+        tiers, wanted = worker.host.tiers, on_disk_of_a(worker)
+        disk = tiers.disk
+        monkeypatch.setattr(disk.store, "_most_records", len(disk.store))  # whatever is written has a segment removed
+        monkeypatch.setattr(disk, "is_within_budget", lambda **_: False)
+        for block_hash in block_hashes_of(prompt_of(pages * BLOCK, seed=8), BLOCK):
+            assert tiers.promoted(block_hash, b"", tiers.take_host_page())
+        monkeypatch.setattr(disk, "is_within_budget", lambda **_: True)
+        got = await router.open(A, TOKENS)
+        await eventually(lambda: not on_disk_of_a(worker) >= wanted)
+        await finish(router, got)
+        assert of_tier(worker, "up") == 1
+        assert of_tier(worker, "verification_failures_total") == 0
+        await eventually(lambda: not worker.host.prefetch.held)
+        tiers.host.store.check_integrity()
+
+
 async def test_a_request_that_goes_while_it_waits_leaves_nothing_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
