@@ -6,6 +6,7 @@ import errno
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from twostroke.config import WorkerConfig
@@ -15,9 +16,10 @@ from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.kv_cache.tiers.files import SegmentFiles
-from twostroke.kv_cache.tiers.folders import ScannedSegment, claim_own, model_folder
+from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own, model_folder
 from twostroke.kv_cache.tiers.record import RecordFormat, identity_of
 from twostroke.models.catalog.places import cache_dir
+from twostroke.transfer.copy_threads import CopyThreads
 from twostroke.worker.tiers.disk_tier import OpenedDisk
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import PageTime
@@ -28,6 +30,8 @@ MISTAKES = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT,
 )  # fmt: skip
 """Errors that say that the folder is the wrong one, and not that its disk is in trouble."""
+ANSWER_S = 10.0
+"""Seconds for the disk to lock the folder, and to take a record and give it back. One that needs longer is left out."""
 
 
 def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> PageTiers:
@@ -61,9 +65,8 @@ def open_disk(
     root = Path(cache.disk_cache_dir or cache_dir() / "pages")
     files, started_s = files or SegmentFiles(), time.monotonic()
     try:
-        own = claim_own(model_folder(root, form.identity), worker_id)
+        own, probed_s = _claimed(model_folder(root, form.identity), worker_id, files, form)
         try:
-            probed_s = files.probe(own.path, form.record_bytes)
             found = own.scan(files, form)
             page_time = PageTime(_read_s(files, found, form) if probed_s is None else probed_s)
         except BaseException:
@@ -84,6 +87,37 @@ def open_disk(
     if probed_s is None:
         log.warning("disk is full, the tier keeps to the room that it has folder=%s", own.path)
     return OpenedDisk(files, form, own, found, page_time, is_full=probed_s is None)
+
+
+def _claimed(
+    root: Path, worker_id: str, files: SegmentFiles, form: RecordFormat
+) -> tuple[SegmentFolder, float | None]:
+    """Lock the worker's folder; return it, and what its disk takes to read a record (None: it is full).
+
+    Raises OSError, ETIMEDOUT where the disk does not answer; what it answers later is given back.
+    """
+
+    def claim(_: None) -> tuple[SegmentFolder, float | None]:
+        own = claim_own(root, worker_id)
+        try:
+            return own, files.probe(own.path, form.record_bytes)
+        except BaseException:
+            own.close()
+            raise
+
+    claimed: Future[tuple[SegmentFolder, float | None]] = Future()
+    thread = CopyThreads("tier-open", [None])
+    thread.submit(claim, claimed)
+    if not wait([claimed], ANSWER_S).done:  # the thread ends with the process, or when the disk answers
+        claimed.add_done_callback(_give_back)
+        raise OSError(errno.ETIMEDOUT, f"the disk does not answer within {ANSWER_S:g} s", str(root))
+    thread.close()
+    return claimed.result()
+
+
+def _give_back(claimed: Future[tuple[SegmentFolder, float | None]]) -> None:
+    if claimed.exception() is None:
+        claimed.result()[0].close()
 
 
 def _read_s(files: SegmentFiles, found: Sequence[ScannedSegment], form: RecordFormat) -> float:

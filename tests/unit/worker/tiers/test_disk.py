@@ -404,6 +404,25 @@ async def test_a_disk_that_never_answers_holds_up_nobody(tmp_path: Path, monkeyp
         faults.answers.set()
 
 
+async def test_a_disk_that_never_answers_from_the_start_on_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(opening, "ANSWER_S", 0.1)
+    faults = faulty(monkeypatch)
+    faults.answers.clear()
+    try:
+        async with asyncio.timeout(10), tiered(tmp_path) as worker, router_to(worker) as router:
+            await ask(router, A)
+            assert of_tier(worker, "up") == 0
+        said = [record.getMessage() for record in caplog.records if "disk tier not opened" in record.getMessage()]
+        assert len(said) == 1
+        assert "the disk does not answer within 0.1 s" in said[0]
+    finally:
+        faults.answers.set()
+    (folder,) = tmp_path.glob("*/decode-0")
+    await eventually(lambda: SegmentFolder.claim(folder) is not None)
+
+
 async def test_one_load_serves_all_who_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = faulty(monkeypatch)
     async with tiered(tmp_path, pages=40) as worker, router_to(worker) as router:
