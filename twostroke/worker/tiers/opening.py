@@ -89,9 +89,7 @@ def open_disk(
     return OpenedDisk(files, form, own, found, page_time, is_full=probed_s is None)
 
 
-def _claimed(
-    root: Path, worker_id: str, files: SegmentFiles, form: RecordFormat
-) -> tuple[SegmentFolder, float | None]:
+def _claimed(root: Path, worker_id: str, files: SegmentFiles, form: RecordFormat) -> tuple[SegmentFolder, float | None]:
     """Lock the worker's folder; return it, and what its disk takes to read a record (None: it is full).
 
     Raises OSError, ETIMEDOUT where the disk does not answer; what it answers later is given back.
