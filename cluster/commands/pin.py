@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from rich.table import Table
 
 from cluster.clients import admin_access
 from cluster.clients.admin_access import AdminAccess
+from twostroke.client_text import on_one_line
 from twostroke.config.cache import memory_bytes
 from twostroke.config.duration import duration_s, duration_text
 from twostroke.errors import ConfigError, PeerLost
@@ -139,6 +140,7 @@ def _remove(args: argparse.Namespace) -> int:
         raise ConfigError("name one pin by its ID, or an --owner, or --hints", field="id")
     if args.id == "" or args.owner == "":
         raise ConfigError("the ID or the --owner is empty", field="id")
+    _check_text({"ID": args.id, "--owner": args.owner})
     request = pins_pb2.RemovePinRequest(pin_id=args.id or "", owner=args.owner or "")
     removed = _call(admin_access.access_from(args), "Remove", request, pins_pb2.RemovePinResponse).removed
     print(json.dumps({"removed": removed}) if args.json else f"{removed} pin{'s' * (removed != 1)} removed")
@@ -150,6 +152,10 @@ def _remove(args: argparse.Namespace) -> int:
 
 def _request(args: argparse.Namespace) -> pins_pb2.AddPinRequest:
     """Raises ConfigError that names the flag."""
+    _check_text({
+        "--system": args.system, "--text": args.text, "--owner": args.owner, "--tenant": args.tenant,
+        "--cache-salt": args.cache_salt, "--workers": args.workers,
+    })  # fmt: skip
     request = pins_pb2.AddPinRequest(owner=args.owner, tenant=args.tenant, cache_salt=args.cache_salt)
     if not args.owner:
         raise ConfigError("--owner must not be empty", field="--owner")
@@ -175,8 +181,8 @@ def _request(args: argparse.Namespace) -> pins_pb2.AddPinRequest:
 
 def _put_workers(request: pins_pb2.AddPinRequest, said: str) -> None:
     if said.isdecimal():
-        if not 0 < int(said) <= 1024:
-            raise ConfigError(f"--workers must be from 1 to 1024 of each role, got {said}", field="--workers")
+        if len(said) > 4 or not 0 < int(said) <= 1024:
+            raise ConfigError(f"--workers must be from 1 to 1024 of each role, got {said[:40]}", field="--workers")
         request.per_role = int(said)
         return
     names = said.split(",")
@@ -200,8 +206,18 @@ def _chat(file: str) -> inference_pb2.Chat:
             raise ConfigError(
                 f"--chat {file}: messages[{rank}] must be an object with role and content, both text", field="--chat"
             )
+        _check_text({f"--chat {file}: messages[{rank}]": role + content})
         chat.messages.add(role=role, content=content)
     return chat
+
+
+def _check_text(said: Mapping[str, str | None]) -> None:
+    """Raises ConfigError naming the first that is no text: bytes of a command line, or half of a surrogate pair."""
+    for name, text in said.items():
+        try:
+            (text or "").encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{name}: it is no text: {error}", field=name) from error
 
 
 def _read(flag: str, file: str) -> str:
@@ -278,7 +294,7 @@ def _print_held(held: Iterable[pins_pb2.HeldPin]) -> None:
         owner = "(hint)" if each.is_hint else each.owner
         blocks = f"{each.ready_blocks}/{each.blocks}"
         counts = (blocks, _size(each.bytes), str(each.hits), f"{each.saved_s:.2f} s", ends)
-        begins = each.problem or each.text.replace("\n", " ")
+        begins = on_one_line(each.problem or each.text.replace("\n", " "))
         table.add_row(each.pin_id, owner, each.tenant or "-", each.worker_id, STATES[each.state], *counts, begins)
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     console.print(table if table.row_count else "no pins")

@@ -25,6 +25,7 @@ class Router(pins_pb2_grpc.PinAdminServicer):
         self.looks = 0
         self.hints_asked: list[bool] = []
         self.problem = ""
+        self.text = "You are\na ship"
         self.final = pins_pb2.PIN_STATE_READY
 
     def Add(self, request: pins_pb2.AddPinRequest, context: object) -> pins_pb2.AddPinResponse:  # noqa: N802
@@ -46,7 +47,7 @@ class Router(pins_pb2_grpc.PinAdminServicer):
     def _held(self, state: pins_pb2.PinState, ready: int) -> pins_pb2.HeldPin:
         return pins_pb2.HeldPin(
             worker_id="decode-0", pin_id="0a1b", owner="ops", state=state, blocks=2, ready_blocks=ready,
-            bytes=2 << 20, hits=7, saved_s=1.5, text="You are\na ship", problem=self.problem,
+            bytes=2 << 20, hits=7, saved_s=1.5, text=self.text, problem=self.problem,
         )  # fmt: skip
 
 
@@ -133,6 +134,15 @@ def test_list_shows_bytes_hits_and_seconds_and_the_caps(router, capsys) -> None:
     assert values["workers"][0]["most_pages"] == 16
 
 
+def test_what_a_prompt_begins_with_cannot_write_to_the_terminal(router, capsys) -> None:
+    service, admin = router
+    service.text = "You\x1b[2J are\r\n\u202ea ship"
+    assert main(["pin", "list", *admin]) == 0
+    printed = capsys.readouterr().out
+    assert "You" in printed
+    assert printed.replace("\n", "").isprintable()
+
+
 @pytest.mark.parametrize(
     ("flags", "pin_id", "owner"), [(["0a1b"], "0a1b", ""), (["--owner", "ops"], "", "ops"), (["--hints"], "", "")]
 )
@@ -168,6 +178,15 @@ MISTAKES = {
     "an empty name": (["add", "--text", "a", "--workers", "decode-0,"], "a name is empty"),
     "zero workers": (["add", "--text", "a", "--workers", "0"], "from 1 to 1024"),
     "too many workers": (["add", "--text", "a", "--workers", "99999"], "from 1 to 1024"),
+    "more workers than a number has digits": (["add", "--text", "a", "--workers", "9" * 5000], "from 1 to 1024"),
+    **{
+        f"bytes for {flag}": (["add", "--text", "a", flag, "\udcff"], f"{flag}: it is no text")
+        for flag in ("--text", "--owner", "--tenant", "--cache-salt", "--workers")
+    },
+    "bytes for a system prompt": (["add", "--system", "\udcff"], "--system: it is no text"),
+    "half a character in JSON": (["add", "--chat", "{folder}/half-character.json"], "messages[0]: it is no text"),
+    "bytes for an id": (["remove", "\udcff"], "ID: it is no text"),
+    "bytes for an owner": (["remove", "--owner", "\udcff"], "--owner: it is no text"),
     "no wait": (["add", "--text", "a", "--wait", "long"], "--wait: not a duration"),
     "nothing to remove": (["remove"], "name one pin by its ID, or an --owner, or --hints"),
     "two things to remove": (["remove", "0a", "--hints"], "name one pin by its ID"),
@@ -187,6 +206,7 @@ def test_a_mistake_is_answered_in_one_line_that_names_it(mistake: str, tmp_path:
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "empty.json").write_text("[]")
     (tmp_path / "number.json").write_text('{"messages": 5}')
+    (tmp_path / "half-character.json").write_text('[{"role": "system", "content": "\\ud83d"}]')
     (tmp_path / "half.json").write_text('[{"role": "system"}]')
     arguments, expected = MISTAKES[mistake]
     arguments = [argument.replace("{folder}", str(tmp_path)) for argument in arguments]
