@@ -2,7 +2,7 @@
 
 What is kept where is as in `twostroke.worker.tiers.page_tiers`: evicted pages go to host memory, or to disk within the
 budget of written bytes; reused ones go to disk. Loads are the live ones (`twostroke.worker.tiers.loads`). Simulated are
-the readers and the writer, which take their time page by page.
+the threads that read and the one that writes, which take their time page by page.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from twostroke.scheduler.cost import Queued
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.tiers.loads import TierLoads
 from twostroke.worker.tiers.page_tiers import MOST_STAGED, SECOND_SIGHT, STAGING_BYTES
-from twostroke.worker.tiers.price import PageTime
-from twostroke.worker.tiers.reader import MissingPage, PageRead, ReadJob
+from twostroke.worker.tiers.price import PageTime, ReadTimes
+from twostroke.worker.tiers.reader import THREADS, BusyThreads, MissingPage, PageRead, ReadJob, TierReaders
 
 NO_BYTES = memoryview(b"")
 
@@ -122,7 +122,7 @@ class SimulatedTiers:
         self._sightings = Sightings()
         self._times = {tier: PageTime(shape.tier_page_s(tier)) for tier in (Tier.HOST, Tier.DISK)}
         self._turned_off: Callable[[Tier], None] = lambda _: None
-        self._readers = {tier: SimulatedReader(host.queue, tier, self) for tier in (Tier.HOST, Tier.DISK)}
+        self._readers = {tier: _readers(host.queue, tier, self) for tier in (Tier.HOST, Tier.DISK)}
         self.metrics = host.metrics.of_tiers()
         if disk is not None:
             disk.mount(self)
@@ -185,7 +185,7 @@ class SimulatedTiers:
             return None if self._store is None else self._store.get(block_hash)
         return None if self._disk is None else self._disk.store.find(block_hash)
 
-    def reader(self, tier: Tier) -> SimulatedReader:
+    def readers(self, tier: Tier) -> TierReaders[Any]:
         return self._readers[tier]
 
     def hold(self, tier: Tier, places: Sequence[Any]) -> Callable[[], None]:
@@ -205,8 +205,8 @@ class SimulatedTiers:
     def page_time(self, tier: Tier) -> PageTime:
         return self._times[tier]
 
-    def took(self, tier: Tier, seconds: float, pages: int) -> None:
-        self._times[tier] = self._times[tier].after(seconds, pages)
+    def took(self, tier: Tier, times: ReadTimes) -> None:
+        self._times[tier] = self._times[tier].after_reads(times)
 
     def took_at_least(self, tier: Tier, seconds: float, pages: int) -> None:
         self._times[tier] = self._times[tier].at_least(seconds / pages)
@@ -282,17 +282,29 @@ class SimulatedTiers:
         return disk.may_write(block_hash, wanted_again=self._sightings.count(block_hash) >= SECOND_SIGHT)
 
 
-class SimulatedReader:
-    """The reader thread of one tier: one page after the other, each in the tier's time."""
+def _readers(queue: EventQueue, tier: Tier, tiers: SimulatedTiers) -> TierReaders[Any]:
+    """Return threads that share what the tier can do."""
+    busy = BusyThreads(THREADS)
+    threads: list[Any] = [SimulatedReader(queue, tier, tiers, busy, index) for index in range(THREADS)]
+    return TierReaders(threads)
 
-    def __init__(self, queue: EventQueue, tier: Tier, tiers: SimulatedTiers) -> None:
+
+class SimulatedReader:
+    """One reader thread of a tier: one page after the other, each in the tier's time."""
+
+    def __init__(self, queue: EventQueue, tier: Tier, tiers: SimulatedTiers, busy: BusyThreads, index: int) -> None:
         self._queue = queue
         self._tier = tier
         self._tiers = tiers
-        self._page_s = tiers.page_time(tier).seconds
+        self._page_time = tiers.page_time(tier)
+        self._busy = busy
+        self._index = index
         self._jobs: deque[tuple[ReadJob[Any], Iterator[PageRead[Any]], Future[None]]] = deque()
         self.pending_pages = 0
-        self.busy_since_s: float | None = None
+
+    @property
+    def busy_since_s(self) -> float | None:
+        return self._busy.since_s[self._index]
 
     def start(self, job: ReadJob[Any], ended: Future[None]) -> None:
         """Read the job's pages after those of earlier jobs."""
@@ -300,24 +312,31 @@ class SimulatedReader:
         if self.busy_since_s is None:
             self._next()
 
-    def probe(self, read: PageRead[Any], took: Future[float]) -> None:
+    def probe(self, read: PageRead[Any], took: Future[ReadTimes]) -> None:
         """Read a page to nowhere."""
-        self._queue.after(self._page_s, lambda: took.set_result(self._page_s))
+        page_s, is_beside = self._page_s()
+        self._queue.after(page_s, lambda: took.set_result(ReadTimes().plus(page_s, is_beside=is_beside)))
+
+    def _page_s(self) -> tuple[float, bool]:
+        """Return how long a read that begins now takes, and whether another thread reads meanwhile."""
+        is_beside = self._busy.is_beside(self._index)
+        return self._page_time.reading_s(1, int(is_beside)), is_beside
 
     def _next(self) -> None:
-        self.busy_since_s = None
+        self._busy.end(self._index)
         while self._jobs:
             job, reads, ended = self._jobs[0]
             read = None if job.is_given_up else next(reads, None)
             if read is not None:
-                self.busy_since_s = self._queue.now_s
-                self._queue.after(self._page_s, functools.partial(self._read, job, read))
+                self._busy.begin(self._index, self._queue.now_s)
+                page_s, is_beside = self._page_s()
+                self._queue.after(page_s, functools.partial(self._read, job, read, page_s, is_beside))
                 return
             self._jobs.popleft()
             ended.set_result(None)
 
-    def _read(self, job: ReadJob[Any], read: PageRead[Any]) -> None:
-        job.read_s += self._page_s
+    def _read(self, job: ReadJob[Any], read: PageRead[Any], page_s: float, is_beside: bool) -> None:
+        job.times = job.times.plus(page_s, is_beside=is_beside)
         if self._tier is Tier.DISK and self._tiers.place(self._tier, read.block_hash) is None:
             job.failed(read, MissingPage("its segment was reclaimed"))
         else:

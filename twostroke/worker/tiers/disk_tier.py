@@ -229,13 +229,17 @@ def _log_failure(done: Future[None]) -> None:
         log.warning("disk tier cannot change a file error=%r", error)
 
 
-def fetch_from_disk(disk: DiskTier, buffer: memoryview) -> Callable[[PageRead[RecordPlace]], memoryview]:
-    """Return what a reader of the disk calls for each page; `buffer` is its own."""
-    form = disk.form
+class DiskFetcher:
+    """Reads records into a buffer of its own and checks them there."""
 
-    def fetch(read: PageRead[RecordPlace]) -> memoryview:
+    def __init__(self, disk: DiskTier) -> None:
+        self._files, self._form = disk.files, disk.form
+        self._buffer = AlignedBuffer(disk.form.record_bytes)
+
+    def fetch(self, read: PageRead[RecordPlace]) -> memoryview:
+        form, buffer = self._form, self._buffer.view
         try:
-            with disk.files.reading(read.place.path) as file:
+            with self._files.reading(read.place.path) as file:
                 count = file.read(buffer, read.place.offset)
         except FileNotFoundError as error:
             raise MissingPage(f"block {read.block_hash.hex()} has gone with its segment") from error
@@ -247,4 +251,5 @@ def fetch_from_disk(disk: DiskTier, buffer: memoryview) -> Callable[[PageRead[Re
             raise DamagedPage(f"block {read.block_hash.hex()} has other bytes than were written")
         return data
 
-    return fetch
+    def close(self) -> None:
+        self._buffer.close()

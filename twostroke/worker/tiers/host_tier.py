@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
@@ -37,16 +36,20 @@ class HostTier:
         self.memory.close()
 
 
-def fetch_from_host(host: HostTier) -> Callable[[PageRead[HostEntry]], memoryview]:
-    """Return what a reader of host memory calls for each page."""
+class HostFetcher:
+    """Checks pages of host memory where they lie."""
 
-    def fetch(read: PageRead[HostEntry]) -> memoryview:
-        data = host.data(read.place)
+    def __init__(self, host: HostTier) -> None:
+        self._host = host
+
+    def fetch(self, read: PageRead[HostEntry]) -> memoryview:
+        data = self._host.data(read.place)
         if digest(data) != read.place.digest:
             raise DamagedPage(f"block {read.block_hash.hex()} changed in host memory")
         return data
 
-    return fetch
+    def close(self) -> None:
+        """The memory is the tier's."""
 
 
 def _time_of_a_copy(memory: PageMemory) -> PageTime:

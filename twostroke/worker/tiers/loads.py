@@ -1,4 +1,4 @@
-"""Loads bring missing blocks up from the lower tiers: read on a thread, verified, then readable like computed ones.
+"""Loads bring missing blocks up from the lower tiers: read on threads, verified, then readable like computed ones.
 
 A load is begun where it is predicted to take less time than computing its blocks, and than the pull that a router
 ordered for them. It is given up where the better one of these would have been done sooner, or where nobody waits for it
@@ -35,13 +35,14 @@ from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import (
     PROBE_PAGES,
     Price,
+    ReadTimes,
     blocks_to_compute,
     is_late,
     pays,
     pays_in_part,
     queued_blocks,
 )
-from twostroke.worker.tiers.reader import DamagedPage, PageRead, ReadJob, TierReader
+from twostroke.worker.tiers.reader import DamagedPage, PageRead, ReaderThread, ReadJob
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ POOL_PART = 8
 @dataclass(slots=True, eq=False)
 class _Load:
     tier: Tier
-    reader: TierReader[Any]
+    thread: ReaderThread[Any]
     job: ReadJob[Any]
     session: SessionId
     remaining: dict[int, PageId]
@@ -130,6 +131,10 @@ class TierLoads:
             if missing and tier in self._tiers.used:
                 claimed |= self._share_from(tier, hashes, missing)
         return claimed
+
+    def thread_for(self, tier: Tier, pages: int) -> ReaderThread[Any]:
+        """Return the thread of a tier that is to read so many pages, if they are asked for now."""
+        return self._tiers.readers(tier).thread_for(pages, self._tiers.page_time(tier), self._clock())
 
     def fetch(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
         """Claim pages for blocks that the disk holds and that are not here, and load them; the caller releases them."""
@@ -255,11 +260,16 @@ class TierLoads:
         return None
 
     def _load_s(self, tier: Tier, pages: int) -> float:
-        """Predict how long so many pages take, with those that wait before them."""
-        reader, page_s = self._tiers.reader(tier), self._tiers.page_time(tier).seconds
-        since_s = reader.busy_since_s
-        overdue_s = 0.0 if since_s is None else max(0.0, self._clock() - since_s - page_s)
-        return (reader.pending_pages + pages) * page_s + overdue_s
+        """Predict how long so many pages take, with those that wait before them and those that are read beside them."""
+        return self._tiers.readers(tier).load_s(pages, self._tiers.page_time(tier), self._clock())
+
+    def _beside(self, load: _Load) -> int:
+        """Return the pages that another thread has to read."""
+        return self._tiers.readers(load.tier).beside(load.thread)
+
+    def _alone_s(self, load: _Load, reading_s: float) -> float:
+        """Return the least time that the reads of a load would have taken without those of another thread."""
+        return reading_s / self._tiers.page_time(load.tier).slowdown if self._beside(load) else reading_s
 
     def _found_slow(self, block_hash: BlockHash) -> None:
         """Read a page to nowhere, in case the disk is fast again; turn it off if it is slow all the time."""
@@ -268,16 +278,16 @@ class TierLoads:
             self._tiers.turn_off(Tier.DISK, "reading a page takes longer than computing it")
         elif not self._is_probing:
             self._is_probing = True
-            loop, took = asyncio.get_running_loop(), Future[float]()
+            loop, took = asyncio.get_running_loop(), Future[ReadTimes]()
             took.add_done_callback(lambda each: loop.call_soon_threadsafe(self._probed, each))
             place = self._tiers.place(Tier.DISK, block_hash)
-            self._tiers.reader(Tier.DISK).probe(PageRead(0, block_hash, PageId(0), place), took)
+            self.thread_for(Tier.DISK, 1).probe(PageRead(0, block_hash, PageId(0), place), took)
 
-    def _probed(self, took: Future[float]) -> None:
+    def _probed(self, took: Future[ReadTimes]) -> None:
         self._is_probing = False
         error = took.exception()
         if error is None:
-            self._tiers.took(Tier.DISK, PROBE_PAGES * took.result(), PROBE_PAGES)
+            self._tiers.took(Tier.DISK, took.result().times(PROBE_PAGES))
         elif isinstance(error, OSError):
             self._tiers.failed(error)
 
@@ -305,7 +315,7 @@ class TierLoads:
         """Begin a load; with `parents` of its blocks, computing may take over its first ones."""
         if not reads:
             return
-        session, loop, reader = self._new_session(), asyncio.get_running_loop(), self._tiers.reader(tier)
+        session, loop, thread = self._new_session(), asyncio.get_running_loop(), self.thread_for(tier, len(reads))
         for read in reads:
             self._pool.assign_writer(read.page, session)
         reach(Point.TIER_LOADING)
@@ -316,13 +326,13 @@ class TierLoads:
 
         job: ReadJob[Any] = ReadJob(reads, notify)
         remaining = {read.block: read.page for read in reads}
-        wait_s = self._load_s(tier, 0)
-        load = _Load(tier, reader, job, session, remaining, price, pull, self._clock(), wait_s, release, parents or {})
+        wait_s = self._tiers.readers(tier).wait_s(thread, self._tiers.page_time(tier), self._clock())
+        load = _Load(tier, thread, job, session, remaining, price, pull, self._clock(), wait_s, release, parents or {})
         self._open.add(load)
-        reader.pending_pages += len(reads)
+        thread.pending_pages += len(reads)
         ended: Future[None] = Future()
         ended.add_done_callback(lambda each: loop.call_soon_threadsafe(self._ended, load, each))
-        reader.start(job, ended)
+        thread.start(job, ended)
         self._look_later(load)
 
     def _take(self, load: _Load) -> None:
@@ -371,7 +381,7 @@ class TierLoads:
         wanted, elapsed_s = load.arrived + len(load.remaining), self._clock() - load.started_s
         if is_late(elapsed_s, load.wait_s, load.arrived, wanted, load.price.other_s):
             self._tiers.metrics.given_up(load.tier)
-            self._tiers.took_at_least(load.tier, elapsed_s - load.wait_s, load.arrived + 1)
+            self._tiers.took_at_least(load.tier, self._alone_s(load, elapsed_s - load.wait_s), load.arrived + 1)
             self._give_up(load)
         else:
             self._look_later(load)
@@ -381,10 +391,10 @@ class TierLoads:
         blocks = sorted(load.remaining)
         if not blocks or self._pool.find(load.parents[blocks[0]]) is None:
             return
-        page_s = self._tiers.page_time(load.tier).seconds
+        page_time, beside = self._tiers.page_time(load.tier), self._beside(load)
         count = blocks_to_compute(
             len(blocks),
-            lambda count: count * page_s,
+            lambda count: page_time.reading_s(count, beside),
             lambda count: self._compute_s(queued_blocks(blocks[:count], self._block_size)),
         )
         if not count:
@@ -419,11 +429,11 @@ class TierLoads:
         """The reader is done with a load, which may have been given up long before."""
         self._take(load)
         self._open.discard(load)
-        load.reader.pending_pages -= len(load.job.reads)
+        load.thread.pending_pages -= len(load.job.reads)
         load.ended()
         wanted, elapsed_s = len(load.job.reads), self._clock() - load.started_s
         if not load.job.is_given_up:
-            self._tiers.took(load.tier, load.job.read_s, load.arrived)
+            self._tiers.took(load.tier, load.job.times)
         error = ended.exception()
         if error is not None:
             self._tiers.turn_off(load.tier, f"{type(error).__name__}: {error}")

@@ -20,18 +20,17 @@ from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.memory import PageMemory, Pages, Window
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.disk_store import ReclaimedRecord, RecordPlace
-from twostroke.kv_cache.tiers.files import AlignedBuffer
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder
 from twostroke.kv_cache.tiers.host_store import HostEntry
 from twostroke.kv_cache.tiers.sightings import Sightings
 from twostroke.transfer.base import digest
 from twostroke.transfer.copy_threads import CopyThreads, off_loop
 from twostroke.worker.tiers.copy_target import CopyTarget
-from twostroke.worker.tiers.disk_tier import DiskTier, OpenedDisk, PageWrite, fetch_from_disk
-from twostroke.worker.tiers.host_tier import HostTier, fetch_from_host
+from twostroke.worker.tiers.disk_tier import DiskFetcher, DiskTier, OpenedDisk, PageWrite
+from twostroke.worker.tiers.host_tier import HostFetcher, HostTier
 from twostroke.worker.tiers.metrics import TierMetrics, TierUse
-from twostroke.worker.tiers.price import PageTime
-from twostroke.worker.tiers.reader import PageRead, TierReader
+from twostroke.worker.tiers.price import PageTime, ReadTimes
+from twostroke.worker.tiers.reader import PageRead, TierReaders
 
 log = logging.getLogger(__name__)
 
@@ -71,22 +70,20 @@ class PageTiers:
         self._turned_off: Callable[[Tier], None] = lambda _: None
         self.host = None if host_memory is None else HostTier(host_memory)
         self.disk: DiskTier | None = None
-        self.host_reader: TierReader[HostEntry] | None = None
-        self.disk_reader: TierReader[RecordPlace] | None = None
+        self._host_readers: TierReaders[HostEntry] | None = None
+        self._disk_readers: TierReaders[RecordPlace] | None = None
         self._wants_disk = wants_disk
         self.host_window: Window | None = None
-        """The host tier's pages, for the disk's reader."""
+        """The host tier's pages, for the one job at a time that reads from disk to these."""
         if self.host is not None:
             self.host_window = self.host.memory.window(1)
-            self.host_reader = TierReader("tier-host", fetch_from_host(self.host), pool_memory)
+            self._host_readers = TierReaders.of("tier-host", functools.partial(HostFetcher, self.host), pool_memory)
         if opened is not None:
             self.disk = DiskTier(opened, self, most_bytes=disk_bytes, write_bytes_per_s=write_bytes_per_s)
             self._staging = PageMemory(_staged_pages(pool_memory.page_bytes), pool_memory.page_bytes)
             self._staging.map_in()
             self._staged = [PageId(page) for page in range(self._staging.pages)]
-            self._read_buffer = AlignedBuffer(self.disk.form.record_bytes)
-            fetch = fetch_from_disk(self.disk, self._read_buffer.view)
-            self.disk_reader = TierReader("tier-disk", fetch, pool_memory)
+            self._disk_readers = TierReaders.of("tier-disk", functools.partial(DiskFetcher, self.disk), pool_memory)
         self._closing = tuple(each for each in (self.disk, self.host) if each is not None)
         """The tiers even after they were turned off: their threads and memory end when the worker does."""
         self._wants_host = host_memory is not None
@@ -137,10 +134,10 @@ class PageTiers:
             return None if self.host is None else self.host.store.get(block_hash)
         return None if self.disk is None else self.disk.store.find(block_hash)
 
-    def reader(self, tier: Tier) -> TierReader[Any]:
-        reader = self.host_reader if tier is Tier.HOST else self.disk_reader
-        assert reader is not None, f"there is no {tier.name} tier"
-        return reader
+    def readers(self, tier: Tier) -> TierReaders[Any]:
+        readers = self._host_readers if tier is Tier.HOST else self._disk_readers
+        assert readers is not None, f"there is no {tier.name} tier"
+        return readers
 
     def hold(self, tier: Tier, places: Sequence[Any]) -> Callable[[], None]:
         """Keep these places of pages from being given away, until the returned function is called."""
@@ -161,11 +158,11 @@ class PageTiers:
         assert used is not None, f"there is no {tier.name} tier"
         return used.page_time
 
-    def took(self, tier: Tier, seconds: float, pages: int) -> None:
-        """Learn from so many pages that took so many seconds."""
+    def took(self, tier: Tier, times: ReadTimes) -> None:
+        """Learn from pages that were read."""
         used = self.host if tier is Tier.HOST else self.disk
         if used is not None:
-            used.page_time = used.page_time.after(seconds, pages)
+            used.page_time = used.page_time.after_reads(times)
 
     def took_at_least(self, tier: Tier, seconds: float, pages: int) -> None:
         """Learn from a load that was given up before it had brought so many pages."""
@@ -360,16 +357,15 @@ class PageTiers:
         await _in_time(off_loop(self._close))
 
     def _close(self) -> None:
-        for reader in (self.copy_threads, self.host_reader, self.disk_reader):
-            if reader is not None:
-                reader.close()
+        for threads in (self.copy_threads, self._host_readers, self._disk_readers):
+            if threads is not None:
+                threads.close()
         if self.host_window is not None:
             self.host_window.close()
         for tier in self._closing:
             tier.close()
-        if self.disk_reader is not None:
+        if self._disk_readers is not None:
             self._staging.close()
-            self._read_buffer.close()
         if self._pool_window is not None:
             self._pool_window.close()
 

@@ -1,8 +1,8 @@
 """Prefetch brings blocks of sequences that wait for admission from disk closer to the pool, a few pages at a time.
 
 With a host tier they go to host memory, where a load takes a fraction of the time. Without one, those of the first
-waiting sequence go to pages that are free without an eviction. The disk's reader prefetches only while no load waits
-for it. What a waiting sequence has in host memory is held, so that evictions for others do not take it. All of that
+waiting sequence go to pages that are free without an eviction. The disk's threads prefetch only while no load waits
+for them. What a waiting sequence has in host memory is held, so that evictions for others do not take it. All of that
 ends when the sequence is admitted or goes.
 """
 
@@ -22,10 +22,10 @@ from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.tiers.loads import TierLoads
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import pays, queued_blocks
-from twostroke.worker.tiers.reader import PageRead, ReadJob, TierReader
+from twostroke.worker.tiers.reader import PageRead, ReaderThread, ReadJob
 
 READ_PAGES = 4
-"""Pages that are read together: a load that comes meanwhile waits for at most so many."""
+"""Pages that are read together: a load that comes meanwhile reads beside at most so many."""
 HELD_SHARE = 0.75
 """Waiting sequences hold at most this share of the host tier's pages: evictions need the others."""
 
@@ -46,7 +46,7 @@ class _HostRead:
 
     waiting: _Waiting
     job: ReadJob[Any]
-    reader: TierReader[Any]
+    thread: ReaderThread[Any]
     pages: dict[BlockHash, PageId]
     """Pages of the host tier that have not been filled."""
 
@@ -97,7 +97,7 @@ class Prefetch:
     def end_admission(self, running: int) -> None:
         """Read more for those that still wait; `running` sequences may each need a page for the next step."""
         self._release_claimed(running)
-        if Tier.DISK not in self._tiers.used or self._tiers.reader(Tier.DISK).pending_pages:
+        if Tier.DISK not in self._tiers.used or self._tiers.readers(Tier.DISK).pending_pages:
             return
         to_host = Tier.HOST in self._tiers.used
         waiting = [each for each in self._first if not each.sequence.pages and not each.sequence.ended]
@@ -213,24 +213,24 @@ class Prefetch:
             reads.append(PageRead(block, block_hash, page, place))
         if not reads:
             return
-        loop, reader = asyncio.get_running_loop(), self._tiers.reader(Tier.DISK)
+        loop, thread = asyncio.get_running_loop(), self._loads.thread_for(Tier.DISK, len(reads))
         job: ReadJob[Any] = ReadJob(reads, lambda: None, self._tiers.host_window)
-        read = self._read = _HostRead(waiting, job, reader, pages)
-        reader.pending_pages += len(reads)
+        read = self._read = _HostRead(waiting, job, thread, pages)
+        thread.pending_pages += len(reads)
         ended: Future[None] = Future()
         ended.add_done_callback(lambda each: loop.call_soon_threadsafe(self._ended, read, each))
-        reader.start(job, ended)
+        thread.start(job, ended)
 
     def _ended(self, read: _HostRead, ended: Future[None]) -> None:
         """The reader is done; its pages are in host memory from now on, unless the sequence has gone."""
-        read.reader.pending_pages -= len(read.job.reads)
+        read.thread.pending_pages -= len(read.job.reads)
         for result in read.job.take_results():
             page = read.pages.pop(result.read.block_hash, None)
             if page is None:
                 continue  # given up before
             self._take(read.waiting, result.read, page, is_read=result.error is None)
         if not read.job.is_given_up:
-            self._tiers.took(Tier.DISK, read.job.read_s, len(read.job.reads))
+            self._tiers.took(Tier.DISK, read.job.times)
         error = ended.exception()
         if error is not None:
             self._tiers.turn_off(Tier.DISK, f"{type(error).__name__}: {error}")

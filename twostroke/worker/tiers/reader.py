@@ -1,4 +1,6 @@
-"""A reader brings pages of one tier into pages of the pool, on a thread of its own, and checks every one.
+"""Readers bring pages of one tier into pages of the pool, on two threads of their own, and check every one.
+
+Each thread has a queue. A short load does not wait behind a long one: the other thread reads it meanwhile.
 
 A read job lists pages in order. Each is read into memory of the thread, checked against its digest, and only then
 copied into its page of the pool. After `give_up` returns, no byte of the pool is written for that job any more, even
@@ -7,19 +9,24 @@ if the disk never answers.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from twostroke.ids import BlockHash, PageId
 from twostroke.kv_cache.memory import Pages, Window
 from twostroke.transfer.copy_threads import CopyThreads
+from twostroke.worker.tiers.price import PageTime, ReadQueue, ReadTimes, predicted_read_s, thread_for
 
 Place = TypeVar("Place")
+
+THREADS = 2
+"""Threads that read one tier."""
 
 
 class DamagedPage(Exception):
@@ -67,8 +74,8 @@ class ReadJob(Generic[Place]):
         self._is_given_up = False
         self._left_out: frozenset[int] = frozenset()
         self._results: deque[ReadResult[Place]] = deque()
-        self.read_s = 0.0
-        """Time that the thread took for the pages so far."""
+        self.times = ReadTimes()
+        """What the thread took for the pages that it has read."""
 
     def take_results(self) -> list[ReadResult[Place]]:
         with self._lock:
@@ -115,34 +122,75 @@ class ReadJob(Generic[Place]):
             self._notify()
 
 
-class TierReader(Generic[Place]):
-    """The reader thread of one tier."""
+class PageFetcher(Protocol[Place]):
+    """Reads and checks pages of a tier, for one thread."""
 
-    def __init__(self, name: str, fetch: Callable[[PageRead[Place]], memoryview], pool_memory: Pages) -> None:
-        """`fetch` returns the checked bytes of a page, valid until the next call.
+    def fetch(self, read: PageRead[Place]) -> memoryview:
+        """Return the checked bytes of a page, valid until the next call.
 
-        It raises DamagedPage, MissingPage, or OSError for a tier that has failed.
+        Raises DamagedPage, MissingPage, or OSError for a tier that has failed.
         """
-        self._fetch = fetch
+
+    def close(self) -> None:
+        """Free its memory."""
+
+
+class BusyThreads:
+    """Fetches that the threads of a tier have under way; each thread writes its own entries."""
+
+    def __init__(self, threads: int) -> None:
+        self.since_s: list[float | None] = [None] * threads
+        """When each thread began its fetch; None where there is none."""
+        self._begun = [0] * threads
+
+    def begin(self, thread: int, now_s: float) -> None:
+        self.since_s[thread] = now_s
+        self._begun[thread] += 1
+
+    def end(self, thread: int) -> None:
+        self.since_s[thread] = None
+
+    def is_beside(self, thread: int) -> bool:
+        """Tell whether another thread is reading."""
+        return any(since_s is not None for index, since_s in enumerate(self.since_s) if index != thread)
+
+    def begun_beside(self, thread: int) -> int:
+        """Return how many fetches other threads have begun so far."""
+        return sum(begun for index, begun in enumerate(self._begun) if index != thread)
+
+
+class ReaderThread(Generic[Place]):
+    """One thread of a tier, with a queue, a buffer and a window of its own."""
+
+    def __init__(
+        self, name: str, fetcher: PageFetcher[Place], pool_memory: Pages, busy: BusyThreads, index: int
+    ) -> None:
+        self._fetcher = fetcher
         self._window = pool_memory.window(1)
-        self._threads = CopyThreads(name, [self._window])
+        self._busy = busy
+        self._index = index
+        self._threads = CopyThreads(f"{name}-{index}", [self._window])
         self.pending_pages = 0
         """Pages of jobs that have not ended. The event loop counts them."""
-        self.busy_since_s: float | None = None
+
+    @property
+    def busy_since_s(self) -> float | None:
         """Time at which the fetch under way began; None where there is none."""
+        return self._busy.since_s[self._index]
 
     def start(self, job: ReadJob[Place], ended: Future[None]) -> None:
         """Read the job's pages after those of earlier jobs; `ended` gets the error that ended it, if any."""
         self._threads.submit(lambda window: self._run(job, window), ended)
 
-    def probe(self, read: PageRead[Place], took: Future[float]) -> None:
-        """Read a page to nowhere; `took` gets the seconds, or the error."""
-        self._threads.submit(lambda _: self._timed(read), took)
+    def probe(self, read: PageRead[Place], took: Future[ReadTimes]) -> None:
+        """Read a page to nowhere; `took` gets the time, or the error."""
+        self._threads.submit(lambda _: self._timed(lambda: self._fetcher.fetch(read), ReadTimes()), took)
 
     def close(self) -> None:
         """End the thread after the jobs that it has."""
         self._threads.close()
         self._window.close()
+        self._fetcher.close()
 
     def _run(self, job: ReadJob[Place], window: Window) -> None:
         for read in job.reads:
@@ -150,19 +198,71 @@ class TierReader(Generic[Place]):
                 return
             if job.is_left_out(read):
                 continue
-            started_s = self.busy_since_s = time.monotonic()
             try:
-                job.land(window, read, self._fetch(read))
-            except (DamagedPage, MissingPage) as error:
+                job.times = self._timed(functools.partial(self._bring, job, window, read), job.times)
+            except MissingPage as error:
                 job.failed(read, error)
-            finally:
-                job.read_s += time.monotonic() - started_s
-                self.busy_since_s = None
 
-    def _timed(self, read: PageRead[Place]) -> float:
-        started_s = self.busy_since_s = time.monotonic()
+    def _bring(self, job: ReadJob[Place], window: Window, read: PageRead[Place]) -> None:
         try:
-            self._fetch(read)
+            job.land(window, read, self._fetcher.fetch(read))
+        except DamagedPage as error:
+            job.failed(read, error)
+
+    def _timed(self, fetch: Callable[[], object], times: ReadTimes) -> ReadTimes:
+        """Fetch a page, and return the times with its own."""
+        started_s = time.monotonic()
+        self._busy.begin(self._index, started_s)
+        begun, is_beside = self._busy.begun_beside(self._index), self._busy.is_beside(self._index)
+        try:
+            fetch()
         finally:
-            self.busy_since_s = None
-        return time.monotonic() - started_s
+            self._busy.end(self._index)
+        is_beside |= self._busy.begun_beside(self._index) > begun
+        return times.plus(time.monotonic() - started_s, is_beside=is_beside)
+
+
+class TierReaders(Generic[Place]):
+    """The threads that read one tier. They share what it can do, which the predictions here take into account."""
+
+    def __init__(self, threads: Sequence[ReaderThread[Place]]) -> None:
+        self.threads = threads
+
+    @classmethod
+    def of(cls, name: str, new_fetcher: Callable[[], PageFetcher[Place]], pool_memory: Pages) -> TierReaders[Place]:
+        """Start threads of this name; each gets a fetcher of its own."""
+        busy = BusyThreads(THREADS)
+        return cls([ReaderThread(name, new_fetcher(), pool_memory, busy, index) for index in range(THREADS)])
+
+    @property
+    def pending_pages(self) -> int:
+        """Pages of jobs that have not ended."""
+        return sum(thread.pending_pages for thread in self.threads)
+
+    def thread_for(self, pages: int, page_time: PageTime, now_s: float) -> ReaderThread[Place]:
+        """Return the thread that is to read a job of so many pages, if it comes now."""
+        return self.threads[thread_for(page_time, self._queues(now_s), pages)]
+
+    def load_s(self, pages: int, page_time: PageTime, now_s: float) -> float:
+        """Predict how long a job of so many pages takes if it comes now, with those that wait before it."""
+        queues = self._queues(now_s)
+        return predicted_read_s(page_time, queues, thread_for(page_time, queues, pages), pages)
+
+    def wait_s(self, thread: ReaderThread[Place], page_time: PageTime, now_s: float) -> float:
+        """Predict when a thread begins with a job that comes now."""
+        return predicted_read_s(page_time, self._queues(now_s), self.threads.index(thread), 0)
+
+    def beside(self, thread: ReaderThread[Place]) -> int:
+        """Return the pages that other threads have to read."""
+        return self.pending_pages - thread.pending_pages
+
+    def close(self) -> None:
+        """End the threads after the jobs that they have."""
+        for thread in self.threads:
+            thread.close()
+
+    def _queues(self, now_s: float) -> list[ReadQueue]:
+        return [
+            ReadQueue(each.pending_pages, 0.0 if each.busy_since_s is None else now_s - each.busy_since_s)
+            for each in self.threads
+        ]

@@ -8,12 +8,13 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.unit.worker.callers import router_to
-from tests.unit.worker.rig import BLOCK, PAGE_BYTES, eventually, paced, prompt_of, worker_config
+from tests.unit.worker.callers import Router, router_to
+from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, eventually, paced, prompt_of, worker_config
 from tests.unit.worker.tiers.tiered import (
     BLOCKS,
     MODEL,
@@ -29,11 +30,29 @@ from tests.unit.worker.tiers.tiered import (
 )
 from twostroke.config import CacheConfig, Role
 from twostroke.errors import ConfigError
+from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.tiers.files import SegmentFile, SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.tiers import loads, opening
 from twostroke.worker.tiers.adoption import adopt_left
+
+SHORT = prompt_of(2 * BLOCK + 3, seed=8)
+
+
+@contextlib.asynccontextmanager
+async def with_two_on_disk(folder: Path, tokens_per_s: float) -> AsyncIterator[tuple[Running, Router]]:
+    """A worker that has all whole blocks of A and SHORT on disk alone, and computes at this rate."""
+    async with tiered(folder, pages=13) as worker, router_to(worker) as router:
+        for number, prompt in enumerate((A, SHORT, B, C)):
+            await ask(router, prompt, request_id=f"{number}")
+        await written(worker)
+    async with (
+        tiered(folder, pages=40, model=paced(prefill_tokens_per_s=tokens_per_s)) as worker,
+        router_to(worker) as router,
+    ):
+        assert on_disk(worker) >= {*block_hashes_of(A, BLOCK), *block_hashes_of(SHORT, BLOCK)}
+        yield worker, router
 
 
 def bytes_in(folder: Path) -> int:
@@ -424,6 +443,43 @@ async def test_a_disk_that_never_answers_from_the_start_on_is_left_out(
     finally:
         faults.answers.set()
     await eventually(lambda: can_be_claimed(tmp_path, "decode-0"))
+
+
+async def test_a_disk_that_fails_under_two_threads_is_turned_off_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults = faulty(monkeypatch)
+    async with with_two_on_disk(tmp_path, 100) as (worker, router):
+        before = faults.reads
+        faults.answers.clear()
+        asked = [asyncio.create_task(ask(router, each, request_id=f"{len(each)}")) for each in (A, SHORT)]
+        await eventually(lambda: faults.reads == before + 2)
+        faults.read_errno = errno.EIO
+        faults.answers.set()
+        await asyncio.gather(*asked)
+        assert of_tier(worker, "up") == 0
+        assert of_tier(worker, "loaded_pages_total") == 0
+        worker.host.pool.check_integrity()
+    assert sum("turned off" in each.message for each in caplog.records) == 1
+
+
+async def test_a_short_load_is_done_while_a_long_one_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = faulty(monkeypatch)
+    async with with_two_on_disk(tmp_path, 10) as (worker, router):  # the long load is late after 1.6 s
+        before = faults.reads
+        faults.answers.clear()
+        long = asyncio.create_task(ask(router, A, request_id="long"))
+        await eventually(lambda: faults.reads == before + 1)
+        held, faults.answers = faults.answers, threading.Event()
+        faults.answers.set()
+        await ask(router, SHORT, request_id="short")
+        assert of_tier(worker, "loaded_pages_total") == len(SHORT) // BLOCK
+        assert not long.done()
+        held.set()
+        await long
+        assert of_tier(worker, "given_up_loads_total") == 0
 
 
 async def test_one_load_serves_all_who_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

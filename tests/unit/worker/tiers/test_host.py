@@ -15,6 +15,7 @@ from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.byte_budget import WriteBudget
 from twostroke.kv_cache.tiers.host_store import HostEntry
 from twostroke.worker.engine_state import EngineState
+from twostroke.worker.tiers.host_tier import HostFetcher
 from twostroke.worker.tiers.reader import PageRead
 
 
@@ -84,14 +85,14 @@ async def test_a_page_that_changed_in_host_memory_is_found_on_its_way_to_disk(tm
 async def test_an_error_of_the_host_reader_turns_off_host_memory_and_leaves_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(read: PageRead[HostEntry]) -> memoryview:
+    def fails(fetcher: HostFetcher, read: PageRead[HostEntry]) -> memoryview:
         raise OSError("the test says so")
 
     async with tiered(tmp_path, host_pages=30) as worker, router_to(worker) as router:
         await ask(router, A)
         await ask(router, B, request_id="b")
         await written(worker)
-        monkeypatch.setattr(worker.host.tiers.host_reader, "_fetch", fails)
+        monkeypatch.setattr(HostFetcher, "fetch", fails)
         await ask(router, A, request_id="again")
         assert not in_host(worker)
         assert (of_tier(worker, "up", "host"), of_tier(worker, "up", "disk")) == (0, 1)

@@ -109,7 +109,7 @@ async def test_a_request_that_goes_while_it_waits_leaves_nothing_held(
         finally:
             faults.answers.set()
         await router.close("long")
-        await eventually(lambda: not worker.host.tiers.reader(Tier.DISK).pending_pages)
+        await eventually(lambda: not worker.host.tiers.readers(Tier.DISK).pending_pages)
         assert not announced(worker, Tier.HOST)
 
 
