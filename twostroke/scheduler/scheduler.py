@@ -97,8 +97,8 @@ class Scheduler:
         self._gate = gate or OpenGate()
         self._waiting = WaitingQueue()
         self._released: dict[PageId, None] = {}
-        """Pages whose exact blocks the next step lets go of, each once: at first, of all that ran before, as
-        calibrations do."""
+        """Pages whose exact blocks steps let go of, until one that was told so has not failed: at first, of all that
+        ran before, as calibrations do."""
         if limits.has_exact_blocks:
             self._released = dict.fromkeys(map(PageId, range(pool.total)))
         self._running: dict[Sequence, None] = {}
@@ -218,11 +218,7 @@ class Scheduler:
         if not chunks:
             return None
         self._in_flight = frozenset([chunk.sequence for chunk in chunks])
-        step = self._builder.build(chunks)
-        if self._released:
-            step = replace(step, batch=replace(step.batch, released=tuple(self._released)))
-            self._released.clear()
-        return step
+        return self._step_of(chunks)
 
     def take_preempted(self) -> list[Sequence]:
         """Return the sequences that `plan` preempted since the last call."""
@@ -232,6 +228,8 @@ class Scheduler:
     def update(self, step: Step, result: StepResult) -> list[Emission]:
         """Apply the result of a step: blocks become readable, sampled tokens become known."""
         self._in_flight -= {chunk.sequence for chunk in step.chunks}
+        for page in step.batch.released:
+            self._released.pop(PageId(page), None)
         block_size, sampled = self._limits.block_size, iter(result.tokens)
         emissions: list[Emission] = []
         for sequence, start, end, samples in step.chunks:
@@ -251,7 +249,7 @@ class Scheduler:
 
     def part(self, chunks: ListOf[Chunk]) -> Step:
         """Return a step of these chunks of the failed step in flight; it is updated or aborted like a whole step."""
-        return self._builder.build(chunks)
+        return self._step_of(chunks)
 
     def abort_step(self, step: Step) -> list[Sequence]:
         """End the sequences of a step, or a part of one, that failed for good; return those that had not ended."""
@@ -445,6 +443,12 @@ class Scheduler:
                 self._pool.fill(page)
             elif not self._pool.is_filled(page):
                 self._pool.register_private(page, sequence.block_hashes[block], sequence.parent_of(block))
+
+    def _step_of(self, chunks: ListOf[Chunk]) -> Step:
+        step = self._builder.build(chunks)
+        if not self._released:
+            return step
+        return replace(step, batch=replace(step.batch, released=tuple(self._released)))
 
     def _free(self, sequence: Sequence) -> None:
         if self._limits.has_exact_blocks:

@@ -35,6 +35,25 @@ class ExactBlocks:
                 assert own >= set(range(first, position + 1)), "a row sees a block that is not exact"
 
 
+def run(bench: Bench, step: Step, exact: ExactBlocks) -> None:
+    exact.run(step)
+    bench.scheduler.update(step, bench.runner.run(step))
+
+
+def run_in_parts(bench: Bench, step: Step, exact: ExactBlocks, draw: random.Random) -> None:
+    """Let a step fail before or after it was run, then run its sequences one by one, of which some fail again."""
+    if draw.random() < 0.5:
+        exact.run(step)
+    for chunk in step.chunks:
+        part = bench.scheduler.part([chunk])
+        if draw.random() < 0.7:
+            run(bench, part, exact)
+            continue
+        if draw.random() < 0.5:
+            exact.run(part)
+        bench.scheduler.abort_step(part)
+
+
 def test_a_prompt_whose_blocks_are_all_cached_runs_its_last_block_again() -> None:
     bench = Bench(of=EXACT)
     bench.finish_prefill(tokens(3 * BLOCK))
@@ -56,6 +75,28 @@ def test_a_block_that_runs_again_is_not_cut_by_what_streams_leave() -> None:
     assert stream in {each for each, _, _ in bench.planned()}
 
 
+def test_what_a_failed_step_was_to_let_go_of_is_told_to_the_next_one_until_one_succeeds() -> None:
+    bench = Bench(of=EXACT)
+    gone, others = bench.answer(tokens(2, 1)), [bench.answer(tokens(2, seed)) for seed in (2, 3)]
+    bench.admit()
+    bench.planned()
+    released = set(gone.pages)
+    bench.scheduler.end(gone)
+    step = bench.scheduler.plan()
+    assert step is not None
+    parts = [bench.scheduler.part([chunk]) for chunk in step.chunks]
+    assert [released <= set(each.batch.released) for each in (step, *parts)] == [True] * 3
+    bench.scheduler.update(parts[0], bench.runner.run(parts[0]))
+    assert not bench.scheduler.part(parts[1].chunks).batch.released, "the first part has let go of them"
+    bench.scheduler.abort_step(parts[1])
+    step = bench.scheduler.plan()
+    assert step is not None
+    assert [chunk.sequence for chunk in step.chunks] == others[:1]
+    assert not released & set(step.batch.released)
+    assert step.batch.released, "the failed sequence has left something"
+    bench.scheduler.abort_step(step)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_every_row_finds_its_own_block_and_little_is_kept(seed: int) -> None:
     """Prompts that share prefixes, in chunks of any size, some preempted and some ended in the middle."""
@@ -73,8 +114,7 @@ def test_every_row_finds_its_own_block_and_little_is_kept(seed: int) -> None:
         step = bench.scheduler.plan()
         if step is None:
             continue
-        exact.run(step)
-        bench.scheduler.update(step, bench.runner.run(step))
+        run_in_parts(bench, step, exact, draw) if draw.random() < 0.2 else run(bench, step, exact)
         open_ = [each for each in open_ if not each.ended]
         bench.pool.check_integrity()
     for each in open_:
