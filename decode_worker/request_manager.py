@@ -175,7 +175,9 @@ class RequestManager(RoleServices):
 
     def preempted(self, sequence: Sequence) -> None:
         reach(Point.DECODE_PREEMPTED)
-        self._by_sequence[sequence].move_to(Stage.WAITING)
+        state = self._by_sequence[sequence]
+        state.move_to(Stage.WAITING)
+        state.pulls.clear()
         self._host.pulls.prune()
 
     def emitted(self, emissions: list[Emission]) -> None:
@@ -344,27 +346,29 @@ class RequestManager(RoleServices):
     ) -> asyncio.Future[PullReport] | None:
         return self._peer_pulls.start(state.sequence, peer, blocks, trace=state.trace.span)
 
-    def _began(self, state: RequestState, pull: asyncio.Future[PullReport] | None) -> bool:
+    def _began(self, state: RequestState, pull: asyncio.Future[PullReport] | None, *, is_second: bool = False) -> bool:
         if pull is None:
             return False
-        state.pull = pull
-        pull.add_done_callback(lambda task: self._pull_ended(state, task))
+        state.pulls.add(pull)
+        pull.add_done_callback(lambda ended: self._pull_ended(state, ended, is_second=is_second))
         return True
 
-    def _pull_ended(self, state: RequestState, pull: asyncio.Future[PullReport]) -> None:
+    def _pull_ended(self, state: RequestState, pull: asyncio.Future[PullReport], *, is_second: bool) -> None:
         report = None if pull.cancelled() else pull.result()
         if report is not None:
             state.pulled(report)
-        if state.stage is not Stage.PULLING or state.pull is not pull:
+        if pull not in state.pulls or state.has_ended:
             return
-        has_failed = report is not None and report.failure is not None
-        if not (has_failed and self._began(state, self._start_second_pull(state))):
+        state.pulls.remove(pull)
+        if report is not None and report.failure is not None and not is_second:
+            self._began(state, self._start_second_pull(state), is_second=True)
+        if not state.pulls and state.stage is Stage.PULLING:
             state.move_to(Stage.RUNNING)
 
     def _start_second_pull(self, state: RequestState) -> asyncio.Future[PullReport] | None:
-        """Fetch from the peer what the failed page source was to fetch there; once, before more is computed here."""
-        peer, state.peer = state.peer, None
-        if peer is None or state.source is None or peer.worker.worker_id == state.source.worker_id:
+        """Fetch from the peer what the failed page source was to fetch there, before more is computed here."""
+        peer, source = state.peer, state.source
+        if peer is None or source is None or peer.worker.worker_id == source.worker_id:
             return None
         blocks = range(len(state.request.block_hashes))
         return self._pull_from_peer(state, peer, self._host.pool.unwritten_blocks(state.sequence.pages, blocks))

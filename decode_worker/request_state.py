@@ -99,8 +99,8 @@ class RequestState:
     """Full blocks that this worker lacked when the request was first admitted."""
     reused_blocks: int = 0
     """Missing blocks that came from the cache of the page source or of the peer."""
-    pull: asyncio.Future[PullReport] | None = None
-    """The latest pull; those of earlier admissions may still be ending."""
+    pulls: set[asyncio.Future[PullReport]] = field(default_factory=set)
+    """Pulls that have not ended since it was admitted; those of earlier admissions may still be ending too."""
     timer: asyncio.TimerHandle | None = None
     """The timer ends the request at its deadline, and drops the state some time after its end."""
 

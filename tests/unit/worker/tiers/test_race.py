@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.injection.faulty_files import DiskFaults
-from tests.unit.worker.callers import Received, Router, router_to
+from tests.unit.worker.callers import Received, Router, router_to, with_epoch
 from tests.unit.worker.rig import BLOCK, Running, decode, expected_tokens, prefill, prompt_of
 from tests.unit.worker.tiers.tiered import BLOCKS, MODEL, TOKENS, A, B, ask, faulty, of_tier, tiered, written
 from twostroke.config import Role
@@ -106,6 +106,30 @@ async def test_a_load_that_becomes_slow_is_given_up_and_its_blocks_are_pulled(
         assert source.metric("served_pages_total") - served >= BLOCKS - 2
         assert worker.metric("computed_tokens_total") - computed <= 2 * BLOCK
         assert got.last.cached_tokens <= len(A)
+
+
+async def test_what_neither_a_given_up_load_nor_its_page_source_brings_is_fetched_from_the_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = faulty(monkeypatch)
+    async with pair(tmp_path) as (holder, worker, router), prefill("gone", model=MODEL) as source:
+        await ask(router, prompt_of(BLOCK + 3, seed=7), request_id="measures its link", source=source)
+        await ask(router, B, request_id="evicts that", source=holder)
+        computed, served = worker.metric("computed_tokens_total"), holder.metric("served_pages_total")
+        loaded = of_tier(worker, "loaded_pages_total")
+        faults.read_delay_s = 0.1
+        message = router.message(
+            A, TOKENS, request_id="again", source=with_epoch(source.source, "9-9"),
+            peer=PeerPrefix(holder.source, BLOCKS), source_forecast=COMPUTES_LONG,
+        )  # fmt: skip
+        got = await router.send(message)
+        async with asyncio.timeout(10):
+            await got.done.wait()
+        assert got.tokens == expected_tokens(A, TOKENS)
+        assert of_tier(worker, "given_up_loads_total") == 1
+        assert of_tier(worker, "loaded_pages_total") == loaded
+        assert holder.metric("served_pages_total") - served >= BLOCKS - 1
+        assert worker.metric("computed_tokens_total") - computed <= 2 * BLOCK
 
 
 async def test_a_damaged_page_on_disk_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
