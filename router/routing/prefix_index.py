@@ -1,7 +1,8 @@
 """Which worker holds which blocks on which tier, by the workers' own event logs; equality is proved after every batch.
 
-A worker is one bit. For each tier the index maps a block's hash to the bits of its holders. Everything here is plain
-data: no clock, no socket, no log.
+A worker is one bit. For each tier the index maps a block's hash to the bits of its holders. When a worker is gone its
+bit means nobody from then on, and `sweep` takes its blocks out in parts. Everything here is plain data: no clock, no
+socket, no log.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ def _halve(
         if at_low != at_middle:
             brackets.append((low, at_low, middle, at_middle))
 
+
+SWEEP_BLOCKS = 5_000
+"""Blocks of workers that are gone that are taken out at once: a few milliseconds."""
 
 Coming = Callable[[BlockHash], Iterable[WorkerId]]
 """Returns the workers that are about to hold a block."""
@@ -138,17 +142,27 @@ class _WorkerMasks:
 
 
 class PrefixIndex:
-    def __init__(self) -> None:
+    def __init__(self, sweep_blocks: int = SWEEP_BLOCKS) -> None:
+        self._sweep_blocks = sweep_blocks
         self._holders: tuple[dict[BlockHash, Mask], ...] = tuple({} for _ in Tier)
+        self._on_tiers = tuple(
+            tuple(holders for tier, holders in enumerate(self._holders) if tiers >> tier & 1)
+            for tiers in range(1 << len(Tier))
+        )
+        """The holders on each set of tiers."""
         self._workers: dict[WorkerId, _WorkerBlocks] = {}
         self._bits: dict[Mask, Mask] = {}
         """Each worker's bit to itself: all hashes that only that worker holds share this one object."""
         self._masks = _WorkerMasks()
+        self._gone: list[tuple[Mask, dict[BlockHash, int]]] = []
+        """Bits of workers that are gone, and what each held, as in `_WorkerBlocks.blocks`, as far as it is not swept.
+        Nobody else gets such a bit."""
+        self._gone_mask: Mask = 0
         self.re_reference = ReReferenceRate()
         """Counts evicted blocks that are asked for again."""
 
     def __len__(self) -> int:
-        """Counts different hashes, once for each tier that has them."""
+        """Counts different hashes, once for each tier that has them; those of workers that are gone until swept."""
         return sum(len(holders) for holders in self._holders)
 
     @property
@@ -168,7 +182,7 @@ class PrefixIndex:
         if refusal is not None:
             return refusal
         if batch.part == 0 and (batch.snapshot or batch.cleared):
-            self._clear(held)
+            self._begin_empty(worker, held)
         for change in batch.changes:
             self._remove(held, change)
             self._store(held, change)
@@ -195,12 +209,31 @@ class PrefixIndex:
         return held.sequence + 1
 
     def forget(self, worker: WorkerId) -> None:
-        """Forgets a worker that is gone; no other worker's blocks are touched."""
+        """Forgets a worker that is gone; no other worker's blocks are touched. `sweep` takes out the rest of its."""
         held = self._workers.pop(worker, None)
         if held is not None:
-            self._clear(held)
-            del self._bits[held.bit]
-            self._masks.put(held.bit, None)
+            self._retire(held)
+
+    @property
+    def has_gone(self) -> bool:
+        """Tells whether there are blocks of workers that are gone."""
+        return bool(self._gone)
+
+    def sweep(self) -> None:
+        """Takes out a part of what workers that are gone held."""
+        most = self._sweep_blocks
+        while self._gone and most > 0:
+            bit, blocks = self._gone[-1]
+            count = min(most, len(blocks))
+            for _ in range(count):
+                block_hash, tiers = blocks.popitem()
+                for holders in self._on_tiers[tiers]:
+                    self._drop_holder(holders, block_hash, bit)
+            most -= count
+            if not blocks:
+                self._gone.pop()
+                self._gone_mask ^= bit
+                del self._bits[bit]
 
     def snapshot(self, worker: WorkerId) -> EventBatch | None:
         """Returns the worker's blocks as of the last batch applied, or None while they are not known to be right."""
@@ -244,7 +277,8 @@ class PrefixIndex:
 
     def _looking_down_to(self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None) -> Callable[[int], Mask]:
         tiers = [holders for holders in self._holders[: lowest + 1] if holders]
-        if len(tiers) == 1 and also is None:
+        gone = self._gone_mask
+        if len(tiers) == 1 and also is None and not gone:
             find = tiers[0].get
             return lambda position: find(hashes[position], 0)
 
@@ -252,6 +286,7 @@ class PrefixIndex:
             block_hash, mask = hashes[position], 0
             for on_tier in tiers:
                 mask |= on_tier.get(block_hash, 0)
+            mask &= ~gone
             if also is not None:
                 for worker in also(block_hash):
                     held = self._workers.get(worker)
@@ -268,13 +303,23 @@ class PrefixIndex:
             self.forget(worker)
             held = None
         if held is None:
-            bit = 1
-            while bit in self._bits:
-                bit <<= 1
-            self._bits[bit] = bit
-            self._masks.put(bit, worker)
-            held = self._workers[worker] = _WorkerBlocks(bit, epoch)
+            held = self._workers[worker] = _WorkerBlocks(self._take_bit(worker), epoch)
         return held
+
+    def _take_bit(self, worker: WorkerId) -> Mask:
+        bit = 1
+        while bit in self._bits:
+            bit <<= 1
+        self._bits[bit] = bit
+        self._masks.put(bit, worker)
+        return bit
+
+    def _retire(self, held: _WorkerBlocks) -> None:
+        """Let a worker's bit mean nobody, until its blocks are swept."""
+        self._masks.put(held.bit, None)
+        self._gone.append((held.bit, held.blocks))
+        self._gone_mask |= held.bit
+        self.sweep()
 
     def _store(self, held: _WorkerBlocks, change: TierChange) -> None:
         tier, bit, blocks, holders = change.tier, held.bit, held.blocks, self._holders[change.tier]
@@ -302,24 +347,23 @@ class PrefixIndex:
                 del blocks[block_hash]
             else:
                 blocks[block_hash] = tiers ^ here
-            self._drop_holder(held, block_hash, tier)
+            self._drop_holder(self._holders[tier], block_hash, held.bit)
             held.counts[tier] -= 1
             held.xor ^= digest_term(block_hash, tier)
 
-    def _clear(self, held: _WorkerBlocks) -> None:
-        for tier in Tier:
-            for block_hash in _on(held, tier):
-                self._drop_holder(held, block_hash, tier)
+    def _begin_empty(self, worker: WorkerId, held: _WorkerBlocks) -> None:
+        """Let a worker that goes on hold nothing: it gets another bit."""
+        self._retire(held)
+        held.bit = self._take_bit(worker)
         held.blocks = {}
         held.counts = [0] * len(Tier)
         held.xor = 0
 
     def _is_held(self, block_hash: BlockHash) -> bool:
-        return any(block_hash in holders for holders in self._holders)
+        return any(holders.get(block_hash, 0) & ~self._gone_mask for holders in self._holders)
 
-    def _drop_holder(self, held: _WorkerBlocks, block_hash: BlockHash, tier: Tier) -> None:
-        holders = self._holders[tier]
-        rest = holders[block_hash] & ~held.bit
+    def _drop_holder(self, holders: dict[BlockHash, Mask], block_hash: BlockHash, bit: Mask) -> None:
+        rest = holders[block_hash] & ~bit
         if rest:
             holders[block_hash] = self._bits.get(rest, rest)
         else:

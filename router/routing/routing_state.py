@@ -20,6 +20,8 @@ from twostroke.rpc.v1.fleet_pb2 import RouterEntry
 
 log = logging.getLogger(__name__)
 
+SWEEP_PAUSE_S = 0.01
+"""Pause between two parts of what is swept from the index: requests are routed meanwhile."""
 LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Buckets from a batch in the same machine room to one that had to be asked for again."""
 
@@ -29,6 +31,7 @@ class RoutingState:
 
     def __init__(self, router_id: str, us: Membership, metrics: RouterMetrics) -> None:
         self.index = PrefixIndex()
+        self._sweeping: asyncio.TimerHandle | None = None
         self.relay = EventRelay(self.index)
         self.reservations = Reservations()
         self._feed = ReservationFeed(router_id, us, self.reservations)
@@ -43,6 +46,7 @@ class RoutingState:
 
     def apply(self, worker: WorkerId, epoch: Epoch, message: KvEventBatch) -> bool:
         verdict = self.index.apply(worker, epoch, batch_from_message(message))
+        self._sweep_later()
         if verdict is Applied.PARTIAL:
             self.relay.publish(message)
             return True
@@ -65,6 +69,17 @@ class RoutingState:
     def forget(self, worker: WorkerId) -> None:
         self.relay.left(worker)
         self.index.forget(worker)
+        self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        """Take what workers that are gone held out of the index, a part at a time."""
+        if self._sweeping is None and self.index.has_gone:
+            self._sweeping = asyncio.get_running_loop().call_later(SWEEP_PAUSE_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        self.index.sweep()
+        self._sweep_later()
 
     def block_count(self, worker: WorkerId) -> int:
         return self.index.block_count(worker)

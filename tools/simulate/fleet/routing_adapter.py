@@ -109,6 +109,7 @@ class RoutingAdapter:
         if known.status is not was:
             self._serving = None
         verdict = self._index.apply(worker, epoch, batch)
+        self._index.sweep()
         self._events.snapshots += verdict is Applied.APPLIED and batch.snapshot
         self._events.gaps += verdict is Applied.GAP
         self._events.divergences += verdict is Applied.DIVERGED

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -95,6 +97,72 @@ def test_a_worker_that_is_forgotten_leaves_the_others_blocks() -> None:
     assert index.leading_blocks(chain) == {B: (6,), C: (2,)}
 
 
+def leave(index: PrefixIndex) -> None:
+    index.forget(A)
+
+
+def hold_nothing(index: PrefixIndex) -> None:
+    index.apply(A, EPOCH, snapshot(set(), 99))
+
+
+def begin_again(index: PrefixIndex) -> None:
+    index.apply(A, Epoch(2, 1), snapshot(set(), 1))
+
+
+@pytest.mark.parametrize("go", [leave, hold_nothing, begin_again])
+@pytest.mark.parametrize("tier", list(Tier))
+def test_what_a_worker_held_is_found_no_more_at_once_and_taken_out_in_parts(
+    go: Callable[[PrefixIndex], None], tier: Tier
+) -> None:
+    index, blocks = PrefixIndex(sweep_blocks=4), [name(number) for number in range(10)]
+    for worker, count in ((A, 10), (B, 3)):
+        log = EventLog(EPOCH)
+        for block in blocks[:count]:
+            log.stored(block, tier)
+        log.publish()
+        assert index.apply(worker, EPOCH, log.snapshot()) is Applied.APPLIED
+    go(index)
+    assert index.has_gone
+    sizes = []
+    while index.has_gone:
+        found = index.leading_blocks(blocks)
+        assert {worker: depths[-1] for worker, depths in found.items()} == {B: 3}
+        assert index.block_count(A) == 0
+        sizes.append(len(index))
+        index.sweep()
+    assert all(before - after <= 4 for before, after in itertools.pairwise([*sizes, len(index)]))
+    assert len(index) == 3
+
+
+def test_a_block_that_only_a_worker_that_is_gone_held_counts_as_evicted() -> None:
+    index = PrefixIndex(sweep_blocks=0)
+    chain = held(index, A, 4)
+    log = EventLog(EPOCH)
+    for block in (chain[0], name(5)):
+        log.stored(block)
+    log.publish()
+    index.apply(B, EPOCH, log.snapshot())
+    log.removed(chain[0])
+    index.forget(A)
+    index.apply(B, EPOCH, log.publish())
+    index.re_reference.asked([chain[0]])
+    assert index.has_gone
+    assert index.re_reference.rate == 1.0
+
+
+def test_a_worker_that_comes_while_another_is_swept_does_not_get_its_blocks() -> None:
+    index = PrefixIndex(sweep_blocks=1)
+    chain = held(index, A, 6)
+    index.forget(A)
+    held(index, C, 2)
+    assert index.leading_blocks(chain) == {C: (2,)}
+    held(index, A, 1)
+    assert index.has_gone
+    while index.has_gone:
+        index.sweep()
+        assert index.leading_blocks(chain) == {C: (2,), A: (1,)}
+
+
 def test_a_later_life_begins_without_the_earlier_ones_blocks() -> None:
     index = PrefixIndex()
     chain = held(index, A, 4)
@@ -183,6 +251,11 @@ class Wire:
             assert index.apply(self.worker, self.log.epoch, batch) in (Applied.APPLIED, Applied.OLD)
 
 
+def sweep_all(index: PrefixIndex) -> None:
+    while index.has_gone:
+        index.sweep()
+
+
 EVENTS = st.lists(
     st.tuples(
         st.integers(0, 1),
@@ -198,12 +271,13 @@ EVENTS = st.lists(
 def test_whatever_gets_lost_repeated_or_reordered_an_applied_batch_means_equality(
     events: list[tuple[int, str, list[int]]],
 ) -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(sweep_blocks=2)
     wires = [Wire(A), Wire(B)]
     for wire in wires:
         wire.begin_epoch()
         wire.ask_again(index)
     for which, kind, numbers in events:
+        index.sweep()
         wire = wires[which]
         if kind == "restart":
             wire.begin_epoch()
@@ -231,6 +305,7 @@ def test_whatever_gets_lost_repeated_or_reordered_an_applied_batch_means_equalit
         assert shown is not None
         assert shown.digest == digest_of(wire.held)
     holders = {block: {w.worker for w in wires if block in w.held} for w in wires for block in w.held}
+    sweep_all(index)
     assert len(index) == len(holders)
     for block, workers in holders.items():
         assert set(index.leading_blocks([block])) == workers

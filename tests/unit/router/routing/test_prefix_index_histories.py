@@ -25,6 +25,9 @@ from twostroke.rpc.v1.control_pb2 import KvEventBatch
 PATIENCE_BATCHES = 100
 """Heartbeats after which the index must equal the worker, though the wire stays as bad as it was."""
 
+SWEEP_BLOCKS = 3
+"""What a worker that is gone held is taken out in dozens of parts."""
+
 PART_BLOCKS = 40
 """Snapshots and long batches come in up to five parts."""
 
@@ -190,11 +193,12 @@ class Story:
         self.begin_router()
 
     def begin_router(self) -> None:
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(sweep_blocks=SWEEP_BLOCKS)
         self.followers = {worker.id: Follower(worker, self.index, self.rates) for worker in self.workers}
 
     def go_on(self) -> None:
         worker = self.draws.choice(self.workers)
+        self.index.sweep()
         match self.draws.choices(["change", "publish", "read", "restart", "router", "late"], [8, 5, 5, 0.3, 0.2, 1])[0]:
             case "change":
                 worker.change()
@@ -243,6 +247,8 @@ def test_after_any_history_the_index_equals_every_worker_and_a_scan(seed: int, r
             story.go_on()
         story.calm_down()
     index = story.index
+    while index.has_gone:
+        index.sweep()
     assert len(index) == sum(len(set().union(*(worker.held[tier] for worker in story.workers))) for tier in Tier)
     for prompt in PROMPTS:
         assert index.leading_blocks(prompt) == dict(scanned(story.workers, prompt))
