@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,42 +67,62 @@ def blockade(monkeypatch: pytest.MonkeyPatch) -> Iterator[Blockade]:
     blockade.is_open.set()
 
 
-def check(running: Running) -> None:
-    running.host.pool.check_integrity()
-    host = running.host.tiers.host
-    if host is not None:
-        host.store.check_integrity()
-        used = len(host.store) + len(host.store._free)
-        assert used == host.store.pages, "a page of host memory was lost"
+@contextlib.asynccontextmanager
+async def holding_a(
+    folder: Path | None = None, *, host_pages: int = 100, **settings
+) -> AsyncIterator[tuple[Running, Router]]:
+    """A worker whose pool holds A and little else. In the end no page is lost, of the pool or of host memory."""
+    async with tiered(folder, host_pages=host_pages, **settings) as worker, router_to(worker) as router:
+        await ask(router, A)
+        yield worker, router
+        await worker.idle()
+        await written(worker)
+        copies, host = worker.host.eviction_copies, worker.host.tiers.host
+        await eventually(lambda: not copies._waiting and not copies._jobs)
+        worker.host.pool.check_integrity()
+        if host is not None:
+            host.store.check_integrity()
+            assert len(host.store) + len(host.store._free) == host.store.pages, "a page of host memory was lost"
+
+
+@contextlib.asynccontextmanager
+async def copying(blockade: Blockade, evicting: Awaitable[Any]) -> AsyncIterator[asyncio.Future[Any]]:
+    """Begin what evicts A; its copies are not done before the end, and it is."""
+    blockade.is_open.clear()
+    begun = asyncio.ensure_future(evicting)
+    await eventually(lambda: blockade.pages > 0)
+    try:
+        yield begun
+    finally:
+        blockade.is_open.set()
+    await begun
+
+
+async def computed_for(worker: Running, router: Router, prompt: tuple[int, ...]) -> float:
+    """Ask; return the tokens that were computed for it."""
+    before = worker.metric("computed_tokens_total")
+    await ask(router, prompt)
+    return worker.metric("computed_tokens_total") - before
 
 
 async def test_all_that_a_long_prompt_evicts_is_copied_on_a_thread_and_comes_back(blockade: Blockade) -> None:
-    async with tiered(host_pages=100) as worker, router_to(worker) as router:
-        await ask(router, A)
+    async with holding_a() as (worker, router):
         await ask(router, B)
         assert blockade.pages >= BLOCKS - TURN_PAGES
         assert blockade.threads == {"tier-copies-0"}
         assert set(CHAINS[A]) <= announced(worker, Tier.HOST)
-        before = worker.metric("computed_tokens_total")
-        await ask(router, A)
-        assert worker.metric("computed_tokens_total") - before < BLOCK
+        assert await computed_for(worker, router, A) < BLOCK
         assert of_tier(worker, "skipped_pages_total", "host", reason="late") == 0
-        await worker.idle()
-        check(worker)
 
 
 async def test_where_host_memory_is_short_the_first_blocks_are_kept() -> None:
-    async with tiered(host_pages=4) as worker, router_to(worker) as router:
-        await ask(router, A)
+    async with holding_a(host_pages=4) as (worker, router):
         await ask(router, B)
         assert announced(worker, Tier.HOST) == set(CHAINS[A][:4])
-        await worker.idle()
-        check(worker)
 
 
 async def test_where_the_disk_takes_few_pages_it_gets_the_first_blocks(tmp_path: Path) -> None:
-    async with tiered(tmp_path, write_mb_s=4 * 4 * PAGE_BYTES / 4e6) as worker, router_to(worker) as router:
-        await ask(router, A)
+    async with holding_a(tmp_path, host_pages=0, write_mb_s=4 * 4 * PAGE_BYTES / 4e6) as (worker, router):
         await ask(router, B)
         await written(worker)
         on_disk = [block_hash in announced(worker, Tier.DISK) for block_hash in CHAINS[A]]
@@ -112,119 +134,87 @@ async def test_a_claim_does_not_wait_longer_than_it_may_and_loses_only_copies(
     blockade: Blockade, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(eviction_copies, "LONGEST_WAIT_S", 0.05)
-    async with tiered(host_pages=100) as worker, router_to(worker) as router:
-        await ask(router, A)
-        blockade.is_open.clear()
-        await ask(router, B)
-        assert "claim does not wait for copies" in caplog.text
-        assert of_tier(worker, "skipped_pages_total", "host", reason="late") > 0
-        blockade.is_open.set()
-        await worker.idle()
+    async with holding_a() as (worker, router):
+        async with copying(blockade, ask(router, B)) as asked:
+            await asked
+            assert "claim does not wait for copies" in caplog.text
+            assert of_tier(worker, "skipped_pages_total", "host", reason="late") > 0
         await eventually(lambda: not worker.host.eviction_copies._waiting)
-        check(worker)
-        before = worker.metric("computed_tokens_total")
-        await ask(router, A)
-        assert worker.metric("computed_tokens_total") - before > BLOCK
+        assert await computed_for(worker, router, A) > BLOCK
 
 
 async def test_what_a_claim_would_evict_can_be_hit_while_it_is_copied_and_short_prompts_pass(
     blockade: Blockade,
 ) -> None:
-    async with tiered(host_pages=100, pages=14) as worker, router_to(worker) as router:
-        await ask(router, A)
-        blockade.is_open.clear()
-        waiting = asyncio.create_task(ask(router, B))
-        await eventually(lambda: blockade.pages > 0)
+    async with holding_a(pages=14) as (worker, router), copying(blockade, ask(router, B)) as asked:
         assert (await ask(router, prompt_of(BLOCK, seed=9))).tokens
         assert worker.host.pool.hits(CHAINS[A]) == BLOCKS
         assert worker.host.pool.count(PageState.ACTIVE) == 0
-        assert not waiting.done()
-        blockade.is_open.set()
-        await waiting
-        await worker.idle()
-        check(worker)
+        assert not asked.done()
 
 
 async def test_a_block_that_is_forgotten_while_it_is_copied_is_not_kept(blockade: Blockade) -> None:
-    async with tiered(host_pages=100) as worker, router_to(worker) as router:
-        await ask(router, A)
-        blockade.is_open.clear()
-        waiting = asyncio.create_task(ask(router, B))
-        await eventually(lambda: blockade.pages > 0)
-        assert worker.host.pool.forget_cached() + worker.host.tiers.forget_all() > 0
-        blockade.is_open.set()
-        await waiting
+    async with holding_a() as (worker, router):
+        async with copying(blockade, ask(router, B)):
+            assert worker.host.pool.forget_cached() + worker.host.tiers.forget_all() > 0
         await worker.idle()
         assert not announced(worker, Tier.HOST) & set(CHAINS[A])
-        check(worker)
 
 
 async def test_a_request_that_ends_while_it_waits_leaves_nothing_behind(
     blockade: Blockade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eviction_copies, "LONGEST_WAIT_S", 0.2)
-    async with tiered(host_pages=100) as worker, router_to(worker) as router:
-        await ask(router, A)
-        blockade.is_open.clear()
-        await router.open(B, 4, request_id="left")
-        await eventually(lambda: blockade.pages > 0)
-        await router.close("left")
-        blockade.is_open.set()
-        copies = worker.host.eviction_copies
-        await eventually(lambda: not copies._waiting and not copies._jobs)
+    async with holding_a() as (worker, router):
+        async with copying(blockade, router.open(B, 4, request_id="left")):
+            await router.close("left")
+        await eventually(lambda: not worker.host.eviction_copies._jobs)
         assert worker.host.pool.hits(CHAINS[A]) == BLOCKS
-        check(worker)
 
 
 async def test_a_request_that_ends_while_its_copies_take_too_long_is_forgotten(
     blockade: Blockade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eviction_copies, "LONGEST_WAIT_S", 0.1)
-    async with tiered(host_pages=100) as worker, router_to(worker) as router:
-        await ask(router, A)
-        blockade.is_open.clear()
-        await router.open(B, 4, request_id="left")
-        await eventually(lambda: blockade.pages > 0)
+    async with holding_a() as (worker, router), copying(blockade, router.open(B, 4, request_id="left")):
         await router.close("left")
         await eventually(lambda: not worker.host.eviction_copies._jobs)
-        blockade.is_open.set()
-        await eventually(lambda: not worker.host.eviction_copies._waiting)
-        check(worker)
+
+
+def counting_looks(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list that gets an entry each time that all cached blocks are looked through."""
+    pool, looks = running.host.pool, []
+    cached = pool.cached
+    monkeypatch.setattr(pool, "cached", lambda: (looks.append(None), cached())[1])
+    return looks
 
 
 async def test_nothing_is_looked_for_again_and_again_for_a_claim_that_cannot_be_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with tiered(host_pages=100) as worker, router_to(worker) as router:
-        await ask(router, A)
-        pool, copies, looks = worker.host.pool, worker.host.eviction_copies, itertools.count()
-        cached = pool.cached
-        monkeypatch.setattr(pool, "cached", lambda: (next(looks), cached())[1])
+    async with holding_a() as (worker, _):
+        pool, copies, looks = worker.host.pool, worker.host.eviction_copies, counting_looks(worker, monkeypatch)
         private = PAGES - BLOCKS + TURN_PAGES + 1
         for _ in range(3):
             assert copies.may_claim(worker.host.new_session(), CHAINS[A], private)
             assert pool.claim(CHAINS[A], root_hash(), private) is None
             await asyncio.sleep(0)
-        assert next(looks) == 0
+        assert not looks
 
 
 async def test_of_many_claims_that_wait_one_is_prepared_at_a_time(
     blockade: Blockade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with tiered(host_pages=100) as worker, router_to(worker) as router:
-        await ask(router, A)
-        pool, copies, looks = worker.host.pool, worker.host.eviction_copies, itertools.count()
-        cached = pool.cached
-        monkeypatch.setattr(pool, "cached", lambda: (next(looks), cached())[1])
+    async with holding_a() as (worker, _):
+        copies, looks = worker.host.eviction_copies, counting_looks(worker, monkeypatch)
         blockade.is_open.clear()
         sessions = [worker.host.new_session() for _ in range(4)]
         assert not any(copies.may_claim(session, CHAINS[B], 0) for session in sessions)
-        assert next(looks) == 1
+        assert len(looks) == 1
         blockade.is_open.set()
         for session in sessions:
             await copies.ready(session, CHAINS[B], 0)
         assert not copies._jobs
-        check(worker)
 
 
 async def test_a_worker_that_closes_while_pages_are_copied_ends(blockade: Blockade) -> None:
@@ -237,42 +227,31 @@ async def test_a_worker_that_closes_while_pages_are_copied_ends(blockade: Blocka
         asyncio.get_running_loop().call_later(0.1, blockade.is_open.set)
 
 
+async def fetch_b(target: Running, source: Running) -> None:
+    channel = PeerChannel(target.info.address, target.host.config.cluster_token)
+    request = worker_pb2.FetchRequest(
+        fingerprint=target.host.facts.fingerprint,
+        worker_epoch=str(target.host.epoch),
+        source=source.source,
+        block_hashes=hashes_to_bytes(CHAINS[B]),
+        root=bytes(16),
+        within_s=5,
+    )
+    await worker_pb2_grpc.PagesStub(channel.channel).Fetch(request, metadata=channel.metadata, timeout=10)
+    await channel.close()
+
+
 async def test_a_fetch_waits_for_the_copies_of_what_it_evicts(blockade: Blockade) -> None:
-    async with (
-        prefill("leaving") as leaving,
-        tiered(host_pages=100) as worker,
-        router_to(worker) as router,
-    ):
-        await ask(router, A)
+    async with prefill("leaving") as leaving, holding_a() as (worker, _):
         await worker.idle()
-        blockade.is_open.clear()
-        peer = PeerChannel(worker.info.address, worker.host.config.cluster_token)
-        source = worker_pb2.PageSource(worker_id="leaving", address=leaving.info.address, epoch=str(leaving.host.epoch))
-        request = worker_pb2.FetchRequest(
-            fingerprint=worker.host.facts.fingerprint,
-            worker_epoch=str(worker.host.epoch),
-            source=source,
-            block_hashes=hashes_to_bytes(CHAINS[B]),
-            root=bytes(16),
-            within_s=5,
-        )
-        fetching = asyncio.ensure_future(
-            worker_pb2_grpc.PagesStub(peer.channel).Fetch(request, metadata=peer.metadata, timeout=10)
-        )
-        await eventually(lambda: blockade.pages > 0)
-        assert worker.host.pool.hits(CHAINS[A]) == BLOCKS
-        blockade.is_open.set()
-        await fetching
-        await peer.close()
+        async with copying(blockade, fetch_b(worker, leaving)):
+            assert worker.host.pool.hits(CHAINS[A]) == BLOCKS
         assert set(CHAINS[A][1:]) <= announced(worker, Tier.HOST)
 
 
 async def test_many_prompts_at_once_over_few_pages_get_right_tokens_and_lose_no_page(tmp_path: Path) -> None:
     prompts = [prompt_of(BLOCK * length + 3, seed=seed) for seed, length in enumerate([9, 3, 6, 10, 2, 8] * 4)]
-    async with tiered(tmp_path, host_pages=200, disk_pages=200) as worker, router_to(worker) as router:
+    async with holding_a(tmp_path, host_pages=200, disk_pages=200) as (worker, router):
         for _ in range(2):
             await asyncio.gather(*(ask(router, prompt) for prompt in prompts))
-        await worker.idle()
-        await written(worker)
-        check(worker)
         assert of_tier(worker, "loaded_pages_total", "host") > 0
