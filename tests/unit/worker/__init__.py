@@ -1,1 +1,1 @@
-"""TODO tests/unit/worker."""
+"""Workers as every role has them: their tests, and the workers and callers that these use."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.injection.fake_transport import Delay, FaultPlan
 from tests.unit.worker.callers import Puller, router_to
-from tests.unit.worker.peers import (
+from tests.unit.worker.pulls.peers import (
     BLOCKS,
     BY_BLOCK,
     HELD,

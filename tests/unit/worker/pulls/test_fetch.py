@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos.injection.fake_transport import Delay, FaultPlan
 from tests.unit.worker.callers import Puller, router_to
-from tests.unit.worker.peers import fetched, warm
+from tests.unit.worker.pulls.peers import fetched, warm
 from tests.unit.worker.rig import BLOCK, Running, decode, eventually, expected_tokens, prefill, prompt_of
 from twostroke.errors import Draining, InvalidRequest, StaleEpoch
 from twostroke.ids import BlockHash

@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.injection.fake_transport import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate
 from tests.unit.worker.callers import router_to, with_epoch
-from tests.unit.worker.peers import (
+from tests.unit.worker.pulls.peers import (
     BLOCKS,
     BY_BLOCK,
     HELD,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.unit.worker.callers import router_to
-from tests.unit.worker.peers import fetched
+from tests.unit.worker.pulls.peers import fetched
 from tests.unit.worker.rig import (
     BLOCK,
     PAGE_BYTES,

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.unit.worker.callers import router_to
-from tests.unit.worker.peers import BLOCKS, PROMPT, computed, fetched, warm
+from tests.unit.worker.pulls.peers import BLOCKS, PROMPT, computed, fetched, warm
 from tests.unit.worker.rig import BLOCK, decode, expected_tokens, prefill
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.pool import CachedBlock
