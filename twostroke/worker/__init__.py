@@ -2,7 +2,8 @@
 
 worker             the plain class behind a Ray actor or a process of its own
 process            a worker as a process without Ray
-host               the parts of one epoch of a worker, and the event feed that routers follow
+host               the parts of one epoch of a worker
+event_feed         the event log as routers follow it
 engine_state       what is kept over changes of role: model, pages, cached blocks
 request_validator  refuses other epochs and fingerprints, and new work while draining
 condition          wakes all waiters at each notification

@@ -109,8 +109,8 @@ def _with_faults(worker: BaseWorker, plan: FaultPlan) -> None:
     mount = worker.mount
 
     def mount_with_faults(host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
-        host.transports[:] = [FakeTransport(transport, plan) for transport in host.transports]
-        for transport in host.transports:
+        host.exchange.transports[:] = [FakeTransport(transport, plan) for transport in host.exchange.transports]
+        for transport in host.exchange.transports:
             transport._memory = host.memory  # the real ones are open already
         return mount(host, tasks)
 

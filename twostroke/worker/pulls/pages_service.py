@@ -114,10 +114,10 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self._progress = host.progress
         self._metrics = host.metrics
         self._block_size = host.facts.block_size
-        own: ServedPages = KnownDigests(host.memory, host.digests, host.endpoints)
+        own: ServedPages = KnownDigests(host.memory, host.exchange.digests, host.exchange.endpoints)
         self._served = {"": own, str(host.facts.kv_form): own}
-        if host.converted is not None:
-            self._served[str(host.converted.form)] = host.converted
+        if host.exchange.converted is not None:
+            self._served[str(host.exchange.converted.form)] = host.exchange.converted
         self._heartbeat_s = host.config.patience.heartbeat_s
         self.open = 0
         """Pulls being served."""

@@ -18,7 +18,7 @@ from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.events import batch_from_message, batch_to_message
 from twostroke.rpc.server import MAX_MESSAGE_BYTES
 from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest
-from twostroke.worker.host import EventFeed
+from twostroke.worker.event_feed import EventFeed
 
 A = WorkerId("a")
 EPOCH, LATER = Epoch(1, 7), Epoch(2, 3)

@@ -168,7 +168,7 @@ async def test_a_worker_whose_neighbours_lend_their_cores_measures_in_its_turn(
         await calibrate(*args)
 
     monkeypatch.setattr(Cores, "measuring", measuring)
-    monkeypatch.setattr("twostroke.worker.host.calibrate", recorded)
+    monkeypatch.setattr("twostroke.worker.steps.engine_steps.calibrate", recorded)
     async with prefill(model=ModelConfig(model=str(save_tiny(tmp_path)), dtype="bfloat16")):
         assert happened == ["turn begins", "measures", "turn ends"]
 

@@ -162,7 +162,7 @@ async def test_an_engine_that_cannot_be_trusted_ends_the_worker(how: str, monkey
             await eventually(lambda: all(len(answer.tokens) > 2 for answer in answers))
             is_broken = True
             if how == "probes go wrong":
-                worker.host._check._expected = [99999]
+                worker.host.steps.check._expected = [99999]
             await ends(worker, answers)
             for number, answer in enumerate(answers):
                 assert answer.tokens == expected_tokens(PROMPTS[number], len(answer.tokens), seed=number + 1)
@@ -177,7 +177,7 @@ async def test_a_device_that_hangs_does_not_keep_the_process_from_ending(monkeyp
     async with asyncio.timeout(20):
         with losing_its_engine("the device is gone"):
             async with decode(model=paced(step_ms=5)) as worker, router_to(worker) as router:
-                monkeypatch.setattr(worker.host.digests, "close", asyncio.Event().wait)
+                monkeypatch.setattr(worker.host.exchange.digests, "close", asyncio.Event().wait)
                 with_fault(worker, lambda batch: EngineLost("the device is gone"))
                 await ends(worker, await opened(router, [1]))
 
@@ -210,7 +210,7 @@ async def test_steps_that_fail_again_and_again_end_the_worker_though_probes_succ
 async def test_steps_that_fail_over_hours_do_not() -> None:
     async with decode() as worker, router_to(worker) as router:
         clock = iter(range(0, 3600 * 20, 3600))
-        worker.host._check._now_s = lambda: next(clock)
+        worker.host.steps.check._now_s = lambda: next(clock)
         with_fault(worker, lambda batch: ValueError("odd") if is_poisoned(batch) else None)
         for number in range(MOST_FAILED_STEPS + 3):
             got = await router.answer(PROMPTS[0], 3, request_id=f"p{number}", seed=POISON)

@@ -155,7 +155,8 @@ class LivePulls:
             view: Any = SimpleNamespace(
                 pool=host.pool, loop=host.loop, validator=self._validator, progress=self._progress,
                 metrics=host.metrics,
-                facts=host.facts, config=host.config, digests=Digests(), converted=None, endpoints=[endpoint],
+                facts=host.facts, config=host.config,
+                exchange=SimpleNamespace(digests=Digests(), converted=None, endpoints=[endpoint]),
                 memory=SimpleNamespace(generation=lambda page: 0), loads=host.loads,
             )  # fmt: skip
             unused: Any = None

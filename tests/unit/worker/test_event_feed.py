@@ -17,7 +17,7 @@ from twostroke.kv_cache.events import RING_BATCHES, EventBatch, EventLog
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.convert import hashes_from_bytes
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
-from twostroke.worker.host import EventFeed
+from twostroke.worker.event_feed import EventFeed
 
 EPOCH = Epoch(3, 77)
 OFTEN, SELDOM = PatienceConfig(heartbeat_s=0.05), PatienceConfig(heartbeat_s=60, suspect_after_s=120, dead_after_s=240)

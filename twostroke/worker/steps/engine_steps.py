@@ -1,0 +1,152 @@
+"""Engine steps of one epoch of a worker: the scheduler that chooses them, the loop that runs them, their costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostroke.config import Role, WorkerConfig
+from twostroke.kv_cache.form import FORMS
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.profiler import WORK_LOOP, Profiler
+from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
+from twostroke.scheduler.cost import Queued
+from twostroke.scheduler.scheduler import ClaimGate, Scheduler, SchedulerLimits
+from twostroke.scheduler.step_target import USUAL_S, StepTarget
+from twostroke.worker.condition import Condition
+from twostroke.worker.engine_state import EngineState
+from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.steps import calibration
+from twostroke.worker.steps.calibration import CalibrationLimits, calibrate, step_tokens_within
+from twostroke.worker.steps.engine_check import EngineCheck, probe_batch
+from twostroke.worker.steps.sharing import Sharing
+from twostroke.worker.steps.work_loop import WorkLoop
+
+log = logging.getLogger(__name__)
+
+
+class EngineSteps:
+    """Steps over an engine that may be older than the epoch; `prepare` before the first one."""
+
+    def __init__(
+        self, config: WorkerConfig, engine_state: EngineState, metrics: WorkerMetrics, gate: ClaimGate
+    ) -> None:
+        """`gate` may let a claim of pages wait."""
+        self._config = config
+        self._engine_state = engine_state
+        self.scheduler = _scheduler_of(config, engine_state, gate)
+        self.progress = Condition()
+        """Notified after each step."""
+        self.check = _check_of(config, engine_state)
+        self.loop = WorkLoop(
+            self.scheduler,
+            engine_state.engine,
+            metrics,
+            self.progress,
+            _sharing_of(config, engine_state, self.scheduler),
+            engine_state.rates,
+            self.check,
+            engine_state.engine.profiler,
+        )
+
+    async def prepare(self) -> None:
+        """Find out what a step costs, how many tokens it may have, and what the engine should compute."""
+        await self._calibrate()
+        if self._chooses_step_tokens:
+            self.scheduler.step_tokens = step_tokens_within(self.loop.rates.cost, self.scheduler.step_tokens)
+        await self.check.learn()
+
+    def compute_s(self, queued: Queued) -> float:
+        """Return the time of computing prompts here beside the streams of now."""
+        now = self.scheduler.queued()
+        beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
+        return self.loop.drain_s(beside)
+
+    @property
+    def _chooses_step_tokens(self) -> bool:
+        """Nobody said how many tokens a step may have, and cores compute it: their speed differs by machine."""
+        is_given = self._config.schedule.max_num_batched_tokens is not None
+        return not is_given and _computes_on_cores(self._config, self._engine_state)
+
+    async def _calibrate(self) -> None:
+        """Measure step costs before serving, unless an earlier epoch of this process has."""
+        config, state = self._config, self._engine_state
+        if state.is_calibrated:
+            return
+        step_limits = CalibrationLimits(
+            step_tokens=self.scheduler.step_tokens,
+            max_model_len=state.facts.max_model_len,
+            max_sequences=config.schedule.max_num_seqs,
+            pages=state.pool.total,
+            block_size=state.facts.block_size,
+            runs_decode=config.can_sample,
+        )
+        budget = calibration.PACED_BUDGET if config.model.is_paced else calibration.COMPUTED_BUDGET
+        started_s = time.monotonic()
+        with contextlib.ExitStack() as turn:
+            if state.neighbours is not None:
+                await asyncio.to_thread(turn.enter_context, state.neighbours.measuring())
+            await calibrate(state.engine, self.loop.rates, step_limits, budget)
+        state.is_calibrated = True
+        log.info("calibrated seconds=%.3f %s", time.monotonic() - started_s, self.loop.rates.cost)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledBuilder:
+    """Shows the part of planning that builds the batch to whoever profiles."""
+
+    builder: StepBuilder
+    profiler: Profiler
+
+    def build(self, chunks: Sequence[Chunk]) -> Step:
+        with self.profiler.slice(WORK_LOOP, "build batch"):
+            return self.builder.build(chunks)
+
+
+def _check_of(config: WorkerConfig, engine_state: EngineState) -> EngineCheck:
+    facts, total = engine_state.facts, engine_state.pool.total
+    probe = probe_batch(facts.block_size, total, facts.max_model_len, samples=config.can_sample)
+    return EngineCheck(engine_state.engine, probe, time.monotonic)
+
+
+def _scheduler_of(config: WorkerConfig, engine_state: EngineState, gate: ClaimGate) -> Scheduler:
+    facts = engine_state.facts
+    limits = SchedulerLimits(
+        facts.block_size,
+        facts.max_model_len,
+        facts.eos_token_ids,
+        align_chunks=config.role is Role.PREFILL,
+        on_gpu=_is_on_gpu(engine_state),
+        has_exact_blocks=not config.model.is_paced and FORMS[config.kv_format].spans_block,
+    )
+    builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids)
+    profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
+    return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate)
+
+
+def _is_on_gpu(engine_state: EngineState) -> bool:
+    return not isinstance(engine_state.memory, PageMemory)
+
+
+def _computes_on_cores(config: WorkerConfig, engine_state: EngineState) -> bool:
+    return not _is_on_gpu(engine_state) and not config.model.is_paced
+
+
+def _step_target_of(config: WorkerConfig, engine_state: EngineState) -> StepTarget:
+    """Cores are shared, and their costs differ from machine to machine; a device of its own keeps to the usual."""
+    usual_s = None if _computes_on_cores(config, engine_state) else USUAL_S
+    return StepTarget(config.schedule.step_target_s, config.slo_itl_s, usual_s)
+
+
+def _sharing_of(config: WorkerConfig, engine_state: EngineState, scheduler: Scheduler) -> Sharing:
+    target = _step_target_of(config, engine_state)
+    return Sharing(scheduler, engine_state.rates, target, _loop_time_s, engine_state.neighbours)
+
+
+def _loop_time_s() -> float:
+    return asyncio.get_running_loop().time()
