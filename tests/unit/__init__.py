@@ -1,1 +1,1 @@
-"""TODO tests/unit."""
+"""Tests of single parts, in folders that mirror the tree."""

@@ -1,1 +1,1 @@
-"""TODO tests/unit/decode_worker."""
+"""Tests of the decode worker."""

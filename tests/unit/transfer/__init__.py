@@ -1,1 +1,1 @@
-"""TODO tests/unit/transfer."""
+"""Tests of page transports."""
