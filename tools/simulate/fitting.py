@@ -199,7 +199,8 @@ def fitted(*logs: Log, steps: Sequence[list[ProfiledStep]] = ()) -> FleetShape:
         raise ConfigError(f"{name}: no line of a decode worker that serves", field="fit")
     shape = FleetShape()
     first = decode[0]
-    step_tokens = _usual([worker.step_tokens for worker in (*prefill, *decode)], shape.step_tokens)
+    step_tokens = _usual([worker.step_tokens for worker in prefill or decode], shape.step_tokens)
+    decode_step_tokens = _usual([worker.step_tokens for worker in decode], step_tokens)
     shape = replace(
         shape,
         prefill=sum(worker.role == Role.PREFILL for worker in latest_of[0]),
@@ -211,19 +212,24 @@ def fitted(*logs: Log, steps: Sequence[list[ProfiledStep]] = ()) -> FleetShape:
         prefill_pages=_usual([worker.pages_total for worker in prefill], shape.prefill_pages),
         decode_pages=_usual([worker.pages_total for worker in decode], shape.decode_pages),
         step_tokens=step_tokens,
+        decode_step_tokens=decode_step_tokens,
         # No line says these: they are as live workers have them that nobody told otherwise.
-        max_num_seqs=min(LIVE.max_num_seqs, max(1, step_tokens - 1)),
+        max_num_seqs=min(LIVE.max_num_seqs, max(1, min(step_tokens, decode_step_tokens) - 1)),
         local_prefill=LIVE.local_prefill,
         step_target_s=_middle([worker.step_target_s for worker in decode], shape.step_target_s),
         link_bytes_per_s=_middle(
             [link.bytes_per_s for worker in latest for link in worker.links], shape.link_bytes_per_s
         ),
         cost=_cost(name, prefill or decode, decode),
-        tiers=TierShape(host_page_s=_page_s(latest, Tier.HOST), disk_page_s=_page_s(latest, Tier.DISK)),
+        decode_cost=_cost(name, decode, decode) if _know_prompts(decode) else None,
+        tiers=TierShape(
+            host_page_s=_page_s(latest, Tier.HOST, first.page_bytes),
+            disk_page_s=_page_s(latest, Tier.DISK, first.page_bytes),
+        ),
     )
     if steps:
         found = fitted_cores(steps, shape.cost)
-        shape = replace(shape, cost=found.cost, cores=found.cores, noise=found.noise)
+        shape = replace(shape, cost=found.cost, decode_cost=None, cores=found.cores, noise=found.noise)
     return replace(shape, delays=_delays([answer for log in logs for answer in log.answers], shape))
 
 
@@ -253,9 +259,15 @@ def _cost(name: str, prompts: Sequence[WorkerRecord], streams: Sequence[WorkerRe
     return cost
 
 
-def _page_s(workers: Sequence[WorkerRecord], tier: Tier) -> float | None:
-    """The seconds to bring up one page, where a worker has such a tier."""
-    known = [seconds for worker in workers if (seconds := worker.tiers.get(tier.name.lower()))]
+def _know_prompts(workers: Sequence[WorkerRecord]) -> bool:
+    """Tell whether a worker has said what a prompt costs it."""
+    return any(worker.costs.get(term, 0.0) > 0 for worker in workers for term in PROMPT_TERMS)
+
+
+def _page_s(workers: Sequence[WorkerRecord], tier: Tier, page_bytes: int) -> float | None:
+    """The seconds to bring up one page of so many bytes, where a worker has such a tier."""
+    name = tier.name.lower()
+    known = [worker.tiers[name] * page_bytes / worker.page_bytes for worker in workers if worker.tiers.get(name)]
     return median(known) if known else None
 
 
@@ -274,7 +286,7 @@ def _delays(answers: Sequence[AnswerRecord], shape: FleetShape) -> Delays:
         frontend_s=_middle(_between(smooth, Instant.RECEIVED, Instant.ROUTED), usual.frontend_s),
         # There and back.
         open_s=_middle(_between(smooth, Instant.ROUTED, Instant.OPENED), 2 * usual.open_s) / 2,
-        pull_s=_middle(_pull_residuals(smooth, shape), 2 * usual.pull_s) / 2,
+        pull_s=_centre(_pull_residuals(smooth, shape), 2 * usual.pull_s) / 2,
         token_s=_middle(_token_residuals(smooth), usual.token_s),
     )
 
@@ -300,7 +312,7 @@ def _pull_residuals(answers: Iterable[AnswerRecord], shape: FleetShape) -> list[
         chunk_s = times * shape.cost.of_prompt(chunk, 0, shape.step_tokens)
         chunk_s += shape.conversion_page_s * (chunk // shape.block_size)
         residuals += [
-            max(0.0, seconds - chunk_s - page_s) for seconds in _between([answer], Instant.ADMITTED, Instant.FIRST_PAGE)
+            seconds - chunk_s - page_s for seconds in _between([answer], Instant.ADMITTED, Instant.FIRST_PAGE)
         ]
     return residuals
 
@@ -318,6 +330,12 @@ def _token_residuals(answers: Iterable[AnswerRecord]) -> list[float]:
 def _middle(values: Sequence[float], otherwise: float) -> float:
     known = [value for value in values if value > 0]
     return median(known) if known else otherwise
+
+
+def _centre(residuals: Sequence[float], otherwise: float) -> float:
+    """The median of what is left over, which is below zero wherever work took less than predicted."""
+    middle = median(residuals) if residuals else 0.0
+    return middle if middle > 0 else otherwise
 
 
 def _usual(values: Sequence[int], otherwise: int) -> int:

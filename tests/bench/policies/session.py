@@ -120,7 +120,7 @@ def _truly(shape: FleetShape, options: PoliciesOptions) -> FleetShape:
     model = options.served.model
     if not model.startswith(PACED_PREFIX):
         return shape
-    return dataclasses.replace(shape, cost=PacedSpec.parse(model.removeprefix(PACED_PREFIX)).cost)
+    return dataclasses.replace(shape, cost=PacedSpec.parse(model.removeprefix(PACED_PREFIX)).cost, decode_cost=None)
 
 
 def _load(trace: Trace, utilisation: float, shape: FleetShape) -> Load:

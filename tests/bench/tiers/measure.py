@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
+import json
 import random
 import statistics
 import tempfile
@@ -15,11 +17,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from cluster.clients.admin_access import AdminAccess
+from cluster.commands.profile import write
+from cluster.profiles.collecting import collect
 from tests.bench.tiers.options import TiersOptions
 from tests.bench.tiers.replay import replayed
-from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.cluster.processes import SHOWN, Client, ProcessCluster, running_cluster
 from tests.metrics_page import total
 from tools.output import write_json
+from tools.simulate.core_fit import ProfiledStep, steps_of
 from tools.simulate.fitting import SINCE_DECISION, Likeness, print_likeness
 from tools.tables import console_for
 from twostroke.config import DEFAULT_MODEL, PACED_PREFIX, CacheConfig, ModelConfig
@@ -92,7 +98,10 @@ async def _trial(options: TiersOptions, variant: str) -> Trial:
         ) as cluster:
             client = Client(cluster.grpc)
             started_s = time.monotonic()
-            chats = await _chats(client, options)
+            first_turn_over = asyncio.Event()
+            profiling = asyncio.create_task(_profiled(cluster, options.profile_s, first_turn_over))
+            chats = await _chats(client, options, first_turn_over)
+            steps = await profiling
             seconds = time.monotonic() - started_s
             started_s = time.monotonic()
             unique = await _unique(client, options)
@@ -100,7 +109,9 @@ async def _trial(options: TiersOptions, variant: str) -> Trial:
             await client.close()
             counted = await asyncio.to_thread(_counted, cluster)
             # While all workers serve: the log's last lines of workers that end say that.
-            likeness = await asyncio.to_thread(replayed, variant, request_log, cache) if options.simulate else None
+            likeness = (
+                await asyncio.to_thread(replayed, variant, request_log, cache, steps) if options.simulate else None
+            )
     return _summed(variant, chats, seconds, unique, unique_seconds, counted, likeness)
 
 
@@ -120,10 +131,23 @@ def _cache(options: TiersOptions, variant: str, page_bytes: int, folder: str) ->
         host_cache_bytes=LARGE_BYTES // 2 if variant in ("host", "both") else 0,
         disk_cache_bytes=LARGE_BYTES if variant in ("disk", "both") else 0,
         disk_cache_dir=folder,
+        prefill_kv_format=options.prefill_kv_format,
+        decode_kv_format=options.decode_kv_format,
     )
 
 
-async def _chats(client: Client, options: TiersOptions) -> list[Request]:
+async def _profiled(cluster: ProcessCluster, seconds: float | None, begin: asyncio.Event) -> list[list[ProfiledStep]]:
+    """Return the steps of each worker for so many seconds after the event; none where no time is given."""
+    if seconds is None:
+        return []
+    await begin.wait()
+    profiles = await asyncio.to_thread(collect, AdminAccess((cluster.admin,), SHOWN), seconds)
+    with io.StringIO() as file:
+        write(profiles, file)
+        return steps_of(json.loads(file.getvalue())["traceEvents"])
+
+
+async def _chats(client: Client, options: TiersOptions, first_turn_over: asyncio.Event) -> list[Request]:
     """Every chat's first turn, then every chat's second one, and so on: nothing recent is of use."""
     draws, at_once = random.Random(1), asyncio.Semaphore(options.at_once)
     systems = [_words(draws, options.system) for _ in range(SYSTEM_PROMPTS)]
@@ -140,6 +164,7 @@ async def _chats(client: Client, options: TiersOptions) -> list[Request]:
     for turn in range(options.turns):
         saying = [_words(draws, options.said) for _ in range(options.chats)]
         await asyncio.gather(*(ask(chat, turn, saying[chat]) for chat in range(options.chats)))
+        first_turn_over.set()
     return requests
 
 

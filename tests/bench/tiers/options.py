@@ -8,6 +8,7 @@ from typing import Any
 from cluster.flags.checks import file_can_be_made
 from tests.bench.options import json_file
 from twostroke.config import flags
+from twostroke.config.cache import KV_FORMATS
 from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 
@@ -27,13 +28,28 @@ class TiersOptions(Settings):
     simulate: bool = setting(
         False, help="play the same requests in the simulator, with a fleet fitted to each run's log"
     )
+    profile_s: float | None = setting(
+        None,
+        above=0,
+        unit="SECONDS",
+        help="profile the workers' steps for that long from the second turn on, and simulate cores that they share",
+        default_text="each simulated worker has a device of its own",
+    )
     variants: tuple[str, ...] = setting(
         ("none", "host", "disk"), commas=True, unit="NAMES", help=f"of {', '.join(VARIANTS)}"
+    )
+    prefill_kv_format: str | None = setting(
+        None, choices=KV_FORMATS, help="number format of the prefill worker's pages", default_text="the model's"
+    )
+    decode_kv_format: str | None = setting(
+        None, choices=KV_FORMATS, help="the same of the decode worker's pages", default_text="the model's"
     )
     json_path: str | None = json_file()
 
     def model_post_init(self, _context: Any) -> None:
         file_can_be_made("--json", self.json_path)
+        if self.profile_s is not None and not self.simulate:
+            raise ConfigError("--profile-s changes nothing without --simulate", field="profile_s")
         unknown = [name for name in self.variants if name not in VARIANTS]
         if unknown or not self.variants:
             raise ConfigError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tools.simulate.core_fit import ProfiledStep
 from tools.simulate.fitting import Likeness, fitted, likeness, read_log
 from tools.simulate.runs import Trial, run_trial
 from tools.simulate.traces.trace import Replay, read_trace
@@ -12,10 +14,13 @@ from tools.simulate.traces.trace import replayed as in_order
 from twostroke.config import CacheConfig
 
 
-def replayed(variant: str, request_log: Path, cache: CacheConfig) -> Likeness:
-    """Simulate a run on workers with the same tiers; times are from the decision to the first token."""
+def replayed(variant: str, request_log: Path, cache: CacheConfig, steps: Sequence[list[ProfiledStep]]) -> Likeness:
+    """Simulate a run on workers with the same tiers; times are from the decision to the first token.
+
+    With `steps` of its workers, simulated ones share the host's cores.
+    """
     log = read_log(request_log)
-    shape = fitted(log)
+    shape = fitted(log, steps=steps)
     tiers = replace(
         shape.tiers,
         host_bytes=cache.host_cache_bytes,

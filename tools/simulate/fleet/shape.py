@@ -92,7 +92,7 @@ class TierShape:
     host_bytes: int = 0
     disk_bytes: int = 0
     host_page_s: float | None = None
-    """Seconds to bring up one page; None: its bytes at `HOST_BYTES_PER_S`."""
+    """Seconds to bring up one page of a decode worker; None: its bytes at `HOST_BYTES_PER_S`."""
     disk_page_s: float | None = None
     disk_write_bytes_per_s: float = 100e6
     """Budget of written bytes, as `--disk-write-mb-s` of a worker."""
@@ -169,8 +169,12 @@ class FleetShape:
     link_bytes_per_s: float = 12.5e9
     """Rate of each worker's link, in and out."""
     cost: StepCost = GPU_LIKE
-    """Cost of a step, on every worker."""
+    """Cost of a step: of prompts as on prefill workers, of streams as on decode workers."""
+    decode_cost: StepCost | None = None
+    """Cost of a decode worker's step, where prompts cost it something else than a prefill worker."""
     step_tokens: int = 4096
+    decode_step_tokens: int | None = None
+    """Most tokens of a decode worker's step, where that is another number than a prefill worker's."""
     step_target_s: float = 0.04
     """Target length of a decode worker's steps in which streams run."""
     local_prefill: bool = False
@@ -197,14 +201,16 @@ class FleetShape:
         _at_least("routers", self.routers, 1)
         _at_least("block_size", self.block_size, 1)
         _at_least("step_tokens", self.step_tokens, 1)
+        _positive("decode_step_tokens", self.decode_step_tokens)
         _at_least("prefill_pages", self.prefill_pages, 1)
         _at_least("decode_pages", self.decode_pages, 1)
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         _at_least("noise", self.noise, 0)
-        for part in (self.cost, self.delays):
+        costs = (self.cost,) if self.decode_cost is None else (self.cost, self.decode_cost)
+        for part in (*costs, self.delays):
             for name, seconds in asdict(part).items():
                 _at_least(name, seconds, 0)
-        if not self.cost.of_prompt(1, 0, 1) or not self.cost.of_streams(1, 1):
+        if not all(cost.of_prompt(1, 0, 1) and cost.of_streams(1, 1) for cost in costs):
             raise ConfigError("a simulated fleet's steps must take time", field="cost")
         if self.cores is not None:
             self.cores.check()
@@ -229,10 +235,14 @@ class FleetShape:
         return self.decode_pages * self.block_size
 
     def of_role(self, role: Role) -> FleetShape:
-        """Return the same with the pages of one role's workers."""
-        if role is Role.DECODE or self.prefill_page_bytes is None:
+        """Return the same with the costs, steps and pages of one role's workers."""
+        if role is Role.DECODE:
+            step_tokens = self.decode_step_tokens or self.step_tokens
+            return replace(self, cost=self.decode_cost or self.cost, step_tokens=step_tokens)
+        if self.prefill_page_bytes is None:
             return self
-        return replace(self, page_bytes=self.prefill_page_bytes)
+        tiers = self.tiers.scaled(self.prefill_page_bytes / self.page_bytes)
+        return replace(self, page_bytes=self.prefill_page_bytes, tiers=tiers)
 
     def kv_form(self, role: Role) -> KvForm:
         """The form of a role's pages; what numbers they hold is of no account here."""

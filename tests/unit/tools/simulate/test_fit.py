@@ -15,6 +15,7 @@ from tools.simulate.fleet.shape import TierShape
 from twostroke.config import Role
 from twostroke.errors import ConfigError
 from twostroke.ids import Epoch, WorkerId
+from twostroke.kv_cache.tier import Tier
 from twostroke.lifetime import Instant
 from twostroke.request_log import AnswerRecord, LinkRecord, WorkerRecord, line_of
 from twostroke.scheduler.cost import StepCost
@@ -82,6 +83,25 @@ def test_costs_links_pools_and_counts_are_those_of_the_workers() -> None:
     assert (shape.prefill_pages, shape.decode_pages, shape.block_size, shape.page_bytes) == (900, 500, 16, 1_000_000)
     assert (shape.step_tokens, shape.step_target_s, shape.link_bytes_per_s) == (256, 0.05, 2e9)
     assert shape.cost == replace(DECODE_COST, prompt_token_s=1e-4, prompt_pair_s=1e-9)
+    assert shape.of_role(Role.PREFILL).cost == shape.cost
+    assert shape.of_role(Role.DECODE).cost == DECODE_COST
+
+
+def test_each_role_runs_steps_of_its_own_length_at_its_own_cost() -> None:
+    """A decode worker's prompts would take five times as long as they do at a prefill worker's price."""
+    prefill = worker("prefill-0", "prefill", replace(PREFILL_COST, prompt_token_s=5e-4), step_tokens=512)
+    decode = worker("decode-0", "decode", replace(DECODE_COST, prompt_token_s=1e-4), step_tokens=128)
+    shape = fitted(Log("a log", (), (prefill, decode)))
+    steps = {role: shape.of_role(role).step_tokens for role in (Role.PREFILL, Role.DECODE)}
+    assert steps == {Role.PREFILL: 512, Role.DECODE: 128}
+    prompts_s = {role: shape.of_role(role).cost.of_prompt(100, 0, 128) for role in (Role.PREFILL, Role.DECODE)}
+    assert prompts_s[Role.PREFILL] > 4.9 * prompts_s[Role.DECODE]
+
+
+def test_decode_workers_that_computed_no_prompt_cost_what_prefill_workers_do() -> None:
+    silent = worker("decode-0", "decode", replace(DECODE_COST, prompt_token_s=0.0))
+    shape = fitted(Log("a log", (), (*WORKERS[:2], silent)))
+    assert shape.of_role(Role.DECODE).cost == replace(DECODE_COST, prompt_token_s=1e-4, prompt_pair_s=1e-9)
 
 
 def test_page_times_of_tiers_are_those_of_the_workers_that_have_them() -> None:
@@ -89,6 +109,27 @@ def test_page_times_of_tiers_are_those_of_the_workers_that_have_them() -> None:
     tiers = fitted(Log("a log", (), (*tiered, *WORKERS[2:]))).tiers
     assert (tiers.host_page_s, tiers.disk_page_s, tiers.host_bytes) == (1e-4, 2e-3, 0)
     assert fitted(Log("a log", (), WORKERS)).tiers == TierShape()
+
+
+def test_a_page_takes_time_by_its_bytes_where_roles_have_other_forms() -> None:
+    prefill = worker(
+        "prefill-0", "prefill", PREFILL_COST, page_bytes=2_000_000, conversion_page_s=1e-3, tiers={"disk": 4e-3}
+    )
+    shape = fitted(Log("a log", (), (prefill, WORKERS[2])))
+    assert shape.of_role(Role.DECODE).tier_page_s(Tier.DISK) == pytest.approx(2e-3)
+    assert shape.of_role(Role.PREFILL).tier_page_s(Tier.DISK) == pytest.approx(4e-3)
+
+
+def test_a_source_that_was_quicker_than_predicted_makes_pulls_no_slower() -> None:
+    """Half of the answers came 20 ms before what their source would have needed, the others 20 ms after."""
+
+    def off_by(seconds: float, number: int) -> AnswerRecord:
+        usual = answer(number)
+        first_page_s = usual.instants[Instant.FIRST_PAGE] + seconds
+        return replace(usual, instants={**usual.instants, Instant.FIRST_PAGE: first_page_s})
+
+    answers = [off_by(0.02 if number % 2 else -0.02, number) for number in range(10)]
+    assert fitted(Log("a log", tuple(answers), WORKERS)).delays.pull_s == pytest.approx(0.002)
 
 
 def test_delays_are_what_predicted_work_does_not_explain() -> None:
