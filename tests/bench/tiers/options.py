@@ -49,7 +49,7 @@ class TiersOptions(Settings):
     def model_post_init(self, _context: Any) -> None:
         file_can_be_made("--json", self.json_path)
         if self.profile_s is not None and not self.simulate:
-            raise ConfigError("--profile-s changes nothing without --simulate", field="profile_s")
+            raise ConfigError("--profile changes nothing without --simulate", field="profile_s")
         unknown = [name for name in self.variants if name not in VARIANTS]
         if unknown or not self.variants:
             raise ConfigError(

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,6 +39,7 @@ from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.scheduler.batching import BatchBuilder, StepBuilder
 from twostroke.scheduler.cost import Budget, Queued, StepCost
 from twostroke.scheduler.scheduler import AdmittedSequence, Scheduler, SchedulerLimits
+from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.scheduler.step_target import StepTarget
 from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
@@ -48,9 +49,21 @@ from twostroke.worker.pulls.pages_service import CachedOnlyJob, PageJob, Request
 from twostroke.worker.role_host import Loop, Pulls
 from twostroke.worker.steps.sharing import Sharing
 from twostroke.worker.steps.work_loop import RoleHandlers as RoleActions
+from twostroke.worker.tiers.prefetch import Prefetch
 
 MAX_MODEL_LEN = 1 << 30
 """No trace's prompt is refused for its length alone."""
+
+
+class _NoPrefetch:
+    """A worker without tiers has nothing to prefetch."""
+
+    def begin_admission(self, waiting: Sequence[KnownSequence]) -> None: ...
+
+    def end_admission(self, running: int) -> None: ...
+
+    def stop(self) -> None: ...
+
 
 Follower = Callable[[EventBatch, control_pb2.Load], None]
 
@@ -182,6 +195,9 @@ class SimulatedHost:
         has_tiers = disk is not None or shape.tiers.host_bytes > 0
         self.tiers = SimulatedTiers(self, disk) if has_tiers else None
         self.loads = None if self.tiers is None else self.tiers.loads()
+        self.prefetch: Prefetch | _NoPrefetch = _NoPrefetch()
+        if self.tiers is not None and self.loads is not None:
+            self.prefetch = self.tiers.prefetch(self.loads)
         self._sessions = itertools.count(1)
         self._times = TokenTimes(fleet.requests, fleet.gaps)
         self._open: dict[RequestId, SimulatedRequest] = {}
@@ -391,6 +407,7 @@ class SimulatedHost:
         if done is not None:
             self.ran(done)
         self.is_dead = True
+        self.prefetch.stop()
         if self.loads is not None:
             self.loads.stop()
         self.end_streams()

@@ -6,7 +6,6 @@ It is slower than `SimulatedLoop`, which runs many equal steps at once, but shar
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -78,17 +77,6 @@ class WatchedRole:
         raise error
 
 
-class _NoPrefetch:
-    """A simulated worker prefetches nothing: its requests wait for what they need until they are admitted."""
-
-    def begin_admission(self, waiting: Sequence[KnownSequence]) -> None: ...
-
-    def end_admission(self, running: int) -> None: ...
-
-
-NO_PREFETCH = _NoPrefetch()
-
-
 class LiveLoop:
     def __init__(self, host: LoopHost, device: Device, sharing: Sharing, rates: Rates) -> None:
         self._host = host
@@ -130,7 +118,7 @@ class LiveLoop:
 
         vars(host.scheduler)["update"] = updated
         self._task = host.virtual_loop.create_task(
-            self._loop.run(WatchedRole(role, watch), watch.admitting, NO_PREFETCH)
+            self._loop.run(WatchedRole(role, watch), watch.admitting, watch.prefetch)
         )
 
     def stop(self) -> Flight | None:

@@ -23,7 +23,7 @@ from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
 from twostroke.scheduler.scheduler import AdmittedSequence, Emission, Scheduler
 from twostroke.worker.pulls.ordered_pull import OrderedPull
-from twostroke.worker.steps.work_loop import RoleHandlers
+from twostroke.worker.steps.work_loop import Prefetching, RoleHandlers
 
 TOKEN = 0
 """Whatever is sampled: nobody looks at it."""
@@ -171,6 +171,9 @@ def run_ahead(step: Step, times: int) -> tuple[Step, list[Emission]]:
 class StepWatch(Protocol):
     """What a simulated worker is told of its steps, besides its role."""
 
+    @property
+    def prefetch(self) -> Prefetching: ...
+
     def admitting(self, admission: AdmittedSequence, pull: OrderedPull | None) -> AdmittedSequence:
         """The admission as the role is told of it; `pull` is what its router ordered."""
 
@@ -252,9 +255,11 @@ class SimulatedLoop:
         scheduler, role, watch = self._scheduler, self._role, self._watch
         assert role is not None
         assert watch is not None
+        watch.prefetch.begin_admission(scheduler.next_waiting())
         admitted = scheduler.admit()
         for admission in admitted:
             role.admitted(watch.admitting(admission, role.ordered_pull(admission.sequence)))
+        watch.prefetch.end_admission(scheduler.running)
         role.planning()
         step = scheduler.plan(self.budget)
         preempted = scheduler.take_preempted()

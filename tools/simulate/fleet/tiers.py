@@ -1,8 +1,8 @@
 """The tiers below a simulated worker's pages: the live stores, budget and loads in virtual time, without any bytes.
 
 What is kept where is as in `twostroke.worker.tiers.page_tiers`: evicted pages go to host memory, or to disk within the
-budget of written bytes; reused ones go to disk. Loads are the live ones (`twostroke.worker.tiers.loads`). Simulated are
-the threads that read and the one that writes, which take their time page by page.
+budget of written bytes; reused ones go to disk. Loads and prefetch are the live ones (`twostroke.worker.tiers`).
+Simulated are the threads that read and the one that writes, which take their time page by page.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from twostroke.scheduler.cost import Queued
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.tiers.loads import TierLoads
 from twostroke.worker.tiers.page_tiers import MOST_STAGED, SECOND_SIGHT, STAGING_BYTES
+from twostroke.worker.tiers.prefetch import Prefetch
 from twostroke.worker.tiers.price import PageTime, ReadTimes
 from twostroke.worker.tiers.reader import THREADS, BusyThreads, MissingPage, PageRead, ReadJob, TierReaders
 
@@ -124,6 +125,7 @@ class SimulatedTiers:
         self._turned_off: Callable[[Tier], None] = lambda _: None
         self._readers = {tier: _readers(host.queue, tier, self) for tier in (Tier.HOST, Tier.DISK)}
         self.metrics = host.metrics.of_tiers()
+        self.host_window = NOWHERE
         if disk is not None:
             disk.mount(self)
             for block_hash in disk.store:
@@ -142,6 +144,12 @@ class SimulatedTiers:
             wake=host.wake,
             clock=lambda: host.queue.now_s,
         )
+
+    def prefetch(self, loads: TierLoads) -> Prefetch:
+        """Return the live prefetch over these tiers."""
+        host, tiers = self._host, self
+        unchecked: Any = tiers  # what prefetch uses of the live tiers is here
+        return Prefetch(unchecked, host.pool, loads, host.shape.block_size, compute_s=host.compute_s, wake=host.wake)
 
     def rates(self) -> Iterator[control_pb2.TierRate]:
         """Yield what a worker reports of each tier that it uses."""
@@ -227,8 +235,8 @@ class SimulatedTiers:
         self._host.use.loaded_tokens[tier] += self._host.shape.block_size
         if tier is Tier.DISK and self._disk is not None:
             self._disk.store.hit(block_hash)
-        elif self._store is not None and block_hash in self._store:
-            self._store.touch(block_hash)
+        else:
+            self.touch(block_hash)
 
     def missing_read(self, tier: Tier, read: PageRead[Any]) -> None:
         """A page had gone before it was read: its store has told of that already."""
@@ -242,6 +250,37 @@ class SimulatedTiers:
                 self.removed_from(Tier.DISK, block_hash)
             disk.store.forget_all()
             self._turned_off(Tier.DISK)
+
+    # What prefetch asks and tells
+
+    @property
+    def host_pages(self) -> int:
+        return 0 if self._store is None else self._store.pages
+
+    def touch(self, block_hash: BlockHash) -> None:
+        """Make a block the last one to leave host memory."""
+        if self._store is not None and block_hash in self._store:
+            self._store.touch(block_hash)
+
+    def take_host_page(self) -> PageId | None:
+        """Take a page of host memory; None if all are held."""
+        if self._store is None:
+            return None
+        victim = self._store.victim()
+        if victim is not None:
+            self._evict_from_host(self._store, victim)
+        return self._store.take()
+
+    def give_host_page_back(self, page: PageId) -> None:
+        if self._store is not None:
+            self._store.give_back(page)
+
+    def promoted(self, block_hash: BlockHash, parent: BlockHash, page: PageId) -> bool:
+        """Keep a block that was read into a page that was taken; return False if it is not to be kept there."""
+        if self._store is None or block_hash in self._store:
+            return False
+        self._kept(self._store, HostEntry(block_hash, parent, page, b"", self._host.queue.now_s))
+        return True
 
     # What is announced
 
@@ -258,19 +297,19 @@ class SimulatedTiers:
         if block_hash in store:
             store.touch(block_hash)
             return True
-        victim = store.victim()
-        if victim is not None:
-            self._evict_from_host(store, victim)
-        own = store.take()
+        own = self.take_host_page()
         if own is None:
             return False
-        entry = HostEntry(block_hash, parent, own, b"", self._host.queue.now_s)
-        store.put(entry)
-        self.stored_on(Tier.HOST, block_hash)
-        if self._disk is not None and self._may_write(self._disk, block_hash):
-            store.hold(entry)
-            self._disk.write(block_hash, functools.partial(store.release, entry))
+        self._kept(store, HostEntry(block_hash, parent, own, b"", self._host.queue.now_s))
         return True
+
+    def _kept(self, store: HostStore, entry: HostEntry) -> None:
+        """Announce a block that has come to host memory, and write it to disk from there."""
+        store.put(entry)
+        self.stored_on(Tier.HOST, entry.block_hash)
+        if self._disk is not None and self._may_write(self._disk, entry.block_hash):
+            store.hold(entry)
+            self._disk.write(entry.block_hash, functools.partial(store.release, entry))
 
     def _evict_from_host(self, store: HostStore, entry: HostEntry) -> None:
         if self._disk is not None and self._may_write(self._disk, entry.block_hash):

@@ -230,6 +230,16 @@ class PageTiers:
 
     # What prefetch asks
 
+    @property
+    def host_pages(self) -> int:
+        """Pages of the host tier; 0 where there is none."""
+        return 0 if self.host is None else self.host.store.pages
+
+    def touch(self, block_hash: BlockHash) -> None:
+        """Make a block the last one to leave host memory."""
+        if self.host is not None and block_hash in self.host.store:
+            self.host.store.touch(block_hash)
+
     def take_host_page(self) -> PageId | None:
         """Take a page of host memory for a block that comes up from disk; None if all are held."""
         if self.host is None:
@@ -289,8 +299,8 @@ class PageTiers:
         """A page came up and was of use."""
         if tier is Tier.DISK and self.disk is not None:
             self.disk.store.hit(block_hash)
-        elif self.host is not None and block_hash in self.host.store:
-            self.host.store.touch(block_hash)
+        else:
+            self.touch(block_hash)
 
     def adopted(self, found: Sequence[ScannedSegment], folder: SegmentFolder) -> int:
         """Take in and announce the pages of a dead worker; return how many are new here."""

@@ -134,14 +134,13 @@ class Prefetch:
     def _hold_in_host(self, waiting: _Waiting, block_hash: BlockHash) -> None:
         entry = self._tiers.place(Tier.HOST, block_hash)
         if entry is not None and self._host_room():
-            self._tiers.hit(Tier.HOST, block_hash)
+            self._tiers.touch(block_hash)
             waiting.releases.append(self._tiers.hold(Tier.HOST, [entry]))
             waiting.held += 1
 
     def _host_room(self) -> int:
         """Return how many more entries of the host tier may be held."""
-        host = self._tiers.host
-        return 0 if host is None else max(0, int(host.store.pages * HELD_SHARE) - self.held)
+        return max(0, int(self._tiers.host_pages * HELD_SHARE) - self.held)
 
     def _is_on_disk_alone(self, block_hash: BlockHash) -> bool:
         is_here = self._pool.find(block_hash) is not None or self._pool.is_coming(block_hash)

@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 
 from router.routing.policies import RECONSIDERING, policy_named
-from tests.unit.tools.simulate.fleet.fleets import BLOCK, SMALL, row, trace
+from tests.unit.tools.simulate.fleet.fleets import ALONE, BLOCK, SMALL, row, trace
 from tests.unit.tools.simulate.fleet.live_parts import LiveParts
 from tools.simulate.fleet.host import FastParts, Parts, SimulatedHost
 from tools.simulate.fleet.results import SimulatedRun, tier_hit_rate
 from tools.simulate.fleet.routing_adapter import RoutingAdapters
-from tools.simulate.fleet.shape import FleetShape, TierShape
+from tools.simulate.fleet.shape import Death, Faults, FleetShape, TierShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.fleet.steps import Flight
 from tools.simulate.traces.trace import Trace
-from twostroke.ids import BlockHash
+from twostroke.ids import BlockHash, WorkerId
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.scheduler import AdmittedSequence
 from twostroke.worker.pulls.ordered_pull import OrderedPull
+from twostroke.worker.tiers.metrics import TierMetrics
 
 History = dict[tuple[str, str], list[tuple[float, object]]]
 """Worker and kind of event -> what happened when."""
@@ -123,4 +124,21 @@ def test_both_load_from_tiers_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     tight = dataclasses.replace(SMALL, decode_pages=80, prefill_pages=60, tiers=tiers)
     run = check(requests(5, every_s=0.2), tight, "kv", monkeypatch)
     assert all(tier_hit_rate(run, tier) > 0.01 for tier in (Tier.HOST, Tier.DISK))
+    assert run.unequal_indexes == ()
+
+
+@pytest.mark.parametrize("host_bytes", [0, 40_000])
+def test_both_prefetch_alike_for_requests_that_wait(host_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sequence runs at once. The others' blocks come from disk meanwhile: to host memory, or without it to pages
+    that are free since the worker came back."""
+    prefetched: list[int] = []
+    monkeypatch.setattr(TierMetrics, "prefetched", lambda self, tier, pages: prefetched.append(pages))
+    tiers = TierShape(host_bytes=host_bytes, disk_bytes=2 << 20, host_page_s=0.0011, disk_page_s=0.0037)
+    death = Death(worker=WorkerId("decode-0"), at_s=30.0, back_at_s=31.0)
+    narrow = dataclasses.replace(ALONE, max_num_seqs=1, tiers=tiers, faults=Faults(deaths=(death,)))
+    rows = [row(at_s + 0.1 * chat, 300 + chat, 8, chat) for at_s in (0.0, 20.0, 40.0) for chat in range(6)]
+    run = check(trace(rows), narrow, "round-robin", monkeypatch)
+    count = len(prefetched)
+    assert count > 0
+    assert prefetched[: count // 2] == prefetched[count // 2 :], "the fast run's, then the live one's"
     assert run.unequal_indexes == ()
