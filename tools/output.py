@@ -45,6 +45,6 @@ def write_text(text: str, path: str | None) -> None:
         sys.stdout.write(text)
     else:
         try:
-            Path(path).write_text(text, encoding="utf-8")
+            Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files are any bytes
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

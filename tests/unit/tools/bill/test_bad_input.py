@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,14 @@ def test_a_bad_log_is_refused_by_its_line(
     log = tmp_path / "requests.log"
     log.write_bytes(content)
     refused(["--model", PACED, "--log", str(log)], said, capsys)
+
+
+@pytest.mark.parametrize("name", [b"<script>alert(1)<", b"\xff\xfe.log", b"[red]x[blue]"])
+def test_a_log_may_have_any_name(name: bytes, tmp_path: Path) -> None:
+    log, page = tmp_path / os.fsdecode(name), tmp_path / "bill.html"
+    log.write_text(line_of(ANSWER))
+    assert main(["bill", "--model", PACED, "--log", str(log), "--html", str(page)]) == 0
+    assert "<script" not in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("config", "said"), BAD_CONFIGS)
