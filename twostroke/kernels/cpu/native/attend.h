@@ -1,22 +1,10 @@
-// Attention of one step and layer over pages of one form: threads take tasks, then merge what was computed in pieces.
+// Attention of one step and layer over pages whose numbers are elements, or bytes with a scale per token and head.
 
 #pragma once
 
-#include <memory>
-
-#include "plan.h"
-#include "rows.h"
+#include "attend_tasks.h"
 
 namespace twostroke {
-
-// Floats of this thread, kept between calls, on a line of their own, not cleared.
-inline float *scratch(size_t count) {
-    static thread_local std::vector<float> memory;
-    constexpr size_t LINE = 64;
-    if (memory.size() < count + LINE) memory.resize(count + LINE);
-    const auto address = reinterpret_cast<uintptr_t>(memory.data());
-    return memory.data() + (LINE - address % LINE) % LINE / sizeof(float);
-}
 
 // What one task works in: what each row may see, the queries and sums of each head, the sums of a split, and pieces that
 // are copied.
@@ -68,46 +56,28 @@ struct Portion {
 };
 
 template <class Math>
-class Attention {
+class Attention : public AttentionTasks<Math> {
   public:
-    Attention(const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out)
-        : step_(step), shape_(step), pool_((const char *)step.pool + layer * step.layer_stride), q_(q),
-          q_stride_(q_stride), out_(out) {}
-
-    void run(Team *team) {
-        const Plan plan = plan_tasks(step_, team ? std::max(1, team->threads_now()) : 1);
-        partial_.reset(new float[size_t(Sums::floats(plan.sums, shape_.lanes))]);  // each is cleared by who needs it
-        const std::vector<Task> &tasks = plan.tasks;
-        run_tasks(team, tasks.size(), [&](size_t i, size_t next) {
-            compute(tasks[i], next < tasks.size() ? &tasks[next] : nullptr);
-        });
-        if (!plan.merges.empty()) run_tasks(team, plan.merges.size(), [&](size_t i, size_t) { merge(plan.merges[i]); });
-    }
+    using Tasks = AttentionTasks<Math>;
+    using Tasks::Tasks;
 
   private:
+    using Tasks::step_, Tasks::shape_, Tasks::pool_, Tasks::partial;
     using T = typename Math::Element;
     using Word = typename Math::Word;
     using Head = typename Workspace<Math>::Head;
-
-    Sums partial(const Task &task, int64_t split, int rows) const {
-        return Sums::in(partial_.get() + Sums::floats(task.first_sum + split * rows, shape_.lanes), rows, shape_.lanes);
-    }
 
     // Pages of plain rows are brought into pieces first; of others only the values of a last piece that is not full.
     Workspace<Math> workspace(const Task &task) const {
         return {shape_, task, has_pieces(step_.block) ? 1 : 2 * PIECES};
     }
 
-    // What is read behind this task's is most likely `upcoming`'s.
-    void compute(const Task &task, const Task *upcoming) {
+    void compute(const Task &task, const Task *upcoming) const override {
         Workspace<Math> space = workspace(task);
-        for (int row = 0; row < space.rows; row++)
-            space.limits[row] = step_.positions[task.first_token + row / shape_.groups] + 1;
+        this->find_limits(task, space.limits);
         for (size_t h = 0; h < space.heads.size(); h++) {
-            with_dtype(step_.dtype, [&](auto type) {
-                load_queries(shape_, (const decltype(type) *)q_, q_stride_, task.first_token,
-                             task.first_head + int64_t(h), space.rows, space.heads[h].queries);
-            });
+            this->template load_queries<Math>(task, task.first_head + int64_t(h), space.heads[h].queries,
+                                              shape_.row_floats);
             space.heads[h].total.clear(space.rows, shape_.lanes);
         }
         Fetch fetch;
@@ -120,7 +90,7 @@ class Attention {
         }
         if (!task.is_partial)
             for (size_t h = 0; h < space.heads.size(); h++)
-                finish(task, task.first_head + int64_t(h), space.heads[h].total);
+                this->finish(task, task.first_head + int64_t(h), space.heads[h].total);
     }
 
     void sum_up_portion(const Portion &portion, Workspace<Math> &space, Fetch &fetch) const {
@@ -129,7 +99,7 @@ class Attention {
         for (int64_t h = 0; h < portion.heads; h++) {
             const Head &head = space.heads[size_t(portion.first_head + h)];
             split.of[h].queries = head.queries;
-            split.of[h].sums = task.is_partial ? partial(task, portion.split, space.rows) : head.split;
+            split.of[h].sums = task.is_partial ? partial(task, portion.split) : head.split;
             look(task, task.first_head + portion.first_head + h, portion.place, head, split.of[h]);
         }
         if constexpr (Math::IS_SCALED) {
@@ -144,22 +114,6 @@ class Attention {
             const Head &head = space.heads[size_t(portion.first_head + h)];
             head.total.merge(head.split, space.rows, shape_.lanes);
         }
-    }
-
-    void merge(const Task &task) {
-        Workspace<Math> space = workspace(task);
-        const Sums &total = space.heads[0].total;
-        total.clear(space.rows, shape_.lanes);
-        for (int64_t split = 0; split < task.splits; split++)
-            total.merge(partial(task, split, space.rows), space.rows, shape_.lanes);
-        finish(task, task.first_head, total);
-    }
-
-    void finish(const Task &task, int64_t kv_head, const Sums &sums) {
-        with_dtype(step_.dtype, [&](auto type) {
-            write_out(shape_, step_, sums, int(task.tokens) * shape_.groups, task.first_token, kv_head,
-                      (decltype(type) *)out_);
-        });
     }
 
     // Nothing where there is no task. With few rows several heads' keys and values are read in the order of the page;
@@ -223,7 +177,7 @@ class Attention {
         const int some = Math::IS_SCALED ? 0 : place.count % PIECE;  // a scale of zero hides a value, if it is a number
         if (some) {
             const int last = place.count / PIECE;
-            copy_values((const T *)(values + place.offsets[last]), some, head.copied);
+            copy_values((const T *)(values + place.offsets[last]), some, shape_.dim, head.copied);
             of.values[last] = (const Word *)head.copied;
         }
     }
@@ -281,15 +235,6 @@ class Attention {
         }
     }
 
-    // The first `count` values of a piece, and zeros behind them.
-    void copy_values(const T *piece, int count, T *copy) const {
-        constexpr int N = PER_WORD<T>;
-        const int64_t whole = count / N * N * shape_.dim;
-        std::memcpy(copy, piece, size_t(whole) * sizeof(T));
-        std::memset(copy + whole, 0, size_t(PIECE * shape_.dim - whole) * sizeof(T));
-        for (int64_t i = 0; i < shape_.dim && count % N; i++) copy[whole + i * N] = piece[whole + i * N];
-    }
-
     // Rows of pages without pieces, as pieces.
     void gather(const Task &task, const char *keys, const Place &place, T *copied, HeadSplit<Math> &of) const {
         const int64_t piece_size = PIECE * shape_.dim;
@@ -304,14 +249,6 @@ class Attention {
             }
         }
     }
-
-    const AttentionStep &step_;
-    const Shape<Math> shape_;
-    const char *pool_;  // from the layer's keys on
-    const void *q_;
-    const int64_t q_stride_;
-    void *out_;
-    std::unique_ptr<float[]> partial_;  // sums of splits that are computed apart
 };
 
 }  // namespace twostroke

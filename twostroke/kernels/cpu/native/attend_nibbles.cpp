@@ -6,7 +6,7 @@
 
 #include "attend_nibbles.h"
 
-#include "attend.h"
+#include "attend_tasks.h"
 #include "nibbles.h"
 
 namespace twostroke {
@@ -181,14 +181,11 @@ struct NibbleWeights {
     float base[ROWS][MAX_GROUPS];  // sums of weights times centers
 };
 
-// `weigh` of rows.h, with the scales and centers of values.
+// What `weigh` of rows.h does, with the scales and centers of values.
 template <class Numbers, int ROWS>
 float weigh_nibbles(const NibbleSpace<Numbers> &space, float *scores, int row, int columns, float scale, int groups,
                     NibbleWeights<ROWS> &weights, float *sum) {
-    simd::F highest = simd::max(simd::load(scores), simd::load(scores + simd::W));
-    for (int c = 2 * simd::W; c < columns; c += 2 * simd::W)
-        highest = simd::max(highest, simd::max(simd::load(scores + c), simd::load(scores + c + simd::W)));
-    const float peak = std::max(LOWEST, simd::reduce_max(highest) * scale);
+    const float peak = peak_of(scores, columns, scale);
     const simd::F less = simd::set1(-peak), by = simd::set1(scale);
     simd::F total = simd::zero(), centers[MAX_GROUPS];
     for (int g = 0; g < groups; g++) centers[g] = simd::zero();
@@ -242,41 +239,30 @@ void multiply_nibble_values(const NibbleWeights<ROWS> &weights, const NibbleSpli
 }
 
 template <class Numbers>
-class NibbleAttention {
+class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
   public:
-    NibbleAttention(const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out)
-        : step_(step), shape_(step), pool_((const char *)step.pool + layer * step.layer_stride),
-          exact_((const char *)step.exact_pool + layer * step.exact_layer_stride), q_(q), q_stride_(q_stride),
-          out_(out) {}
+    using Tasks = AttentionTasks<typename Numbers::Exact>;
 
-    void run(Team *team) {
-        const Plan plan = plan_tasks(step_, team ? std::max(1, team->threads_now()) : 1);
-        partial_.reset(new float[size_t(Sums::floats(plan.sums, shape_.lanes))]);
-        const std::vector<Task> &tasks = plan.tasks;
-        run_tasks(team, tasks.size(), [&](size_t i, size_t next) {
-            compute(tasks[i], next < tasks.size() ? &tasks[next] : nullptr);
-        });
-        if (!plan.merges.empty()) run_tasks(team, plan.merges.size(), [&](size_t i, size_t) { merge(plan.merges[i]); });
-    }
+    NibbleAttention(const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out)
+        : Tasks(step, layer, q, q_stride, out),
+          exact_((const char *)step.exact_pool + layer * step.exact_layer_stride) {}
 
   private:
+    using Tasks::step_, Tasks::shape_, Tasks::pool_, Tasks::partial;
     using Exact = typename Numbers::Exact;
     using T = typename Exact::Element;
     using Space = NibbleSpace<Numbers>;
     using Head = typename Space::Head;
 
-    Sums partial(const Task &task, int64_t split, int rows) const {
-        return Sums::in(partial_.get() + Sums::floats(task.first_sum + split * rows, shape_.lanes), rows, shape_.lanes);
-    }
-
-    // What is read behind this task's is most likely `upcoming`'s.
-    void compute(const Task &task, const Task *upcoming) {
+    void compute(const Task &task, const Task *upcoming) const override {
         Space space(shape_, task);
-        for (int row = 0; row < space.rows; row++)
-            space.limits[row] = step_.positions[task.first_token + row / shape_.groups] + 1;
+        this->find_limits(task, space.limits);
         for (int64_t h = 0; h < task.heads; h++) {
-            load(task, task.first_head + h, space, space.heads[size_t(h)]);
-            space.heads[size_t(h)].total.clear(space.rows, shape_.lanes);
+            const Head &head = space.heads[size_t(h)];
+            std::fill(head.queries, head.queries + space.rows * space.lanes, 0.0f);
+            this->template load_queries<FloatMath<float>>(task, task.first_head + h, head.queries, space.lanes);
+            this->template load_queries<Exact>(task, task.first_head + h, head.exact_queries, space.exact_floats);
+            head.total.clear(space.rows, shape_.lanes);
         }
         for (int64_t s = 0; s < task.splits; s++) {
             NibbleSplit next;
@@ -286,46 +272,14 @@ class NibbleAttention {
                 next = split_of(*upcoming, upcoming->first_head, 0);
             NibbleFetch fetch(next.heads, next.stored(), task.heads * step_.head_stride);
             for (int64_t h = 0; h < task.heads; h++) {
-                const Sums sums = task.is_partial ? partial(task, s, space.rows) : space.split;
+                const Sums sums = task.is_partial ? partial(task, s) : space.split;
                 const Head &head = space.heads[size_t(h)];
                 sum_up_split(split_of(task, task.first_head + h, s), space, head, sums, fetch);
                 if (!task.is_partial) head.total.merge(sums, space.rows, shape_.lanes);
             }
         }
         for (int64_t h = 0; h < task.heads && !task.is_partial; h++)
-            finish(task, task.first_head + h, space.heads[size_t(h)].total);
-    }
-
-    void merge(const Task &task) {
-        const Space space(shape_, task);
-        const Sums &total = space.heads[0].total;
-        total.clear(space.rows, shape_.lanes);
-        for (int64_t split = 0; split < task.splits; split++)
-            total.merge(partial(task, split, space.rows), space.rows, shape_.lanes);
-        finish(task, task.first_head, total);
-    }
-
-    void finish(const Task &task, int64_t kv_head, const Sums &sums) {
-        with_dtype(step_.dtype, [&](auto type) {
-            write_out(shape_, step_, sums, int(task.tokens) * shape_.groups, task.first_token, kv_head,
-                      (decltype(type) *)out_);
-        });
-    }
-
-    // Queries as floats, zeros behind them, and as the exact block multiplies them.
-    void load(const Task &task, int64_t head, const Space &space, const Head &to) const {
-        with_dtype(step_.dtype, [&](auto type) {
-            using Q = decltype(type);
-            for (int row = 0; row < space.rows; row++) {
-                const int64_t token = task.first_token + row / shape_.groups;
-                const Q *from =
-                    (const Q *)q_ + token * q_stride_ + (head * shape_.groups + row % shape_.groups) * shape_.dim;
-                float *query = to.queries + row * space.lanes;
-                for (int at = 0; at < space.lanes; at += simd::W) simd::store(query + at, simd::zero());
-                FloatMath<float>::load_row(from, shape_.dim, query);
-                Exact::load_row(from, shape_.dim, to.exact_queries + row * space.exact_floats);
-            }
-        });
+            this->finish(task, task.first_head + h, space.heads[size_t(h)].total);
     }
 
     const char *head_of(const Task &task, int64_t head, int64_t piece) const {
@@ -351,16 +305,9 @@ class NibbleAttention {
     void sum_up_split(const NibbleSplit &split, Space &space, const Head &head, const Sums &sums,
                       NibbleFetch &fetch) const {
         look_at_values(split, space);
-        for (int row = 0; row < space.rows; row += MAX_ROWS) {
-            switch (std::min(MAX_ROWS, space.rows - row)) {
-                case 1: sum_up_rows<1>(split, space, head, row, sums, fetch); break;
-                case 2: sum_up_rows<2>(split, space, head, row, sums, fetch); break;
-                case 3: sum_up_rows<3>(split, space, head, row, sums, fetch); break;
-                case 4: sum_up_rows<4>(split, space, head, row, sums, fetch); break;
-                case 5: sum_up_rows<5>(split, space, head, row, sums, fetch); break;
-                case 6: sum_up_rows<6>(split, space, head, row, sums, fetch); break;
-            }
-        }
+        by_rows(space.rows, [&](int row, auto rows) {
+            sum_up_rows<decltype(rows)::value>(split, space, head, row, sums, fetch);
+        });
     }
 
     // Scales and centers of the stored blocks' values, zeros behind them; the exact block's values, zeros behind them.
@@ -379,13 +326,7 @@ class NibbleAttention {
             std::fill(centers + stored * PIECE, centers + SPLIT, 0.0f);
         }
         if (split.own >= PIECES) return;
-        const int count = split.count - split.own * PIECE;
-        constexpr int N = PER_WORD<T>;
-        const T *from = (const T *)split.exact_values;
-        const int64_t whole = int64_t(count) / N * N * shape_.dim;
-        std::memcpy(space.values, from, size_t(whole) * sizeof(T));
-        std::memset(space.values + whole, 0, size_t(PIECE * shape_.dim - whole) * sizeof(T));
-        for (int64_t d = 0; d < shape_.dim && count % N; d++) space.values[whole + d * N] = from[whole + d * N];
+        copy_values((const T *)split.exact_values, split.count - split.own * PIECE, shape_.dim, space.values);
     }
 
     template <int ROWS>
@@ -441,13 +382,7 @@ class NibbleAttention {
                                    split.own * VECTORS_PER_PIECE, VECTORS_PER_PIECE, nothing, scores);
     }
 
-    const AttentionStep &step_;
-    const Shape<Exact> shape_;
-    const char *pool_, *exact_;  // from the layer's first head on
-    const void *q_;
-    const int64_t q_stride_;
-    void *out_;
-    std::unique_ptr<float[]> partial_;  // sums of splits that are computed apart
+    const char *const exact_;  // from the layer's first head on
 };
 
 }  // namespace

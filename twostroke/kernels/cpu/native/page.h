@@ -47,4 +47,14 @@ void put_value(const T *row, int64_t dim, int64_t token, T *piece) {
     for (int64_t d = 0; d < dim; d++) to[d * N] = row[d];
 }
 
+// The first `count` values of a piece, and zeros behind them.
+template <class T>
+void copy_values(const T *piece, int count, int64_t dim, T *copy) {
+    constexpr int N = PER_WORD<T>;
+    const int64_t whole = count / N * N * dim;
+    std::memcpy(copy, piece, size_t(whole) * sizeof(T));
+    std::memset(copy + whole, 0, size_t(PIECE * dim - whole) * sizeof(T));
+    for (int64_t d = 0; d < dim && count % N; d++) copy[whole + d * N] = piece[whole + d * N];
+}
+
 }  // namespace twostroke

@@ -66,17 +66,6 @@ struct Shape {
           groups(int(step.heads / step.kv_heads)) {}
 };
 
-// Query rows of one kv head, side by side: `rows` [tokens, groups], each of `row_floats`.
-template <class Math, class Q>
-void load_queries(const Shape<Math> &shape, const Q *q, int64_t q_stride, int64_t first_token, int64_t kv_head,
-                  int rows, float *queries) {
-    for (int row = 0; row < rows; row++) {
-        const int64_t token = first_token + row / shape.groups;
-        const Q *from = q + token * q_stride + (kv_head * shape.groups + row % shape.groups) * shape.dim;
-        Math::load_row(from, shape.dim, queries + row * shape.row_floats);
-    }
-}
-
 // A row's scores of tokens that it must not see become -infinity.
 inline void hide(float *scores, int visible, int columns) {
     for (int c = visible / simd::W * simd::W; c < columns; c += simd::W)
@@ -97,14 +86,19 @@ inline void multiply_scores(float *scores, const Scales &key_scales, int columns
         simd::store(scores + c, simd::mul(simd::load(scores + c), scales_of(key_scales, c)));
 }
 
+// The highest score of a row, scaled, from which its weights are counted.
+inline float peak_of(const float *scores, int columns, float scale) {
+    simd::F highest = simd::max(simd::load(scores), simd::load(scores + simd::W));
+    for (int c = 2 * simd::W; c < columns; c += 2 * simd::W)
+        highest = simd::max(highest, simd::max(simd::load(scores + c), simd::load(scores + c + simd::W)));
+    return std::max(LOWEST, simd::reduce_max(highest) * scale);
+}
+
 // Turns the scores of a row, in place, into weights under their highest, which is returned scaled; adds the weights up in
 // `sum`. Each weight then takes on the scale of its token's value, if there are scales.
 template <class Math>
 float weigh(float *scores, int columns, float scale, const Scales &value_scales, float *sum) {
-    simd::F highest = simd::max(simd::load(scores), simd::load(scores + simd::W));
-    for (int c = 2 * simd::W; c < columns; c += 2 * simd::W)
-        highest = simd::max(highest, simd::max(simd::load(scores + c), simd::load(scores + c + simd::W)));
-    const float peak = std::max(LOWEST, simd::reduce_max(highest) * scale);
+    const float peak = peak_of(scores, columns, scale);
     const simd::F base = simd::set1(-peak), by = simd::set1(scale);
     simd::F total = simd::zero();
     for (int c = 0; c < columns; c += 2 * simd::W) {
@@ -141,6 +135,21 @@ struct Split {
     HeadSplit<Math> of[MOST_HEADS];
 };
 
+// f(first row, how many of them) for all `count`, as many at once as a product takes; how many is a constant of f's.
+template <class F>
+inline void by_rows(int count, F f) {
+    for (int row = 0; row < count; row += MAX_ROWS) {
+        switch (std::min(MAX_ROWS, count - row)) {
+            case 1: f(row, std::integral_constant<int, 1>()); break;
+            case 2: f(row, std::integral_constant<int, 2>()); break;
+            case 3: f(row, std::integral_constant<int, 3>()); break;
+            case 4: f(row, std::integral_constant<int, 4>()); break;
+            case 5: f(row, std::integral_constant<int, 5>()); break;
+            case 6: f(row, std::integral_constant<int, 6>()); break;
+        }
+    }
+}
+
 // Sums of ROWS rows from `row` on over one split. Keys, then values, are read in the order in which pages hold them.
 template <class Math, int ROWS>
 void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, float scale, Fetch &fetch) {
@@ -175,16 +184,9 @@ void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, float s
 // The same for any number of rows.
 template <class Math>
 void sum_up(const Shape<Math> &shape, const Split<Math> &split, float scale, Fetch &fetch) {
-    for (int row = 0; row < split.rows; row += MAX_ROWS) {
-        switch (std::min(MAX_ROWS, split.rows - row)) {
-            case 1: sum_up<Math, 1>(shape, split, row, scale, fetch); break;
-            case 2: sum_up<Math, 2>(shape, split, row, scale, fetch); break;
-            case 3: sum_up<Math, 3>(shape, split, row, scale, fetch); break;
-            case 4: sum_up<Math, 4>(shape, split, row, scale, fetch); break;
-            case 5: sum_up<Math, 5>(shape, split, row, scale, fetch); break;
-            case 6: sum_up<Math, 6>(shape, split, row, scale, fetch); break;
-        }
-    }
+    by_rows(split.rows, [&](int row, auto rows) {
+        sum_up<Math, decltype(rows)::value>(shape, split, row, scale, fetch);
+    });
 }
 
 // The finished rows, back in the order of the output.

@@ -1,0 +1,97 @@
+// The tasks of one step and layer, whatever the form of the pages: threads take them, then merge what was computed in
+// pieces.
+
+#pragma once
+
+#include <memory>
+
+#include "plan.h"
+#include "rows.h"
+
+namespace twostroke {
+
+// Floats of this thread, kept between calls, on a line of their own, not cleared.
+inline float *scratch(size_t count) {
+    static thread_local std::vector<float> memory;
+    if (memory.size() < count + LINE) memory.resize(count + LINE);
+    const auto address = reinterpret_cast<uintptr_t>(memory.data());
+    return memory.data() + (LINE - address % LINE) % LINE / sizeof(float);
+}
+
+// `Math` says how rows are multiplied and what their sums look like.
+template <class Math>
+class AttentionTasks {
+  public:
+    AttentionTasks(const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out)
+        : step_(step), shape_(step), pool_((const char *)step.pool + layer * step.layer_stride), q_(q),
+          q_stride_(q_stride), out_(out) {}
+    virtual ~AttentionTasks() = default;
+
+    void run(Team *team) {
+        const Plan plan = plan_tasks(step_, team ? std::max(1, team->threads_now()) : 1);
+        partial_.reset(new float[size_t(Sums::floats(plan.sums, shape_.lanes))]);  // each is cleared by who needs it
+        const std::vector<Task> &tasks = plan.tasks;
+        run_tasks(team, tasks.size(), [&](size_t i, size_t next) {
+            compute(tasks[i], next < tasks.size() ? &tasks[next] : nullptr);
+        });
+        if (!plan.merges.empty()) run_tasks(team, plan.merges.size(), [&](size_t i, size_t) { merge(plan.merges[i]); });
+    }
+
+  protected:
+    // Sums up every split of the task: a partial one's into `partial`, else all of them, to be finished. What is read
+    // behind this task's is most likely `upcoming`'s.
+    virtual void compute(const Task &task, const Task *upcoming) const = 0;
+
+    int rows_of(const Task &task) const { return int(task.tokens) * shape_.groups; }
+
+    Sums partial(const Task &task, int64_t split) const {
+        const int64_t rows = rows_of(task);
+        return Sums::in(partial_.get() + Sums::floats(task.first_sum + split * rows, shape_.lanes), rows, shape_.lanes);
+    }
+
+    // For each row, how many tokens it attends to.
+    void find_limits(const Task &task, int32_t *limits) const {
+        for (int row = 0; row < rows_of(task); row++)
+            limits[row] = step_.positions[task.first_token + row / shape_.groups] + 1;
+    }
+
+    // One head's query rows as `RowMath` multiplies them, `stride` floats apart.
+    template <class RowMath>
+    void load_queries(const Task &task, int64_t kv_head, float *queries, int stride) const {
+        with_dtype(step_.dtype, [&](auto type) {
+            using Q = decltype(type);
+            for (int row = 0; row < rows_of(task); row++) {
+                const int64_t token = task.first_token + row / shape_.groups;
+                const int64_t head = kv_head * shape_.groups + row % shape_.groups;
+                RowMath::load_row((const Q *)q_ + token * q_stride_ + head * shape_.dim, shape_.dim,
+                                  queries + row * stride);
+            }
+        });
+    }
+
+    void finish(const Task &task, int64_t kv_head, const Sums &sums) const {
+        with_dtype(step_.dtype, [&](auto type) {
+            write_out(shape_, step_, sums, rows_of(task), task.first_token, kv_head, (decltype(type) *)out_);
+        });
+    }
+
+    const AttentionStep &step_;
+    const Shape<Math> shape_;
+    const char *const pool_;  // from the layer's first head on
+
+  private:
+    void merge(const Task &task) const {
+        const int rows = rows_of(task);
+        const Sums total = Sums::in(scratch(size_t(Sums::floats(rows, shape_.lanes))), rows, shape_.lanes);
+        total.clear(rows, shape_.lanes);
+        for (int64_t split = 0; split < task.splits; split++) total.merge(partial(task, split), rows, shape_.lanes);
+        finish(task, task.first_head, total);
+    }
+
+    const void *const q_;
+    const int64_t q_stride_;
+    void *const out_;
+    std::unique_ptr<float[]> partial_;  // sums of splits that are computed apart
+};
+
+}  // namespace twostroke
