@@ -117,6 +117,35 @@ def share_of(context, splits, KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr):
 
 
 @triton.jit
+def weighed(best, total, scores):
+    """Weights of another tile's scores (base 2) under the highest so far, which follows with the sum of weights.
+
+    The last is what sums under the previous highest are multiplied by.
+    """
+    higher = tl.maximum(best, tl.max(scores, 1))
+    pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may have seen nothing yet
+    decay = tl.exp2(best - pivot)
+    weight = tl.exp2(scores - pivot[:, None])
+    return weight, higher, total * decay + tl.sum(weight, 1), decay
+
+
+@triton.jit
+def store_share(
+    out_at, partials, weights, part, acc, best, total, asked, d, inside, DIM: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """Write a share that is the whole context into out; else aside with the logarithm (base 2) of each row's weight."""
+    divisor = tl.where(total > 0, total, 1.0)  # 0 where nothing was seen: the result is 0, its weight none
+    acc = acc / divisor[:, None]
+    mask = asked[:, None] & inside[None, :]
+    if WHOLE:
+        tl.store(out_at, acc.to(out_at.dtype.element_ty), mask=mask)
+    else:
+        # partials: part, d
+        tl.store(partials + part[:, None] * DIM + d[None, :], acc, mask=mask)
+        tl.store(weights + part, best + tl.log2(divisor), mask=asked)
+
+
+@triton.jit
 def walk_share(
     query, keys_base, scales_base, table, last, d, inside, begin, end, page_stride, scale_log2,
     VALUES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
@@ -145,18 +174,13 @@ def walk_share(
         if KIND != 0:
             scores *= tl.load(scale_at, mask=valid, other=0.0)[None, :]
         scores = tl.where(valid[None, :] & (at[None, :] <= last[:, None]), scores, float("-inf"))
-        higher = tl.maximum(best, tl.max(scores, 1))
-        pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see nothing of this share
-        decay = tl.exp2(best - pivot)
-        weight = tl.exp2(scores - pivot[:, None])
-        total = total * decay + tl.sum(weight, 1)
+        weight, best, total, decay = weighed(best, total, scores)
         # V: as K, all heads of K further
         values = decoded(tl.load(key_at + VALUES, mask=mask, other=0), KIND)
         if KIND != 0:
             values *= tl.load(scale_at + VALUES // 4, mask=valid, other=0.0)[:, None]
         values = values.to(query.dtype)
         acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
-        best = higher
     return acc, best, total
 
 
@@ -203,17 +227,11 @@ def decode_kernel(
         query, keys_base, scales_base, table, last, d, inside, begin, end, page_stride, scale_log2,
         VALUES, DIM, BLOCK, KEYS, PACKED_PAD, DIM_PAD, KIND,
     )  # fmt: skip
-    divisor = tl.where(total > 0, total, 1.0)  # 0 where nothing was seen: the result is 0, its weight none
-    acc = acc / divisor[:, None]
-    if WHOLE:
-        # out: row, head, d
-        out_at = out + (query_row * out_stride + head * DIM)[:, None] + d[None, :]
-        tl.store(out_at, acc.to(out.dtype.element_ty), mask=asked[:, None] & inside[None, :])
-    else:
-        # partials: span, kv head, slot, split, d; weights alike without d
-        part = ((span * KV_HEADS + kv_head).to(tl.int64) * packed + slot) * splits + split
-        tl.store(partials + part[:, None] * DIM + d[None, :], acc, mask=asked[:, None] & inside[None, :])
-        tl.store(weights + part, best + tl.log2(divisor), mask=asked)
+    # out: row, head, d
+    out_at = out + (query_row * out_stride + head * DIM)[:, None] + d[None, :]
+    # parts: span, kv head, slot, split
+    part = ((span * KV_HEADS + kv_head).to(tl.int64) * packed + slot) * splits + split
+    store_share(out_at, partials, weights, part, acc, best, total, asked, d, inside, DIM, WHOLE)
 
 
 @triton.jit(do_not_specialize=["packed", "splits"], do_not_specialize_on_alignment=["fields"])

@@ -16,7 +16,15 @@ import triton.language as tl
 from twostroke.kernels.nibble_pool import BLOCK, NibblePool
 from twostroke.kernels.spans import Spans
 from twostroke.kernels.triton.checks import check_heads, check_spans
-from twostroke.kernels.triton.decode import LOG2_E, MERGE_CHUNK, DecodePlan, merge_kernel, share_of
+from twostroke.kernels.triton.decode import (
+    LOG2_E,
+    MERGE_CHUNK,
+    DecodePlan,
+    merge_kernel,
+    share_of,
+    store_share,
+    weighed,
+)
 from twostroke.kernels.triton.nibbles import dims_of, exact_arguments, stored_keys, stored_values
 
 LEAST_ROWS: Final = 16
@@ -67,13 +75,9 @@ def nibble_attention(
 @triton.jit
 def absorbed(acc, best, total, scores, values):
     """Sum of weighted values, highest score (base 2) and sum of weights, with those of another tile."""
-    higher = tl.maximum(best, tl.max(scores, 1))
-    pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may have seen nothing yet
-    decay = tl.exp2(best - pivot)
-    weight = tl.exp2(scores - pivot[:, None])
-    total = total * decay + tl.sum(weight, 1)
+    weight, best, total, decay = weighed(best, total, scores)
     acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
-    return acc, higher, total
+    return acc, best, total
 
 
 @triton.jit
@@ -179,14 +183,8 @@ def nibble_kernel(
         begin, tl.minimum(end, tl.maximum(context - 1, 0) // 16 * 16), page_stride, scale_log2,
         DIM, DIM_PAD, WIDTH, KEYS,
     )  # fmt: skip
-    divisor = tl.where(total > 0, total, 1.0)  # 0 where nothing was seen: the result is 0, its weight none
-    acc = acc / divisor[:, None]
-    if WHOLE:
-        # out: row, head, d
-        out_at = out + (query_row * out_stride + head * DIM)[:, None] + d[None, :]
-        tl.store(out_at, acc.to(out.dtype.element_ty), mask=asked[:, None] & inside[None, :])
-    else:
-        # partials: span, kv head, slot, split, d; weights alike without d
-        part = ((span * KV_HEADS + kv_head).to(tl.int64) * packed + slot) * splits + split
-        tl.store(partials + part[:, None] * DIM + d[None, :], acc, mask=asked[:, None] & inside[None, :])
-        tl.store(weights + part, best + tl.log2(divisor), mask=asked)
+    # out: row, head, d
+    out_at = out + (query_row * out_stride + head * DIM)[:, None] + d[None, :]
+    # parts: span, kv head, slot, split
+    part = ((span * KV_HEADS + kv_head).to(tl.int64) * packed + slot) * splits + split
+    store_share(out_at, partials, weights, part, acc, best, total, asked, d, inside, DIM, WHOLE)
