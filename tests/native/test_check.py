@@ -28,7 +28,8 @@ def complaints(
     is_whole: bool = True,
 ) -> str:
     """Build the check with the sources in `native` and run it; what it prints is what is wrong."""
-    files = [HERE / "check.cpp", *(native / f"{name}.cpp" for name in (SOURCES if is_whole else PRODUCTS))]
+    checks = [HERE / "check.cpp", *([HERE / "check_attention.cpp"] if is_whole else [])]
+    files = [*checks, *(native / f"{name}.cpp" for name in (SOURCES if is_whole else PRODUCTS))]
     parts = () if is_whole else ("-DONLY_PRODUCTS",)
     command = [compiler, *OPTIONS, *parts, f"-I{native}", *options, *map(str, files), "-o", str(built)]
     subprocess.run(command, check=True)
@@ -132,3 +133,11 @@ def test_the_check_notices_tokens_that_see_what_comes_after_them(tmp_path: Path)
     wrong = with_change(tmp_path, "rows.h", limit, "split.count")
     told = complaints("g++", "-O0", built=tmp_path / "check", native=wrong)
     assert "attention" in told
+
+
+def test_the_check_notices_values_of_four_bits_without_their_centers(tmp_path: Path) -> None:
+    need("g++")
+    wrong = with_change(tmp_path, "attend_nibbles.cpp", "simd::add(sums[r][v], base)", "sums[r][v]")
+    told = complaints("g++", "-O0", built=tmp_path / "check", native=wrong)
+    assert told
+    assert all("form 6: not what loops give" in line for line in told.splitlines())
