@@ -17,12 +17,12 @@ from typing import Any
 from cluster.flags.checks import field_of, positive
 from cluster.scaling.capacity import LatencyTargets, prefill_workers_busy
 from tools.output import write_json
-from tools.simulate.demand import capacity_of, load_of
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.options import LinkedFleetFlags, Output, RequestSource, numbers
-from tools.simulate.report import percent, seconds
+from tools.simulate.planning.demand import capacity_of, load_of
+from tools.simulate.reports.report import percent, seconds
+from tools.simulate.reports.summary import Summary, oracle_rate_of, summarise
 from tools.simulate.runs import Runner, Trial, runner
-from tools.simulate.summary import Summary, oracle_rate_of, summarise
 from tools.simulate.traces.trace import Trace
 from tools.simulate.traces.workloads import WORKLOADS
 from tools.simulate.variants import OURS, variants_from

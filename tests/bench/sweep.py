@@ -20,10 +20,10 @@ from cluster.flags.checks import field_of, positive
 from cluster.scaling.capacity import LatencyTargets, first_tokens_alone_s
 from tools.figures.charts import Figure, Head, Line, Section, Words, line_figure, render
 from tools.output import write_json, write_text
-from tools.simulate.demand import capacity_of, check_objectives, load_of
 from tools.simulate.fleet import results
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.options import GIGABYTE, FleetFlags, Output, numbers
+from tools.simulate.planning.demand import capacity_of, check_objectives, load_of
 from tools.simulate.runs import Trial, runner
 from tools.simulate.traces.formats import TraceRow
 from tools.simulate.traces.trace import Trace

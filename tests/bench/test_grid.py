@@ -12,9 +12,9 @@ from cluster.scaling.capacity import LatencyTargets
 from tests.bench.__main__ import PROGRAM
 from tests.bench.grid import Axes, Cell, Place, pace_of, requests_of, verdict
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.oracle import LeastRecent, found_in_turns
+from tools.simulate.reports.summary import Summary, oracle_rate_of, summarise
 from tools.simulate.runs import Trial, paced, run_trial
-from tools.simulate.summary import Summary, oracle_rate_of, summarise
+from tools.simulate.traces.oracle import LeastRecent, found_in_turns
 
 AXES = Axes(traces="conversation", requests=60)
 TRACE = requests_of("conversation", 2, AXES)

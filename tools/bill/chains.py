@@ -10,8 +10,8 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tools.simulate.oracle import full_blocks
 from tools.simulate.traces.formats import TraceRow
+from tools.simulate.traces.oracle import full_blocks
 from tools.simulate.traces.trace import Trace
 
 ROOT = -1

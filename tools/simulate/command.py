@@ -6,8 +6,9 @@ import argparse
 from functools import partial
 
 from cluster.flags.checks import Ignored, refuse_ignored
-from tools.simulate import plan, scale, session
-from tools.simulate.fitting import run_fit
+from tools.simulate import session
+from tools.simulate.fit.fitting import run_fit
+from tools.simulate.planning import plan, scale
 from tools.subcommands import Subcommand, add_subcommands, run_subcommand
 from twostroke.config import flags
 

@@ -9,8 +9,8 @@ from tools.rate_search import SearchLimits, Tried, bracket_of, next_rate
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.oracle import LeastRecent, found_in_turns
 from tools.simulate.runs import Runner, Trial, span_s
+from tools.simulate.traces.oracle import LeastRecent, found_in_turns
 from tools.simulate.traces.trace import Trace
 from twostroke.errors import ConfigError
 

@@ -12,22 +12,29 @@ from rich.console import Console
 from cluster.flags.checks import positive
 from cluster.scaling.capacity import LatencyTargets
 from tools.output import write_json, write_text
-from tools.simulate.demand import check_objectives
-from tools.simulate.fitting import SINCE_DECISION, likeness, likeness_json, policies_of, print_likeness, real_answers
+from tools.simulate.fit.likeness import (
+    SINCE_DECISION,
+    likeness,
+    likeness_json,
+    policies_of,
+    print_likeness,
+    real_answers,
+)
 from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import highest_rates, pace_at
 from tools.simulate.options import FleetQuestion, Output, numbers
-from tools.simulate.page import Found, render_page
-from tools.simulate.report import (
+from tools.simulate.planning.demand import check_objectives
+from tools.simulate.reports.page import Found, render_page
+from tools.simulate.reports.report import (
     as_json,
     explanation,
     notes_of,
     print_summaries,
     rates_grid,
 )
+from tools.simulate.reports.summary import oracle_rate_of, summarise, with_ratios
 from tools.simulate.runs import Runner, Trial, runner
-from tools.simulate.summary import oracle_rate_of, summarise, with_ratios
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import BASELINE, DEFAULT, check_variant, variants_from
 from tools.tables import console_for, table_of

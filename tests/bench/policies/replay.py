@@ -8,7 +8,8 @@ from statistics import median
 
 from tests.bench.policies.options import Served
 from tests.bench.policies.trial import Trial
-from tools.simulate.fitting import SHARES, Likeness, fitted
+from tools.simulate.fit.fitting import fitted
+from tools.simulate.fit.likeness import SHARES, Likeness
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import SimulatedRun, percentile
 from tools.simulate.fleet.shape import FleetShape

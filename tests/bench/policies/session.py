@@ -22,7 +22,8 @@ from tools.bench.compare.rounds import in_turns
 from tools.bench.connect import allow_many_sockets
 from tools.bench.ratios import LoadOutcome, loads_json, ratio_grid
 from tools.output import write_json
-from tools.simulate.fitting import SHARES, Likeness, fitted, likeness_json, print_likeness
+from tools.simulate.fit.fitting import fitted
+from tools.simulate.fit.likeness import SHARES, Likeness, likeness_json, print_likeness
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import offered_in_turns
 from tools.simulate.runs import paced, runner, span_s

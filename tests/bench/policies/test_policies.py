@@ -17,7 +17,7 @@ from tests.bench.policies.trial import Trial
 from tools.bench.compare.rounds import in_turns
 from tools.bench.load import PlannedRequest, Segment, Stream
 from tools.bench.measure import Answer, Failure, Record, summarise
-from tools.simulate.fitting import Log
+from tools.simulate.fit.fitting import Log
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.runs import Trial as Simulated
 from tools.simulate.runs import run_trial

@@ -18,7 +18,7 @@ from tools.bench.connect import connect
 from tools.bench.load import PlannedRequest, Segment, Stream, trace_plan
 from tools.bench.measure import Report, summarise
 from tools.bench.options import DEFAULT_URL, Target
-from tools.simulate.fitting import Log, read_log
+from tools.simulate.fit.fitting import Log, read_log
 from tools.simulate.traces.trace import Trace
 
 REQUEST_S = 600.0

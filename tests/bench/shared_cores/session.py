@@ -13,7 +13,8 @@ from rich.console import Console
 from tests.bench.shared_cores.options import Checked
 from tests.bench.shared_cores.trial import Measured, RealRun, run_real
 from tools.output import write_json, write_text
-from tools.simulate.fitting import SHARES, Likeness, cores_text, fitted, likeness_json, print_likeness
+from tools.simulate.fit.fitting import cores_text, fitted
+from tools.simulate.fit.likeness import SHARES, Likeness, likeness_json, print_likeness
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import percentile
 from tools.simulate.fleet.shape import FleetShape

@@ -24,8 +24,8 @@ from tools.bench.client import Client, fixed_concurrency, run_plan
 from tools.bench.connect import allow_many_sockets, connect
 from tools.bench.load import PlannedRequest, even_plan, poisson_arrivals, warmup_plan
 from tools.bench.measure import Report, summarise
-from tools.simulate.core_fit import ProfiledStep, steps_of
-from tools.simulate.fitting import Log, read_log
+from tools.simulate.fit.core_fit import ProfiledStep, steps_of
+from tools.simulate.fit.fitting import Log, read_log
 
 WARMUP = 4
 FIT_AFTER_S = 2.0

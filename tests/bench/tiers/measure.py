@@ -25,8 +25,8 @@ from tests.bench.tiers.replay import replayed
 from tests.cluster.processes import SHOWN, Client, ProcessCluster, running_cluster
 from tests.metrics_page import total
 from tools.output import write_json
-from tools.simulate.core_fit import ProfiledStep, steps_of
-from tools.simulate.fitting import SINCE_DECISION, Likeness, print_likeness
+from tools.simulate.fit.core_fit import ProfiledStep, steps_of
+from tools.simulate.fit.likeness import SINCE_DECISION, Likeness, print_likeness
 from tools.tables import console_for
 from twostroke.config import DEFAULT_MODEL, PACED_PREFIX, CacheConfig, ModelConfig
 from twostroke.engine.paced_runner import PacedSpec

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tools.simulate.core_fit import ProfiledStep
-from tools.simulate.fitting import Likeness, fitted, likeness, read_log
+from tools.simulate.fit.core_fit import ProfiledStep
+from tools.simulate.fit.fitting import fitted, read_log
+from tools.simulate.fit.likeness import Likeness, likeness
 from tools.simulate.runs import Trial, run_trial
 from tools.simulate.traces.trace import Replay, read_trace
 from tools.simulate.traces.trace import replayed as in_order

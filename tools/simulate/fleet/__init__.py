@@ -6,11 +6,7 @@ equal steps at once; a test runs the live ones beside them and finds the same hi
 
 simulation         runs a trace against a fleet           shape              what is simulated
 results            outcomes of a run                      event_queue        what happens when
-host               one epoch of a worker                  worker_lifecycle   which workers are alive
-steps              the work loop, many steps at once      tokens             when each token was emitted
-pulls              pages from one worker to another       tiers              where evicted pages go
-router             a router                               feed               its event stream from a worker
-routing_adapter    the live router's decisions            simulated_request  one request, over all its attempts
-continuations      prompts that repeat answers
+simulated_request  one request, over all its attempts     continuations      prompts that repeat answers
 scaling            how many workers there are
+worker/            workers: steps, pulls, tiers, cores    routing/           routers
 """

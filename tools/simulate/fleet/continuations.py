@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tools.simulate.fleet.steps import TOKEN
+from tools.simulate.fleet.worker.steps import TOKEN
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.block import hash_block
 

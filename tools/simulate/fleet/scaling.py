@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.host import SimulatedHost
 from tools.simulate.fleet.results import RequestOutcome
-from tools.simulate.fleet.worker_lifecycle import WorkerLifecycle
+from tools.simulate.fleet.worker.host import SimulatedHost
+from tools.simulate.fleet.worker.worker_lifecycle import WorkerLifecycle
 from twostroke.config import Role
 from twostroke.ids import WorkerId
 from twostroke.rpc.v1.control_pb2 import Load

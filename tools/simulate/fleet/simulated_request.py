@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from router.admission.queued_request import Placement
 from tools.simulate.fleet.results import RequestOutcome, Status
-from tools.simulate.fleet.steps import SAMPLED, TOKEN
+from tools.simulate.fleet.worker.steps import SAMPLED, TOKEN
 from twostroke.ids import BlockHash, RequestId
 from twostroke.request import Request, SamplingParams
 

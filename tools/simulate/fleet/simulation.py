@@ -10,14 +10,14 @@ from functools import lru_cache, partial
 
 from tools.simulate.fleet.continuations import Continuations
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.host import Parts, SharedFleet, SimulatedHost, parts_of
 from tools.simulate.fleet.results import EventUse, Gaps, RequestOutcome, SimulatedRun, WorkerUse
-from tools.simulate.fleet.router import RouterDependencies, SimulatedRouter
-from tools.simulate.fleet.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.routing.router import RouterDependencies, SimulatedRouter
+from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.scaling import ScaledWorkers, Scaler
 from tools.simulate.fleet.shape import Death, FleetShape, RouterRestart
 from tools.simulate.fleet.simulated_request import SimulatedRequest
-from tools.simulate.fleet.worker_lifecycle import WorkerLifecycle
+from tools.simulate.fleet.worker.host import Parts, SharedFleet, SimulatedHost, parts_of
+from tools.simulate.fleet.worker.worker_lifecycle import WorkerLifecycle
 from tools.simulate.traces.trace import Trace, TraceRow
 from twostroke.errors import ConfigError, InternalError
 from twostroke.ids import BlockHash, RequestId

@@ -15,8 +15,8 @@ import pytest
 from cluster.scaling.capacity import LatencyTargets
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import offered_in_turns
+from tools.simulate.reports.summary import Summary, oracle_rate_of, summarise
 from tools.simulate.runs import Trial, run_trial
-from tools.simulate.summary import Summary, oracle_rate_of, summarise
 from tools.simulate.traces.trace import Trace
 from tools.simulate.traces.workloads import generated
 

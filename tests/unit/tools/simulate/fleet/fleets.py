@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from router.routing.policies import RECONSIDERING, policy_named
 from tools.simulate.fleet.results import SimulatedRun
-from tools.simulate.fleet.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.traces.formats import TraceRow

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from tools.simulate.fleet.host import SimulatedHost
-from tools.simulate.fleet.live_loop import LiveLoop
-from tools.simulate.fleet.pulls import COPY_PAGES, carry
-from tools.simulate.fleet.steps import SAMPLED
+from tools.simulate.fleet.worker.host import SimulatedHost
+from tools.simulate.fleet.worker.live_loop import LiveLoop
+from tools.simulate.fleet.worker.pulls import COPY_PAGES, carry
+from tools.simulate.fleet.worker.steps import SAMPLED
 from twostroke.errors import TransferFailed
 from twostroke.ids import PageId
 from twostroke.rpc.v1 import worker_pb2

@@ -12,12 +12,12 @@ import pytest
 from router.routing.policies import RECONSIDERING, policy_named
 from tests.unit.tools.simulate.fleet.fleets import ALONE, BLOCK, SMALL, row, trace
 from tests.unit.tools.simulate.fleet.live_parts import LiveParts
-from tools.simulate.fleet.host import FastParts, Parts, SimulatedHost
 from tools.simulate.fleet.results import SimulatedRun, tier_hit_rate
-from tools.simulate.fleet.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.shape import Death, Faults, FleetShape, TierShape
 from tools.simulate.fleet.simulation import simulate
-from tools.simulate.fleet.steps import Flight
+from tools.simulate.fleet.worker.host import FastParts, Parts, SimulatedHost
+from tools.simulate.fleet.worker.steps import Flight
 from tools.simulate.traces.trace import Trace
 from twostroke.ids import BlockHash, WorkerId
 from twostroke.kv_cache.tier import Tier
@@ -59,7 +59,7 @@ def played(of: Trace, shape: FleetShape, policy: str, parts: Parts, monkeypatch:
             super().removed(name)
 
     with monkeypatch.context() as patch:
-        patch.setattr("tools.simulate.fleet.worker_lifecycle.SimulatedHost", Noted)
+        patch.setattr("tools.simulate.fleet.worker.worker_lifecycle.SimulatedHost", Noted)
         adapters = RoutingAdapters(policy, lambda: policy_named(policy), holds=policy in RECONSIDERING)
         return history, simulate(of, shape, adapters, parts=parts)
 

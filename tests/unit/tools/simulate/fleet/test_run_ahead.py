@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.unit.scheduler.symbolic import answering, limits
-from tools.simulate.fleet.steps import TOKEN, repeats, run_ahead
+from tools.simulate.fleet.worker.steps import TOKEN, repeats, run_ahead
 from twostroke.config import ScheduleConfig
 from twostroke.ids import BlockHash, PageId
 from twostroke.kv_cache.pool import BlockPool

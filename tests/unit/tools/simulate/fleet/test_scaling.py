@@ -10,7 +10,7 @@ import pytest
 from router.routing.policies import RECONSIDERING, policy_named
 from tests.unit.tools.simulate.fleet.fleets import SMALL, row, trace
 from tools.simulate.fleet.results import Status
-from tools.simulate.fleet.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.scaling import Look
 from tools.simulate.fleet.simulation import simulate
 from twostroke.config import Role

@@ -7,8 +7,6 @@ import dataclasses
 import pytest
 
 from tests.unit.tools.simulate.fleet.fleets import BLOCK, COST, SMALL, chats, row, run, trace
-from tools.simulate.fleet import steps
-from tools.simulate.fleet.pulls import Converter
 from tools.simulate.fleet.results import (
     SimulatedRun,
     Status,
@@ -19,6 +17,8 @@ from tools.simulate.fleet.results import (
     utilisation,
 )
 from tools.simulate.fleet.shape import Death, Delays, Faults, FleetShape, TierShape
+from tools.simulate.fleet.worker import steps
+from tools.simulate.fleet.worker.pulls import Converter
 from twostroke.config import Role
 from twostroke.errors import ConfigError
 from twostroke.ids import BlockHash, WorkerId

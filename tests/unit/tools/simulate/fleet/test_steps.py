@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from tools.simulate.fleet.pulls import Wire, carry
-from tools.simulate.fleet.steps import ChunksOnly, Flight, StepPace
+from tools.simulate.fleet.worker.pulls import Wire, carry
+from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, StepPace
 from twostroke.ids import RequestId, SessionId
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batching import Chunk

@@ -17,7 +17,7 @@ from tests.unit.tools.simulate.fleet.fleets import SMALL
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import TierShape
-from tools.simulate.fleet.tiers import SimulatedDisk, SimulatedTiers
+from tools.simulate.fleet.worker.tiers import SimulatedDisk, SimulatedTiers
 from twostroke.config import Role
 from twostroke.config.cache import CacheConfig
 from twostroke.ids import BlockHash, Epoch, PageId

@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from tools.simulate.oracle import full_blocks, oracle_rate
+from tools.simulate.traces.oracle import full_blocks, oracle_rate
 from tools.simulate.traces.workloads import WORKLOADS, generated
 from twostroke.errors import ConfigError
 

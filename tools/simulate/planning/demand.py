@@ -12,8 +12,8 @@ from cluster.scaling.capacity import (
     first_tokens_alone_s,
 )
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.oracle import LeastRecent, found_in_turns
 from tools.simulate.runs import span_s
+from tools.simulate.traces.oracle import LeastRecent, found_in_turns
 from tools.simulate.traces.trace import Trace
 from twostroke.errors import ConfigError
 

@@ -11,7 +11,7 @@ from cluster.scaling.capacity import LatencyTargets
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import SimulatedRun, Status, percentile
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.oracle import oracle_rate
+from tools.simulate.traces.oracle import oracle_rate
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import BASELINE
 from twostroke.config import Role

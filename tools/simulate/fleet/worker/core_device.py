@@ -7,10 +7,10 @@ import contextlib
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from tools.simulate.fleet.cores import HostCores, RunningStep
 from tools.simulate.fleet.event_queue import VirtualLoop
 from tools.simulate.fleet.shape import FleetShape, SharedCores
-from tools.simulate.fleet.steps import SAMPLED, StepPace
+from tools.simulate.fleet.worker.cores import HostCores, RunningStep
+from tools.simulate.fleet.worker.steps import SAMPLED, StepPace
 from twostroke.config import Role
 from twostroke.engine.borrowing import Borrowing, StepKind
 from twostroke.engine.build import LoadedModel

@@ -23,8 +23,8 @@ from tools.figures.charts import (
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.loads import FoundRate
-from tools.simulate.report import explanation, rates_grid, summaries_grid
-from tools.simulate.summary import Summary
+from tools.simulate.reports.report import explanation, rates_grid, summaries_grid
+from tools.simulate.reports.summary import Summary
 from twostroke.config import Role
 
 LEAST_ERROR = 1e-3

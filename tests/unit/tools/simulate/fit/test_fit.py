@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tools.simulate.fitting import Log, fitted, parse_log
+from tools.simulate.fit.fitting import Log, fitted, parse_log
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.host import FastParts, SharedFleet, SimulatedHost
 from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import TierShape
+from tools.simulate.fleet.worker.host import FastParts, SharedFleet, SimulatedHost
 from twostroke.config import Role
 from twostroke.errors import ConfigError
 from twostroke.ids import Epoch, WorkerId

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-from tools.simulate.fleet.host import SharedFleet, SimulatedHost
 from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.simulated_request import SimulatedRequest
+from tools.simulate.fleet.worker.host import SharedFleet, SimulatedHost
 from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
 

@@ -17,17 +17,17 @@ from typing import Protocol
 from decode_worker.request_manager import RequestManager
 from prefill_worker.jobs import BuildJobs
 from router.serving.placement import source_forecast
-from tools.simulate.fleet.core_device import CoreDevice, calibrated_rates
-from tools.simulate.fleet.cores import HostCores
 from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
-from tools.simulate.fleet.live_loop import LiveLoop
-from tools.simulate.fleet.pulls import Converter, SimulatedPull, SimulatedPulls, Wire
 from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import FleetShape, SharedCores
 from tools.simulate.fleet.simulated_request import SimulatedRequest
-from tools.simulate.fleet.steps import ChunksOnly, Flight, SimulatedLoop, StepPace, StepWatch
-from tools.simulate.fleet.tiers import SimulatedDisk, SimulatedTiers
-from tools.simulate.fleet.tokens import Hear, TokenTimes, read_tokens
+from tools.simulate.fleet.worker.core_device import CoreDevice, calibrated_rates
+from tools.simulate.fleet.worker.cores import HostCores
+from tools.simulate.fleet.worker.live_loop import LiveLoop
+from tools.simulate.fleet.worker.pulls import Converter, SimulatedPull, SimulatedPulls, Wire
+from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, SimulatedLoop, StepPace, StepWatch
+from tools.simulate.fleet.worker.tiers import SimulatedDisk, SimulatedTiers
+from tools.simulate.fleet.worker.tokens import Hear, TokenTimes, read_tokens
 from twostroke.config import Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.build import LoadedModel
 from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId

@@ -10,11 +10,11 @@ from typing import Any
 from cluster.scaling.capacity import LatencyTargets, WorkerCounts
 from tools.figures.charts import Figure, Head, Line, Section, Words, line_figure, render
 from tools.output import write_json, write_text
-from tools.simulate.demand import check_objectives
 from tools.simulate.options import FleetQuestion, Output, Promise, numbers
-from tools.simulate.report import percent, seconds
+from tools.simulate.planning.demand import check_objectives
+from tools.simulate.planning.sizing import LoadPoint, Sizing, crossing, crossover, smallest_fleet
+from tools.simulate.reports.report import percent, seconds
 from tools.simulate.runs import runner
-from tools.simulate.sizing import LoadPoint, Sizing, crossing, crossover, smallest_fleet
 from tools.tables import Grid, console_for, table_of, text_grid, text_row
 from twostroke.config import flags
 from twostroke.config.settings import group, setting

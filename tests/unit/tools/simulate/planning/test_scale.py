@@ -9,10 +9,10 @@ import pytest
 from cluster.scaling.capacity import LatencyTargets, WorkerCounts
 from cluster.scaling.planner import Planner
 from tests.unit.tools.simulate.fleets import BLOCK, even_trace
-from tools.simulate.fleet.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
-from tools.simulate.scale import Planned, compared, surged
+from tools.simulate.planning.scale import Planned, compared, surged
 from tools.simulate.variants import OURS, policy_of
 from twostroke.config import Bounds, ScalingConfig
 from twostroke.errors import ConfigError

@@ -14,14 +14,14 @@ from router.admission.queued_request import Placement, QueuedRequest
 from router.routing.policy import Decision
 from router.routing.reservations import ReservationChanges
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.feed import SimulatedFeed
-from tools.simulate.fleet.host import SimulatedHost
 from tools.simulate.fleet.results import EventUse, RequestOutcome, Status
-from tools.simulate.fleet.routing_adapter import RoutingAdapter
+from tools.simulate.fleet.routing.feed import SimulatedFeed
+from tools.simulate.fleet.routing.routing_adapter import RoutingAdapter
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulated_request import SimulatedRequest
-from tools.simulate.fleet.steps import TOKEN
-from tools.simulate.fleet.worker_lifecycle import WorkerLifecycle
+from tools.simulate.fleet.worker.host import SimulatedHost
+from tools.simulate.fleet.worker.steps import TOKEN
+from tools.simulate.fleet.worker.worker_lifecycle import WorkerLifecycle
 from twostroke.errors import Overloaded
 from twostroke.ids import WorkerId
 from twostroke.kv_cache.block import hash_block, root_hash

@@ -9,8 +9,8 @@ from itertools import combinations
 
 import pytest
 
-from tools.simulate.oracle import LeastRecent, found_in_turns, oracle_rate
 from tools.simulate.traces.formats import TraceRow
+from tools.simulate.traces.oracle import LeastRecent, found_in_turns, oracle_rate
 from tools.simulate.traces.trace import Trace
 
 BLOCK = 10

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cluster.scaling.capacity import LatencyTargets, WorkerCounts, counts_for, prefill_workers_busy
-from tools.simulate.demand import capacity_of, load_of
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import SimulatedRun, Status
 from tools.simulate.fleet.shape import FleetShape
+from tools.simulate.planning.demand import capacity_of, load_of
 from tools.simulate.runs import Runner, Trial
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import OURS

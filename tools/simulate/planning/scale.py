@@ -11,15 +11,15 @@ from cluster.scaling.autoscaler import seen_from
 from cluster.scaling.capacity import LatencyTargets, RequestDemand, WorkerCounts
 from cluster.scaling.planner import Planner, ScalingDecision
 from tools.output import JsonFile, write_json
-from tools.simulate.demand import check_objectives
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import RequestOutcome, SimulatedRun, Status
-from tools.simulate.fleet.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.scaling import Look
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.options import FleetQuestion, Promise
-from tools.simulate.report import percent
+from tools.simulate.planning.demand import check_objectives
+from tools.simulate.reports.report import percent
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import OURS, policy_of
 from tools.tables import Grid, console_for, table_of, text_grid, text_row

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tools.simulate.fleet.host import SimulatedHost
+from tools.simulate.fleet.worker.host import SimulatedHost
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import Load
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tools.simulate.core_fit import fitted_cores, read_steps, steps_of
+from tools.simulate.fit.core_fit import fitted_cores, read_steps, steps_of
 from twostroke.errors import ConfigError
 from twostroke.scheduler.cost import StepCost
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from decode_worker.request_manager import RequestManager
 from tools.simulate.fleet.results import Gaps
 from tools.simulate.fleet.simulated_request import SimulatedRequest
-from tools.simulate.fleet.steps import Flight
+from tools.simulate.fleet.worker.steps import Flight
 from twostroke.ids import RequestId
 from twostroke.rpc.v1 import worker_pb2
 

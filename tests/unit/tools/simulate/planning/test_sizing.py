@@ -8,12 +8,12 @@ import pytest
 
 from cluster.scaling.capacity import LatencyTargets, WorkerCounts
 from tests.unit.tools.simulate.fleets import Recording, even_trace, run_of
-from tools.simulate import sizing
 from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.plan import answer, pays
+from tools.simulate.planning import sizing
+from tools.simulate.planning.plan import answer, pays
+from tools.simulate.planning.sizing import LoadPoint, crossing, crossover, smallest_fleet, splits_near, splits_of
 from tools.simulate.runs import Trial
-from tools.simulate.sizing import LoadPoint, crossing, crossover, smallest_fleet, splits_near, splits_of
 from twostroke.errors import ConfigError
 from twostroke.scheduler.cost import StepCost
 

@@ -9,7 +9,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from tools.simulate.fleet.steps import Flight, StepWatch
+from tools.simulate.fleet.worker.steps import Flight, StepWatch
 from twostroke.profiler import Profiler
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Step

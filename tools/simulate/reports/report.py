@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cluster.scaling.capacity import LatencyTargets
 from tools.simulate.loads import FoundRate
-from tools.simulate.summary import Summary
+from tools.simulate.reports.summary import Summary
 from tools.tables import Grid, table_of, text_grid, text_row
 
 SCHEMA_VERSION = 1

@@ -1,0 +1,8 @@
+"""A simulated worker: what it shares with a live one, and what stands for its models, wires and clocks.
+
+host               one epoch of a worker                  worker_lifecycle   which workers are alive
+steps              the work loop, many steps at once      live_loop          the live work loop, one step at a time
+cores              cores that workers of a host share     core_device        an engine on such cores
+pulls              pages from one worker to another       tiers              where evicted pages go
+tokens             when each token was emitted
+"""
