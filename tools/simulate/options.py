@@ -133,6 +133,12 @@ class FleetFlags(Settings):
             "host_page_s": self.host_page_s,
             "disk_page_s": self.disk_page_s,
         }
+        # A page time that is given is that of all workers.
+        tiers = dataclasses.replace(
+            tiers,
+            prefill_host_page_s=None if self.host_page_s else tiers.prefill_host_page_s,
+            prefill_disk_page_s=None if self.disk_page_s else tiers.prefill_disk_page_s,
+        )
         return dataclasses.replace(tiers, **{name: value for name, value in said.items() if value is not None})
 
 

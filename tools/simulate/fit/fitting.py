@@ -126,8 +126,10 @@ def fitted(*logs: Log, steps: Sequence[list[ProfiledStep]] = ()) -> FleetShape:
         cost=_cost(name, prefill or decode, decode),
         decode_cost=_cost(name, decode, decode) if _know_prompts(decode) else None,
         tiers=TierShape(
-            host_page_s=_page_s(latest, Tier.HOST, first.page_bytes),
-            disk_page_s=_page_s(latest, Tier.DISK, first.page_bytes),
+            host_page_s=_page_s(decode, Tier.HOST),
+            disk_page_s=_page_s(decode, Tier.DISK),
+            prefill_host_page_s=_page_s(prefill, Tier.HOST),
+            prefill_disk_page_s=_page_s(prefill, Tier.DISK),
         ),
     )
     if steps:
@@ -167,10 +169,9 @@ def _know_prompts(workers: Sequence[WorkerRecord]) -> bool:
     return any(worker.costs.get(term, 0.0) > 0 for worker in workers for term in PROMPT_TERMS)
 
 
-def _page_s(workers: Sequence[WorkerRecord], tier: Tier, page_bytes: int) -> float | None:
-    """The seconds to bring up one page of so many bytes, where a worker has such a tier."""
-    name = tier.name.lower()
-    known = [worker.tiers[name] * page_bytes / worker.page_bytes for worker in workers if worker.tiers.get(name)]
+def _page_s(workers: Sequence[WorkerRecord], tier: Tier) -> float | None:
+    """The seconds to bring up one page, where a worker has such a tier."""
+    known = [seconds for worker in workers if (seconds := worker.tiers.get(tier.name.lower()))]
     return median(known) if known else None
 
 

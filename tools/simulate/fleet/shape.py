@@ -94,13 +94,23 @@ class TierShape:
     host_page_s: float | None = None
     """Seconds to bring up one page of a decode worker; None: its bytes at `HOST_BYTES_PER_S`."""
     disk_page_s: float | None = None
+    prefill_host_page_s: float | None = None
+    """The same of a prefill worker; None: by the bytes of its pages as on decode workers."""
+    prefill_disk_page_s: float | None = None
     disk_write_bytes_per_s: float = 100e6
     """Budget of written bytes, as `--disk-write-mb-s` of a worker."""
 
     def scaled(self, scale: float) -> TierShape:
         """Return the same with pages of so many times the size."""
-        host_s, disk_s = (each and each * scale for each in (self.host_page_s, self.disk_page_s))
-        return replace(self, host_page_s=host_s, disk_page_s=disk_s)
+        times = ("host_page_s", "disk_page_s", "prefill_host_page_s", "prefill_disk_page_s")
+        known = {name: seconds for name in times if (seconds := asdict(self)[name]) is not None}
+        return replace(self, **{name: seconds * scale for name, seconds in known.items()})
+
+    def of_prefill(self, scale: float) -> TierShape:
+        """Return those of prefill workers, whose pages have so many times the size."""
+        own = self.scaled(scale)
+        host_s, disk_s = self.prefill_host_page_s or own.host_page_s, self.prefill_disk_page_s or own.disk_page_s
+        return replace(own, host_page_s=host_s, disk_page_s=disk_s)
 
     def check(self, page_bytes: int) -> None:
         """Raises ConfigError naming a field that no worker has."""
@@ -114,6 +124,8 @@ class TierShape:
                 )
         _positive("tiers.host_page_s", self.host_page_s)
         _positive("tiers.disk_page_s", self.disk_page_s)
+        _positive("tiers.prefill_host_page_s", self.prefill_host_page_s)
+        _positive("tiers.prefill_disk_page_s", self.prefill_disk_page_s)
         _positive("tiers.disk_write_bytes_per_s", self.disk_write_bytes_per_s)
 
 
@@ -239,10 +251,8 @@ class FleetShape:
         if role is Role.DECODE:
             step_tokens = self.decode_step_tokens or self.step_tokens
             return replace(self, cost=self.decode_cost or self.cost, step_tokens=step_tokens)
-        if self.prefill_page_bytes is None:
-            return self
-        tiers = self.tiers.scaled(self.prefill_page_bytes / self.page_bytes)
-        return replace(self, page_bytes=self.prefill_page_bytes, tiers=tiers)
+        page_bytes = self.prefill_page_bytes or self.page_bytes
+        return replace(self, page_bytes=page_bytes, tiers=self.tiers.of_prefill(page_bytes / self.page_bytes))
 
     def kv_form(self, role: Role) -> KvForm:
         """The form of a role's pages; what numbers they hold is of no account here."""

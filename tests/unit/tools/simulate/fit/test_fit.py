@@ -105,17 +105,20 @@ def test_decode_workers_that_computed_no_prompt_cost_what_prefill_workers_do() -
 
 
 def test_page_times_of_tiers_are_those_of_the_workers_that_have_them() -> None:
-    tiered = tuple(replace(each, tiers={"host": 1e-4, "disk": 2e-3}) for each in WORKERS[:2])
-    tiers = fitted(Log("a log", (), (*tiered, *WORKERS[2:]))).tiers
-    assert (tiers.host_page_s, tiers.disk_page_s, tiers.host_bytes) == (1e-4, 2e-3, 0)
+    tiered = tuple(replace(each, tiers={"host": 1e-3, "disk": 2e-3}) for each in WORKERS[:2])
+    shape = fitted(Log("a log", (), (*tiered, replace(WORKERS[2], tiers={"host": 1e-5, "disk": 4e-3}))))
+    times = {
+        role: tuple(shape.of_role(role).tier_page_s(tier) for tier in (Tier.HOST, Tier.DISK))
+        for role in (Role.PREFILL, Role.DECODE)
+    }
+    assert times == {Role.PREFILL: (1e-3, 2e-3), Role.DECODE: (1e-5, 4e-3)}
+    assert shape.tiers.host_bytes == 0
     assert fitted(Log("a log", (), WORKERS)).tiers == TierShape()
 
 
-def test_a_page_takes_time_by_its_bytes_where_roles_have_other_forms() -> None:
-    prefill = worker(
-        "prefill-0", "prefill", PREFILL_COST, page_bytes=2_000_000, conversion_page_s=1e-3, tiers={"disk": 4e-3}
-    )
-    shape = fitted(Log("a log", (), (prefill, WORKERS[2])))
+def test_a_page_takes_time_by_its_bytes_where_roles_have_other_forms_and_one_has_said_its_time() -> None:
+    prefill = worker("prefill-0", "prefill", PREFILL_COST, page_bytes=2_000_000, conversion_page_s=1e-3)
+    shape = fitted(Log("a log", (), (prefill, replace(WORKERS[2], tiers={"disk": 2e-3}))))
     assert shape.of_role(Role.DECODE).tier_page_s(Tier.DISK) == pytest.approx(2e-3)
     assert shape.of_role(Role.PREFILL).tier_page_s(Tier.DISK) == pytest.approx(4e-3)
 
