@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from tools.bill.forms import FormBill
 from tools.bill.model import BilledModel
 from tools.bill.options import BillFlags
@@ -50,6 +52,11 @@ def _conversion_s(model: BilledModel, flags: BillFlags, form: str) -> float:
     has_pieces = flags.model.dtype == "bfloat16" and block % PIECE_TOKENS == 0
     for group in model.groups:
         shape = PageShape(group.layers, group.kv_heads, block, group.head_dim)
-        conversion = Conversion(KvForm(flags.form), KvForm(form, flags.form), shape, has_pieces=has_pieces)
+        # What is subtracted from keys is no matter of their values.
+        size = (group.layers, group.kv_heads, group.head_dim)
+        centers = np.zeros(size, np.float32) if model.has_key_centers else None
+        conversion = Conversion(
+            KvForm(flags.form), KvForm(form, flags.form), shape, has_pieces=has_pieces, key_centers=centers
+        )
         seconds += time_of_a_conversion(conversion, group.page_bytes(flags.form, block))
     return seconds

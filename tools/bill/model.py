@@ -55,6 +55,8 @@ class BilledModel:
     groups: tuple[LayerGroup, ...]
     """Empty for a paced model, whose pages have one size in every form."""
     paced_page_bytes: int
+    has_key_centers: bool
+    """Whether forms with one scale per token store keys without a center."""
     weights: WeightBytes
     weights_kind: str
     working_bytes: int
@@ -83,7 +85,7 @@ def billed_model(flags: BillFlags) -> BilledModel:
     on_gpu = flags.memory.device_memory_bytes is not None
     weights, kind = _weights(spec, model, on_gpu=on_gpu)
     working = _working_on_gpu(spec, model) if on_gpu else _working_on_cpu(spec, model)
-    return BilledModel(model.model, longest, (group,), 0, weights, kind, working)
+    return BilledModel(model.model, longest, (group,), 0, spec.has_key_bias, weights, kind, working)
 
 
 def _paced(model: ModelFlags, block_size: int) -> BilledModel:
@@ -95,7 +97,7 @@ def _paced(model: ModelFlags, block_size: int) -> BilledModel:
             field="max_model_len",
         )
     page_bytes = spec.page_bytes_for(block_size)
-    return BilledModel(model.model, longest, (), page_bytes, WeightBytes(0, 0), "none", 0)
+    return BilledModel(model.model, longest, (), page_bytes, False, WeightBytes(0, 0), "none", 0)
 
 
 def _weights(spec: ModelSpec, model: ModelFlags, *, on_gpu: bool) -> tuple[WeightBytes, str]:

@@ -201,24 +201,38 @@ def _between(answers: Iterable[AnswerRecord], start: Instant, end: Instant) -> l
 
 
 def _pull_residuals(answers: Iterable[AnswerRecord], shape: FleetShape) -> list[float]:
-    """From the claim of pages to the first page, without computing it and without its way over the wire, where nothing
-    was loaded from lower tiers."""
-    page_s = shape.page_bytes / shape.link_bytes_per_s
-    times = 1.0 if shape.cores is None else shape.cores.prompts.borrowed
-    residuals = []
+    """From the claim of pages to the first page, without its way over the wire and what its source did before, where
+    nothing was loaded from lower tiers.
+
+    They are of sources that held the first pages, if there were any: no step's length is guessed there.
+    """
+    residuals: dict[bool, list[float]] = {True: [], False: []}
     for answer in answers:
         if answer.source is None or answer.peer is not None or answer.forecast.get("queue_s", 0.0) > IDLE_QUEUE_S:
             continue
         if answer.forecast.get("load_s", 0.0) or answer.forecast.get("decode_load_s", 0.0):
             continue
         computed = int(answer.forecast.get("computed_tokens", 0))
-        chunk = min(computed, shape.step_tokens)
-        chunk_s = times * shape.cost.of_prompt(chunk, 0, shape.step_tokens)
-        chunk_s += shape.conversion_page_s * (chunk // shape.block_size)
-        residuals += [
-            seconds - chunk_s - page_s for seconds in _between([answer], Instant.ADMITTED, Instant.FIRST_PAGE)
+        held_pages = int(answer.forecast.get("pulled_blocks", 0.0)) - computed // shape.block_size
+        source_s = _held_s(held_pages, shape) if held_pages > 0 else _computed_s(computed, shape)
+        residuals[held_pages > 0] += [
+            seconds - source_s - shape.page_bytes / shape.link_bytes_per_s
+            for seconds in _between([answer], Instant.ADMITTED, Instant.FIRST_PAGE)
         ]
-    return residuals
+    return residuals[True] or residuals[False]
+
+
+def _held_s(pages: int, shape: FleetShape) -> float:
+    """Seconds until a source announces pages that it has."""
+    return shape.conversion_page_s * pages
+
+
+def _computed_s(tokens: int, shape: FleetShape) -> float:
+    """Seconds until a source announces the first ones of so many tokens that it computes."""
+    times = 1.0 if shape.cores is None else shape.cores.prompts.borrowed
+    chunk = min(tokens, shape.step_tokens)
+    chunk_s = times * shape.cost.of_prompt(chunk, 0, shape.step_tokens)
+    return chunk_s + shape.conversion_page_s * (chunk // shape.block_size)
 
 
 def _token_residuals(answers: Iterable[AnswerRecord]) -> list[float]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
-from tests.unit.engine.tiny import save_tiny
+from tests.unit.engine.tiny import TINY, save_tiny
 from tests.unit.scheduler.bench import Bench
 from tools.bill.bill import make_bill
 from tools.bill.measure import disk_cost, host_cost
@@ -22,7 +23,7 @@ from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
 from twostroke.config.cache import KV_FORMATS
 from twostroke.engine.build import build_runner
 from twostroke.errors import ConfigError
-from twostroke.kv_cache.form import FORMS
+from twostroke.kv_cache.form import FORMS, Conversion
 from twostroke.kv_cache.pool_size import PoolSize
 from twostroke.request import SamplingParams
 from twostroke.scheduler.cost import StepCost
@@ -155,6 +156,26 @@ def test_measuring_gives_every_tier_a_price_and_a_break_even(tiny: Path, tmp_pat
     assert bill.measured.compute.compute_s(2) > 0
     assert [tier.tier for tier in bill.measured.tiers] == ["host", "disk"]
     assert all(mixed.conversion_s for mixed in bill.mixed)
+
+
+@pytest.mark.parametrize("attention_bias", [False, True])
+def test_conversions_are_timed_with_the_centers_that_keys_of_the_model_have(
+    tmp_path: Path, attention_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[Conversion] = []
+
+    def note(conversion: Conversion, page_bytes: int) -> float:
+        timed.append(conversion)
+        return 1.0
+
+    monkeypatch.setattr("twostroke.worker.pulls.converted_pages.time_of_a_conversion", note)
+    config = LlamaConfig(**{**TINY.to_dict(), "attention_bias": attention_bias})
+    model = save_tiny(tmp_path / "tiny", config)
+    machine = MachineFlags(measure=True, disk_cache_dir=str(tmp_path), bandwidth=10.0)
+    memory = MemoryFlags(kv_cache_memory_bytes=MIB)
+    make_bill(BillFlags(model=ModelFlags(model=str(model), dtype="float32"), memory=memory, machine=machine))
+    assert len(timed) == len(KV_FORMATS) - 1
+    assert all((conversion.key_centers is not None) == attention_bias for conversion in timed)
 
 
 def test_the_ceiling_is_bandwidth_over_what_a_step_reads(tiny: Path) -> None:

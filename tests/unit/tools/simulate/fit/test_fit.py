@@ -135,6 +135,15 @@ def test_a_source_that_was_quicker_than_predicted_makes_pulls_no_slower() -> Non
     assert fitted(Log("a log", tuple(answers), WORKERS)).delays.pull_s == pytest.approx(0.002)
 
 
+def test_sources_that_held_the_first_pages_say_best_what_a_pull_takes() -> None:
+    """Twenty blocks are pulled and ten computed: the first ten are announced at once, without a step."""
+    usual = answer(3)
+    instants = {**usual.instants, Instant.FIRST_PAGE: usual.instants[Instant.ADMITTED] + 0.0065}
+    held = replace(usual, forecast={**usual.forecast, "pulled_blocks": 20.0}, instants=instants)
+    delays = fitted(Log("a log", (*map(answer, range(3)), held), WORKERS)).delays
+    assert delays.pull_s == pytest.approx(0.003), "there and back, and a page over the wire in half a millisecond"
+
+
 def test_delays_are_what_predicted_work_does_not_explain() -> None:
     busy = answer(9, forecast={"queue_s": 3.0, "computed_tokens": 160}, instants={})
     loading = [
