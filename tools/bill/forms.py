@@ -10,7 +10,7 @@ from tools.bill.options import BillFlags, MemoryFlags
 from twostroke.config import CacheConfig, ScheduleConfig
 from twostroke.config.cache import HOST_CACHE_BYTES
 from twostroke.errors import ConfigError
-from twostroke.kv_cache.form import FORMS
+from twostroke.kv_cache.form import FORMS, page_form
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages, host_pool_bytes
 from twostroke.kv_cache.tiers.disk_store import disk_pages
 from twostroke.models.memory_needs import DeviceNeeds, MemoryReading, device_pages, exact_blocks, exact_bytes
@@ -58,7 +58,7 @@ def form_bills(model: BilledModel, flags: BillFlags) -> dict[str, FormBill]:
     """Return a bill for every form. Raises ConfigError where the pool is refused in the form that is asked for."""
     memory = flags.memory
     bills = {}
-    for form in FORMS:
+    for form in dict.fromkeys((*FORMS, flags.form)):
         page_bytes = model.page_bytes(form, memory.block_size)
         try:
             pages, host, disk = _pages(model, form, flags), _host_pages(memory, page_bytes), 0
@@ -99,5 +99,6 @@ def _exact_bytes(model: BilledModel, form: str, flags: BillFlags) -> int:
         return 0
     block_size, sequences = flags.memory.block_size, flags.model.max_num_seqs
     tokens = ScheduleConfig(max_num_seqs=sequences).step_tokens(on_gpu=True)
-    blocks = exact_blocks(FORMS[form], block_size, tokens=tokens, sequences=sequences)
-    return exact_bytes(blocks, model.page_bytes(flags.model.dtype, block_size))
+    blocks = exact_blocks(page_form(form), block_size, tokens=tokens, sequences=sequences)
+    shapes = [group.shape(block_size) for group in model.groups]
+    return sum(exact_bytes(blocks, page_form(form), shape, flags.model.dtype) for shape in shapes)

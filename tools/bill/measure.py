@@ -19,7 +19,6 @@ import numpy as np
 from tools.bill.options import BillFlags
 from tools.bill.tiers import ComputeCost, TierCost
 from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, ScheduleConfig, WorkerConfig
-from twostroke.config.cache import KV_FORMATS
 from twostroke.engine.build import build_runner
 from twostroke.engine.loop import EngineThread
 from twostroke.errors import ConfigError
@@ -91,7 +90,8 @@ def _config(flags: BillFlags, pool_bytes: int | None = None) -> WorkerConfig:
         cache=CacheConfig(
             block_size=flags.memory.block_size,
             kv_cache_memory_bytes=pool_bytes,
-            kv_format=flags.form if flags.form in KV_FORMATS else None,
+            kv_format=flags.memory.kv_format,
+            kv_exact_layers=flags.memory.kv_exact_layers,
         ),
         schedule=ScheduleConfig(max_num_seqs=model.max_num_seqs),
         runtime=RuntimeConfig(threads=flags.machine.threads),

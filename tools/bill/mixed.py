@@ -11,7 +11,7 @@ from tools.bill.model import BilledModel
 from tools.bill.options import BillFlags
 from twostroke.config.cache import HOST_CACHE_BYTES, KV_FORMATS
 from twostroke.engine.build import PIECE_TOKENS
-from twostroke.kv_cache.form import Conversion, KvForm, PageShape
+from twostroke.kv_cache.form import Conversion, KvForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class MixedBill:
 
 def mixed_bills(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags) -> tuple[MixedBill, ...]:
     """Return a bill for every other form that decode workers can have; none for a paced model."""
-    if flags.form not in KV_FORMATS or not model.groups:
+    if not model.groups:
         return ()
     return tuple(_mixed(model, forms, flags, form) for form in KV_FORMATS if form != flags.form)
 
@@ -51,12 +51,11 @@ def _conversion_s(model: BilledModel, flags: BillFlags, form: str) -> float:
     block, seconds = flags.memory.block_size, 0.0
     has_pieces = flags.model.dtype == "bfloat16" and block % PIECE_TOKENS == 0
     for group in model.groups:
-        shape = PageShape(group.layers, group.kv_heads, block, group.head_dim)
         # What is subtracted from keys is no matter of their values.
         size = (group.layers, group.kv_heads, group.head_dim)
         centers = np.zeros(size, np.float32) if model.has_key_centers else None
         conversion = Conversion(
-            KvForm(flags.form), KvForm(form, flags.form), shape, has_pieces=has_pieces, key_centers=centers
+            KvForm(flags.form), KvForm(form, flags.form), group.shape(block), has_pieces=has_pieces, key_centers=centers
         )
         seconds += time_of_a_conversion(conversion, group.page_bytes(flags.form, block))
     return seconds

@@ -13,7 +13,7 @@ from twostroke.config import PACED_PREFIX, ScheduleConfig
 from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
-from twostroke.kv_cache.form import FORMS, PageShape
+from twostroke.kv_cache.form import PageShape, page_form
 from twostroke.models.catalog import places
 from twostroke.models.known_specs import known_spec
 from twostroke.models.memory_needs import (
@@ -40,9 +40,13 @@ class LayerGroup:
     kv_heads: int
     head_dim: int
 
+    def shape(self, block_size: int) -> PageShape:
+        """Return the dimensions of one block in all layers of the group."""
+        return PageShape(self.layers, self.kv_heads, block_size, self.head_dim)
+
     def page_bytes(self, form: str, block_size: int) -> int:
         """Return the bytes of one block in all layers of the group."""
-        return FORMS[form].page_bytes(PageShape(self.layers, self.kv_heads, block_size, self.head_dim))
+        return page_form(form).page_bytes(self.shape(block_size))
 
 
 @dataclass(frozen=True, slots=True)

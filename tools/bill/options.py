@@ -9,7 +9,7 @@ from cluster.flags.checks import field_of
 from tools.bill.chains import Answers
 from tools.output import ReportFiles
 from twostroke.config import DEFAULT_MODEL, PACED_PREFIX
-from twostroke.config.cache import HOST_CACHE_BYTES, size_text
+from twostroke.config.cache import HOST_CACHE_BYTES, check_exact_layers, form_name, size_text
 from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import FORMS
@@ -42,6 +42,13 @@ class MemoryFlags(Settings):
     block_size: int = setting(16, least=1, most=256, power_of_two=True, unit="TOKENS", help="tokens per KV block")
     kv_format: str | None = setting(
         None, choices=tuple(FORMS), help="form of the pages; all are billed, this one in detail", default_text="--dtype"
+    )
+    kv_exact_layers: int = setting(
+        0,
+        least=0,
+        zero="none",
+        unit="LAYERS",
+        help="as many first and as many last layers whose KV int4 pages keep in the number format of --dtype",
     )
     kv_cache_memory_bytes: int | None = setting(
         None,
@@ -145,10 +152,15 @@ class BillFlags(Settings):
             )
         if self.model.weights == "int8" and self.memory.device_memory_bytes is not None:
             raise ConfigError("--weights int8 is for CPUs: leave --device-memory away", field="weights")
+        check_exact_layers(self.memory.kv_exact_layers, self._number_format)
 
     @property
     def form(self) -> str:
         """The form of the pages that is billed in detail."""
+        return form_name(self._number_format, self.memory.kv_exact_layers, self.model.dtype)
+
+    @property
+    def _number_format(self) -> str:
         return self.memory.kv_format or self.model.dtype
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from rich.console import Console
@@ -9,8 +10,10 @@ from rich.markup import escape
 
 from tools.bill.bill import Bill, concurrent, fitting
 from tools.bill.forms import FormBill
+from tools.bill.model import LayerGroup
 from tools.bill.tiers import ComputeCost, break_even_pages
 from tools.tables import Cell, Grid, Row, table_of, text_grid, text_row
+from twostroke.kv_cache.form import page_form
 
 UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 CURVE_ROWS: Final = 12
@@ -80,17 +83,22 @@ def memory_grid(bill: Bill) -> Grid:
 
 
 def groups_grid(bill: Bill) -> Grid:
-    forms, block = tuple(bill.forms), bill.flags.memory.block_size
-    rows = [
-        text_row(
-            (
-                f"{group.kind}, {group.layers} layers, {group.kv_heads} x {group.head_dim}",
-                *(f"{group.page_bytes(form, block) / block:g}" for form in forms),
-            )
-        )
-        for group in bill.model.groups
-    ]
+    forms, block, rows = tuple(bill.forms), bill.flags.memory.block_size, []
+    for group in bill.model.groups:
+        name = f"{group.kind}, {group.layers} layers, {group.kv_heads} x {group.head_dim}"
+        rows.append(text_row((name, *(f"{group.page_bytes(form, block) / block:g}" for form in forms))))
+        rows += [text_row(cells) for cells in _part_cells(bill, group)]
     return text_grid(("group", *forms), rows)
+
+
+def _part_cells(bill: Bill, group: LayerGroup) -> Iterator[tuple[str, ...]]:
+    """Yield the bytes of each part of a group whose layers have more than one form in the pages that are billed."""
+    chosen, block = bill.flags.form, bill.flags.memory.block_size
+    parts = page_form(chosen).parts(group.shape(block))
+    for part in parts if len(parts) > 1 else ():
+        layers, token_bytes = part.layers, part.form.page_bytes(part.shape) / block
+        name = f"layers {layers.start} to {layers.stop - 1} of them in {part.form.name}"
+        yield (name, *(f"{token_bytes:g}" if form == chosen else "" for form in bill.forms))
 
 
 def forms_grid(bill: Bill) -> Grid:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from twostroke.config.settings import Settings, setting
+from twostroke.errors import ConfigError
 
 MIN_PAGES = 2
 """Pages of any worker: a sequence that crosses a block's end holds two."""
@@ -41,6 +42,22 @@ def size_text(size_bytes: int) -> str:
 
 KV_FORMATS = ("bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 """Forms of pages that workers compute with; `twostroke.kv_cache.form` says what each stores."""
+WITH_EXACT_LAYERS = "int4"
+"""The form that --kv-exact-layers is for."""
+
+
+def form_name(kv_format: str, exact_layers: int, dtype: str) -> str:
+    """Return the name of the pages' form: `int4+2xbfloat16` keeps the first two and the last two layers in bfloat16."""
+    return f"{kv_format}+{exact_layers}x{dtype}" if exact_layers and kv_format == WITH_EXACT_LAYERS else kv_format
+
+
+def check_exact_layers(exact_layers: int, *kv_formats: str) -> None:
+    """Raise ConfigError where layers shall be exact and no page has a form that is for."""
+    if exact_layers and WITH_EXACT_LAYERS not in kv_formats:
+        raise ConfigError(
+            f"--kv-exact-layers {exact_layers} is for --kv-format {WITH_EXACT_LAYERS}, and pages hold {kv_formats[0]}",
+            field="kv_exact_layers",
+        )
 
 
 class CacheConfig(Settings):
@@ -62,6 +79,13 @@ class CacheConfig(Settings):
     )
     decode_kv_format: str | None = setting(
         None, choices=KV_FORMATS, help="--kv-format of decode workers", default_text="as --kv-format"
+    )
+    kv_exact_layers: int = setting(
+        0,
+        least=0,
+        zero="none",
+        unit="LAYERS",
+        help="as many first and as many last layers whose KV int4 pages keep in the number format of --dtype",
     )
     kv_cache_memory_bytes: int | None = setting(
         None,

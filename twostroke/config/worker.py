@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from twostroke.config.cache import CacheConfig
+from twostroke.config.cache import CacheConfig, check_exact_layers, form_name
 from twostroke.config.model import ModelConfig
 from twostroke.config.placement import MOST_THREADS, WorkerPorts
 from twostroke.config.routing import PatienceConfig
@@ -84,12 +84,12 @@ class WorkerConfig(Settings):
 
     @property
     def kv_format(self) -> str:
-        """The number format of its pages."""
+        """The form of its pages."""
         return kv_format_of(self.cache, self.model, self.role)
 
     @property
     def peer_kv_format(self) -> str:
-        """The number format of the other role's pages."""
+        """The form of the other role's pages."""
         other = Role.PREFILL if self.role is Role.DECODE else Role.DECODE
         return kv_format_of(self.cache, self.model, other)
 
@@ -100,16 +100,22 @@ class WorkerConfig(Settings):
 
 
 def kv_format_of(cache: CacheConfig, model: ModelConfig, role: Role) -> str:
-    """Return the number format of the pages of a role's workers."""
+    """Return the name of the form of the pages of a role's workers."""
+    return form_name(_number_format(cache, model, role), cache.kv_exact_layers, model.dtype)
+
+
+def _number_format(cache: CacheConfig, model: ModelConfig, role: Role) -> str:
     own = cache.prefill_kv_format if role is Role.PREFILL else cache.decode_kv_format
     return own or cache.kv_format or model.dtype
 
 
 def check_kv_formats(cache: CacheConfig, model: ModelConfig, *, may_switch: bool) -> None:
-    """Raise ConfigError where the two roles have different formats, and something else does not go with that.
+    """Raise ConfigError where exact layers, or different forms of the two roles, do not go with something else.
 
     `may_switch`: workers may become the other role with the pages that they have.
     """
+    formats = (_number_format(cache, model, role) for role in (Role.PREFILL, Role.DECODE))
+    check_exact_layers(cache.kv_exact_layers, *formats)
     prefill, decode = kv_format_of(cache, model, Role.PREFILL), kv_format_of(cache, model, Role.DECODE)
     if prefill == decode:
         return

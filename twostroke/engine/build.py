@@ -18,7 +18,7 @@ from twostroke.engine.memory_use import MemoryUse, pages_use
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
-from twostroke.kv_cache.form import FORMS, LAYOUT_VERSION, Conversion, KvForm, PageShape
+from twostroke.kv_cache.form import LAYOUT_VERSION, Conversion, KvForm, PageShape, page_form
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages
 from twostroke.models.memory_needs import packed_weights, plain_weights
@@ -166,13 +166,13 @@ def _build_on_cpu(
     import torch
 
     from twostroke.engine.runner import ModelRunner
-    from twostroke.kernels.choice import host_pool
+    from twostroke.kernels.choice import pool_over
     from twostroke.kernels.cpu.build import arithmetic_identity
     from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
     from twostroke.kernels.nibble_pool import check_shape
     from twostroke.models.catalog.places import cache_dir
 
-    shape, form = spec.page_shape(config.cache.block_size), FORMS[config.kv_format]
+    shape, form = spec.page_shape(config.cache.block_size), page_form(config.kv_format)
     if form.spans_block:
         check_shape(shape)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
@@ -195,7 +195,7 @@ def _build_on_cpu(
                 spec,
                 memory,
                 config.model,
-                pool=host_pool(torch.from_numpy(memory.data), form, shape, dtype, centers),
+                pool=pool_over(torch.from_numpy(memory.data), form, shape, dtype, centers),
                 cores=cores,
                 with_head=config.can_sample,
                 profiler=profiler,
@@ -240,7 +240,7 @@ def _build_on_device(
 
     if config.model.weights == "int8":
         raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="weights")
-    if FORMS[config.kv_format].spans_block:
+    if page_form(config.kv_format).spans_block:
         check_shape(spec.page_shape(config.cache.block_size))
     if config.model.deterministic:
         raise ConfigError(

@@ -11,14 +11,13 @@ from twostroke.config import CacheConfig, WorkerConfig
 from twostroke.engine.accelerator import Accelerator
 from twostroke.engine.decode_graphs import PageTable
 from twostroke.engine.device_fit import read_memory
-from twostroke.engine.device_runner import DeviceAttention, DeviceRunner, StepLimits
+from twostroke.engine.device_runner import DeviceRunner, StepLimits
 from twostroke.engine.graph_sizes import graph_sizes
-from twostroke.kernels.choice import device_attention, device_elementwise
+from twostroke.kernels.choice import device_attention, device_elementwise, pool_over
 from twostroke.kernels.elementwise import Elementwise
-from twostroke.kernels.exact_pages import ExactPages, NoExactSlots
-from twostroke.kernels.nibble_pool import NibblePool
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kv_cache.form import FORMS, PageForm
+from twostroke.kernels.exact_pages import ExactPages
+from twostroke.kernels.parted_pool import AnyPool, RecordedAttention, exact_places
+from twostroke.kv_cache.form import AnyForm, PageShape, page_form
 from twostroke.models.device_model import DeviceModel
 from twostroke.models.key_centers import key_centers
 from twostroke.models.memory_needs import DeviceNeeds, device_pages, exact_blocks, exact_bytes, working_bytes
@@ -35,7 +34,7 @@ class DevicePlan:
     spec: ModelSpec
     device: torch.device
     dtype: str
-    form: PageForm
+    form: AnyForm
     block_size: int
     max_model_len: int
     max_tokens: int
@@ -49,7 +48,7 @@ class DevicePlan:
             spec=spec,
             device=device,
             dtype=model.dtype,
-            form=FORMS[config.kv_format],
+            form=page_form(config.kv_format),
             block_size=config.cache.block_size,
             max_model_len=model.max_model_len or spec.max_position_embeddings,
             max_tokens=schedule.step_tokens(on_gpu=device.type != "cpu"),
@@ -74,7 +73,7 @@ class DevicePlan:
                 samples=samples,
                 recorded=sum(graph_sizes(samples)),
             )
-            + exact_bytes(self.exact_blocks, spec.page_bytes(self.block_size, self.dtype)),
+            + exact_bytes(self.exact_blocks, self.form, spec.page_shape(self.block_size), self.dtype),
             page_bytes=spec.page_bytes(self.block_size, self.form.name),
         )
 
@@ -100,11 +99,11 @@ class DevicePlan:
 class DeviceKernels:
     """The kernels of a model besides its matrix products."""
 
-    attention: DeviceAttention
+    attention: RecordedAttention
     elementwise: Elementwise
 
     @classmethod
-    def over(cls, pool: PagePool | NibblePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
+    def over(cls, pool: AnyPool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
         """Choose the fastest kernels for this pool. Raises ConfigError if none can serve it."""
         attention = device_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5, dtype=dtype)
         return cls(attention, device_elementwise(pool.device))
@@ -115,25 +114,25 @@ def make_device_runner(
     source: WeightSource,
     pages: torch.Tensor,
     accelerator: Accelerator,
-    kernels_over: Callable[[PagePool | NibblePool, ModelSpec, torch.dtype], DeviceKernels] = DeviceKernels.over,
+    kernels_over: Callable[[AnyPool, ModelSpec, torch.dtype], DeviceKernels] = DeviceKernels.over,
 ) -> DeviceRunner:
     """`pages` is uint8 [pages + scratch, page_bytes] on the device."""
     spec, source = plan.spec, balanced(source, plan.spec)
-    pool = _pool_over(pages, plan, key_centers(source, spec))
+    pool = _device_pool(pages, plan, key_centers(source, spec))
     kernels = kernels_over(pool, spec, plan.torch_dtype)
     weights = take_weights(source, spec, with_head=plan.with_head)
     model = DeviceModel(spec, weights, kernels.elementwise)
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.rope, plan.max_model_len))
     limits = plan.limits(len(pages) - 1)
-    exact = pool.exact.slots if isinstance(pool, NibblePool) else NoExactSlots()
-    rope = cosines, sines
+    rope, exact = (cosines, sines), exact_places(pool)
     return DeviceRunner(model, kernels.attention, rope, accelerator, limits, exact, with_head=plan.with_head)
 
 
-def _pool_over(pages: torch.Tensor, plan: DevicePlan, centers: torch.Tensor | None) -> PagePool | NibblePool:
+def _device_pool(pages: torch.Tensor, plan: DevicePlan, centers: torch.Tensor | None) -> AnyPool:
     """The last of the pages is the scratch page."""
+
+    def exact_pages(shape: PageShape) -> ExactPages:
+        return ExactPages.fixed(plan.exact_blocks, len(pages) - 1, shape, plan.torch_dtype, plan.device)
+
     shape = plan.spec.page_shape(plan.block_size)
-    if not plan.form.spans_block:
-        return PagePool.over(pages, plan.form, shape, centers)
-    exact = ExactPages.fixed(plan.exact_blocks, len(pages) - 1, shape, plan.torch_dtype, plan.device)
-    return NibblePool.over(pages, shape, plan.torch_dtype, exact)
+    return pool_over(pages, plan.form, shape, plan.torch_dtype, centers, exact_pages)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,9 +22,10 @@ from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.engine.sampler import UNSOUND, is_plain_draw, is_plain_greedy, sample
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
 from twostroke.errors import EngineLost
-from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
+from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.exact_pages import ExactPlaces
-from twostroke.kernels.spans import Spans, TokenSlots
+from twostroke.kernels.parted_pool import RecordedAttention
+from twostroke.kernels.spans import TokenSlots
 from twostroke.models.device_model import EVERY_ROW, DeviceModel
 from twostroke.request import SampledToken
 from twostroke.scheduler.batch import Batch, SampleRow, StepResult
@@ -33,12 +34,6 @@ Picked = TypeVar("Picked")
 
 NOBODY = -1
 """In tensors of tokens on a device: no token."""
-
-
-class DeviceAttention(AttentionBackend, Protocol):
-    """Attention that can be recorded: everything a decode step depends on lies on the device."""
-
-    def begin_decode(self, spans: Spans, placement: TokenSlots) -> AttentionStep: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +63,7 @@ class DeviceRunner:
     def __init__(
         self,
         model: DeviceModel,
-        attention: DeviceAttention,
+        attention: RecordedAttention,
         rope: tuple[torch.Tensor, torch.Tensor],
         accelerator: Accelerator,
         limits: StepLimits,

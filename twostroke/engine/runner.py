@@ -19,8 +19,7 @@ from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
-from twostroke.kernels.nibble_pool import NibblePool
-from twostroke.kernels.page_pool import PagePool
+from twostroke.kernels.parted_pool import AnyPool
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.choice import load_model
@@ -42,7 +41,7 @@ class ModelRunner:
         memory: PageMemory,
         model: ModelConfig,
         *,
-        pool: PagePool | NibblePool,
+        pool: AnyPool,
         cores: Cores,
         with_head: bool,
         profiler: Profiler | None = None,

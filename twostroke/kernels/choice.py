@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 
@@ -14,36 +14,50 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.elementwise import Elementwise, TorchElementwise
+from twostroke.kernels.exact_pages import ExactPages
 from twostroke.kernels.nibble_attention import NibbleAttention
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
+from twostroke.kernels.parted_pool import (
+    AnyPool,
+    PartedAttention,
+    PartedDeviceAttention,
+    PartedPool,
+    RecordedAttention,
+    UniformPool,
+)
 from twostroke.kernels.torch_attention import TorchAttention
-from twostroke.kv_cache.form import PageForm, PageShape
-
-if TYPE_CHECKING:  # loads Triton
-    from twostroke.kernels.triton.attention import TritonAttention
-    from twostroke.kernels.triton.nibble_attention import TritonNibbleAttention
+from twostroke.kv_cache.form import AnyForm, PagePart, PageShape
 
 
-def host_pool(
+def pool_over(
     data: torch.Tensor,
-    form: PageForm,
+    form: AnyForm,
     shape: PageShape,
     dtype: torch.dtype,
     key_centers: torch.Tensor | None = None,
-) -> PagePool | NibblePool:
-    """Return the pool over `data`, uint8 [pages, page bytes] in host memory, of a model that computes in `dtype`.
+    exact_pages: Callable[[PageShape], ExactPages] | None = None,
+) -> AnyPool:
+    """Return the pool over `data`, uint8 [pages, page bytes], of a model that computes in `dtype`.
 
     `key_centers` are those of the model. Forms of 4 bits have centers of their own in each page.
-    Raises ConfigError for a form that cannot store such heads or blocks.
+    `exact_pages` makes the exact pages of forms that have any, by default in sparse host memory.
+    Raises ConfigError for a form that cannot store such layers, heads or blocks.
     """
-    if form.spans_block:
-        return NibblePool.over(data, shape, dtype)
-    return PagePool.over(data, form, shape, key_centers)
+
+    def over(part: PagePart) -> UniformPool:
+        some = data[:, part.bytes]
+        if part.form.spans_block:
+            exact = None if exact_pages is None else exact_pages(part.shape)
+            return NibblePool.over(some, part.shape, dtype, exact)
+        return PagePool.over(some, part.form, part.shape, None if key_centers is None else key_centers[part.layers])
+
+    first, *others = (over(part) for part in form.parts(shape))
+    return PartedPool((first, *others)) if others else first
 
 
 def choose_attention(
-    pool: PagePool | NibblePool,
+    pool: AnyPool,
     *,
     heads: int,
     scale: float,
@@ -58,16 +72,26 @@ def choose_attention(
     """
     if kernels is not None:
         return NativeAttention(pool, heads, scale, kernels, team, dtype)
+    if isinstance(pool, PartedPool):
+        return PartedAttention(pool, [_torch_attention(part, heads, scale, is_deterministic) for part in pool.parts])
+    return _torch_attention(pool, heads, scale, is_deterministic)
+
+
+def _torch_attention(pool: UniformPool, heads: int, scale: float, is_deterministic: bool) -> AttentionBackend:
     if isinstance(pool, NibblePool):
         return NibbleAttention(pool, heads, scale)
     return AlignedAttention(pool, heads, scale) if is_deterministic else TorchAttention(pool, heads, scale)
 
 
-def device_attention(
-    pool: PagePool | NibblePool, *, heads: int, scale: float, dtype: torch.dtype
-) -> TritonAttention | TritonNibbleAttention:
+def device_attention(pool: AnyPool, *, heads: int, scale: float, dtype: torch.dtype) -> RecordedAttention:
     """For a pool on a CUDA device. Raises ConfigError where Triton is missing, or cannot compute such heads."""
     _require_triton()  # only here: a machine without CUDA need not have it
+    if isinstance(pool, PartedPool):
+        return PartedDeviceAttention(pool, [_triton_attention(part, heads, scale, dtype) for part in pool.parts])
+    return _triton_attention(pool, heads, scale, dtype)
+
+
+def _triton_attention(pool: UniformPool, heads: int, scale: float, dtype: torch.dtype) -> RecordedAttention:
     from twostroke.kernels.triton.attention import TritonAttention
     from twostroke.kernels.triton.nibble_attention import TritonNibbleAttention
 

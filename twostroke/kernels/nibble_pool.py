@@ -42,8 +42,9 @@ class NibblePool:
     def over(
         cls, data: torch.Tensor, shape: PageShape, dtype: torch.dtype, exact: ExactPages | None = None
     ) -> NibblePool:
-        """Views of `data`, uint8 [pages, page bytes], contiguous; the exact pages are by default sparse host memory.
+        """Views of `data`, uint8 [pages, page bytes], whose rows may be parts of longer ones.
 
+        The exact pages are by default sparse host memory.
         Raises ConfigError for shapes that have no words.
         """
         check_shape(shape)
@@ -51,6 +52,10 @@ class NibblePool:
         form = FORMS["int4"]
         heads = data.view(len(data), shape.layers, shape.kv_heads, form.head_bytes(shape))
         return cls(form, heads, shape.head_dim, exact)
+
+    @property
+    def layers(self) -> int:
+        return self.heads.shape[1]
 
     @property
     def kv_heads(self) -> int:

@@ -6,6 +6,7 @@ Numbers of one byte become wide by their scales first, as attention reads them. 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -13,7 +14,7 @@ import torch
 
 from twostroke.kernels.nibble_pool import check_shape, packed, unpacked
 from twostroke.kernels.page_pool import BYTES, PLAIN, PagePool, quantised
-from twostroke.kv_cache.form import FORMS, Conversion, PageForm
+from twostroke.kv_cache.form import AnyForm, Conversion, PagePart, page_form
 
 PIECE: Final = 16
 """Tokens of a piece: `PIECE` in native/page.h."""
@@ -29,18 +30,21 @@ def convert_page(conversion: Conversion, source: torch.Tensor, target: torch.Ten
     Raises ConfigError for a form that cannot store such heads or blocks.
     """
     shape = conversion.shape
-    read, written = (
-        _page_of(conversion, FORMS[form.format], data)
+    chunk = max(1, CHUNK_NUMBERS // (2 * shape.kv_heads * shape.block * shape.head_dim))
+    pages = (
+        _parts(conversion, page_form(form.format), data)
         for form, data in ((conversion.source, source), (conversion.target, target))
     )
-    chunk = max(1, CHUNK_NUMBERS // (2 * shape.kv_heads * shape.block * shape.head_dim))
-    for first in range(0, shape.layers, chunk):
-        layers = slice(first, first + chunk)
-        written.write(layers, read.read(layers))
+    for (there, read), (here, written) in itertools.product(*pages):
+        end = min(there.stop, here.stop)
+        for first in range(max(there.start, here.start), end, chunk):
+            last = min(first + chunk, end)
+            rows = read.read(slice(first - there.start, last - there.start))
+            written.write(slice(first - here.start, last - here.start), rows)
 
 
 class _Page(Protocol):
-    """One page, as rows [layers, 2, kv_heads, block, head_dim]."""
+    """One page, or a part of its layers, as rows [layers, 2, kv_heads, block, head_dim]."""
 
     def read(self, layers: slice) -> torch.Tensor:
         """Return what attention reads: float32, or of the plain format."""
@@ -48,13 +52,18 @@ class _Page(Protocol):
     def write(self, layers: slice, rows: torch.Tensor) -> None: ...
 
 
-def _page_of(conversion: Conversion, form: PageForm, data: torch.Tensor) -> _Page:
-    shape, centers = conversion.shape, conversion.key_centers
-    if form.spans_block:
+def _parts(conversion: Conversion, form: AnyForm, data: torch.Tensor) -> list[tuple[slice, _Page]]:
+    """Return the layers of each part of the page that `data` is, and the part."""
+    return [(part.layers, _part_of(conversion, part, data[part.bytes])) for part in form.parts(conversion.shape)]
+
+
+def _part_of(conversion: Conversion, part: PagePart, data: torch.Tensor) -> _Page:
+    shape, centers = part.shape, conversion.key_centers
+    if part.form.spans_block:
         check_shape(shape)
         return _NibblePage(data.view(shape.layers, shape.kv_heads, -1), shape.head_dim)
-    pool = PagePool.over(data[None], form, shape, None if centers is None else torch.from_numpy(centers))
-    return _TokenPage(pool, conversion.has_pieces)
+    own = None if centers is None else torch.from_numpy(centers[part.layers])
+    return _TokenPage(PagePool.over(data[None], part.form, shape, own), conversion.has_pieces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,12 +41,13 @@ class PagePool:
     def over(
         cls, data: torch.Tensor, form: PageForm, shape: PageShape, key_centers: torch.Tensor | None = None
     ) -> PagePool:
-        """Views of `data`, uint8 [pages, page_bytes], contiguous. Raises ConfigError where scales cannot be aligned.
+        """Views of `data`, uint8 [pages, page_bytes], whose rows may be parts of longer ones.
 
-        A form without scales stores whole keys, whatever their centers.
+        A form without scales stores whole keys, whatever their centers. Raises ConfigError where scales cannot be
+        aligned.
         """
         if form.name in PLAIN:
-            return cls(form, data.view(PLAIN[form.name]).view(-1, *shape.dims))
+            return cls(form, data.view(PLAIN[form.name]).view(len(data), *shape.dims))
         layers, kv_heads, block, dim = shape.layers, shape.kv_heads, shape.block, shape.head_dim
         numbers = block * dim
         if numbers % SCALE_BYTES:
@@ -80,6 +81,10 @@ class PagePool:
     def plain(cls, numbers: torch.Tensor) -> PagePool:
         """Return the pool of numbers [pages, layers, 2, kv_heads, block, head_dim] of a dtype of `PLAIN`."""
         return cls(FORMS[str(numbers.dtype).removeprefix("torch.")], numbers)
+
+    @property
+    def layers(self) -> int:
+        return self.numbers.shape[1]
 
     @property
     def kv_heads(self) -> int:

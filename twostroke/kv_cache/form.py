@@ -4,14 +4,19 @@ A form says in which number format keys and values lie in a page, and which scal
 the page: no scale crosses a page, so a page can be moved, digested and read alone. Attention reads what the page
 stores, also in the step that writes it, so a page never changes an answer.
 
+A form is the same for all layers of a page, or it is for those in the middle, and the layers at both ends are exact.
+
 The identity of a page is (block hash, `KvForm`): its number format, and whether another format may have computed it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
+
+from twostroke.errors import ConfigError
 
 if TYPE_CHECKING:  # this is read where nothing else needs arrays
     import numpy as np
@@ -44,7 +49,7 @@ class PageShape:
 
 @dataclass(frozen=True, slots=True)
 class PageForm:
-    """How one block's keys and values of one head and layer are stored."""
+    """How one block's keys and values of one head and layer are stored; alone, those of all layers of a page."""
 
     name: str
     """The word that --kv-format takes."""
@@ -62,6 +67,71 @@ class PageForm:
     def page_bytes(self, shape: PageShape) -> int:
         """Return the bytes of a whole page."""
         return shape.layers * shape.kv_heads * self.head_bytes(shape)
+
+    def parts(self, shape: PageShape) -> tuple[PagePart, ...]:
+        return (PagePart(self, shape, 0, 0),)
+
+
+@dataclass(frozen=True, slots=True)
+class PagePart:
+    """Layers that lie side by side in a page, all in one form."""
+
+    form: PageForm
+    shape: PageShape
+    """The dimensions of this part alone."""
+    first_layer: int
+    first_byte: int
+
+    @property
+    def layers(self) -> slice:
+        return slice(self.first_layer, self.first_layer + self.shape.layers)
+
+    @property
+    def bytes(self) -> slice:
+        return slice(self.first_byte, self.first_byte + self.form.page_bytes(self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class FormWithExactEnds:
+    """The form of pages whose first and last layers are stored in another form, that of the numbers computed with."""
+
+    inner: PageForm
+    exact: PageForm
+    exact_layers: int
+    """Layers at each end."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.inner.name}+{self.exact_layers}x{self.exact.name}"
+
+    @property
+    def spans_block(self) -> bool:
+        return self.inner.spans_block
+
+    def page_bytes(self, shape: PageShape) -> int:
+        """Return the bytes of a whole page. Raises ConfigError for a model without layers between the ends."""
+        return sum(part.form.page_bytes(part.shape) for part in self.parts(shape))
+
+    def parts(self, shape: PageShape) -> tuple[PagePart, ...]:
+        """Return the parts of a page, in the order of layers. Raises ConfigError as `page_bytes` does."""
+        inner_layers = shape.layers - 2 * self.exact_layers
+        if inner_layers < 1:
+            raise ConfigError(
+                f"--kv-exact-layers {self.exact_layers} leaves none of this model's {shape.layers} layers to "
+                f"{self.inner.name}: give at most {(shape.layers - 1) // 2}, or --kv-format {self.exact.name}",
+                field="kv_exact_layers",
+            )
+        ends, inner = replace(shape, layers=self.exact_layers), replace(shape, layers=inner_layers)
+        inner_byte = self.exact.page_bytes(ends)
+        last_byte = inner_byte + self.inner.page_bytes(inner)
+        return (
+            PagePart(self.exact, ends, 0, 0),
+            PagePart(self.inner, inner, self.exact_layers, inner_byte),
+            PagePart(self.exact, ends, self.exact_layers + inner_layers, last_byte),
+        )
+
+
+AnyForm = PageForm | FormWithExactEnds
 
 
 def _plain(name: str, element_bytes: int, text: str) -> PageForm:
@@ -94,7 +164,7 @@ class KvForm:
     """The form of all pages of one worker, beside the block hash the other part of their identity."""
 
     format: str
-    """A name of `FORMS`."""
+    """A name that `page_form` takes."""
     converted_from: str | None = None
     """The format of the pages that are converted into these. Pages of such a form may come from there, or follow pages
     that do. They never pass for pages that were computed in `format` alone."""
@@ -127,7 +197,7 @@ class Conversion:
     @property
     def page_bytes(self) -> int:
         """Bytes of a converted page."""
-        return FORMS[self.target.format].page_bytes(self.shape)
+        return page_form(self.target.format).page_bytes(self.shape)
 
 
 FORMS: Final = {
@@ -148,4 +218,13 @@ FORMS: Final = {
         ),
     )
 }
-"""All forms by name."""
+"""All forms that a layer can have, by name."""
+_EXACT_ENDS: Final = re.compile(r"(\w+)\+(\d+)x(\w+)")
+
+
+def page_form(name: str) -> AnyForm:
+    """Return the form of a name of `FORMS`, or of a name that `config.cache.form_name` made of two of them."""
+    matched = _EXACT_ENDS.fullmatch(name)
+    if matched is None:
+        return FORMS[name]
+    return FormWithExactEnds(FORMS[matched[1]], FORMS[matched[3]], int(matched[2]))

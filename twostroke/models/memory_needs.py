@@ -12,7 +12,7 @@ from typing import Final
 from twostroke.config import MIN_PAGES, CacheConfig
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.packing import BFLOAT16_BYTES, LARGE_PAGE_BYTES, copied_bytes, matrix_bytes, padded
-from twostroke.kv_cache.form import PageForm
+from twostroke.kv_cache.form import FORMS, AnyForm, PageShape
 from twostroke.kv_cache.pool_size import SCRATCH_PAGES, enough_pages
 from twostroke.models.spec import ModelSpec
 
@@ -95,7 +95,7 @@ def working_bytes(hidden: int, intermediate: int, vocab: int, *, tokens: int, sa
     return CONTEXT_BYTES + step_bytes(hidden, intermediate, tokens=tokens) + logits
 
 
-def exact_blocks(form: PageForm, block_size: int, *, tokens: int, sequences: int) -> int:
+def exact_blocks(form: AnyForm, block_size: int, *, tokens: int, sequences: int) -> int:
     """Return how many blocks are exact at once on a device: an unfinished one of each sequence, and a step's own.
 
     n tokens in a row touch at most n / block_size blocks and two halves. Forms by token keep nothing exact.
@@ -103,8 +103,13 @@ def exact_blocks(form: PageForm, block_size: int, *, tokens: int, sequences: int
     return 2 * sequences + tokens // block_size if form.spans_block else 0
 
 
-def exact_bytes(blocks: int, page_bytes: int) -> int:
-    """Return the bytes of so many exact pages, and of the scratch page beside them if there are any."""
+def exact_bytes(blocks: int, form: AnyForm, shape: PageShape, dtype: str) -> int:
+    """Return the bytes of so many exact pages, and of the scratch page beside them if there are any.
+
+    They hold the layers that pages of the form do not store in `dtype`.
+    """
+    exact = FORMS[dtype]
+    page_bytes = sum(exact.page_bytes(part.shape) for part in form.parts(shape) if part.form.spans_block)
     return (blocks + SCRATCH_PAGES) * page_bytes if blocks else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from twostroke.kv_cache.form import FORMS, PageShape
+from twostroke.kv_cache.form import PageShape, page_form
 
 SUPPORTED_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -56,8 +56,8 @@ class ModelSpec:
         return PageShape(self.layers, self.kv_heads, block_size, self.head_dim)
 
     def page_bytes(self, block_size: int, form: str) -> int:
-        """Return the bytes of K and V of all layers of one block in a form of `FORMS`."""
-        return FORMS[form].page_bytes(self.page_shape(block_size))
+        """Return the bytes of K and V of all layers of one block in a form that `page_form` takes."""
+        return page_form(form).page_bytes(self.page_shape(block_size))
 
     def weight_bytes(self, dtype: str, *, with_head: bool) -> int:
         """Bytes of all weights as a worker holds them; a head that is tied to the embedding takes none of its own."""

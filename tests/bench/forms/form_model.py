@@ -15,11 +15,11 @@ from tokenizers import Tokenizer
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.choice import choose_attention, host_pool
+from twostroke.kernels.choice import choose_attention, pool_over
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
-from twostroke.kv_cache.form import FORMS, PageShape
+from twostroke.kv_cache.form import PageShape, page_form
 from twostroke.models.catalog import places
 from twostroke.models.choice import load_model
 from twostroke.models.key_centers import key_centers
@@ -105,10 +105,10 @@ class FormModel:
         """`tokens` are what the pool holds, and one more than the largest position."""
         spec, kind = model.spec, getattr(torch, model.config.dtype)
         self._team = model.team
-        self.data = torch.zeros(-(-tokens // BLOCK), FORMS[form].page_bytes(model.shape), dtype=torch.uint8)
+        self.data = torch.zeros(-(-tokens // BLOCK), page_form(form).page_bytes(model.shape), dtype=torch.uint8)
         """The pages, uint8 [blocks, page bytes]."""
         attention = choose_attention(
-            host_pool(self.data, FORMS[form], model.shape, kind, model.key_centers),
+            pool_over(self.data, page_form(form), model.shape, kind, model.key_centers),
             heads=spec.heads,
             scale=spec.head_dim**-0.5,
             kernels=model.kernels,

@@ -20,7 +20,7 @@ from tests.bench.forms.results import FormResult, ModelResult, table_of
 from tools.output import write_json
 from twostroke.errors import ConfigError
 from twostroke.kernels.page_pool import PLAIN
-from twostroke.kv_cache.form import FORMS, Conversion, KvForm
+from twostroke.kv_cache.form import Conversion, KvForm, page_form
 
 SCHEMA_VERSION = 2
 PIPE_COLUMNS = 130
@@ -84,7 +84,7 @@ class FormComparison:
             results=tuple(
                 FormResult(
                     form=name,
-                    page_bytes=FORMS[name.split()[0]].page_bytes(self._model.shape),
+                    page_bytes=page_form(name.split()[0]).page_bytes(self._model.shape),
                     perplexity=None if (found := predictions.get(name)) is None else math.exp(found.loss),
                     mean_kl=None if found is None else found.mean_kl,
                     same=None if found is None else found.same,

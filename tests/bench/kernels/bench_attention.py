@@ -11,10 +11,10 @@ from tests.bench.kernels.setting import Setting
 from tests.bench.kernels.timing import Result, Work, timed, timed_by_turns
 from twostroke.config.cache import KV_FORMATS
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.choice import choose_attention, host_pool
+from twostroke.kernels.choice import choose_attention, pool_over
 from twostroke.kernels.nibble_pool import NibblePool
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kv_cache.form import FORMS
+from twostroke.kernels.parted_pool import AnyPool, parts_of
+from twostroke.kv_cache.form import page_form
 
 BLOCK = 16
 
@@ -55,7 +55,7 @@ def bench_forms(setting: Setting) -> Iterator[Result]:
 def attention_work(setting: Setting, span: Span, form: str) -> Work:
     """Work of all layers: every key and value is read once; a query and a key, or weights and values, are 2 * dim."""
     spec = setting.spec
-    token_bytes = FORMS[form].page_bytes(spec.page_shape(BLOCK)) / BLOCK
+    token_bytes = page_form(form).page_bytes(spec.page_shape(BLOCK)) / BLOCK
     pairs = span.sequences * sum(range(span.context - span.new + 1, span.context + 1))
     return Work(
         bytes=span.sequences * span.context * token_bytes,
@@ -100,18 +100,18 @@ def _all_layers(setting: Setting, span: Span, form: str) -> Callable[[], None]:
     return all_layers
 
 
-def _filled_pool(setting: Setting, pages: int, form: str) -> PagePool | NibblePool:
+def _filled_pool(setting: Setting, pages: int, form: str) -> AnyPool:
     """Return pages that hold normal numbers."""
-    spec = setting.spec
-    shape = spec.page_shape(BLOCK)
-    data = torch.zeros(pages, FORMS[form].page_bytes(shape), dtype=torch.uint8)
-    pool = host_pool(data, FORMS[form], shape, setting.dtype)
-    for layer in range(spec.layers):
-        if isinstance(pool, NibblePool):
-            pool.store(torch.arange(pages), layer, torch.randn(pages, 2, spec.kv_heads, BLOCK, spec.head_dim))
-        else:
-            numbers = torch.randn(pages * BLOCK, spec.kv_heads, spec.head_dim)
-            pool.write(numbers, numbers, layer, torch.arange(pages * BLOCK))
+    shape = setting.spec.page_shape(BLOCK)
+    data = torch.zeros(pages, page_form(form).page_bytes(shape), dtype=torch.uint8)
+    pool = pool_over(data, page_form(form), shape, setting.dtype)
+    for part in parts_of(pool):
+        for layer in range(part.layers):
+            if isinstance(part, NibblePool):
+                part.store(torch.arange(pages), layer, torch.randn(pages, 2, part.kv_heads, BLOCK, part.head_dim))
+            else:
+                numbers = torch.randn(pages * BLOCK, part.kv_heads, part.head_dim)
+                part.write(numbers, numbers, layer, torch.arange(pages * BLOCK))
     return pool
 
 

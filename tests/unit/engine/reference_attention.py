@@ -13,15 +13,29 @@ from twostroke.kernels.elementwise import TorchElementwise
 from twostroke.kernels.nibble_attention import NibbleAttention, NibbleAttentionStep
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
+from twostroke.kernels.parted_pool import (
+    AnyPool,
+    PartedDeviceAttention,
+    PartedPool,
+    RecordedAttention,
+    UniformPool,
+)
 from twostroke.kernels.spans import Spans, TokenSlots, span_fields, spans_of
 from twostroke.models.spec import ModelSpec
 
 
-def reference_kernels(pool: PagePool | NibblePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
+def reference_kernels(pool: AnyPool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
+    if isinstance(pool, PartedPool):
+        parts = [_attention(part, spec) for part in pool.parts]
+        return DeviceKernels(PartedDeviceAttention(pool, parts), TorchElementwise())
+    return DeviceKernels(_attention(pool, spec), TorchElementwise())
+
+
+def _attention(pool: UniformPool, spec: ModelSpec) -> RecordedAttention:
     scale = spec.head_dim**-0.5
     if isinstance(pool, NibblePool):
-        return DeviceKernels(ReferenceNibbleAttention(NibbleAttention(pool, spec.heads, scale)), TorchElementwise())
-    return DeviceKernels(ReferenceAttention(pool, scale), TorchElementwise())
+        return ReferenceNibbleAttention(NibbleAttention(pool, spec.heads, scale))
+    return ReferenceAttention(pool, scale)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from twostroke.engine.device_runner import DeviceRunner
 from twostroke.engine.runner import ModelRunner
 from twostroke.engine.staging import HostArray, Staging
 from twostroke.errors import EngineLost
+from twostroke.kernels.choice import pool_over
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
-from twostroke.kv_cache.form import FORMS
+from twostroke.kernels.parted_pool import AnyPool, parts_of
+from twostroke.kv_cache.form import FORMS, page_form
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.registry import read_spec
 from twostroke.models.spec import ModelSpec
@@ -35,7 +37,7 @@ from twostroke.worker.steps.calibration import CalibrationLimits, sweep
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 160,
@@ -66,7 +68,7 @@ def plan_for(spec: ModelSpec, *, with_head: bool = True, form: str = "float32") 
         spec=spec,
         device=torch.device("cpu"),
         dtype="float32",
-        form=FORMS[form],
+        form=page_form(form),
         block_size=16,
         max_model_len=128,
         max_tokens=48,
@@ -154,23 +156,24 @@ def test_a_device_step_samples_what_the_cpu_runner_samples(runners: list[Runner]
     assert [len(token.top) for token in device[3]] == [2] * len(device[3])
 
 
-def test_a_device_step_over_int4_pages_samples_and_stores_what_the_cpu_runner_does(directory: Path) -> None:
+@pytest.mark.parametrize("form", ["int4", "int4+1xfloat32"])
+def test_a_device_step_over_int4_pages_samples_and_stores_what_the_cpu_runner_does(directory: Path, form: str) -> None:
     spec = read_spec(directory)
-    plan = plan_for(spec, form="int4")
+    plan = plan_for(spec, form=form)
     shape, memory = spec.page_shape(16), PageMemory(PAGES, plan.needs().page_bytes)
     usual = ModelRunner(
         directory,
         spec,
         memory,
         ModelConfig(dtype="float32"),
-        pool=NibblePool.over(torch.from_numpy(memory.data), shape, torch.float32),
+        pool=pool_over(torch.from_numpy(memory.data), plan.form, shape, torch.float32),
         cores=Cores((0,)),
         with_head=True,
     )
     pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
-    pool: list[PagePool | NibblePool] = []
+    pool: list[AnyPool] = []
 
-    def kernels(over: PagePool | NibblePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
+    def kernels(over: AnyPool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
         pool.append(over)
         return reference_kernels(over, spec, dtype)
 
@@ -178,17 +181,23 @@ def test_a_device_step_over_int4_pages_samples_and_stores_what_the_cpu_runner_do
         device = make_device_runner(plan, files, pages, CpuAccelerator(), kernels)
     mine, theirs = ([[token.token for token in answer] for answer in serve(runner)] for runner in (device, usual))
     assert mine == theirs
-    [over] = pool
-    assert isinstance(over, NibblePool)
+    over = nibbles_of(pool[0])
     assert len(over.exact.slots) <= 5 + 1, "one of each sequence, and what the last step has finished"
-    right = NibblePool.over(torch.from_numpy(memory.data)[:PAGES], shape, torch.float32)
+    right = nibbles_of(pool_over(torch.from_numpy(memory.data)[:PAGES], plan.form, shape, torch.float32))
+    assert over.layers == right.layers == over.exact.pool.layers
     stored = torch.tensor([page for stream in streams() for page in stream.pages[: len(stream.tokens) // 16]])
-    for layer in range(shape.layers):
+    for layer in range(over.layers):
         close = torch.isclose(over.read(stored, layer), right.read(stored, layer), atol=1e-3)
         assert close.float().mean() > 0.99, "numbers at the edge between two may differ"
     for runner in (usual, device):
         runner.close()
     memory.close()
+
+
+def nibbles_of(pool: AnyPool) -> NibblePool:
+    """Return the pool's part of 4-bit numbers."""
+    [found] = [part for part in parts_of(pool) if isinstance(part, NibblePool)]
+    return found
 
 
 def test_a_sequence_whose_numbers_overflow_ends_alone_and_changes_no_bit_of_its_neighbours(

@@ -20,15 +20,15 @@ from twostroke.config.cache import KV_FORMATS
 from twostroke.errors import ConfigError
 from twostroke.kernels import reference
 from twostroke.kernels.attention import AttentionBackend, RaggedBatch
-from twostroke.kernels.choice import choose_attention, host_pool
+from twostroke.kernels.choice import choose_attention, pool_over
 from twostroke.kernels.cpu import attention as native
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.cpu.variants import chosen_variants
-from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import BYTES, LARGEST, PagePool, quantised
-from twostroke.kv_cache.form import FORMS, PageShape
+from twostroke.kernels.parted_pool import AnyPool
+from twostroke.kv_cache.form import FORMS, PageShape, page_form
 
 VARIANTS = [variant.name for variant in chosen_variants()]
 TORCH = "torch"
@@ -118,10 +118,10 @@ class Prompts:
     def data(self, form: str, stale: int = 0) -> torch.Tensor:
         """Return pages in which every byte is `stale`."""
         pages = len(self.lengths) * self.blocks
-        return torch.full((pages, FORMS[form].page_bytes(self.shape)), stale, dtype=torch.uint8)
+        return torch.full((pages, page_form(form).page_bytes(self.shape)), stale, dtype=torch.uint8)
 
-    def over(self, data: torch.Tensor, form: str) -> PagePool | NibblePool:
-        return host_pool(data, FORMS[form], self.shape, self.dtype, self.key_centers)
+    def over(self, data: torch.Tensor, form: str) -> AnyPool:
+        return pool_over(data, page_form(form), self.shape, self.dtype, self.key_centers)
 
     def pool(self, form: str) -> PagePool:
         """Return pages of a form that stores each token on its own."""
@@ -139,9 +139,7 @@ class Prompts:
         return [(sequence, 0, length) for sequence, length in enumerate(self.lengths)]
 
 
-def backend_of(
-    prompts: Prompts, pool: PagePool | NibblePool, path: str, kernels: dict[str, Kernels]
-) -> AttentionBackend:
+def backend_of(prompts: Prompts, pool: AnyPool, path: str, kernels: dict[str, Kernels]) -> AttentionBackend:
     if path in kernels:
         return NativeAttention(pool, prompts.heads, prompts.scale, kernels[path], None, prompts.dtype)
     return choose_attention(

@@ -14,21 +14,20 @@ from transformers import Qwen3Config
 from tests.unit.models.test_registry import SIZES, saved
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.choice import choose_attention
+from twostroke.kernels.choice import choose_attention, pool_over
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.steady import SIZES as TILES
 from twostroke.kernels.steady import agreeing_sizes
-from twostroke.kv_cache.form import FORMS
+from twostroke.kv_cache.form import page_form
 from twostroke.models.choice import load_model
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.transformer import Model
 
-BLOCK, BLOCKS, SEQUENCES = 8, 12, 6
-LONGEST = BLOCK * BLOCKS
+LONGEST, SEQUENCES = 96, 6
+BLOCK, LARGER_BLOCK = 8, 16
 HISTORIES = 2
-DEEP = Qwen3Config(**SIZES | {"intermediate_size": 1536, "head_dim": 16})
+DEEP = Qwen3Config(**SIZES | {"intermediate_size": 1536, "head_dim": 16, "num_hidden_layers": 3})
 """Sums of 1536 products: long enough for a library to have several ways to add them up."""
 
 PATHS = {
@@ -36,10 +35,14 @@ PATHS = {
     "native int8": ("bfloat16", True, True, "bfloat16"),
     "native bfloat16, pages of int8": ("bfloat16", True, False, "int8"),
     "native bfloat16, pages of fp8_e4m3": ("bfloat16", True, False, "fp8_e4m3"),
+    "native bfloat16, blocks of 16": ("bfloat16", True, False, "bfloat16"),
+    "native bfloat16, pages of int4": ("bfloat16", True, False, "int4"),
+    "native bfloat16, pages of int4 with exact layers": ("bfloat16", True, False, "int4+1xbfloat16"),
     "float32": ("float32", True, False, "float32"),
     "float32, pages of fp8_e5m2": ("float32", True, False, "fp8_e5m2"),
     "float32 without kernels": ("float32", False, False, "float32"),
     "float32 without kernels, pages of int8": ("float32", False, False, "int8"),
+    "float32 without kernels, pages of int4 with exact layers": ("float32", False, False, "int4+1xfloat32"),
     "bfloat16 without kernels": ("bfloat16", False, False, "bfloat16"),
     "float16 without kernels": ("float16", False, False, "float16"),
 }
@@ -57,16 +60,19 @@ class Chunk:
 
 
 class Served:
-    """A model over a pool in which sequence s has the pages from BLOCKS * s on."""
+    """A model over a pool in which sequence s has the pages from LONGEST / block * s on."""
 
     def __init__(self, directory: Path, path: str, kernels: Kernels) -> None:
         name, is_native, is_int8, form = PATHS[path]
         dtype: torch.dtype = getattr(torch, name)
         usable = kernels if is_native else None
         spec = read_spec(directory)
-        shape = spec.page_shape(BLOCK)
-        self.pages = torch.zeros(SEQUENCES * BLOCKS, FORMS[form].page_bytes(shape), dtype=torch.uint8)
-        pool = PagePool.over(self.pages, FORMS[form], shape)
+        self.form = page_form(form)
+        self._block = LARGER_BLOCK if self.form.spans_block or path.endswith("blocks of 16") else BLOCK
+        self._blocks = LONGEST // self._block
+        self.shape = spec.page_shape(self._block)
+        self.pages = torch.zeros(SEQUENCES * self._blocks, self.form.page_bytes(self.shape), dtype=torch.uint8)
+        pool = pool_over(self.pages, self.form, self.shape, dtype)
         attention = choose_attention(
             pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=usable, dtype=dtype, is_deterministic=True
         )
@@ -79,14 +85,14 @@ class Served:
         """Logits of each chunk's last row."""
         at = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
         starts = torch.tensor([0, *(chunk.end - chunk.start for chunk in chunks)]).cumsum(0)
-        first_pages = torch.tensor([chunk.sequence for chunk in chunks]) * BLOCKS
+        first_pages = torch.tensor([chunk.sequence for chunk in chunks]) * self._blocks
         of_row = first_pages.repeat_interleave(starts.diff())
         batch = RaggedBatch(
             positions=at.int(),
             query_starts=tuple(starts.tolist()),
             context_lens=tuple(chunk.end for chunk in chunks),
-            block_tables=(first_pages[:, None] + torch.arange(BLOCKS)).int(),
-            write_slots=of_row * BLOCK + at,
+            block_tables=(first_pages[:, None] + torch.arange(self._blocks)).int(),
+            write_slots=of_row * self._block + at,
             cosines=self._cosines[at],
             sines=self._sines[at],
         )

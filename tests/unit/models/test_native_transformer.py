@@ -11,13 +11,16 @@ import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from tests.bench.kernels.bench_linear import products_of
+from tests.unit.models import test_deterministic as steady
 from tests.unit.models.test_registry import SIZES, saved
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.page_conversion import convert_page
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttention
+from twostroke.kv_cache.form import Conversion, KvForm
 from twostroke.models.choice import load_model
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.registry import read_spec
@@ -183,3 +186,25 @@ def test_int8_weights_without_their_kernels_are_refused_by_name(tmp_path: Path) 
     backend = TorchAttention(PagePool.empty(1, "bfloat16", spec.page_shape(BLOCK)), spec.heads, 1.0)
     with pytest.raises(ConfigError, match="--weights int8"):
         load_model(tmp_path, spec, backend, None, dtype=torch.bfloat16, is_int8=True, with_head=True)
+
+
+def test_each_layer_of_one_call_stores_and_reads_pages_in_its_own_form(tmp_path: Path, kernels: Kernels) -> None:
+    """Keys of the middle layer depend on the exact first one alone: its numbers are those of exact pages, in 4 bits."""
+    saved(steady.DEEP, tmp_path)
+    prompt, chunk = [torch.arange(64) * 7 % 131], [steady.Chunk(0, 0, 64)]
+    mixed, exact = (
+        steady.Served(tmp_path, f"native bfloat16{pages}", kernels)
+        for pages in (", pages of int4 with exact layers", ", blocks of 16")
+    )
+    logits, near = mixed.step(prompt, chunk), exact.step(prompt, chunk)
+    name = mixed.form.name
+    conversion = Conversion(KvForm("bfloat16"), KvForm(name, "bfloat16"), mixed.shape, has_pieces=True)
+    first, middle, last = mixed.form.parts(mixed.shape)
+    for block in range(4):
+        stored, expected = mixed.pages[block], torch.empty_like(mixed.pages[block])
+        convert_page(conversion, exact.pages[block], expected)
+        assert torch.equal(stored[: middle.bytes.stop], expected[: middle.bytes.stop])
+        is_same = torch.equal(stored[last.bytes], expected[last.bytes])
+        assert is_same == (block == 0), "the middle layer reads earlier blocks in 4 bits, and its own exact"
+    assert first.form.name == last.form.name == "bfloat16"
+    assert 0 < (logits - near).square().mean() < 0.1 * near.square().mean()

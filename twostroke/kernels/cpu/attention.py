@@ -13,6 +13,7 @@ from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
+from twostroke.kernels.parted_pool import AnyPool, UniformPool, parts_of
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of the types of queries, keys and values, equal to `AttentionStep::dtype` in attention.h."""
@@ -29,6 +30,7 @@ class NativeStep(ctypes.Structure):
         ("layer_stride", ctypes.c_int64),
         ("value_offset", ctypes.c_int64),
         ("head_stride", ctypes.c_int64),
+        ("layers", ctypes.c_int64),
         ("block", ctypes.c_int64),
         ("heads", ctypes.c_int64),
         ("kv_heads", ctypes.c_int64),
@@ -56,14 +58,14 @@ class NativeStep(ctypes.Structure):
 
 
 class NativeAttention:
-    """Attends over a pool of one of `FORMS`, on the threads of `team` or on the caller's.
+    """Attends over a pool whose layers have forms of `FORMS`, on the threads of `team` or on the caller's.
 
     `dtype` is that of queries, keys and values; by default that of the pool's numbers.
     """
 
     def __init__(
         self,
-        pool: PagePool | NibblePool,
+        pool: AnyPool,
         heads: int,
         scale: float,
         kernels: Kernels,
@@ -74,7 +76,7 @@ class NativeAttention:
         assert pool.head_dim % 2 == 0, "the kernel rotates the two halves of a head"
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.pool = pool
-        self.dtype = dtype or (pool.exact.pool if isinstance(pool, NibblePool) else pool).numbers.dtype
+        self.dtype = dtype or _dtype_of(parts_of(pool)[0])
         self.heads = heads
         self.scale = scale
         self.team = team
@@ -95,21 +97,26 @@ class NativeAttentionStep:
     def __init__(self, backend: NativeAttention, batch: RaggedBatch) -> None:
         self._backend = backend
         query_starts = torch.tensor(batch.query_starts, dtype=torch.int32)
-        pool = backend.pool
         self._keep: list[object] = [batch, query_starts]
-        """Keeps alive what the native step points into."""
-        self._native = _native_step(backend, batch, query_starts)
-        if isinstance(pool, NibblePool):
-            exact_slots = pool.exact.begin(batch)
+        """Keeps alive what the native steps point into."""
+        parts = parts_of(backend.pool)
+        self._natives = (NativeStep * len(parts))(*(self._step(part, batch, query_starts) for part in parts))
+        self.address = ctypes.addressof(self._natives)
+        """The address of the native steps, for other kernels of the same step."""
+
+    def _step(self, part: UniformPool, batch: RaggedBatch, query_starts: torch.Tensor) -> NativeStep:
+        """Return the native step of a part of the layers."""
+        native = _native_step(self._backend, part, batch, query_starts)
+        if isinstance(part, NibblePool):
+            exact_slots = part.exact.begin(batch)
             self._keep.append(exact_slots)
-            _point_to_nibbles(self._native, pool, exact_slots)
+            _point_to_nibbles(native, part, exact_slots)
         else:
-            _point_to_numbers(self._native, pool)
-        self.address = ctypes.addressof(self._native)
-        """The address of the native step, for other kernels of the same step."""
+            _point_to_numbers(native, part)
+        return native
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        dim = self._native.head_dim
+        dim = self._backend.pool.head_dim
         assert q.dtype == k.dtype == v.dtype == self._backend.dtype
         assert q.stride(1) == k.stride(1) == v.stride(1) == dim, "heads must lie side by side"
         self._backend.native_store(
@@ -134,15 +141,21 @@ class NativeAttentionStep:
         return out.flatten(1)
 
 
-def _native_step(backend: NativeAttention, batch: RaggedBatch, query_starts: torch.Tensor) -> NativeStep:
+def _dtype_of(pool: UniformPool) -> torch.dtype:
+    return (pool.exact.pool if isinstance(pool, NibblePool) else pool).numbers.dtype
+
+
+def _native_step(
+    backend: NativeAttention, pool: UniformPool, batch: RaggedBatch, query_starts: torch.Tensor
+) -> NativeStep:
     """Return the step without what says where pages lie."""
-    pool = backend.pool
     for tensor in (batch.cosines, batch.sines, batch.write_slots, batch.positions, batch.block_tables):
         assert tensor.is_contiguous(), "the kernel reads these as flat arrays"
     assert batch.positions.dtype == batch.block_tables.dtype == torch.int32
     assert batch.write_slots.dtype == torch.int64
     assert batch.cosines.dtype == batch.sines.dtype == torch.float32
     return NativeStep(
+        layers=pool.layers,
         block=pool.block,
         heads=backend.heads,
         kv_heads=pool.kv_heads,

@@ -59,7 +59,7 @@ class NativeCall(ctypes.Structure):
         ("sampled", _POINTER),
         ("samples", _NUMBER),
         ("logits", _POINTER),
-        ("step", _POINTER),
+        ("steps", _POINTER),
         ("kernels", _POINTER),
     )
 
@@ -119,14 +119,14 @@ class NativeForward:
         weakref.finalize(self, kernels.function("twostroke_forward_free", (_POINTER,)), self._address)
 
     def __call__(
-        self, tokens: torch.Tensor, step: int, sampled: torch.Tensor | None, kernels: KernelRecords | None = None
+        self, tokens: torch.Tensor, steps: int, sampled: torch.Tensor | None, kernels: KernelRecords | None = None
     ) -> torch.Tensor | None:
         """float32 logits [len(sampled), vocab] of those rows; None for `sampled` ends with the last layer's KV.
 
-        `step` is the address of the attention's step. Each kernel is recorded in `kernels`.
+        `steps` is the address of the attention's steps. Each kernel is recorded in `kernels`.
         """
         assert tokens.dtype == torch.int32, "the kernel walks these by index"
-        call = NativeCall(tokens=tokens.data_ptr(), rows=len(tokens), step=step)
+        call = NativeCall(tokens=tokens.data_ptr(), rows=len(tokens), steps=steps)
         call.kernels = None if kernels is None else ctypes.addressof(kernels)
         logits = None
         if sampled is not None:

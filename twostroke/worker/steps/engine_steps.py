@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.config import Role, WorkerConfig
-from twostroke.kv_cache.form import FORMS
+from twostroke.kv_cache.form import page_form
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.profiler import WORK_LOOP, Profiler
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
@@ -122,7 +122,7 @@ def _scheduler_of(config: WorkerConfig, engine_state: EngineState, gate: ClaimGa
         facts.eos_token_ids,
         align_chunks=config.role is Role.PREFILL,
         on_gpu=_is_on_gpu(engine_state),
-        has_exact_blocks=not config.model.is_paced and FORMS[config.kv_format].spans_block,
+        has_exact_blocks=not config.model.is_paced and page_form(config.kv_format).spans_block,
     )
     builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids)
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)

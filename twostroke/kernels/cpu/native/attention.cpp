@@ -25,7 +25,8 @@ void attend(Team *team, const AttentionStep &step, int64_t layer, const void *q,
 
 }  // namespace twostroke
 
-TWOSTROKE_EXPORT void twostroke_attend(twostroke::Team *team, const twostroke::AttentionStep *step, int64_t layer,
+TWOSTROKE_EXPORT void twostroke_attend(twostroke::Team *team, const twostroke::AttentionStep *steps, int64_t layer,
                                        const void *q, int64_t q_stride, void *out) {
-    twostroke::attend(team, *step, layer, q, q_stride, out);
+    const twostroke::StepLayer of = twostroke::step_of(steps, layer);
+    twostroke::attend(team, of.step, of.layer, q, q_stride, out);
 }

@@ -19,7 +19,7 @@ enum class Form : int32_t { FLOAT32, BFLOAT16, FLOAT16, INT8, FP8_E4M3, FP8_E5M2
 struct AttentionStep {
     void *pool;
     int64_t page_stride, layer_stride, value_offset, head_stride;
-    int64_t block, heads, kv_heads, head_dim;
+    int64_t layers, block, heads, kv_heads, head_dim;
     int64_t tokens;
     const float *cosines, *sines;  // [tokens, head_dim / 2]
     const int64_t *write_slots;    // [tokens]
@@ -38,6 +38,18 @@ struct AttentionStep {
     int64_t exact_page_stride, exact_layer_stride, exact_value_offset, exact_head_stride;
     const int64_t *exact_slots;  // [tokens]: of every token, whether or not it is written into the pool
 };
+
+// A layer among those of the step that it belongs to.
+struct StepLayer {
+    const AttentionStep &step;
+    int64_t layer;
+};
+
+// Pages whose layers have more than one form have a step for each part of their layers: side by side, in order.
+inline StepLayer step_of(const AttentionStep *steps, int64_t layer) {
+    for (; layer >= steps->layers; steps++) layer -= steps->layers;
+    return {*steps, layer};
+}
 
 // f with a value of the type that q, k, v and what is returned have.
 template <class F>

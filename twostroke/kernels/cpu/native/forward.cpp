@@ -68,7 +68,7 @@ struct Call {
     const int64_t *sampled;  // rows that go on to the head
     int64_t samples;         // 0: stop once the last layer's keys and values are stored
     float *logits;           // [samples, vocab]
-    const AttentionStep *step;
+    const AttentionStep *steps;  // of each part of the layers
     KernelRecords *kernels;  // null while nobody profiles
 };
 
@@ -91,7 +91,6 @@ class Forward {
         rows_ = call.rows;
         kernels_ = call.kernels;
         layer_ = 0;
-        if (kernels_) attention_work_ = work_of_attention(*call.step);
         profiled(team, KernelKind::EMBEDDING, work_of_rows(rows_, model_.hidden), [&] {
             gather(model_.embedding, call.tokens, rows_, model_.hidden, x_.rows(rows_, model_.hidden));
         });
@@ -145,14 +144,16 @@ class Forward {
             });
         }
         profiled(team, KernelKind::STORE, work_of_rows(rows_, stride), [&] {
-            store_kv(team, *call.step, index, q, stride, k, stride, v, stride);
+            const StepLayer of = step_of(call.steps, index);
+            store_kv(team, of.step, of.layer, q, stride, k, stride, v, stride);
         });
     }
 
     void attend(Team *team, int64_t layer, const Call &call) {
         uint16_t *q = qkv_.rows(rows_, qkv_stride()), *out = attended_.rows(rows_, attended_stride());
-        profiled(team, KernelKind::ATTENTION, attention_work_,
-                 [&] { twostroke::attend(team, *call.step, layer, q, qkv_stride(), out); });
+        const StepLayer of = step_of(call.steps, layer);
+        profiled(team, KernelKind::ATTENTION, kernels_ ? work_of_attention(of.step) : Work{},
+                 [&] { twostroke::attend(team, of.step, of.layer, q, qkv_stride(), out); });
     }
 
     // Go on with these rows alone.
@@ -178,7 +179,6 @@ class Forward {
     int64_t rows_ = 0;
     int32_t layer_ = 0;
     KernelRecords *kernels_ = nullptr;
-    Work attention_work_{};
     Buffer<float> x_;
     Buffer<uint16_t> normed_, qkv_, attended_, inner_;
     Prepared prepared_;
