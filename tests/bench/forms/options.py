@@ -11,6 +11,7 @@ from cluster.flags.checks import file_can_be_made, positive
 from twostroke.config import DEFAULT_MODEL, ModelConfig
 from twostroke.config.cache import KV_FORMATS
 from twostroke.errors import ConfigError
+from twostroke.kv_cache.form import page_form
 
 TEXT = Path(__file__).parents[3] / "docs" / "tour.md"
 PREDICTION, CONVERTED, GREEDY, FACTS = PARTS = ("prediction", "converted", "greedy", "facts")
@@ -39,8 +40,11 @@ class FormOptions:
 
     def __post_init__(self) -> None:
         for form in self.forms:
-            if form not in KV_FORMATS:
-                raise ConfigError(f"--forms {form}: the forms are {', '.join(KV_FORMATS)}", field="forms")
+            try:
+                page_form(form)
+            except KeyError as error:
+                known = f"{', '.join(KV_FORMATS)}, and int4+NxDTYPE with N exact layers at each end"
+                raise ConfigError(f"--forms {form}: the forms are {known}", field="forms") from error
         if unknown := self.parts - set(PARTS):
             raise ConfigError(f"--only {min(unknown)}: the parts are {', '.join(PARTS)}", field="only")
         if any(model.is_paced for model in self.models):

@@ -185,6 +185,7 @@ def test_only_the_parts_that_are_asked_for_are_measured(arguments: Any, tiny: Pa
     ("flags", "field"),
     [
         (["--forms", "int3"], "forms"),
+        (["--forms", "int4+1xint3"], "forms"),
         (["--forms", ""], "forms"),
         (["--model", "paced:"], "model"),
         (["--text", "/no/such/text"], "text"),

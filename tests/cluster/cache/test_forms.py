@@ -11,8 +11,9 @@ from tests.cluster.cache.test_mixed_forms import MODEL, Answer, answer_of, engin
 from tests.cluster.cache.test_tiers import of_worker
 from tests.cluster.processes import Client, running_cluster
 from twostroke.config import CacheConfig, Role
+from twostroke.config.cache import form_name
 from twostroke.engine.build import BuiltEngine
-from twostroke.kv_cache.form import FORMS, PageShape
+from twostroke.kv_cache.form import PageShape, page_form
 
 SMOLLM2 = PageShape(layers=30, kv_heads=3, block=16, head_dim=64)
 PAGES, BLOCKS, OTHERS = 40, 12, 6
@@ -28,14 +29,15 @@ def fresh(built: BuiltEngine, length: int) -> Answer:
     return go_on(built, prompt(0, length), 0)
 
 
-@pytest.mark.parametrize(("form", "prefill"), [("int8", 0), ("int4", 0), ("int4", 1)])
+@pytest.mark.parametrize(("form", "exact_layers", "prefill"), [("int8", 0, 0), ("int4", 0, 0), ("int4", 2, 1)])
 async def test_an_answer_is_the_same_wherever_its_pages_come_from(
-    smollm2_dir: Path, tmp_path: Path, form: str, prefill: int
+    smollm2_dir: Path, tmp_path: Path, form: str, exact_layers: int, prefill: int
 ) -> None:
     """Without prefill workers what was evicted comes from disk; with one, it may be pulled as well."""
     cache = CacheConfig(
         kv_format=form,
-        kv_cache_memory_bytes=PAGES * FORMS[form].page_bytes(SMOLLM2),
+        kv_exact_layers=exact_layers,
+        kv_cache_memory_bytes=PAGES * page_form(form_name(form, exact_layers, "bfloat16")).page_bytes(SMOLLM2),
         disk_cache_bytes=256 << 20,
         disk_cache_dir=str(tmp_path),
     )

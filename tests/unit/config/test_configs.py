@@ -43,6 +43,11 @@ def test_a_config_comes_back_as_it_was_written() -> None:
             {"cache": {"prefill_kv_format": "int8"}, "flexible": True},
             "hold int8 and decode workers' bfloat16: no worker",
         ),
+        ({"cache": {"kv_exact_layers": 2}}, "--kv-exact-layers 2 is for --kv-format int4, and pages hold bfloat16"),
+        (
+            {"cache": {"kv_exact_layers": 2, "prefill_kv_format": "int4"}, "flexible": True},
+            r"hold int4\+2xbfloat16 and decode workers' bfloat16: no worker",
+        ),
         ({"cooks": 2}, "WorkerConfig has no setting cooks; known are role, worker_id,"),
     ],
 )

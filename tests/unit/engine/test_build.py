@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
@@ -73,6 +74,44 @@ def test_workers_whose_pages_have_another_form_have_another_page_identity(tiny: 
     scales = elements // (TINY.hidden_size // TINY.num_attention_heads)
     assert found["bfloat16"].page_bytes == 2 * elements
     assert found["int8"].page_bytes == found["fp8_e4m3"].page_bytes == elements + 4 * scales
+
+
+def test_pages_with_other_exact_layers_have_another_page_identity(tmp_path: Path) -> None:
+    """A form is a part of identity everywhere: in pulls, page connections, events, and records on disk."""
+    deep = save_tiny(tmp_path / "deep", LlamaConfig(**TINY.to_diff_dict() | {"num_hidden_layers": 5}))
+    found = []
+    for exact_layers, dtype in ((0, "bfloat16"), (1, "bfloat16"), (2, "bfloat16"), (1, "float32")):
+        cache = CacheConfig(kv_format="int4", kv_exact_layers=exact_layers)
+        built = build_runner(config(str(deep), dtype=dtype).replace(cache=cache), deep)
+        found.append(built.model)
+        built.close()
+    assert len({model.fingerprint for model in found[:3]}) == 1, "the form lies beside it"
+    assert len({model.page_identity for model in found}) == len(found)
+    assert [model.kv_form.format for model in found] == ["int4", "int4+1xbfloat16", "int4+2xbfloat16", "int4+1xfloat32"]
+    assert not any(one.kv_form.takes(other.kv_form) for one, other in itertools.permutations(found, 2))
+    layer = found[0].page_bytes // 5
+    assert [model.page_bytes - (5 - 2 * n) * layer for n, model in enumerate(found[:3])] == [0, 2048, 4096]
+
+
+def test_more_exact_layers_than_leave_one_are_refused(tiny: Path) -> None:
+    cache = CacheConfig(kv_format="int4", kv_exact_layers=1)
+    with pytest.raises(ConfigError, match=r"--kv-exact-layers 1 leaves none of this model's 2 layers to int4"):
+        build_runner(config(str(tiny)).replace(cache=cache), tiny)
+
+
+def test_prefill_workers_convert_their_pages_into_those_with_exact_layers(tmp_path: Path) -> None:
+    deep = save_tiny(tmp_path / "deep", LlamaConfig(**TINY.to_diff_dict() | {"num_hidden_layers": 5}))
+    cache = CacheConfig(decode_kv_format="int4", kv_exact_layers=1)
+    models = []
+    for role in (Role.PREFILL, Role.DECODE):
+        built = build_runner(config(str(deep)).replace(role=role, cache=cache), deep)
+        models.append(built.model)
+        built.close()
+    prefill, decode = models
+    assert (str(prefill.kv_form), str(decode.kv_form)) == ("float32", "int4+1xfloat32 from float32")
+    assert prefill.conversion is not None
+    assert prefill.converted_identity == decode.page_identity
+    assert prefill.conversion.page_bytes == decode.page_bytes
 
 
 def test_where_the_roles_have_other_formats_prefill_workers_know_how_to_convert(tiny: Path) -> None:

@@ -33,6 +33,16 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         [*SERVE, "--prefill-kv-format", "float16", "--decode-kv-format", "int8"], "give both the same"
     ),
     "one form alone, beside a paced model's": ([*SERVE, "--prefill-kv-format", "int8"], "give both the same"),
+    "exact layers of another form": (
+        [*SERVE, "--kv-exact-layers", "2", "--kv-format", "int8"],
+        "--kv-exact-layers 2 is for --kv-format int4, and pages hold int8",
+    ),
+    "exact layers of no form": ([*SERVE, "--kv-exact-layers", "1"], "--kv-exact-layers 1 is for --kv-format int4"),
+    "exact layers below 0": (
+        [*SERVE, "--kv-format", "int4", "--kv-exact-layers=-1"], "--kv-exact-layers must be 0 (none) or more, got -1"
+    ),
+    "half an exact layer": ([*SERVE, "--kv-exact-layers", "1.5"], "--kv-exact-layers: invalid int value: '1.5'"),
+    "exact layers in a file": ([*UP, "cache: {kv_exact_layers: 1}"], "cache.kv_exact_layers 1 is for cache.kv_format"),
     # Host memory
     "no size": ([*SERVE, "--host-cache", "x"], f"--host-cache: not a size: 'x'; {SIZES}"),
     "an empty size": ([*SERVE, "--host-cache", ""], f"--host-cache: not a size: ''; {SIZES}"),

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.kernels.test_page_forms import LAYER, Prompts
+from twostroke.kernels.attention import AttentionStep, RaggedBatch
+from twostroke.kernels.choice import pool_over
 from twostroke.kernels.exact_pages import ExactPages
 from twostroke.kernels.nibble_attention import NibbleAttention
 from twostroke.kernels.nibble_pool import BLOCK, NibblePool
+from twostroke.kernels.parted_pool import (
+    AnyPool,
+    PartedDeviceAttention,
+    PartedPool,
+    RecordedAttention,
+    exact_places,
+    parts_of,
+)
 from twostroke.kernels.spans import Spans, TokenSlots
+from twostroke.kernels.triton.attention import TritonAttention
 from twostroke.kernels.triton.decode import DecodeTuning
 from twostroke.kernels.triton.nibble_attention import TritonNibbleAttention
-from twostroke.kv_cache.form import PageShape
+from twostroke.kv_cache.form import PageShape, page_form
 
 SLACK = {torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 5e-3}
 """The interpreter cuts float32 off to bfloat16 where devices and torch round it: twice the error."""
@@ -130,6 +143,61 @@ def test_one_plan_serves_whatever_the_device_tensors_hold_and_padding_harms_nobo
         assert rows[2].isfinite().all()
     full = prompts.batch(prompts.whole()).block_tables[:, 0].long()
     assert torch.equal(ours.pool.heads[full, LAYER], right.heads[full, LAYER])
+
+
+def test_layers_of_parts_are_stored_and_attended_to_as_in_pools_of_their_forms_alone() -> None:
+    """Also by a step that is planned once for tensors that are rewritten, as a recorded one is."""
+    shape, layers = PageShape(3, 2, BLOCK, 64), range(3)
+    prompts = Prompts(shape, 4, (21, 6), torch.float32, 5)
+    pools = [
+        pool_over(prompts.data(form, 0xFF), page_form(form), shape, prompts.dtype, None, exact_pages_of(prompts))
+        for form in ("int4+1xfloat32", "float32", "int4")
+    ]
+    backends = [interpreted(pool, prompts) for pool in pools]
+    chunks = [(0, 0, 20), (1, 0, 5)]
+    q, k, v = heads_of(prompts, chunks)
+    steps = [begun(backend, pool, prompts.batch(chunks)) for backend, pool in zip(backends, pools, strict=True)]
+    for layer in layers:
+        ours, *theirs = (step.attend(layer, step.store(layer, q, k, v)) for step in steps)
+        assert torch.equal(ours, theirs[layer == 1])
+    chunks = [(0, 20, 21), (1, 5, 6)]
+    batch = prompts.batch(chunks)
+    fields = torch.tensor([[0, 0, 1, 21], [1, 1, 1, 6]], dtype=torch.int32)
+    q, k, v = heads_of(prompts, chunks)
+    spans, rows = Spans(fields, batch.block_tables, 1, prompts.blocks * BLOCK), []
+    for backend, pool in zip(backends, pools, strict=True):
+        slots = exact_places(pool).begin(np.arange(2), batch.block_tables.numpy(), batch.positions.numpy(), ())
+        placement = TokenSlots(batch.write_slots, batch.cosines, batch.sines, torch.from_numpy(slots))
+        step = backend.begin_decode(spans, placement)
+        rows.append([step.attend(layer, step.store(layer, q, k, v)) for layer in layers])
+    for layer in layers:
+        assert torch.equal(rows[0][layer], rows[1 + (layer == 1)][layer])
+
+
+def exact_pages_of(prompts: Prompts) -> Callable[[PageShape], ExactPages]:
+    pages = len(prompts.lengths) * prompts.blocks
+    return lambda shape: ExactPages.fixed(pages, pages, shape, prompts.dtype, torch.device("cpu"))
+
+
+def interpreted(pool: AnyPool, prompts: Prompts) -> RecordedAttention:
+    backends: list[RecordedAttention] = []
+    for part in parts_of(pool):
+        if isinstance(part, NibblePool):
+            backends.append(TritonNibbleAttention(part, prompts.heads, prompts.scale, tuning=SMALL))
+        else:
+            backends.append(TritonAttention(part, prompts.heads, prompts.scale, decode=SMALL))
+    return PartedDeviceAttention(pool, backends) if isinstance(pool, PartedPool) else backends[0]
+
+
+def begun(backend: RecordedAttention, pool: AnyPool, batch: RaggedBatch) -> AttentionStep:
+    rows = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
+    slots = exact_places(pool).begin(rows, batch.block_tables.numpy(), batch.positions.numpy(), ())
+    return backend.begin(replace(batch, exact_slots=torch.from_numpy(slots)))
+
+
+def heads_of(prompts: Prompts, chunks: Chunks) -> tuple[torch.Tensor, ...]:
+    parts = [[x[start:end] for x in prompts.rows(sequence)] for sequence, start, end in chunks]
+    return tuple(torch.cat(each).contiguous() for each in zip(*parts, strict=True))
 
 
 def test_warming_up_touches_nothing() -> None:

@@ -32,6 +32,8 @@ BAD_FLAGS = [
     (["--weights", "int8", "--dtype", "float32"], "--weights int8 needs --dtype bfloat16"),
     (["--weights", "int8", "--device-memory", "8G"], "--weights int8 is for CPUs"),
     (["--kv-format", "int2"], "--kv-format"),
+    (["--kv-exact-layers", "2"], "--kv-exact-layers 2 is for --kv-format int4, and pages hold bfloat16"),
+    (["--kv-exact-layers=-2", "--kv-format", "int4"], "--kv-exact-layers must be 0 (none) or more"),
     (["--kv-cache-memory", "much"], "not a size"),
     (["--kv-cache-memory", "-1G"], "--kv-cache-memory"),
     (["--kv-cache-memory", "0"], "--kv-cache-memory must be 1 or more"),
@@ -185,4 +187,6 @@ def test_a_form_that_leaves_no_two_pages_is_refused_and_others_are_billed(
     tiny = str(save_tiny(tmp_path / "tiny"))
     capsys.readouterr()  # what saving it printed
     refused(["--model", tiny, "--kv-cache-memory", "3000"], "--kv-cache-memory 3000 holds 1 pages", capsys)
+    exact = ["--model", tiny, "--kv-format", "int4", "--kv-exact-layers", "1"]
+    refused(exact, "--kv-exact-layers 1 leaves none of this model's 2 layers to int4: give at most 0", capsys)
     assert main(["bill", "--model", tiny, "--kv-cache-memory", "3000", "--kv-format", "int4"]) == 0

@@ -17,6 +17,8 @@ from tests.unit.scheduler.bench import Bench
 from tools.bill.bill import make_bill
 from tools.bill.measure import disk_cost, host_cost
 from tools.bill.options import BillFlags, MachineFlags, MemoryFlags, ModelFlags, RequestFlags
+from tools.bill.page import render_page
+from tools.bill.report import groups_grid
 from tools.bill.tiers import ComputeCost, TierCost, break_even_pages
 from tools.cli import main
 from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
@@ -52,6 +54,33 @@ def test_pages_and_bytes_are_those_of_a_built_worker(tiny: Path, dtype: str, blo
     bill = make_bill(flags(str(tiny), dtype=dtype, memory=memory))
     assert bill.chosen.size == PoolSize(built.model.pages, built.model.page_bytes, built.model.block_size)
     assert bill.chosen.pool_bytes == built.memory.total_bytes  # type: ignore[attr-defined]  # a worker on a CPU
+    built.close()
+
+
+def test_pages_with_exact_layers_are_billed_beside_all_forms_and_by_their_parts(tmp_path: Path) -> None:
+    deep = save_tiny(tmp_path / "deep", LlamaConfig(**TINY.to_diff_dict() | {"num_hidden_layers": 5}))
+    said = {"kv_format": "int4", "kv_exact_layers": 1, "kv_cache_memory_bytes": MIB}
+    config = WorkerConfig(
+        role=Role.DECODE,
+        worker_id="d",
+        model=ModelConfig(model=str(deep), dtype="bfloat16", device="cpu"),
+        cache=CacheConfig(**said),
+    )
+    built = build_runner(config, deep)
+    bill = make_bill(flags(str(deep), memory=said))
+    assert bill.chosen.size == PoolSize(built.model.pages, built.model.page_bytes, built.model.block_size)
+    assert set(bill.forms) == {*FORMS, "int4+1xbfloat16"}
+    rows = [[cell.text for cell in row.cells] for row in groups_grid(bill).rows]
+    assert [row[-1] for row in rows[1:]] == ["64", "72", "64"], "bytes per token of the first, of three, of the last"
+    assert rows[0][-1] == "200"
+    assert [row[0] for row in rows[1:]] == [
+        "layers 0 to 0 of them in bfloat16",
+        "layers 1 to 3 of them in int4",
+        "layers 4 to 4 of them in bfloat16",
+    ]
+    on_gpu = make_bill(flags(str(deep), memory=said | {"device_memory_bytes": 64 << 30}))
+    assert on_gpu.chosen.size.page_bytes == built.model.page_bytes
+    assert "int4+1xbfloat16" in render_page(bill)
     built.close()
 
 
