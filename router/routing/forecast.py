@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from router.fleet.worker import LinkRate
+from router.routing.page_time import PullEnd, page_s
 from router.routing.policy import Decision, Forecast, Snapshot, WorkerView
 from twostroke.ids import WorkerId
 from twostroke.scheduler.cost import Budget, Queued, StepCost
@@ -205,10 +206,9 @@ class Forecaster:
         return link if link.latency_s else LinkRate(self._link.latency_s, link.bytes_per_s)
 
     def _page_s(self, source: WorkerView, target: WorkerView, link: LinkRate) -> float:
-        """Returns the seconds that one page takes: it is converted, and then travels in the target's form."""
-        page_bytes = self._snapshot.page_bytes if target.page_bytes is None else target.page_bytes
-        converted_s = source.conversion_page_s if source.kv_form != target.kv_form else 0.0
-        return converted_s + page_bytes / link.bytes_per_s
+        """Returns the seconds that one page takes: it travels, and is converted where forms differ."""
+        there, here = (PullEnd(view.kv_form, view.page_bytes, view.conversion_page_s) for view in (source, target))
+        return page_s(there, here, self._snapshot.page_bytes, link.bytes_per_s)
 
     def _transfer(self, decode: WorkerView, source: WorkerView, computing: Computing) -> tuple[int, float]:
         """Returns how many blocks are not pulled, and the seconds of transfer that are exposed."""

@@ -59,9 +59,9 @@ class WorkerView:
     kv_form: KvForm = UNKNOWN_FORM
     """The form of its pages."""
     page_bytes: int | None = None
-    """Bytes of one of its pages, in which form pages come to it; None: the snapshot's."""
+    """Bytes of one of its pages; None: the snapshot's."""
     conversion_page_s: float = 0.0
-    """Measured seconds to convert one of its pages for a worker of another form."""
+    """Measured seconds to convert one page there, between the forms of prefill and decode workers."""
     links: Mapping[WorkerId, LinkRate] = field(default_factory=lambda: NO_LINKS)
     """Rates of its pulls, by worker."""
     fetch_wait_s: float = 0.0

@@ -16,6 +16,7 @@ from typing import Protocol
 from router.fleet.worker import LinkRate, Worker
 from router.routing.candidates import BY_QUEUE, BY_STREAMS, Candidates, Need
 from router.routing.forecast import UNKNOWN_LINK
+from router.routing.page_time import PullEnd, page_s
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
 from router.routing.prediction_residual import PredictionResidual
 from router.routing.prefix_index import PrefixIndex
@@ -302,11 +303,12 @@ def _pull_page_s(workers: Workers, source_id: WorkerId, target_id: WorkerId) -> 
     source, target = workers.by_id.get(source_id), workers.by_id.get(target_id)
     known = NO_LINKS if target is None else target.links
     link = known.get(source_id) or _usual_link(workers.by_id.values())
-    page_bytes = None if target is None else target.page_bytes
-    converted_s = 0.0
-    if source is not None and target is not None and source.kv_form != target.kv_form:
-        converted_s = source.load.conversion_page_s
-    return converted_s + (workers.shape.page_bytes if page_bytes is None else page_bytes) / link.bytes_per_s
+    usual_bytes = workers.shape.page_bytes
+    if source is None or target is None:
+        page_bytes = None if target is None else target.page_bytes
+        return (usual_bytes if page_bytes is None else page_bytes) / link.bytes_per_s
+    there, here = (PullEnd(each.kv_form, each.page_bytes, each.load.conversion_page_s) for each in (source, target))
+    return page_s(there, here, usual_bytes, link.bytes_per_s)
 
 
 def _usual_link(workers: Iterable[Worker]) -> LinkRate:

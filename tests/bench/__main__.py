@@ -12,6 +12,9 @@ COMMANDS = {
         "attention, matrix products and whole steps on this machine's CPU, over what it can do at most",
     ),
     "forms": Command("tests.bench.forms", "bytes and quality of each form of pages, with a real model and text"),
+    "conversion": Command(
+        "tests.bench.conversion", "pulls between workers of two forms: the source converts, the puller, or by price"
+    ),
     "determinism": Command(
         "tests.bench.determinism",
         "shares of streams that are the same wherever they are computed, and what --deterministic costs",

@@ -46,7 +46,7 @@ def _mixed(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags, for
 
 def _conversion_s(model: BilledModel, flags: BillFlags, form: str) -> float:
     """Measure it as a prefill worker does when it starts."""
-    from twostroke.worker.pulls.converted_pages import time_of_a_conversion
+    from twostroke.worker.pulls.page_converter import time_of_a_conversion
 
     block, seconds = flags.memory.block_size, 0.0
     has_pieces = flags.model.dtype == "bfloat16" and block % PIECE_TOKENS == 0
@@ -57,5 +57,5 @@ def _conversion_s(model: BilledModel, flags: BillFlags, form: str) -> float:
         conversion = Conversion(
             KvForm(flags.form), KvForm(form, flags.form), group.shape(block), has_pieces=has_pieces, key_centers=centers
         )
-        seconds += time_of_a_conversion(conversion, group.page_bytes(flags.form, block))
+        seconds += time_of_a_conversion(conversion)
     return seconds

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from twostroke.config import PACED_PREFIX, Role, WorkerConfig
+from twostroke.config.worker import kv_format_of
 from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import DEVICE, PACED, Determinism
 from twostroke.engine.memory_use import MemoryUse, pages_use
@@ -53,7 +54,7 @@ class LoadedModel:
     kv_form: KvForm
     """The form of its pages."""
     conversion: Conversion | None = None
-    """How its pages become those of the other role, where that one has another form."""
+    """How pages of prefill workers become those of decode workers, where these have another form."""
     block_size: int
     page_bytes: int
     pages: int
@@ -65,13 +66,11 @@ class LoadedModel:
     @property
     def page_identity(self) -> str:
         """The fingerprint and the form: pages of the same blocks are interchangeable where both agree."""
-        return f"{self.fingerprint};form={self.kv_form}"
+        return self.identity_in(self.kv_form)
 
-    @property
-    def converted_identity(self) -> str:
-        """The identity of the pages that its pages are converted into."""
-        assert self.conversion is not None, "only where the other role has another form"
-        return f"{self.fingerprint};form={self.conversion.target}"
+    def identity_in(self, form: KvForm) -> str:
+        """Return the identity of pages of the same model in this form."""
+        return f"{self.fingerprint};form={form}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,9 @@ def _build_on_cpu(
     centers = _key_centers(model_dir, spec, dtype)
     conversion = _conversion_of(config, shape, centers)
     page_bytes = spec.page_bytes(config.cache.block_size, config.kv_format)
-    converted_bytes = 0 if conversion is None else conversion.page_bytes  # of every page, where it is pulled
+    converted_bytes = 0  # of every page, where it is pulled
+    if conversion is not None and config.role is Role.PREFILL:
+        converted_bytes = conversion.page_bytes
     pages = enough_pages(config.cache.host_bytes, page_bytes + converted_bytes)
     facts = _model_facts(config, spec, model_dir, pages)
     arithmetic = ""
@@ -278,12 +279,12 @@ def _key_centers(model_dir: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.
 
 
 def _conversion_of(config: WorkerConfig, shape: PageShape, key_centers: torch.Tensor | None) -> Conversion | None:
-    """Return how prefill workers convert their pages for decode workers, if these have another form."""
-    own, peers = config.kv_format, config.peer_kv_format
-    if config.role is not Role.PREFILL or own == peers:
+    """Return how pages of prefill workers become those of decode workers, if these have another form."""
+    prefill, decode = (kv_format_of(config.cache, config.model, role) for role in (Role.PREFILL, Role.DECODE))
+    if prefill == decode:
         return None
     centers = None if key_centers is None else key_centers.numpy()
-    return Conversion(KvForm(own), KvForm(peers, own), shape, has_pieces=False, key_centers=centers)
+    return Conversion(KvForm(prefill), KvForm(decode, prefill), shape, has_pieces=False, key_centers=centers)
 
 
 def _model_facts(config: WorkerConfig, spec: ModelSpec, model_dir: Path, pages: int) -> LoadedModel:

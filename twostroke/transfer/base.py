@@ -13,8 +13,9 @@ import asyncio
 import enum
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -126,6 +127,10 @@ class PageTransport(abc.ABC):
         """Make `memory` readable by peers that show the token and name this epoch and fingerprint. Called once."""
 
     @abc.abstractmethod
+    def read_into(self, memory: Pages, identity: Identity) -> None:
+        """Let pulls copy into `memory` without making it readable. Called once, and instead of `open`."""
+
+    @abc.abstractmethod
     def reaches(self, endpoint: PageEndpoint) -> bool:
         """Tell whether a peer's endpoint of this kind can be connected to from here."""
 
@@ -166,14 +171,19 @@ def digest(page: npt.NDArray[np.uint8] | bytes | memoryview) -> bytes:
 
 async def fence_for_good(transport: PageTransport, transfer: Transfer) -> None:
     """Wait for the fence even when cancelled, because the pages may be written to until it has returned."""
-    fence = asyncio.ensure_future(transport.fence(transfer))
+    await until_done(transport.fence(transfer))
+
+
+async def until_done(end: Coroutine[Any, Any, object]) -> None:
+    """Wait for `end` even when cancelled; raise CancelledError afterwards then."""
+    ending = asyncio.ensure_future(end)
     was_cancelled = False
-    while not fence.done():
+    while not ending.done():
         try:
-            await asyncio.shield(fence)
+            await asyncio.shield(ending)
         except asyncio.CancelledError:
             was_cancelled = True
-    fence.result()
+    ending.result()
     if was_cancelled:
         raise asyncio.CancelledError
 

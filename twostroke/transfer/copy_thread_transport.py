@@ -49,19 +49,16 @@ class CopyThreadTransport(PageTransport, abc.ABC, Generic[AnyPeer, AnyPages]):
         """Return a peer that answers; its pages will be copied into `memory`."""
 
     async def open(self, memory: Pages, identity: Identity) -> PageEndpoint:
-        assert self._memory is None, "opened twice"
-        if not isinstance(memory, self._moves):
-            raise ConfigError(
-                f"page transport {self.name} moves pages of a {self._moves.__name__}, "
-                f"those of this worker are in a {type(memory).__name__}: leave it out of --transports",
-                field="transports",
-            )
+        moved = self._checked(memory)
         self._validator = ReaderValidator(identity, memory.pages, memory.page_bytes)
-        address, self._listener = await self.listen(self._validator, memory)
-        self._memory, self._identity = memory, identity
+        address, self._listener = await self.listen(self._validator, moved)
+        self._memory, self._identity = moved, identity
         return PageEndpoint(
             self.name, address, host_id(), identity.epoch, identity.fingerprint, memory.pages, memory.page_bytes
         )
+
+    def read_into(self, memory: Pages, identity: Identity) -> None:
+        self._memory, self._identity = self._checked(memory), identity
 
     @property
     def refused(self) -> Mapping[str, int]:
@@ -92,3 +89,13 @@ class CopyThreadTransport(PageTransport, abc.ABC, Generic[AnyPeer, AnyPages]):
         if self._listener is not None:
             await off_loop(self._listener.close)
             self._listener = None
+
+    def _checked(self, memory: Pages) -> AnyPages:
+        assert self._memory is None, "opened twice"
+        if not isinstance(memory, self._moves):
+            raise ConfigError(
+                f"page transport {self.name} moves pages of a {self._moves.__name__}, "
+                f"those of this worker are in a {type(memory).__name__}: leave it out of --transports",
+                field="transports",
+            )
+        return memory

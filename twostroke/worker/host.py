@@ -136,7 +136,8 @@ class WorkerHost:
         """Report all parts at every scrape."""
         self.tiers.report_to(self.metrics.of_tiers())
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
-        self.metrics.watch_pages(self.exchange.digests, self.exchange.transports, self.exchange.converted)
+        exchange = self.exchange
+        self.metrics.watch_pages(exchange.digests, exchange.transports, exchange.converted, exchange.converting)
 
     def _wake(self) -> None:
         self.loop.wake()

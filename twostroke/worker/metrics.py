@@ -23,6 +23,7 @@ from twostroke.telemetry import ITL_BUCKETS_S, PULL_BUCKETS_S, introduce
 from twostroke.transfer.base import PageTransport
 from twostroke.worker.pulls.converted_pages import ConvertedPages
 from twostroke.worker.pulls.digests import PageDigests
+from twostroke.worker.pulls.landing import ConvertingLanding
 from twostroke.worker.tiers.metrics import TierMetrics
 
 PULL_TROUBLES = (PeerLost, TransferFailed, StaleEpoch, Overloaded)
@@ -125,10 +126,14 @@ class WorkerMetrics:
                 measured.labels(self._role, use.part).set(use.measured_bytes)
 
     def watch_pages(
-        self, digests: PageDigests, transports: Sequence[PageTransport], converted: ConvertedPages | None
+        self,
+        digests: PageDigests,
+        transports: Sequence[PageTransport],
+        converted: ConvertedPages | None,
+        converting: ConvertingLanding | None,
     ) -> None:
         """Report at every scrape the cost of digests and conversions, and refused page connections."""
-        self.registry.register(_PageCounters(self._role, digests, transports, converted))
+        self.registry.register(_PageCounters(self._role, digests, transports, converted, converting))
         for transport in transports:
             self._pull_bytes.labels(self._role, transport.name)
             self._pull_seconds.labels(self._role, transport.name)
@@ -206,20 +211,24 @@ class _PageCounters(Collector):
         digests: PageDigests,
         transports: Sequence[PageTransport],
         converted: ConvertedPages | None,
+        converting: ConvertingLanding | None,
     ) -> None:
         self._role = role
         self._digests = digests
         self._transports = transports
         self._converted = converted
+        self._converters = [each.converter for each in (converted, converting) if each is not None]
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         converted = self._converted
         original_bytes, sent_bytes = converted.served_bytes if converted else (0, 0)
+        pages = sum(converter.pages for converter in self._converters)
+        seconds = sum(converter.seconds for converter in self._converters)
         for name, text, value in (
             ("digest_seconds", "Time spent on digests of pages, served and arrived.", self._digests.seconds),
             ("digest_bytes", "Page bytes that were digested.", self._digests.bytes),
-            ("converted_pages", "Pages converted for workers of another form.", converted.pages if converted else 0),
-            ("conversion_seconds", "Time spent on converting pages.", converted.seconds if converted else 0.0),
+            ("converted_pages", "Pages converted here, from another form or for workers of one.", pages),
+            ("conversion_seconds", "Time spent on converting pages.", seconds),
             ("converted_original_bytes", "Bytes of served converted pages, as they lie here.", original_bytes),
             ("converted_sent_bytes", "Bytes of served converted pages, as they were sent.", sent_bytes),
         ):

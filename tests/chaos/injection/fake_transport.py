@@ -115,6 +115,11 @@ class FakeTransport(PageTransport):
         self._memory = memory
         return await self._inner.open(memory, identity)
 
+    def read_into(self, memory: Pages, identity: Identity) -> None:
+        assert isinstance(memory, PageMemory), "faults are injected into host memory"
+        self._memory = memory
+        self._inner.read_into(memory, identity)
+
     @property
     def refused(self) -> Mapping[str, int]:
         return self._inner.refused

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -110,11 +111,11 @@ def test_prefill_workers_convert_their_pages_into_those_with_exact_layers(tmp_pa
     prefill, decode = models
     assert (str(prefill.kv_form), str(decode.kv_form)) == ("float32", "int4+1xfloat32 from float32")
     assert prefill.conversion is not None
-    assert prefill.converted_identity == decode.page_identity
+    assert prefill.identity_in(prefill.conversion.target) == decode.page_identity
     assert prefill.conversion.page_bytes == decode.page_bytes
 
 
-def test_where_the_roles_have_other_formats_prefill_workers_know_how_to_convert(tiny: Path) -> None:
+def test_where_the_roles_have_other_formats_both_know_how_to_convert(tiny: Path) -> None:
     cache = CacheConfig(kv_cache_memory_bytes=10 * PAGE_BYTES, decode_kv_format="int8")
     found = {}
     for role in (Role.PREFILL, Role.DECODE):
@@ -124,10 +125,12 @@ def test_where_the_roles_have_other_formats_prefill_workers_know_how_to_convert(
     prefill, decode = found[Role.PREFILL], found[Role.DECODE]
     assert (str(prefill.kv_form), str(decode.kv_form)) == ("float32", "int8 from float32")
     assert prefill.fingerprint == decode.fingerprint
-    assert decode.conversion is None
-    assert prefill.conversion is not None
-    assert prefill.converted_identity == decode.page_identity != prefill.page_identity
+    assert prefill.conversion == decode.conversion is not None
+    assert (prefill.conversion.source, prefill.conversion.target) == (prefill.kv_form, decode.kv_form)
+    assert prefill.identity_in(decode.kv_form) == decode.page_identity != prefill.page_identity
+    assert decode.identity_in(prefill.kv_form) == prefill.page_identity
     assert prefill.conversion.page_bytes == decode.page_bytes
+    assert decode.pages == 10 * PAGE_BYTES // decode.page_bytes
     paid_bytes = prefill.pages * (prefill.page_bytes + decode.page_bytes)
     assert 9 * PAGE_BYTES < paid_bytes <= 10 * PAGE_BYTES, "converted pages are paid for out of the same memory"
     assert not decode.kv_form.takes(KvForm("int8")), "an int8 page was computed from int8 pages alone"
@@ -154,10 +157,15 @@ def test_a_converted_page_and_a_computed_one_both_lack_the_centers_that_a_bias_g
         built.runner.run(step([(Stream(list(range(3, 23)), [0, 1]), 16)]))
         assert isinstance(built.memory, PageMemory)
         pages[role] = torch.from_numpy(built.memory.data[0].copy())
-        conversions += [] if built.model.conversion is None else [built.model.conversion]
+        assert built.model.conversion is not None
+        conversions.append(built.model.conversion)
         built.close()
     found = []
-    (conversion,) = conversions
+    conversion, same = conversions
+    assert (conversion.has_pieces, conversion.key_centers is None) == (same.has_pieces, same.key_centers is None)
+    assert conversion.key_centers is not None
+    assert same.key_centers is not None
+    assert np.array_equal(conversion.key_centers, same.key_centers)
     for each in (conversion, replace(conversion, key_centers=None)):
         found.append(torch.empty_like(pages[Role.DECODE]))
         convert_page(each, pages[Role.PREFILL], found[-1])

@@ -104,10 +104,8 @@ class WorkerEpoch(Bytes):
             metrics=metrics(Role.PREFILL),
             facts=SimpleNamespace(block_size=1, kv_form=KvForm("")),
             memory=self.memory,
-            digests=PageDigests(self.memory),
-            converted=None,
+            exchange=SimpleNamespace(digests=PageDigests(self.memory), converted=None, endpoints=[self.endpoint]),
             loads=None,
-            endpoints=[self.endpoint],
             config=SimpleNamespace(patience=SimpleNamespace(heartbeat_s=0.5)),
         )
         self.service = PagesService(cast(Any, host), self, cast(Any, None))

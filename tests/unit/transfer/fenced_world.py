@@ -41,6 +41,7 @@ from twostroke.transfer.sockets import handshake
 from twostroke.transfer.sockets.frames import Deadline
 from twostroke.worker.pulls import pull_client
 from twostroke.worker.pulls.digests import PageDigests
+from twostroke.worker.pulls.landing import DirectLanding
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits, PullSpec
 from twostroke.worker.request_validator import RequestValidator
 
@@ -88,6 +89,9 @@ class PlayedTransport(PageTransport):
         self._peers: dict[tuple[str, Epoch], _Peer] = {}
 
     async def open(self, memory: Any, identity: Identity) -> PageEndpoint:
+        raise NotImplementedError
+
+    def read_into(self, memory: Any, identity: Identity) -> None:
         raise NotImplementedError
 
     def reaches(self, endpoint: PageEndpoint) -> bool:
@@ -198,8 +202,7 @@ class World(Bytes):
         self.client = PullClient(
             RequestValidator("target", Epoch(1, 1), "f", metrics(Role.DECODE)),
             self.pool,
-            PageDigests(self.memory),
-            [self.transport],
+            DirectLanding(PageDigests(self.memory), [self.transport], TARGET_PAGES),
             metrics(Role.DECODE),
             us=Membership("token"),
             limits=PullLimits(silence_s=SILENCE_S, copy_s=60.0),

@@ -29,7 +29,7 @@ class FetchResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent", "kv_form", "peer_load_s")
+    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent", "kv_form", "peer_load_s", "conversion")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class PullRequest(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     KV_FORM_FIELD_NUMBER: _ClassVar[int]
     PEER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    CONVERSION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     requester: str
     fingerprint: str
@@ -56,7 +57,18 @@ class PullRequest(_message.Message):
     traceparent: str
     kv_form: str
     peer_load_s: float
-    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ..., kv_form: _Optional[str] = ..., peer_load_s: _Optional[float] = ...) -> None: ...
+    conversion: PullerConversion
+    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ..., kv_form: _Optional[str] = ..., peer_load_s: _Optional[float] = ..., conversion: _Optional[_Union[PullerConversion, _Mapping]] = ...) -> None: ...
+
+class PullerConversion(_message.Message):
+    __slots__ = ("page_s", "wait_s", "bytes_per_s")
+    PAGE_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    page_s: float
+    wait_s: float
+    bytes_per_s: float
+    def __init__(self, page_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class PullResponse(_message.Message):
     __slots__ = ("accepted", "ready", "alive")
@@ -73,12 +85,14 @@ class PullAlive(_message.Message):
     def __init__(self) -> None: ...
 
 class PullAccepted(_message.Message):
-    __slots__ = ("epoch", "endpoints")
+    __slots__ = ("epoch", "endpoints", "kv_form")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    KV_FORM_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     endpoints: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, epoch: _Optional[str] = ..., endpoints: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    kv_form: str
+    def __init__(self, epoch: _Optional[str] = ..., endpoints: _Optional[_Iterable[bytes]] = ..., kv_form: _Optional[str] = ...) -> None: ...
 
 class PagesReady(_message.Message):
     __slots__ = ("pages", "computed")

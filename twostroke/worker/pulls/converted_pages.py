@@ -7,24 +7,16 @@ there as long as its original is pinned, no pull waits for a free one, and reade
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from twostroke.ids import PageId
 from twostroke.kv_cache.form import Conversion
 from twostroke.kv_cache.memory import PageMemory, Pages, Window
 from twostroke.transfer.base import Identity, PageEndpoint, PageTransport, digest
-from twostroke.transfer.copy_threads import CopyThreads, off_loop
-from twostroke.worker.tiers.price import PageTime
-
-TRIALS = 4
-"""Conversions that are timed before a worker has converted a page that somebody wants."""
-Numbers = npt.NDArray[np.uint8]
+from twostroke.worker.pulls.page_converter import PageConverter, Way, convert
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +34,13 @@ class ConvertedPages:
         """`transports` are not open yet, and serve nothing but the converted pages."""
         self.form = conversion.target
         self.endpoints: list[PageEndpoint] = []
-        self._conversion = conversion
+        self.converter = PageConverter(conversion, originals)
         self._memory = PageMemory(originals.pages, conversion.page_bytes)
         self.transports = transports
-        self.seconds = 0.0
-        """Time spent so far, copies of device pages to the host included."""
-        self.pages = 0
-        """Pages converted so far."""
         self.served = 0
         """Pages that pulls were told of so far, each as often as it was."""
         self._originals = originals
         self._known: dict[PageId, _Converted] = {}
-        self._page_time = PageTime(time_of_a_conversion(conversion, originals.page_bytes))
-        self._window = originals.window(1)
-        self._thread = CopyThreads("pages-convert", [self._window])
-
-    @property
-    def page_s(self) -> float:
-        """Seconds per page: measured before the first one, and by each one since."""
-        return self._page_time.seconds
 
     @property
     def served_bytes(self) -> tuple[int, int]:
@@ -71,6 +51,13 @@ class ConvertedPages:
         """Let workers read the converted pages that show their identity, which is `identity`'s fingerprint."""
         for transport in self.transports:
             self.endpoints.append(await transport.open(self._memory, identity))
+
+    def way(self, wanted: int, ready: Iterable[PageId]) -> Way:
+        """Return what a pull of so many pages costs here, of which `ready` can be read now."""
+        known = sum(self._current(page) is not None for page in ready)
+        converter = self.converter
+        converter.keep_measured()
+        return Way(self._memory.page_bytes, converter.page_s, converter.wait_s, wanted - known)
 
     async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
         """Return (generation, digest) of the converted pages; the originals are filled and pinned until this returns.
@@ -85,52 +72,30 @@ class ConvertedPages:
         """Hang up, finish open conversions and end the thread; call it before the originals' memory is closed."""
         for transport in self.transports:
             await transport.close()
-        await off_loop(self._thread.close)
-        self._window.close()
+        await self.converter.close()
         self._memory.close()
 
     def _converted(self, page: PageId) -> asyncio.Future[tuple[int, bytes]]:
-        generation, known = self._originals.generation(page), self._known.get(page)
-        if known is None or known.original != generation or _has_failed(known.result):
-            job: Future[tuple[int, bytes]] = Future()
-            self._thread.submit(lambda window: self._convert(window, page), job)
-            known = self._known[page] = _Converted(generation, asyncio.wrap_future(job))
+        known = self._current(page)
+        if known is None:
+            job = self.converter.submit(lambda window: self._convert(window, page))
+            known = self._known[page] = _Converted(self._originals.generation(page), asyncio.wrap_future(job))
         return known.result
 
+    def _current(self, page: PageId) -> _Converted | None:
+        """Return the conversion of what the page holds now, unless that failed."""
+        known = self._known.get(page)
+        if known is None or known.original != self._originals.generation(page) or _has_failed(known.result):
+            return None
+        return known
+
     def _convert(self, window: Window, page: PageId) -> tuple[int, bytes]:
-        started_s = time.perf_counter()
         self._memory.begin_new_generation(page)
         target = self._memory.page(page)
         (original,) = next(window.read([[page]]))
-        found = _convert_into(target, np.frombuffer(original, np.uint8), self._conversion)
-        seconds = time.perf_counter() - started_s
-        self.seconds += seconds
-        self.pages += 1
-        self._page_time = self._page_time.after(seconds, 1)
-        return self._memory.generation(page), found
+        convert(self.converter.conversion, np.frombuffer(original, np.uint8), target)
+        return self._memory.generation(page), digest(target)
 
 
 def _has_failed(result: asyncio.Future[tuple[int, bytes]]) -> bool:
     return result.done() and (result.cancelled() or result.exception() is not None)
-
-
-def _convert_into(target: Numbers, original: Numbers, conversion: Conversion) -> bytes:
-    """Fill the target page, and return its digest."""
-    import torch  # which workers of paced models do without
-
-    from twostroke.kernels.page_conversion import convert_page
-
-    with torch.inference_mode():
-        convert_page(conversion, torch.from_numpy(original), torch.from_numpy(target))
-    return digest(target)
-
-
-def time_of_a_conversion(conversion: Conversion, page_bytes: int) -> float:
-    """Return the seconds of the quickest of some conversions: the first one also loads code."""
-    original, target = np.zeros(page_bytes, np.uint8), np.zeros(conversion.page_bytes, np.uint8)
-    seconds = []
-    for _ in range(TRIALS):
-        started_s = time.perf_counter()
-        _convert_into(target, original, conversion)
-        seconds.append(time.perf_counter() - started_s)
-    return min(seconds)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from twostroke.config import WorkerConfig
+from twostroke.config import Role, WorkerConfig
+from twostroke.kv_cache.form import KvForm
 from twostroke.rpc.membership import Membership
 from twostroke.transfer.base import Identity, PageEndpoint, PageTransport
 from twostroke.transfer.registry import HOST_NAMES, default_names, open_transports
@@ -14,6 +15,7 @@ from twostroke.worker.engine_state import EngineState
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.converted_pages import ConvertedPages
 from twostroke.worker.pulls.digests import PageDigests
+from twostroke.worker.pulls.landing import ConvertingLanding, DirectLanding
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 
@@ -25,12 +27,15 @@ class PageExchange:
         self,
         transports: list[PageTransport],
         converted: ConvertedPages | None,
+        converting: ConvertingLanding | None,
         digests: PageDigests,
         pulls: PullClient,
     ) -> None:
         self.transports = transports
         self.converted = converted
-        """Converts pages for the other role, where that one has another form."""
+        """Converts a prefill worker's pages for decode workers of another form."""
+        self.converting = converting
+        """Converts a prefill worker's pages after a decode worker of another form has pulled them."""
         self.digests = digests
         self.pulls = pulls
         self.endpoints: list[PageEndpoint] = []
@@ -49,30 +54,34 @@ class PageExchange:
         """`wake` is called as pages arrive."""
         wrapper = wrapper_for(config.cluster_tls)
         transports = _transports_of(config, engine_state, wrapper)
+        converted, converting = _conversions_of(config, engine_state, wrapper)
         digests = PageDigests(engine_state.memory)
         pulls = PullClient(
             validator,
             engine_state.pool,
-            digests,
-            transports,
+            DirectLanding(digests, transports, engine_state.memory.pages),
             metrics,
+            converting=converting,
             us=us,
             limits=PullLimits(copy_s=config.pull_timeout_s, silence_s=config.patience.dead_after_s),
             wake=wake,
         )
-        return cls(transports, _converted_of(config, engine_state, wrapper), digests, pulls)
+        return cls(transports, converted, converting, digests, pulls)
 
     @property
     def conversion_page_s(self) -> float:
         """Seconds of converting a page; 0 where nothing is converted."""
-        return self.converted.page_s if self.converted is not None else 0.0
+        end = self.converted or self.converting
+        return 0.0 if end is None else end.converter.page_s
 
     async def open(self, identity: Identity, engine_state: EngineState) -> None:
-        """Let workers of this identity read pages, and those of the other form converted ones."""
+        """Let workers of this identity read pages, and convert pages at this end of pulls between forms."""
         for transport in self.transports:
             self.endpoints.append(await transport.open(engine_state.memory, identity))
         if self.converted is not None:
-            await self.converted.open(dataclasses.replace(identity, fingerprint=engine_state.facts.converted_identity))
+            await self.converted.open(_in_form(identity, engine_state, self.converted.form))
+        if self.converting is not None:
+            self.converting.open(_in_form(identity, engine_state, self.converting.form))
 
     async def close(self) -> None:
         await self.pulls.close()
@@ -80,6 +89,8 @@ class PageExchange:
             await transport.close()
         if self.converted is not None:
             await self.converted.close()
+        if self.converting is not None:
+            await self.converting.close()
         await self.digests.close()
 
 
@@ -88,11 +99,19 @@ def _transports_of(config: WorkerConfig, engine_state: EngineState, wrapper: Soc
     return open_transports(names, config.host, config.patience.dead_after_s, wrapper, config.ports.pages)
 
 
-def _converted_of(config: WorkerConfig, engine_state: EngineState, wrapper: SocketWrapper) -> ConvertedPages | None:
-    """Return what converts pages for the other role, where that one has another form."""
+def _conversions_of(
+    config: WorkerConfig, engine_state: EngineState, wrapper: SocketWrapper
+) -> tuple[ConvertedPages | None, ConvertingLanding | None]:
+    """Return this worker's end of pulls between roles of two forms: the source's, the puller's, or neither."""
     conversion = engine_state.facts.conversion
     if conversion is None:
-        return None
+        return None, None
     names = [name for name in config.runtime.transports or HOST_NAMES if name != "cuda_ipc"]  # they lie in host memory
     transports = open_transports(names, config.host, config.patience.dead_after_s, wrapper, config.ports.converted)
-    return ConvertedPages(engine_state.memory, conversion, transports)
+    if config.role is Role.PREFILL:
+        return ConvertedPages(engine_state.memory, conversion, transports), None
+    return None, ConvertingLanding(engine_state.memory, conversion, transports)
+
+
+def _in_form(identity: Identity, engine_state: EngineState, form: KvForm) -> Identity:
+    return dataclasses.replace(identity, fingerprint=engine_state.facts.identity_in(form))

@@ -17,6 +17,7 @@ import grpc.aio
 from twostroke.errors import FingerprintMismatch, InvalidRequest, TransferFailed
 from twostroke.fault_points import Point, reach
 from twostroke.ids import BlockHash, PageId, RequestId
+from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.rpc.convert import hashes_from_bytes
@@ -27,6 +28,7 @@ from twostroke.transfer.base import PageEndpoint
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pulls.digests import PageDigests
 from twostroke.worker.pulls.fetch import BlockFetcher
+from twostroke.worker.pulls.page_converter import Way, is_for_puller
 
 Message = TypeVar("Message")
 
@@ -71,6 +73,8 @@ class PageJobs(Protocol):
 class ServedPages(Protocol):
     """The pages of this worker in one form, as pullers read them."""
 
+    form: KvForm
+
     @property
     def endpoints(self) -> Sequence[PageEndpoint]:
         """How to reach them, best first."""
@@ -82,11 +86,16 @@ class ServedPages(Protocol):
 class KnownDigests:
     """Generations and digests of pages; a digest is computed once per generation of a page."""
 
-    def __init__(self, memory: Pages, digests: PageDigests, endpoints: Sequence[PageEndpoint]) -> None:
+    def __init__(self, form: KvForm, memory: Pages, digests: PageDigests, endpoints: Sequence[PageEndpoint]) -> None:
+        self.form = form
         self.endpoints = endpoints
         self._memory = memory
         self._digests = digests
         self._known: dict[PageId, tuple[int, bytes]] = {}
+
+    @property
+    def page_bytes(self) -> int:
+        return self._memory.page_bytes
 
     async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
         """Return (generation, digest) of pages that are filled and pinned until this returns."""
@@ -114,10 +123,8 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self._progress = host.progress
         self._metrics = host.metrics
         self._block_size = host.facts.block_size
-        own: ServedPages = KnownDigests(host.memory, host.exchange.digests, host.exchange.endpoints)
-        self._served = {"": own, str(host.facts.kv_form): own}
-        if host.exchange.converted is not None:
-            self._served[str(host.exchange.converted.form)] = host.exchange.converted
+        self._own = KnownDigests(host.facts.kv_form, host.memory, host.exchange.digests, host.exchange.endpoints)
+        self._converted = host.exchange.converted
         self._heartbeat_s = host.config.patience.heartbeat_s
         self.open = 0
         """Pulls being served."""
@@ -127,7 +134,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
     ) -> AsyncGenerator[worker_pb2.PullResponse, None]:
         reach(Point.PAGES_ASKED)
         self._validator.check(request.fingerprint, request.source_epoch, is_work=not request.cached_only)
-        served = self._served_as(request)
+        self._check_form(request)
         wanted = self._checked(request)
         job: PageJob
         if request.cached_only:
@@ -137,8 +144,10 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self.open += 1
         try:
             reach(Point.PAGES_ACCEPTED)
+            served = self._served_to(request, job, wanted.blocks)
             endpoints = [endpoint.pack() for endpoint in served.endpoints]
-            accepted = worker_pb2.PullAccepted(epoch=str(self._validator.epoch), endpoints=endpoints)
+            form = str(served.form) if request.kv_form else ""
+            accepted = worker_pb2.PullAccepted(epoch=str(self._validator.epoch), endpoints=endpoints, kv_form=form)
             yield worker_pb2.PullResponse(accepted=accepted)
             async with contextlib.aclosing(
                 with_heartbeats(self._announce(job, wanted.blocks, served), self._heartbeat_s)
@@ -156,15 +165,26 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self._validator.check(request.fingerprint, request.worker_epoch)
         return worker_pb2.FetchResponse(blocks=await self._fetches.fetch(request))
 
-    def _served_as(self, request: worker_pb2.PullRequest) -> ServedPages:
-        """Return the pages in the form that the puller stores. Raises FingerprintMismatch where it cannot have them."""
-        served = self._served.get(request.kv_form)
-        if served is None:
+    def _check_form(self, request: worker_pb2.PullRequest) -> None:
+        """Raise FingerprintMismatch where pages of this worker cannot become those of the puller."""
+        forms = [str(served.form) for served in (self._own, self._converted) if served is not None]
+        if request.kv_form not in ("", *forms):
             raise FingerprintMismatch(
                 f"{request.requester} stores pages as {request.kv_form!r}, {self._validator.worker_id} serves them as "
-                f"{' or '.join(repr(form) for form in self._served if form)}"
+                f"{' or '.join(map(repr, forms))}"
             )
-        return served
+
+    def _served_to(self, request: worker_pb2.PullRequest, job: PageJob, blocks: Sequence[int]) -> ServedPages:
+        """Return the pages in the puller's form, or in the own form where the puller is to convert them."""
+        if self._converted is None or request.kv_form in ("", str(self._own.form)):
+            return self._own
+        offer = request.conversion
+        ready, _ = readable(job, blocks)
+        source = self._converted.way(len(blocks), ready.values())
+        puller = Way(self._own.page_bytes, offer.page_s, offer.wait_s, len(blocks))
+        if is_for_puller(source, puller, len(blocks), offer.bytes_per_s):
+            return self._own
+        return self._converted
 
     def _checked(self, request: worker_pb2.PullRequest) -> RequestedBlocks:
         hashes = hashes_from_bytes(request.block_hashes)

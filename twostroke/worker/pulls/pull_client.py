@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from twostroke.errors import InternalError, InvalidRequest, PeerLost, ServeError, StaleEpoch, TransferFailed
+from twostroke.errors import (
+    FingerprintMismatch,
+    InternalError,
+    InvalidRequest,
+    PeerLost,
+    ServeError,
+    StaleEpoch,
+    TransferFailed,
+)
 from twostroke.fault_points import Point, reach
 from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.pool import BlockPool
@@ -24,10 +32,18 @@ from twostroke.rpc.membership import Membership
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.span import OpenSpan
-from twostroke.transfer.base import PageCopy, PageEndpoint, PageTransport, Peer, ReadOutcome, fence_for_good
+from twostroke.transfer.base import (
+    PageCopy,
+    PageEndpoint,
+    PageTransport,
+    Peer,
+    ReadOutcome,
+    TransferResult,
+    fence_for_good,
+)
 from twostroke.transfer.registry import leading_to, outranked
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.pulls.digests import PageDigests
+from twostroke.worker.pulls.landing import ConvertingLanding, DirectLanding, Landing
 from twostroke.worker.pulls.link_rates import LinkRates
 from twostroke.worker.pulls.pull_call import pull_responses
 from twostroke.worker.request_validator import RequestValidator
@@ -80,6 +96,8 @@ class PullReport:
     copied_bytes: int = 0
     wire_s: float = 0.0
     """Time of all copies."""
+    converted: int = 0
+    """Pages that were converted here."""
     first_page_s: float | None = None
     last_page_s: float | None = None
     failure: ServeError | None = None
@@ -128,6 +146,15 @@ class _Session:
 
 
 @dataclass(frozen=True, slots=True)
+class _Connection:
+    """The connection to a source's pages, and where they arrive."""
+
+    landing: Landing
+    transport: PageTransport
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class _SourceChannel:
     """The rpc channel to one epoch of a source."""
 
@@ -140,18 +167,18 @@ class PullClient:
         self,
         validator: RequestValidator,
         pool: BlockPool,
-        digests: PageDigests,
-        transports: Sequence[PageTransport],
+        direct: DirectLanding,
         metrics: WorkerMetrics,
         *,
+        converting: ConvertingLanding | None = None,
         us: Membership,
         limits: PullLimits,
         wake: Callable[[], None],
     ) -> None:
         self._validator = validator
         self._pool = pool
-        self._digests = digests
-        self._transports = transports
+        self._direct = direct
+        self._converting = converting
         self._metrics = metrics
         self._us = us
         self._limits = limits
@@ -247,13 +274,14 @@ class PullClient:
             session.span.set(
                 source=spec.source.worker_id, is_from_peer=spec.is_from_peer, transport=report.transport or None,
                 wanted_pages=len(spec.pages), pages=report.pulled, computed_pages=report.computed,
-                bytes=report.copied_bytes, wire_s=report.wire_s, is_stopped=session.is_stopped,
+                bytes=report.copied_bytes, wire_s=report.wire_s, converted_pages=report.converted,
+                is_stopped=session.is_stopped,
             )  # fmt: skip
             session.span.end(error=None if report.failure is None else repr(report.failure))
         log.info(
-            "pull ended request=%s %s=%s blocks=%d pulled=%d bytes=%d outcome=%s",
+            "pull ended request=%s %s=%s blocks=%d pulled=%d converted=%d bytes=%d outcome=%s",
             spec.request_id, "peer" if spec.is_from_peer else "source", spec.source.worker_id,
-            len(spec.pages), report.pulled, report.copied_bytes, outcome,
+            len(spec.pages), report.pulled, report.converted, report.copied_bytes, outcome,
         )  # fmt: skip
 
     async def _pull_in_time(self, session: _Session) -> None:
@@ -281,6 +309,7 @@ class PullClient:
             wanted=sorted(spec.pages),
             cached_only=spec.is_from_peer,
             kv_form=self._validator.kv_form,
+            conversion=self._conversion(WorkerId(spec.source.worker_id)),
             traceparent="" if session.span is None else session.span.context.header,
         )
         if spec.peer is not None:
@@ -292,23 +321,46 @@ class PullClient:
         )
         async with pull_responses(call, spec.source.worker_id, self._limits.silence_s) as responses:
             accepted = (await responses.next()).accepted
-            transport, peer = await self._connect([PageEndpoint.unpack(packed) for packed in accepted.endpoints])
-            session.report.transport = transport.name
+            landing = self._landing(accepted.kv_form)
+            endpoints = [PageEndpoint.unpack(packed) for packed in accepted.endpoints]
+            connection = _Connection(landing, *await self._connect(endpoints, landing.transports))
+            session.report.transport = connection.transport.name
             while session.remaining:
                 ready = (await responses.next()).ready
                 if not session.has_begun and not ready.computed and spec.peer is None:
                     now_s = _now_s()
                     self.links.answered(WorkerId(spec.source.worker_id), now_s - asked_s, now_s)
                 session.has_begun = True
-                await self._copy(session, transport, peer, ready)
+                await self._take(session, connection, ready)
 
-    async def _connect(self, endpoints: Sequence[PageEndpoint]) -> tuple[PageTransport, Peer]:
+    def _conversion(self, source: WorkerId) -> worker_pb2.PullerConversion | None:
+        """Return what pages of the source's own form would cost here; None where they cannot be converted now."""
+        converting, link = self._converting, self.links.of(source)
+        if converting is None or not converting.has_room or not link.bytes_per_s:
+            return None
+        converter = converting.converter
+        converter.keep_measured()
+        return worker_pb2.PullerConversion(
+            page_s=converter.page_s, wait_s=converter.wait_s, bytes_per_s=link.bytes_per_s
+        )
+
+    def _landing(self, kv_form: str) -> Landing:
+        """Return where pages of this form arrive. Raises FingerprintMismatch for one that was not asked for."""
+        if kv_form in ("", self._validator.kv_form):
+            return self._direct
+        if self._converting is None or kv_form != str(self._converting.form):
+            raise FingerprintMismatch(f"pages are sent as {kv_form!r}, {self._validator.kv_form!r} was asked for")
+        return self._converting
+
+    async def _connect(
+        self, endpoints: Sequence[PageEndpoint], transports: Sequence[PageTransport]
+    ) -> tuple[PageTransport, Peer]:
         """Connect over the best transport that can, for instance not over CUDA IPC between containers.
 
         All attempts together take no longer than a source may be silent.
         """
         until_s = _now_s() + self._limits.silence_s
-        leading = leading_to(endpoints, self._transports)
+        leading = leading_to(endpoints, transports)
         for transport, endpoint in leading:
             try:
                 peer = await transport.connect(endpoint, until_s - _now_s())
@@ -317,20 +369,56 @@ class PullClient:
                     raise
                 log.warning("page transport cannot connect transport=%s error=%s", transport.name, error)
                 continue
-            for better in outranked(transport, endpoints, self._transports):
+            for better in outranked(transport, endpoints, transports):
                 self._metrics.fell_back(better)
             return transport, peer
         raise AssertionError("one of them connects, or the last one raises")
 
-    async def _copy(
-        self, session: _Session, transport: PageTransport, peer: Peer, ready: worker_pb2.PagesReady
-    ) -> None:
-        """Copy the announced pages, verify our own copies, and commit those that are right."""
+    async def _take(self, session: _Session, connection: _Connection, ready: worker_pb2.PagesReady) -> None:
+        """Bring the announced pages here, batch by batch."""
         reach(Point.PULL_ANNOUNCED)
         announced = [page for page in ready.pages if page.block in session.remaining]
-        copies = [PageCopy(PageId(p.page), session.remaining[p.block], p.generation) for p in announced]
-        started_s = _now_s()
-        transfer = transport.pull(peer, copies, self._limits.copy_s)
+        report, most = session.report, connection.landing.batch_pages
+        pulled_before = report.pulled
+        try:
+            for first in range(0, len(announced), most):
+                await self._take_batch(session, connection, announced[first : first + most])
+        finally:
+            report.computed += min(ready.computed, report.pulled - pulled_before)
+
+    async def _take_batch(
+        self, session: _Session, connection: _Connection, announced: Sequence[worker_pb2.ReadyPage]
+    ) -> None:
+        """Copy pages, convert them where they have another form, verify the copies, and commit those that are right."""
+        pages, landing, report = (
+            [session.remaining[page.block] for page in announced],
+            connection.landing,
+            session.report,
+        )
+        async with landing.places(pages) as places:
+            copies = [PageCopy(PageId(p.page), place, p.generation) for p, place in zip(announced, places, strict=True)]
+            started_s = _now_s()
+            result = await self._copy(connection, copies)
+            reach(Point.PULL_COPIED)
+            self._metrics.pulled(connection.transport.name, result.copied_bytes, result.seconds)
+            report.copied_bytes += result.copied_bytes
+            report.wire_s += result.seconds
+            landed = await landing.land(places, pages)
+            report.converted += landed.converted
+        try:
+            for page, arrived in zip(announced, landed.digests, strict=True):
+                self._commit(session, page, arrived)
+            reach(Point.PULL_COMMITTED)
+            now_s = _now_s()
+            link_s = now_s - started_s - landed.converted_s
+            self.links.copied(WorkerId(session.spec.source.worker_id), result.copied_bytes, link_s, now_s)
+        finally:
+            self._wake()
+
+    async def _copy(self, connection: _Connection, copies: Sequence[PageCopy]) -> TransferResult:
+        """Copy pages. Raises TransferFailed once nothing is written to them any more."""
+        transport = connection.transport
+        transfer = transport.pull(connection.peer, copies, self._limits.copy_s)
         is_done = False
         try:
             result = await transport.wait(transfer)
@@ -340,22 +428,7 @@ class PullClient:
                 await fence_for_good(transport, transfer)
         if not is_done:
             raise TransferFailed(f"{result.outcome.value}: {result.reason}")
-        reach(Point.PULL_COPIED)
-        self._metrics.pulled(transport.name, result.copied_bytes, result.seconds)
-        report = session.report
-        report.copied_bytes += result.copied_bytes
-        report.wire_s += result.seconds
-        pulled_before = report.pulled
-        digests = await self._digests.of([copy.local for copy in copies])
-        try:
-            for page, arrived in zip(announced, digests, strict=True):
-                self._commit(session, page, arrived)
-            reach(Point.PULL_COMMITTED)
-            now_s = _now_s()
-            self.links.copied(WorkerId(session.spec.source.worker_id), result.copied_bytes, now_s - started_s, now_s)
-        finally:
-            report.computed += min(ready.computed, report.pulled - pulled_before)
-            self._wake()
+        return result
 
     def _is_intact(self, announced: worker_pb2.ReadyPage, arrived: bytes) -> bool:
         return arrived == announced.digest

@@ -43,6 +43,7 @@ def test_a_prefix_that_a_busy_worker_holds_is_fetched_from_it() -> None:
 
 
 BF16, INT8 = KvForm("bfloat16"), KvForm("int8", "bfloat16")
+INT8_PREFILL, FROM_INT8 = KvForm("int8"), KvForm("bfloat16", "int8")
 
 
 def test_a_holder_that_a_worker_cannot_fetch_from_hides_none_that_it_can() -> None:
@@ -69,6 +70,21 @@ def test_converting_a_page_is_priced_where_forms_differ_and_nowhere_else() -> No
 
     assert transfer_s(INT8, 0.002) - transfer_s(INT8, 0.0) == pytest.approx(100 * 0.002)
     assert transfer_s(BF16, 0.002) == transfer_s(BF16, 0.0)
+
+
+def test_a_page_is_priced_as_the_cheaper_end_converts_it() -> None:
+    def fetch_s(puller_s: float, source_bytes: int | None = 50_000) -> float:
+        holder = view(
+            P0, kv_form=INT8_PREFILL, depths=(90,), conversion_page_s=0.002, queue_s=9.0, page_bytes=source_bytes
+        )
+        decode = view(D0, kv_form=FROM_INT8, links={P0: FAST}, page_bytes=100_000, conversion_page_s=puller_s)
+        return Priced(Prices(computes_remotely=False))(snapshot([holder], [decode])).forecast.fetch_s
+
+    at_source_s = pytest.approx(0.001 + 90 * (0.002 + 100_000 / 1e9))
+    assert fetch_s(0.001) == pytest.approx(0.001 + 90 * (0.001 + 50_000 / 1e9))
+    assert fetch_s(0.003) == at_source_s
+    assert fetch_s(0.0) == at_source_s, "it converts nothing"
+    assert fetch_s(0.001, None) == at_source_s, "nobody knows what would travel"
 
 
 def test_conversions_that_take_longer_than_computing_are_not_asked_for() -> None:

@@ -55,14 +55,14 @@ async def test_a_page_is_converted_once_for_all_who_ask_and_anew_when_it_changes
         found = await asyncio.gather(*(pages.of(asked) for _ in range(5)))
         assert all(each == found[0] for each in found)
         assert [each for _, each in found[0]] == [digest(right(first[page]).numpy()) for page in asked]
-        assert pages.pages == 2
+        assert pages.converter.pages == 2
         memory.begin_new_generation(PageId(2))
         memory.data[2] = second[2].numpy()
         (changed, kept), before = await pages.of(asked), found[0]
         assert kept == before[1]
         assert changed[0] != before[0][0], "a reader of the earlier page has to notice"
         assert changed[1] == digest(right(second[2]).numpy())
-        assert pages.pages == 3
+        assert pages.converter.pages == 3
 
 
 async def test_who_stops_asking_stops_nobody_else() -> None:
@@ -75,19 +75,19 @@ async def test_who_stops_asking_stops_nobody_else() -> None:
         waiting[0].cancel()
         await asyncio.gather(waiting[0], return_exceptions=True)
         assert len({tuple(each) for each in await asyncio.gather(*waiting[1:])}) == 1
-        assert pages.pages == PAGES
+        assert pages.converter.pages == PAGES
 
 
 async def test_seconds_per_page_are_known_before_the_first_one_and_bytes_count_every_page_served() -> None:
     memory = PageMemory(PAGES, PAGE_BYTES)
     memory.data[:PAGES] = content(6).numpy()
     async with converting(memory) as (pages, _):
-        before_s = pages.page_s
+        before_s = pages.converter.page_s
         assert before_s > 0
         for _ in range(2):
             await pages.of([PageId(0), PageId(1)])
-        assert pages.page_s != before_s
-        assert (pages.pages, pages.served_bytes) == (2, (4 * PAGE_BYTES, 4 * CONVERSION.page_bytes))
+        assert pages.converter.page_s != before_s
+        assert (pages.converter.pages, pages.served_bytes) == (2, (4 * PAGE_BYTES, 4 * CONVERSION.page_bytes))
 
 
 async def test_pages_of_a_device_are_converted_through_the_host() -> None:

@@ -24,6 +24,7 @@ from twostroke.scheduler.cost import Budget, StepTerms
 from twostroke.scheduler.step_target import StepTarget
 from twostroke.transfer.base import PageEndpoint, ReadOutcome, TransferResult
 from twostroke.worker.condition import Condition
+from twostroke.worker.pulls.landing import DirectLanding
 from twostroke.worker.pulls.pages_service import PagesService
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits, PullReport, PullSpec
 from twostroke.worker.request_validator import RequestValidator
@@ -120,8 +121,7 @@ class LivePulls:
         self._client = PullClient(
             self._validator,
             host.pool,
-            digests,
-            [],
+            DirectLanding(digests, [], host.pool.total),
             host.metrics,
             us=unused,
             limits=PullLimits(copy_s=NEVER_S, silence_s=NEVER_S),
@@ -170,7 +170,7 @@ class LivePulls:
         channel = SimpleNamespace(unary_stream=lambda *_, **__: call, unary_unary=lambda *_, **__: None)
         return SimpleNamespace(channel=channel, metadata=())
 
-    async def _connect(self, endpoints: Sequence[PageEndpoint]) -> tuple[Wiring, SimulatedHost]:
+    async def _connect(self, endpoints: Sequence[PageEndpoint], _transports: object) -> tuple[Wiring, SimulatedHost]:
         return Wiring(self._host), self._host.party(endpoints[0].address)
 
 

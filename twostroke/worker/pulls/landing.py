@@ -1,0 +1,141 @@
+"""A landing is where the bytes of a pull arrive: in the pages that were claimed, or beside them to be converted.
+
+A puller that converts reads the source's own pages into a memory of a bounded size. A pull takes a part of it for each
+batch of pages, and holds that from before their copy until they are converted. While all parts are taken others wait,
+and new pulls ask for pages that the source converts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from twostroke.ids import PageId
+from twostroke.kv_cache.form import FORMS, Conversion
+from twostroke.kv_cache.memory import PageMemory, Pages, Window
+from twostroke.transfer.base import Identity, PageTransport, digest, until_done
+from twostroke.worker.pulls.digests import PageDigests
+from twostroke.worker.pulls.page_converter import PageConverter, convert
+
+PARTS = 4
+"""Batches of pages that are copied or converted at once."""
+PART_BYTES = 4 << 20
+"""Bytes of a batch, unless one page is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    digests: list[bytes]
+    """Digests of the bytes that were copied."""
+    converted: int = 0
+    """Pages that were converted."""
+    converted_s: float = 0.0
+    """Time of converting them, their turn on the thread included."""
+
+
+class Landing(Protocol):
+    @property
+    def transports(self) -> Sequence[PageTransport]:
+        """Transports whose copies arrive here, best first."""
+
+    @property
+    def batch_pages(self) -> int:
+        """Most pages that are copied at once."""
+
+    def places(self, pages: Sequence[PageId]) -> AbstractAsyncContextManager[Sequence[PageId]]:
+        """Yield the pages that transports copy into, one for each of `pages`; nobody else uses them meanwhile."""
+
+    async def land(self, places: Sequence[PageId], pages: Sequence[PageId]) -> Landed:
+        """Fill `pages` with what was copied into `places`. However this ends, no byte of `pages` changes afterwards."""
+
+
+class DirectLanding:
+    """Pages arrive in this worker's form, in the pages that were claimed for them."""
+
+    def __init__(self, digests: PageDigests, transports: Sequence[PageTransport], pages: int) -> None:
+        self.transports = transports
+        self.batch_pages = pages
+        self._digests = digests
+
+    @contextlib.asynccontextmanager
+    async def places(self, pages: Sequence[PageId]) -> AsyncGenerator[Sequence[PageId]]:
+        yield pages
+
+    async def land(self, places: Sequence[PageId], pages: Sequence[PageId]) -> Landed:
+        return Landed(await self._digests.of(pages))
+
+
+class ConvertingLanding:
+    """Pages arrive in the form of the source, and are converted on a thread into the pages that were claimed."""
+
+    def __init__(self, pages: Pages, conversion: Conversion, transports: Sequence[PageTransport]) -> None:
+        """`transports` are not open yet, and read nothing but pages that are to be converted."""
+        page_bytes = FORMS[conversion.source.format].page_bytes(conversion.shape)
+        self.form = conversion.source
+        self.transports = transports
+        self.batch_pages = max(1, PART_BYTES // page_bytes)
+        self.converter = PageConverter(conversion, pages)
+        self._memory = PageMemory(PARTS * self.batch_pages, page_bytes)
+        self._free: asyncio.Queue[range] = asyncio.Queue(PARTS)
+        for first in range(0, self._memory.pages, self.batch_pages):
+            self._free.put_nowait(range(first, first + self.batch_pages))
+
+    @property
+    def has_room(self) -> bool:
+        """A pull that began now would not wait for others."""
+        return not self._free.empty()
+
+    def open(self, identity: Identity) -> None:
+        """Read pages that show the identity of the source's form, which is `identity`'s fingerprint."""
+        for transport in self.transports:
+            transport.read_into(self._memory, identity)
+
+    @contextlib.asynccontextmanager
+    async def places(self, pages: Sequence[PageId]) -> AsyncGenerator[Sequence[PageId]]:
+        part = await self._free.get()
+        try:
+            yield [PageId(place) for place in part[: len(pages)]]
+        finally:
+            self._free.put_nowait(part)
+
+    async def land(self, places: Sequence[PageId], pages: Sequence[PageId]) -> Landed:
+        started_s = asyncio.get_running_loop().time()
+        jobs = [
+            self.converter.submit(functools.partial(self._convert, place, page))
+            for place, page in zip(places, pages, strict=True)
+        ]
+        try:
+            digests = list(await asyncio.gather(*map(asyncio.wrap_future, jobs)))
+        finally:
+            await _end(jobs)
+        return Landed(digests, len(pages), asyncio.get_running_loop().time() - started_s)
+
+    async def close(self) -> None:
+        """Hang up and end the thread; call it when no pull is open, before the pages' memory is closed."""
+        for transport in self.transports:
+            await transport.close()
+        await self.converter.close()
+        self._memory.close()
+
+    def _convert(self, place: PageId, page: PageId, window: Window) -> bytes:
+        original = self._memory.page(place)
+        (target,) = window.landing([page])
+        convert(self.converter.conversion, original, np.frombuffer(target, np.uint8))
+        window.landed()
+        window.synchronize()
+        return digest(original)
+
+
+async def _end(jobs: Sequence[Future[bytes]]) -> None:
+    """Drop the jobs that have not begun, and wait for the one that has."""
+    running = [asyncio.wrap_future(job) for job in jobs if not job.done() and not job.cancel()]
+    if running:
+        await until_done(asyncio.wait(running))
