@@ -60,13 +60,14 @@ async def until_off(cluster: ProcessCluster) -> None:
             await asyncio.sleep(0.05)
 
 
-def break_segments(folder: Path) -> None:
-    """Put a file in each segment's place that the kernel answers with EIO: nothing is mapped at such low addresses."""
-    segments = list(folder.rglob("*.pages"))
+def break_segments(folder: Path, process: int) -> None:
+    """Mount a file over each segment that the kernel answers with EIO: nothing is mapped at such low addresses."""
+    segments = list(Path(f"/proc/{process}/root{folder}").rglob("*.pages"))
     assert segments
     for segment in segments:
-        segment.unlink()
-        segment.symlink_to("/proc/self/mem")
+        path = folder / segment.relative_to(f"/proc/{process}/root{folder}")
+        mount = ["mount", "--bind", f"/proc/{process}/mem", str(path)]
+        subprocess.run(["nsenter", "--target", str(process), "--mount", *mount], check=True)
 
 
 def warnings_of(cluster: ProcessCluster) -> list[str]:
@@ -100,7 +101,7 @@ async def test_files_that_the_kernel_cannot_read_turn_the_tier_off_and_serving_g
         client = Client(cluster.grpc)
         assert "is_direct=False" in cluster.logs()
         expected = await answers(client)
-        break_segments(Path(f"/proc/{cluster.workers[WORKER].process.pid}/root{folder}"))
+        break_segments(folder, cluster.workers[WORKER].process.pid)
         assert await answers(client) == expected
         await until_off(cluster)
         assert await answers(client) == expected
