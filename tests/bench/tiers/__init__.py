@@ -3,6 +3,7 @@
     options  the flags, checked once
     replay   the same requests in the simulator, with a fleet that was fitted to the real one
     measure  one real cluster per variant: every chat's turns in rounds, then prompts that nobody repeats
+    in_turns prompts that nobody repeats, on two clusters side by side
 
 Nothing that serves is imported until `run` is called.
 """
@@ -17,6 +18,7 @@ EPILOG = """examples:
   python -m tests.bench tiers
   python -m tests.bench tiers --chats 48 --turns 6 --json tiers.json
   python -m tests.bench tiers --variants none,disk --unique 0
+  python -m tests.bench tiers --variants none,disk --unique 120 --in-turns
   python -m tests.bench tiers --simulate --chats 48 --turns 6 --unique 0 \\
     --model paced:step_ms=15,prefill_tokens_per_s=2000,page_bytes=368640,vocab=40000,max_model_len=4096
 """
@@ -30,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0. Raises ServeError for bad flags."""
     checked = options.options_from(args)
+    if checked.in_turns:
+        from tests.bench.tiers.in_turns import run_in_turns
+
+        return run_in_turns(checked)
     from tests.bench.tiers.measure import run_session
 
     return run_session(checked)

@@ -90,9 +90,9 @@ def run_session(options: TiersOptions) -> int:
 
 async def _trial(options: TiersOptions, variant: str) -> Trial:
     model = ModelConfig() if options.model is None else ModelConfig(model=options.model)
-    model_dir, page_bytes = _fetched(model)
+    model_dir, page_bytes = fetched(model)
     with tempfile.TemporaryDirectory() as folder:
-        cache, request_log = _cache(options, variant, page_bytes, folder), Path(folder) / "requests.log"
+        cache, request_log = cache_of(options, variant, page_bytes, folder), Path(folder) / "requests.log"
         async with running_cluster(
             prefill=1, decode=1, model=model, model_dir=model_dir, cache=cache, request_log=request_log
         ) as cluster:
@@ -115,7 +115,7 @@ async def _trial(options: TiersOptions, variant: str) -> Trial:
     return _summed(variant, chats, seconds, unique, unique_seconds, counted, likeness)
 
 
-def _fetched(model: ModelConfig) -> tuple[Path | None, int]:
+def fetched(model: ModelConfig) -> tuple[Path | None, int]:
     """Return the model's directory, if it has one, and the bytes of a page."""
     if model.is_paced:
         return None, PacedSpec.parse(model.model.removeprefix(PACED_PREFIX)).page_bytes_for(BLOCK)
@@ -123,7 +123,7 @@ def _fetched(model: ModelConfig) -> tuple[Path | None, int]:
     return model_dir, known_spec(model_dir, None).page_bytes(BLOCK, model.dtype)
 
 
-def _cache(options: TiersOptions, variant: str, page_bytes: int, folder: str) -> CacheConfig:
+def cache_of(options: TiersOptions, variant: str, page_bytes: int, folder: str) -> CacheConfig:
     tokens = SYSTEM_PROMPTS * options.system + options.chats * options.turns * (options.said + options.answer)
     pool_bytes = LARGE_BYTES if variant == "all-pages" else tokens // BLOCK // options.share * page_bytes
     return CacheConfig(
@@ -150,20 +150,20 @@ async def _profiled(cluster: ProcessCluster, seconds: float | None, begin: async
 async def _chats(client: Client, options: TiersOptions, first_turn_over: asyncio.Event) -> list[Request]:
     """Every chat's first turn, then every chat's second one, and so on: nothing recent is of use."""
     draws, at_once = random.Random(1), asyncio.Semaphore(options.at_once)
-    systems = [_words(draws, options.system) for _ in range(SYSTEM_PROMPTS)]
+    systems = [words(draws, options.system) for _ in range(SYSTEM_PROMPTS)]
     histories = [list(systems[chat % SYSTEM_PROMPTS]) for chat in range(options.chats)]
     requests: list[Request] = []
 
-    async def ask(chat: int, turn: int, said: Sequence[int]) -> None:
+    async def say(chat: int, turn: int, said: Sequence[int]) -> None:
         async with at_once:
             histories[chat] += said
-            request = await _ask(client, histories[chat], turn, options.answer)
+            request = await ask(client, histories[chat], turn, options.answer)
             histories[chat] += request.tokens
             requests.append(request)
 
     for turn in range(options.turns):
-        saying = [_words(draws, options.said) for _ in range(options.chats)]
-        await asyncio.gather(*(ask(chat, turn, saying[chat]) for chat in range(options.chats)))
+        saying = [words(draws, options.said) for _ in range(options.chats)]
+        await asyncio.gather(*(say(chat, turn, saying[chat]) for chat in range(options.chats)))
         first_turn_over.set()
     return requests
 
@@ -171,15 +171,15 @@ async def _chats(client: Client, options: TiersOptions, first_turn_over: asyncio
 async def _unique(client: Client, options: TiersOptions) -> list[Request]:
     draws, at_once = random.Random(2), asyncio.Semaphore(2)
 
-    async def ask(prompt: list[int]) -> Request:
+    async def send(prompt: list[int]) -> Request:
         async with at_once:
-            return await _ask(client, prompt, 0, options.answer)
+            return await ask(client, prompt, 0, options.answer)
 
     length = options.system + 2 * options.said
-    return list(await asyncio.gather(*(ask(_words(draws, length)) for _ in range(options.unique))))
+    return list(await asyncio.gather(*(send(words(draws, length)) for _ in range(options.unique))))
 
 
-async def _ask(client: Client, prompt: Sequence[int], turn: int, answer: int) -> Request:
+async def ask(client: Client, prompt: Sequence[int], turn: int, answer: int) -> Request:
     tokens: list[int] = []
     times: list[float] = []
     cached, started_s = 0, time.monotonic()
@@ -193,7 +193,7 @@ async def _ask(client: Client, prompt: Sequence[int], turn: int, answer: int) ->
     return Request(turn, len(prompt), cached, times[0] - started_s, gaps, tuple(tokens))
 
 
-def _words(draws: random.Random, count: int) -> list[int]:
+def words(draws: random.Random, count: int) -> list[int]:
     return [draws.randrange(100, 40_000) for _ in range(count)]
 
 
@@ -236,9 +236,9 @@ def _summed(
         seconds=seconds,
         median_s=statistics.median(request.first_token_s for request in later),
         hit_rate=sum(request.cached_tokens for request in later) / sum(request.prompt_tokens for request in later),
-        gap_p99_s=_p99([gap for request in chats for gap in request.gaps_s]),
+        gap_p99_s=p99([gap for request in chats for gap in request.gaps_s]),
         unique_median_s=statistics.median(request.first_token_s for request in unique) if unique else 0.0,
-        unique_gap_p99_s=_p99([gap for request in unique for gap in request.gaps_s]),
+        unique_gap_p99_s=p99([gap for request in unique for gap in request.gaps_s]),
         unique_seconds=unique_seconds,
         loaded=counted.loaded,
         written_mb=counted.written_mb,
@@ -249,7 +249,7 @@ def _summed(
     )
 
 
-def _p99(values: list[float]) -> float:
+def p99(values: list[float]) -> float:
     return sorted(values)[int(len(values) * 0.99)] if values else 0.0
 
 

@@ -23,6 +23,9 @@ class TiersOptions(Settings):
     said: int = setting(100, least=1, help="tokens that a user says in a turn")
     answer: int = setting(32, least=1, help="tokens of an answer")
     unique: int = setting(16, least=0, help="prompts afterwards that nobody repeats, two at once")
+    in_turns: bool = setting(
+        False, help="only the prompts that nobody repeats, on clusters of the first two variants, in turns"
+    )
     share: int = setting(4, least=1, help="the chats take that many times the pages of each worker")
     at_once: int = setting(2, least=1, help="chats that are asked at once")
     simulate: bool = setting(
@@ -50,6 +53,8 @@ class TiersOptions(Settings):
         file_can_be_made("--json", self.json_path)
         if self.profile_s is not None and not self.simulate:
             raise ConfigError("--profile changes nothing without --simulate", field="profile_s")
+        if self.in_turns and (len(self.variants) < 2 or self.unique < 2):
+            raise ConfigError("--in-turns needs two variants, and --unique of at least 2", field="in_turns")
         unknown = [name for name in self.variants if name not in VARIANTS]
         if unknown or not self.variants:
             raise ConfigError(

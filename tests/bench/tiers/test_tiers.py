@@ -26,3 +26,10 @@ def test_chats_find_more_with_a_disk_than_without_and_say_the_same(tmp_path: Pat
 def test_a_variant_that_is_none_is_refused_by_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert PROGRAM.main(["tiers", "--variants", "none,tape"]) != 0
     assert "--variants must be of none, host, disk, both, all-pages, got 'tape'" in capsys.readouterr().err
+
+
+def test_prompts_that_nobody_repeats_are_measured_in_turns(tmp_path: Path) -> None:
+    told = tmp_path / "in_turns.json"
+    flags = ["--variants", "none,disk", "--unique", "4", "--in-turns", "--json", str(told)]
+    assert PROGRAM.main(["tiers", *SMALL[:6], "--answer", "8", *flags]) == 0
+    assert all(0 < ratio < 100 for ratio in json.loads(told.read_text())["ratios"].values())
