@@ -38,6 +38,9 @@ COMMANDS = {
     "model": Command("cluster.commands.model", "fetch models ahead of time, and list those that are here"),
     "drain": Command("cluster.commands.drain", "let a worker hand over what it has and leave"),
     "scale": Command("cluster.commands.scale", "say how many workers of each role there shall be"),
+    "sleep": Command("cluster.commands.sleep", "let a worker free its memory and keep its process"),
+    "wake": Command("cluster.commands.wake", "let a worker that is asleep serve again"),
+    "reload": Command("cluster.commands.reload", "change the weights of all workers while they are used"),
     "role": Command("cluster.commands.role", "let a worker become the other role without loading its model again"),
     "restart": Command(
         "cluster.commands.restart", "restart workers, routers and the supervisor, one by one, while they are used"

@@ -54,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
 
 def drain(args: argparse.Namespace, worker: str, restart: bool, *, force: bool = False) -> int:
     """Drain a worker; return how many requests were cut off."""
-    _check_deadline(args.deadline)
+    check_deadline(args.deadline)
     fields = {"worker_id": worker, "deadline_s": args.deadline, "restart": restart, "force": force}
     return int(supervisor_access.ask(args, "drain", wait_s=min(args.deadline, HEAD_WAIT_S), **fields))
 
 
 def _drain_node(args: argparse.Namespace) -> int:
-    _check_deadline(args.deadline)
+    check_deadline(args.deadline)
     if args.address is None or args.restart or args.force:
         raise ConfigError(
             "--node needs --address HOST:PORT of Ray's head, and takes no --restart and no --force", field="--node"
@@ -75,6 +75,6 @@ def _drain_node(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_deadline(deadline_s: float) -> None:
+def check_deadline(deadline_s: float) -> None:
     if not 0 <= deadline_s < float("inf"):
         raise ConfigError(f"--deadline must be seconds, 0 or more, got {deadline_s}", field="--deadline")

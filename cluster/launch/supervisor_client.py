@@ -120,11 +120,22 @@ class SupervisorClient:
         return str(await self._ask("address", retries=-1))
 
     async def workers(self) -> list[str]:
+        """Return the names of all workers that are not asleep."""
         snapshot: FleetSnapshot = await self._ask("snapshot")
-        return [worker.config.worker_id for worker in snapshot.workers]
+        awake = (worker for worker in snapshot.workers if worker.observed.stage is not WorkerStage.ASLEEP)
+        return [worker.config.worker_id for worker in awake]
 
     async def drain(self, **wanted: Any) -> int:
         return int(await self._ask("drain", **wanted))
+
+    async def sleep(self, **wanted: Any) -> None:
+        await self._ask("sleep", **wanted)
+
+    async def wake_up(self, worker_id: str) -> None:
+        await self._ask("wake_up", worker_id=worker_id)
+
+    async def reload(self, **wanted: Any) -> None:
+        await self._ask("reload", **wanted)
 
     async def assign_role(self, worker_id: str, role: str) -> None:
         await self._ask("assign_role", worker_id=worker_id, role=role)
@@ -173,7 +184,7 @@ class SupervisorClient:
             snapshot: FleetSnapshot = await self._ask("snapshot")
         except PeerLost:
             return False
-        settled = (WorkerStage.SERVING, WorkerStage.DRAINED, WorkerStage.FAILED)
+        settled = (WorkerStage.SERVING, WorkerStage.ASLEEP, WorkerStage.DRAINED, WorkerStage.FAILED)
         return all(worker.observed.stage in settled for worker in snapshot.workers if worker.config.worker_id in names)
 
     async def until_all_serve(self) -> None:
@@ -194,7 +205,8 @@ class SupervisorClient:
             for worker in snapshot.workers:
                 self._report(worker)
             self._report_activities(snapshot.workers)
-            if all(worker.observed.stage in (WorkerStage.SERVING, WorkerStage.DRAINED) for worker in snapshot.workers):
+            at_rest = (WorkerStage.SERVING, WorkerStage.ASLEEP, WorkerStage.DRAINED)
+            if all(worker.observed.stage in at_rest for worker in snapshot.workers):
                 self._all_serve.set()
 
     def _report_activities(self, workers: Sequence[SupervisedWorker]) -> None:
@@ -255,6 +267,8 @@ class SupervisorClient:
                 self._announcer.say(f"{worker_id} drains")
             elif observed.stage is WorkerStage.DRAINED:
                 self._announcer.say(f"{worker_id} has left")
+            elif observed.stage is WorkerStage.ASLEEP:
+                self._announcer.say(f"{worker_id} is asleep")
         if observed.crashes > (known.observed.crashes if known else 0):
             self._report_crash(worker)
 
@@ -271,7 +285,7 @@ class SupervisorClient:
 def _doing(worker: SupervisedWorker) -> str | None:
     """Return what a starting worker is busy with; None for one that serves or has left."""
     stage = worker.observed.stage
-    if stage in (WorkerStage.SERVING, WorkerStage.DRAINING, WorkerStage.DRAINED):
+    if stage in (WorkerStage.SERVING, WorkerStage.DRAINING, WorkerStage.ASLEEP, WorkerStage.DRAINED):
         return None
     if stage in (WorkerStage.DEAD, WorkerStage.FAILED):
         return "waiting to be started again"

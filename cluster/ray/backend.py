@@ -21,7 +21,7 @@ from ray.experimental import internal_kv
 
 from cluster.ray.placement import node_request_for, nodes_from_ray, worker_options
 from cluster.scaling.capacity import WorkerCounts
-from cluster.scaling.desired_state import DesiredState
+from cluster.scaling.desired_state import Checkpoint, DesiredState
 from cluster.spec import NAMESPACE
 from cluster.supervisor.actors import MOUNTS, ActorLocation, MountedWorker, Serving
 from twostroke.config import Role, RoleConfig, WorkerConfig
@@ -52,6 +52,8 @@ class AfterDrain(enum.StrEnum):
     """The worker has no process until it is wanted again."""
     SWITCH_ROLE = "switch_role"
     """A new epoch begins in the same process, in another role."""
+    SLEEP = "sleep"
+    """The process stays without model and pages until it is woken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,8 @@ class WorkerHandle(Protocol):
     async def place(self) -> ActorLocation:
         """Return where its process is, once there is one."""
 
-    async def run(self, incarnation: int, role: Role) -> None:
-        """Await the end of the epoch. Raises WorkerDied if the process died."""
+    async def run(self, incarnation: int, role: Role, checkpoint: Checkpoint) -> None:
+        """Await the end of the epoch, which serves these weights. Raises WorkerDied if the process died."""
 
     async def ready(self, incarnation: int) -> Serving:
         """Return once the epoch with this incarnation serves.
@@ -84,6 +86,9 @@ class WorkerHandle(Protocol):
         """
 
     async def shutdown(self) -> None: ...
+
+    async def release(self) -> None:
+        """Free what the last epoch has left in the process: model and pages."""
 
     def recycle(self) -> None:
         """Kill the process; a fresh one takes its place."""
@@ -134,7 +139,7 @@ class RayWorker:
 
     async def place(self) -> ActorLocation:
         # no event tells that another process has the actor
-        while (place := await self._place_now()) == self._killed_place:  # noqa: ASYNC110
+        while (place := await self._place_now()).is_same_process(self._killed_place):  # noqa: ASYNC110
             await asyncio.sleep(RECYCLED_PAUSE_S)
         self._place = place
         return place
@@ -143,14 +148,17 @@ class RayWorker:
         # Ray refuses calls to an actor that restarts; with retries the call waits.
         return await _result(self._actor.place.options(max_task_retries=-1).remote())
 
-    async def run(self, incarnation: int, role: Role) -> None:
-        await _result(self._actor.run.remote(incarnation, role))
+    async def run(self, incarnation: int, role: Role, checkpoint: Checkpoint) -> None:
+        await _result(self._actor.run.remote(incarnation, role, checkpoint))
 
     async def ready(self, incarnation: int) -> Serving:
         return await _result(self._actor.ready.remote(incarnation))
 
     async def shutdown(self) -> None:
         await _result(self._actor.shutdown.remote())
+
+    async def release(self) -> None:
+        await _result(self._actor.release.remote())
 
     def recycle(self) -> None:
         self._killed_place = self._place

@@ -19,6 +19,28 @@ class Slot:
     role: Role
     is_retiring: bool = False
     """It drains and leaves for good; its slot is removed when it has left."""
+    is_asleep: bool = False
+    """It drains, and its process stays without model and pages until it is woken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The weights that an epoch begins with."""
+
+    model: str = ""
+    """Model, named as in --model; empty: the model that the fleet was started with."""
+    number: int = 0
+    """Reloads of the fleet up to this one: the same directory may hold other weights later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of a fleet. The two differ while its workers change from one checkpoint to another."""
+
+    wanted: Checkpoint = Checkpoint()
+    """What every epoch begins with from now on."""
+    routed: Checkpoint = Checkpoint()
+    """What the workers have that new requests go to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +53,7 @@ class DesiredState:
     """The planner sets the counts. Otherwise operators do."""
     reason: str = ""
     """Reason of the last change, for operators."""
+    weights: Weights = Weights()
 
     @classmethod
     def of(cls, fleet: str, workers: Iterable[WorkerConfig], *, is_automatic: bool) -> DesiredState:

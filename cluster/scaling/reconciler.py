@@ -13,20 +13,24 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from cluster.ray.backend import AfterDrain, Backend, WorkerHandle
+from cluster.ray.backend import AfterDrain, Backend, WorkerDied, WorkerHandle
 from cluster.scaling.capacity import WorkerCounts
-from cluster.scaling.desired_state import DesiredState, Slot, counts_of, revised
+from cluster.scaling.desired_state import Checkpoint, DesiredState, Slot, Weights, counts_of, revised
 from cluster.spec import FleetSpec
 from cluster.supervisor.drains import DEADLINE_S, SWITCH_S, Drains
 from cluster.supervisor.plan import WorkerStage
+from cluster.supervisor.replacement import check_replacement
+from cluster.supervisor.weights import LoadedWorker, next_to_reload, weights_now
 from twostroke.config import Role, WorkerConfig
-from twostroke.errors import ConfigError, InvalidRequest, NotFound, PeerLost
+from twostroke.errors import ConfigError, InvalidRequest, NotFound, PeerLost, ServeError
 from twostroke.rpc.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)
 
 FOUND_WORKER_S = 5.0
 """Seconds for a process that was found to report that it serves. A process that starts takes longer."""
+CRASHES_TO_GIVE_UP = 3
+"""Crashes of a worker that loads new weights before the fleet stays with those that it has."""
 
 
 class ReconciledFleet(Protocol):
@@ -53,6 +57,12 @@ class ReconciledFleet(Protocol):
     def wake(self) -> None:
         """Make the supervisor look at every worker."""
 
+    def checkpoint(self, worker_id: str) -> Checkpoint | None:
+        """Return the weights that it serves with; None while it does not serve."""
+
+    async def until_change(self) -> None:
+        """Return when the supervisor has something new to look at."""
+
     async def until(self, worker_id: str, is_so: Callable[[WorkerStage], bool]) -> None: ...
 
 
@@ -66,6 +76,10 @@ class Reconciler:
         """Workers that leave or switch now."""
         self._changes = self._switches = 0
         """Changes of the desired workers, and switches of role, since the supervisor started."""
+        self._load_error: ServeError | None = None
+        """Why the last reload was given up."""
+        self._drain_s = DEADLINE_S
+        """Seconds that requests have on a worker that is to load other weights, or to sleep."""
         self._asked: WorkerCounts | None = None
         """Workers that nodes were last requested for; None before any request."""
         written = backend.desired()
@@ -155,9 +169,7 @@ class Reconciler:
 
         Raises NotFound, ConfigError, InvalidRequest or PeerLost.
         """
-        slot = self.desired.slots.get(worker_id)
-        if slot is None or slot.is_retiring:
-            raise NotFound(f"there is no worker {worker_id!r}; there are {', '.join(self.desired.slots)}")
+        slot = self._slot(worker_id)
         if role is not slot.role:
             self._check_may_become(worker_id, role)
             desired = self.desired.with_slot(worker_id, Slot(role))
@@ -192,6 +204,7 @@ class Reconciler:
         """Begin every change that can begin now."""
         if self._asked not in (None, self._placed()):
             self._request_nodes()
+        self._look_at_weights(tasks)
         for worker_id, slot in self.desired.slots.items():
             try:
                 stage = self._fleet.stage(worker_id)
@@ -205,8 +218,118 @@ class Reconciler:
                     self._backend.set_after_drain(worker_id, AfterDrain.REMOVE)
                 elif stage is not WorkerStage.SERVING or self._can_be_spared(worker_id):
                     self._begin(worker_id, self._retire(worker_id, tasks), tasks)
+            elif slot.is_asleep:
+                if stage is WorkerStage.SERVING:
+                    self._begin(worker_id, self._fall_asleep(worker_id, tasks), tasks)
+            elif stage is WorkerStage.ASLEEP:
+                self._fleet.enter(worker_id, WorkerStage.IDLE)
             elif self.shall_switch(worker_id) and stage is WorkerStage.SERVING and self._can_be_spared(worker_id):
                 self._begin(worker_id, self._switch(worker_id, tasks), tasks)
+
+    async def put_to_sleep(self, worker_id: str, deadline_s: float) -> None:
+        """Return when the worker sleeps. Raises NotFound, InvalidRequest or PeerLost."""
+        slot = self._slot(worker_id)
+        if self._stage(worker_id) not in (WorkerStage.SERVING, WorkerStage.ASLEEP):
+            raise PeerLost(f"{worker_id} is {self._stage(worker_id)}: only a worker that serves can sleep")
+        self._drain_s = deadline_s
+        slot = replace(slot, is_asleep=True)
+        self._write(replace(self.desired.with_slot(worker_id, slot), reason=f"{worker_id} was told to sleep"))
+        await self._until_stage(worker_id, slot, WorkerStage.ASLEEP)
+        await self._drains.until_over(worker_id)
+
+    async def wake_up(self, worker_id: str) -> None:
+        """Return when the worker serves. Raises NotFound, InvalidRequest or PeerLost."""
+        slot = self._slot(worker_id)
+        if not slot.is_asleep:
+            raise InvalidRequest(f"{worker_id} is not asleep: it is {self._stage(worker_id)}", field="worker")
+        slot = replace(slot, is_asleep=False)
+        self._write(replace(self.desired.with_slot(worker_id, slot), reason=f"{worker_id} was woken"))
+        await self._until_stage(worker_id, slot, WorkerStage.SERVING)
+
+    def shall_sleep(self, worker_id: str) -> bool:
+        return self.desired.slots[worker_id].is_asleep
+
+    async def reload(self, model: str, deadline_s: float) -> None:
+        """Return when all workers that serve have these weights. Raises ConfigError or PeerLost."""
+        weights = self.desired.weights
+        if weights.wanted != weights.routed:
+            raise PeerLost("the fleet is loading other weights already: try again when it has them")
+        served = self._spec.workers[0].model
+        await asyncio.to_thread(check_replacement, served, weights.wanted.model or served.model, model)
+        wanted = Checkpoint(model or weights.wanted.model, weights.wanted.number + 1)
+        self._drain_s, self._load_error = deadline_s, None
+        reason = f"the fleet was told to load {wanted.model or served.model}"
+        self._write(replace(self.desired, weights=Weights(wanted, weights.routed), reason=reason))
+        log.info("weights change model=%s number=%d", wanted.model or served.model, wanted.number)
+        while any(each.checkpoint != wanted for each in self._loaded_workers()):
+            if self.desired.weights.wanted != wanted:
+                raise self._load_error or PeerLost("another command has changed the fleet's weights meanwhile")
+            await self._fleet.until_change()
+
+    def could_not_load(self, worker_id: str, error: ServeError, crashes: int) -> None:
+        """Note that an epoch ended before it served. While new weights are tried first, they are given up for that."""
+        weights = self.desired.weights
+        is_death = isinstance(error, WorkerDied) and crashes < CRASHES_TO_GIVE_UP
+        if weights.wanted == weights.routed or is_death:
+            return
+        self._load_error = type(error)(f"{worker_id} cannot load the weights: {error.message}", field=error.field)
+        log.error("weights given up worker=%s model=%s error=%s", worker_id, weights.wanted.model, error.message)
+        reason = f"weights of {weights.wanted.model} were given up: {error.message}"
+        self._write(replace(self.desired, weights=Weights(weights.routed, weights.routed), reason=reason))
+
+    def _slot(self, worker_id: str) -> Slot:
+        slot = self.desired.slots.get(worker_id)
+        if slot is None or slot.is_retiring:
+            raise NotFound(f"there is no worker {worker_id!r}; there are {', '.join(self.desired.slots)}")
+        return slot
+
+    async def _until_stage(self, worker_id: str, slot: Slot, wanted: WorkerStage) -> None:
+        """Return when the worker is in this stage; raises where another command or a failure prevents it."""
+        while self._stage(worker_id) is not wanted:
+            if self.desired.slots.get(worker_id) != slot:
+                raise InvalidRequest(f"another command has changed {worker_id} meanwhile", field="worker")
+            if self._stage(worker_id) in (WorkerStage.FAILED, WorkerStage.DRAINED):
+                raise PeerLost(f"{worker_id} is {self._stage(worker_id)}")
+            await self._fleet.until_change()
+
+    def _look_at_weights(self, tasks: asyncio.TaskGroup) -> None:
+        """Let new requests go to the new weights once enough workers have them, and begin the next reload."""
+        if not self.desired.weights.wanted.number:
+            return
+        workers = self._loaded_workers()
+        weights = weights_now(workers, self.desired.weights)
+        if weights != self.desired.weights:
+            log.info("requests go to the new weights model=%s number=%d", weights.routed.model, weights.routed.number)
+            self._write(replace(self.desired, weights=weights))
+        if not self._busy and (worker_id := next_to_reload(workers, weights)) is not None:
+            self._begin(worker_id, self._reload(worker_id, tasks), tasks)
+
+    def _loaded_workers(self) -> list[LoadedWorker]:
+        """Return the workers that serve or will by themselves."""
+        gone = self._gone()
+        return [
+            LoadedWorker(name, slot.role, None if name in self._busy else self._checkpoint(name))
+            for name, slot in self.desired.slots.items()
+            if name not in gone and not slot.is_retiring and not slot.is_asleep
+        ]
+
+    def _checkpoint(self, worker_id: str) -> Checkpoint | None:
+        try:
+            return self._fleet.checkpoint(worker_id)
+        except NotFound:
+            return None
+
+    async def _reload(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
+        try:
+            await self._drains.drain(worker_id, self._drain_s, True, tasks)
+        except PeerLost as error:
+            log.warning("worker does not load the weights yet worker=%s error=%s", worker_id, error)
+
+    async def _fall_asleep(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
+        try:
+            await self._drains.put_to_sleep(worker_id, self._drain_s, tasks)
+        except PeerLost as error:
+            log.warning("worker does not sleep yet worker=%s error=%s", worker_id, error)
 
     def shall_switch(self, worker_id: str) -> bool:
         return self._fleet.role(worker_id) is not self.desired.slots[worker_id].role
@@ -290,6 +413,6 @@ class Reconciler:
             self._fleet.publish()
 
 
-_GONE = frozenset({WorkerStage.DRAINED, WorkerStage.FAILED})
+_GONE = frozenset({WorkerStage.ASLEEP, WorkerStage.DRAINED, WorkerStage.FAILED})
 """Stages of a worker that will not serve by itself."""
 _BEGINNING = frozenset({WorkerStage.IDLE, WorkerStage.STARTING})

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import ray
 
+from cluster.scaling.desired_state import Checkpoint
 from cluster.spec import NODE_ADDRESS
 from twostroke import collector
 from twostroke.config import Role, WorkerConfig
@@ -35,6 +36,11 @@ class ActorLocation:
     pid: int
     node_id: str
     log_path: str
+    is_idle: bool = False
+    """No epoch runs in the process."""
+
+    def is_same_process(self, other: ActorLocation | None) -> bool:
+        return other is not None and (self.pid, self.node_id) == (other.pid, other.node_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,8 @@ class Serving:
     pool_bytes: int = 0
     pool_tokens: int = 0
     """What its page pool takes, and how many tokens fit into it."""
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    """The weights of this epoch, as `run` was told."""
 
 
 class PlainWorker(Protocol):
@@ -76,9 +84,11 @@ class MountedWorker:
         configure_logging(config.worker_id, owns_files=True)
         if config.host == NODE_ADDRESS:
             config = config.replace(host=ray.util.get_node_ip_address())
+        self._base = config
         self._config = config
+        """Configuration of the epoch: its role and its model may be others than the process was created for."""
         self._worker = self._load(config, None)
-        self._role = config.role
+        self._checkpoint = Checkpoint()
         self._epoch_task: asyncio.Task[None] | None = None
         self._has_served = False
         self._heard = 0
@@ -97,17 +107,18 @@ class MountedWorker:
 
     async def place(self) -> ActorLocation:
         log_path = ray._private.worker.global_worker.get_err_file_path()
-        return ActorLocation(os.getpid(), ray.get_runtime_context().get_node_id(), log_path or "")
+        is_idle = self._epoch_task is None or self._epoch_task.done()
+        return ActorLocation(os.getpid(), ray.get_runtime_context().get_node_id(), log_path or "", is_idle)
 
-    async def run(self, incarnation: int, role: Role) -> None:
-        """Serve until shutdown.
+    async def run(self, incarnation: int, role: Role, checkpoint: Checkpoint) -> None:
+        """Serve these weights until shutdown.
 
         A restarted supervisor calls it again and joins the epoch that is running, in any role.
         """
         if self._epoch_task is None or (
             self._config.flexible and self._epoch_task.done() and not self._epoch_task.exception()
         ):
-            self._begin(incarnation, role)
+            self._begin(incarnation, role, checkpoint)
         assert self._epoch_task is not None
         self._heard = max(self._heard, incarnation)
         self._called.set()
@@ -118,13 +129,20 @@ class MountedWorker:
             log.exception("worker failed")
             raise _as_serve_error(error) from None
 
-    def _begin(self, incarnation: int, role: Role) -> None:
-        if self._epoch_task is not None or role is not self._role:
-            self._worker = self._load(self._config.replace(role=role), self._worker.engine_state)
-        self._role, self._has_served = role, False
-        self._epoch_task = asyncio.create_task(self._serve_epoch(self._worker, incarnation))
+    def _begin(self, incarnation: int, role: Role, checkpoint: Checkpoint) -> None:
+        config, replaced = config_for(self._base, role, checkpoint.model), None
+        if self._epoch_task is not None or config != self._config:
+            state = self._worker.engine_state
+            if checkpoint != self._checkpoint:
+                state, replaced = None, state
+            self._worker, self._config = self._load(config, state), config
+        self._checkpoint, self._has_served = checkpoint, False
+        self._epoch_task = asyncio.create_task(self._serve_epoch(self._worker, incarnation, replaced))
 
-    async def _serve_epoch(self, worker: PlainWorker, incarnation: int) -> None:
+    async def _serve_epoch(self, worker: PlainWorker, incarnation: int, replaced: EngineState | None) -> None:
+        """`replaced`: the weights of the epoch before, if this one has others."""
+        if replaced is not None:
+            await replaced.close()
         model = self._config.model
         if not model.is_paced and locate(model.model, model.dtype) is None:
             # A node that was joined may lack the files that the launcher's machine has.
@@ -146,10 +164,11 @@ class MountedWorker:
             info.epoch,
             info.fingerprint,
             info.metrics_address,
-            self._role,
+            self._config.role,
             info.advice,
             info.pool_bytes,
             info.pool_tokens,
+            self._checkpoint,
         )
 
     async def shutdown(self) -> None:
@@ -160,6 +179,25 @@ class MountedWorker:
         await self._worker.shutdown()
         if self._epoch_task is not None and self._has_served:
             await asyncio.wait((self._epoch_task,))
+
+    async def release(self) -> None:
+        """Free model and pages that an epoch has left, so that the process takes little while the worker is asleep."""
+        if self._epoch_task is None or not self._epoch_task.done():
+            return
+        state, self._epoch_task = self._worker.engine_state, None
+        self._worker = self._load(self._config, None)
+        if state is not None and self._config.flexible:  # otherwise the epoch has closed it
+            await state.close()
+        del state
+        collector.release_unused_memory()
+
+
+def config_for(config: WorkerConfig, role: Role, model: str) -> WorkerConfig:
+    """Return the configuration of an epoch in this role, with the weights of this model under the same public name."""
+    settings = config.model
+    if model not in ("", settings.model):
+        settings = settings.replace(model=model, served_model_name=settings.public_name)
+    return config.replace(role=role, model=settings)
 
 
 def _log_progress(label: str, fraction: float) -> None:

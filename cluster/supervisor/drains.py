@@ -29,6 +29,8 @@ SWITCH_S = 3.0
 """Seconds for a worker that switches role to hand over its requests. The rest goes on elsewhere all the same."""
 END_S = 2.0
 """Seconds from a worker's shutdown or death until the supervisor must have noticed; after that it is killed."""
+RELEASE_S = 10.0
+"""Seconds for a process to free model and pages before a new process takes its place."""
 ANSWER_S = 5.0
 """Seconds after its deadline in which a draining worker answers, if it is alive."""
 
@@ -85,6 +87,16 @@ class Drains:
         self._backend.set_after_drain(worker_id, AfterDrain.RESTART if restart else AfterDrain.REMOVE)
         return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
 
+    async def put_to_sleep(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> int:
+        """Return how many requests were cut off, once the worker's process has neither model nor pages.
+
+        Raises NotFound, or PeerLost where the worker does not serve.
+        """
+        if self._fleet.stage(worker_id) is not WorkerStage.SERVING or worker_id in self._running:
+            raise PeerLost(f"{worker_id} is {self._fleet.stage(worker_id)}: only a worker that serves can sleep")
+        self._backend.set_after_drain(worker_id, AfterDrain.SLEEP)
+        return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
+
     async def switch(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> int:
         """Return how many requests were cut off, once the worker serves in its new role, in the same process if it can.
 
@@ -131,6 +143,10 @@ class Drains:
         """Whether the next epoch begins in the same process."""
         return self._backend.after_drain(worker_id) is AfterDrain.SWITCH_ROLE
 
+    def sleeps(self, worker_id: str) -> bool:
+        """Whether the process stays without an epoch."""
+        return self._backend.after_drain(worker_id) is AfterDrain.SLEEP
+
     def returns(self, worker_id: str) -> bool:
         """Whether it drains and a new epoch of the same role follows."""
         return self._backend.after_drain(worker_id) is AfterDrain.RESTART
@@ -166,11 +182,24 @@ class Drains:
         except (ServeError, TimeoutError) as error:
             log.warning("worker does not leave by itself worker=%s error=%r", worker_id, error)
         await self._make_end(worker_id)
+        if self.sleeps(worker_id):
+            await self._release(worker_id)
         await fleet.until(
-            worker_id, lambda stage: stage in (WorkerStage.SERVING, WorkerStage.DRAINED, WorkerStage.FAILED)
+            worker_id,
+            lambda stage: stage in (WorkerStage.SERVING, WorkerStage.ASLEEP, WorkerStage.DRAINED, WorkerStage.FAILED),
         )
         log.info("drained worker=%s cut_off=%d stage=%s", worker_id, left, fleet.stage(worker_id))
         return left
+
+    async def _release(self, worker_id: str) -> None:
+        """Free what the epoch has left in the process. A process that cannot is replaced by a new one."""
+        handle = self._fleet.handle(worker_id)
+        try:
+            await asyncio.wait_for(handle.release(), RELEASE_S)
+        except (ServeError, TimeoutError) as error:
+            log.warning("memory not released, a new process sleeps instead worker=%s error=%r", worker_id, error)
+            handle.recycle()
+        self._backend.set_after_drain(worker_id, None)
 
     async def _make_end(self, worker_id: str) -> None:
         """Kill the worker unless it ends by itself. One that has died is not killed again."""

@@ -226,7 +226,7 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
         """Put a pin, or note why the worker refuses it. Raises ServeError if it is away."""
         self._problems.pop((holder.worker_id, pin.pin_id), None)
         try:
-            await self._put(pin, holder)
+            await self._put(_as_known_by(holder, pin), holder)
         except _REFUSALS as error:
             log.warning("pin refused worker=%s pin=%s error=%s", holder.worker_id, pin.pin_id, error.message)
             self._problems[holder.worker_id, pin.pin_id] = error.message
@@ -281,7 +281,7 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
         for holder in holders:
             try:
                 if known is not None and _lies_at(known, holder):
-                    await self._put(known, holder)
+                    await self._put(_as_known_by(holder, known), holder)
                 elif holder.serving is not None:
                     request = pins_pb2.RemovePinRequest(pin_id=pin_id)
                     await self._call(holder.serving.address, "Remove", request)
@@ -386,6 +386,15 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
             each.serving.epoch for each in self._holders() if each.worker_id == worker_id and each.serving is not None
         )
         return next(iter(epochs), None)
+
+
+def _as_known_by(holder: PinHolder, pin: pins_pb2.Pin) -> pins_pb2.Pin:
+    """Return a pin for a worker of this fleet, whose weights may be other ones than when the pin was made."""
+    own = pins_pb2.Pin()
+    own.CopyFrom(pin)
+    if holder.serving is not None:
+        own.fingerprint = holder.serving.fingerprint
+    return own
 
 
 def _lies_at(pin: pins_pb2.Pin, holder: PinHolder) -> bool:

@@ -29,6 +29,8 @@ class WorkerStage(enum.StrEnum):
     SERVING = "serving"
     DRAINING = "draining"
     """It finishes or hands over its requests; then its epoch ends."""
+    ASLEEP = "asleep"
+    """It has drained, and its process has no model and no pages until it is woken."""
     DRAINED = "drained"
     """It has left and has no actor until it is asked back."""
     DEAD = "dead"
@@ -40,11 +42,14 @@ class WorkerStage(enum.StrEnum):
 NEXT: dict[WorkerStage, frozenset[WorkerStage]] = {
     WorkerStage.ABSENT: frozenset({WorkerStage.IDLE, WorkerStage.DEAD, WorkerStage.DRAINED}),
     WorkerStage.IDLE: frozenset({WorkerStage.STARTING}),
-    WorkerStage.STARTING: frozenset({WorkerStage.SERVING, WorkerStage.DEAD, WorkerStage.FAILED}),
+    WorkerStage.STARTING: frozenset(
+        {WorkerStage.SERVING, WorkerStage.DEAD, WorkerStage.FAILED, WorkerStage.ASLEEP}  # ASLEEP: found so
+    ),
     WorkerStage.SERVING: frozenset({WorkerStage.DRAINING, WorkerStage.DEAD}),
     WorkerStage.DRAINING: frozenset({WorkerStage.DEAD}),
+    WorkerStage.ASLEEP: frozenset({WorkerStage.IDLE, WorkerStage.DRAINED}),
     WorkerStage.DRAINED: frozenset({WorkerStage.ABSENT}),
-    WorkerStage.DEAD: frozenset({WorkerStage.STARTING, WorkerStage.IDLE, WorkerStage.DRAINED}),
+    WorkerStage.DEAD: frozenset({WorkerStage.STARTING, WorkerStage.IDLE, WorkerStage.DRAINED, WorkerStage.ASLEEP}),
     WorkerStage.FAILED: frozenset(),
 }
 

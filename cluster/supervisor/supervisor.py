@@ -16,6 +16,7 @@ import ray
 from cluster.launch.exits import ProcessExit
 from cluster.ray.backend import Backend, RayBackend, WorkerDied, WorkerHandle
 from cluster.scaling.autoscaler import Autoscaler
+from cluster.scaling.desired_state import Checkpoint
 from cluster.scaling.reconciler import Reconciler
 from cluster.spec import NODE_ADDRESS, FleetSpec
 from cluster.supervisor.actors import ActorLocation, Serving
@@ -116,6 +117,30 @@ class Supervisor:
             self._reconciler.check_may_leave(worker_id)
         return await self._drains.drain(worker_id, deadline_s, restart, self._tasks())
 
+    async def sleep(self, worker_id: str, deadline_s: float, force: bool = False) -> None:
+        """Drain a worker and free its memory; return when its process has neither model nor pages.
+
+        The last worker of its role sleeps only with `force`; else this raises InvalidRequest.
+        """
+        self._tasks()
+        if not force:
+            self._reconciler.check_may_leave(worker_id)
+        await self._reconciler.put_to_sleep(worker_id, deadline_s)
+
+    async def wake_up(self, worker_id: str) -> None:
+        """Let a worker that is asleep load its model; return when it serves."""
+        self._tasks()
+        await self._reconciler.wake_up(worker_id)
+
+    async def reload(self, model: str, deadline_s: float) -> None:
+        """Let all workers load these weights, one at a time; an empty name means the model that they have.
+
+        Returns when all workers that serve have them. Raises ConfigError where the model cannot take the place of the
+        one that is served, or cannot be loaded; then the weights stay as they were.
+        """
+        self._tasks()
+        await self._reconciler.reload(model, deadline_s)
+
     async def assign_role(self, worker_id: str, role: str) -> None:
         """Switch a worker to the other role; return when it serves in it."""
         self._tasks()
@@ -160,9 +185,21 @@ class Supervisor:
         self._version += 1
         workers = [worker for worker in self._workers.values() if worker.observed.stage is not WorkerStage.DRAINED]
         messages = [worker.to_message() for worker in workers]
-        view = fleet_pb2.FleetView(version=self._version, workers=messages, scaling=self._reconciler.to_message())
+        view = fleet_pb2.FleetView(
+            version=self._version,
+            workers=messages,
+            scaling=self._reconciler.to_message(),
+            fingerprint=self._routed_fingerprint(),
+        )
         self._service.publish(view)
         self.wake()
+
+    def _routed_fingerprint(self) -> str:
+        """Return the fingerprint of the workers that new requests go to; empty while all have the first weights."""
+        routed = self._reconciler.desired.weights.routed
+        serving = (worker.serving for worker in self._workers.values() if worker.serving is not None)
+        found = next((each.fingerprint for each in serving if each.checkpoint == routed), "")
+        return found if self._reconciler.desired.weights.wanted.number else ""
 
     def wake(self) -> None:
         self._changed.set()
@@ -170,6 +207,14 @@ class Supervisor:
 
     def role(self, worker_id: str) -> Role:
         return self._workers[worker_id].role
+
+    def checkpoint(self, worker_id: str) -> Checkpoint | None:
+        """Return the weights that a worker serves with; None while it does not serve."""
+        if worker_id not in self._workers:
+            raise NotFound(f"there is no worker {worker_id!r}")
+        worker = self._workers[worker_id]
+        is_up = worker.observed.stage is WorkerStage.SERVING and worker.serving is not None
+        return worker.serving.checkpoint if is_up and worker.serving is not None else None
 
     def shall_switch(self, worker_id: str) -> bool:
         return self._reconciler.shall_switch(worker_id)
@@ -182,6 +227,9 @@ class Supervisor:
     def enter(self, worker_id: str, stage: WorkerStage) -> None:
         self._change(worker_id, stage)
 
+    async def until_change(self) -> None:
+        await self._changed.wait()
+
     async def until(self, worker_id: str, is_so: Callable[[WorkerStage], bool]) -> None:
         while not is_so(self.stage(worker_id)):
             await self._changed.wait()
@@ -192,7 +240,7 @@ class Supervisor:
         return serving
 
     def successors(self, worker_id: str) -> Sequence[control_pb2.Successor]:
-        role = self._workers[worker_id].role
+        role, left = self._workers[worker_id].role, self._workers[worker_id].serving
         return [
             control_pb2.Successor(worker_id=other, address=worker.serving.address, epoch=worker.serving.epoch)
             for other, worker in self._workers.items()
@@ -200,6 +248,7 @@ class Supervisor:
             and worker.role is role
             and worker.observed.stage is WorkerStage.SERVING
             and worker.serving is not None
+            and (left is None or worker.serving.checkpoint == left.checkpoint)
             and not (worker.place and self._nodes.leaves(worker.place.node_id))
         ]
 
@@ -306,12 +355,17 @@ class Supervisor:
         handle = self._handles[worker_id]
         readiness: asyncio.Task[None] | None = None
         try:
-            self._change(worker_id, place=await _place(worker_id, handle))
+            place = await _place(worker_id, handle)
+            self._change(worker_id, place=place)
+            if place.is_idle and self._reconciler.shall_sleep(worker_id):
+                await handle.release()
+                self._change(worker_id, WorkerStage.ASLEEP)
+                return
             incarnation, role = self._backend.next_incarnation(worker_id), self._reconciler.shall_be(worker_id)
             reach(Point.SUPERVISOR_STARTING)
             log.info("worker starts worker=%s role=%s incarnation=%d", worker_id, role, incarnation)
             readiness = asyncio.create_task(self._announce_when_ready(worker_id, incarnation, handle))
-            await handle.run(incarnation, role)
+            await handle.run(incarnation, role, self._reconciler.desired.weights.wanted)
             ending: ServeError = RETURNED
         except ServeError as error:
             ending = error
@@ -342,10 +396,16 @@ class Supervisor:
         observed = worker.observed.end(self._clock(), misconfigured=isinstance(ending, ConfigError))
         self._workers[worker_id] = replace(worker, observed=observed, last_error=ending)
         self.publish()
+        if worker.observed.stage is WorkerStage.STARTING:
+            self._reconciler.could_not_load(worker_id, ending, observed.crashes)
         switches = self._drains.switches(worker_id) and ending is RETURNED
         if observed.stage is WorkerStage.FAILED:
             log.error("worker cannot start worker=%s error=%s", worker_id, ending)
             self._handles.pop(worker_id).remove()  # others may use its place
+            return
+        if self._drains.sleeps(worker_id) and ending is RETURNED:
+            log.info("worker falls asleep worker=%s", worker_id)
+            self._change(worker_id, WorkerStage.ASLEEP, serving=None)
             return
         if self._drains.ended(worker_id):
             log.info("worker has left worker=%s", worker_id)

@@ -18,6 +18,7 @@ _STATES = {
     WorkerStage.DRAINING: control_pb2.WORKER_STATE_DRAINING,
     WorkerStage.DEAD: control_pb2.WORKER_STATE_DEAD,
     WorkerStage.FAILED: control_pb2.WORKER_STATE_DEAD,
+    WorkerStage.ASLEEP: control_pb2.WORKER_STATE_DEAD,
     WorkerStage.DRAINED: control_pb2.WORKER_STATE_DEAD,
 }
 

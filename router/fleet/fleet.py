@@ -63,7 +63,10 @@ class Fleet:
         """`on_gone` is called when an epoch has ended, or is thought to have; `on_back`, when it is heard again."""
         self._events = events
         self.fingerprint: str | None = None
-        """The first worker's that introduced itself; all others must have the same."""
+        """Fingerprint of the workers that requests go to. Unless the supervisor says it, the first worker's, and all others
+        must have the same."""
+        self._is_told_fingerprint = False
+        """The supervisor says which weights requests go to, because workers change them one by one."""
         self._forms: dict[Role, KvForm] = {}
         """Those of the first worker of each role; all others of the role must have the same."""
         self._config = config
@@ -201,9 +204,21 @@ class Fleet:
         for worker in self.workers:
             if worker.worker_id not in listed:
                 self._leave(worker, "the supervisor lists no serving process of it")
+        if view.fingerprint:
+            self._route_to(view.fingerprint)
         self._events.follow_routers(view.routers, tasks)
         self._scaling.take(view.scaling)
         self._note_change()
+
+    def _route_to(self, fingerprint: str) -> None:
+        """Let new requests go to the workers with this fingerprint; those with another one finish what they have."""
+        if self._is_told_fingerprint and fingerprint == self.fingerprint:
+            return
+        log.info("requests go to other weights fingerprint=%s before=%s", fingerprint, self.fingerprint)
+        self._is_told_fingerprint, self.fingerprint = True, fingerprint
+        for worker in self._workers.values():
+            worker.has_other_weights = worker.fingerprint not in ("", fingerprint)
+        self._restate_facts()
 
     def _join(self, worker: Worker, tasks: asyncio.TaskGroup) -> None:
         log.info("worker joins worker=%s epoch=%s address=%s", worker.worker_id, worker.epoch, worker.address)
@@ -252,7 +267,10 @@ class Fleet:
         shown = worker.server.fingerprint
         if self.fingerprint is None:
             self.fingerprint = shown
-        if shown != self.fingerprint:
+        worker.has_other_weights = self._is_told_fingerprint and shown != self.fingerprint
+        if worker.has_other_weights:
+            log.info("worker has other weights worker=%s epoch=%s", worker.worker_id, worker.epoch)
+        if shown != self.fingerprint and not worker.has_other_weights:
             worker.refusal = f"fingerprint {shown} is not the fleet's {self.fingerprint}"
         else:
             worker.refusal = self._other_form(worker)
@@ -281,7 +299,8 @@ class Fleet:
 
     def _restate_facts(self) -> None:
         """Takes the facts from the decode workers that are here; while there is none, the last facts stand."""
-        models = [worker.model for worker in self.decode_workers() if worker.model is not None]
+        current = (worker for worker in self.decode_workers() if not worker.has_other_weights)
+        models = [worker.model for worker in current if worker.model is not None]
         if not models:
             return
         assert self.fingerprint is not None, "taken from the first worker that introduced itself"

@@ -49,6 +49,8 @@ class WorkerStatus(enum.StrEnum):
     """It finishes what it has."""
     REFUSED = "refused"
     """Its pages would not fit the fleet's."""
+    OTHER_WEIGHTS = "other_weights"
+    """New requests go to workers with other weights; what it has goes on. A fleet that reloads has such workers."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,7 @@ class Worker:
     _busy_share: float = field(default=0.0, init=False)
     liveness: Liveness = Liveness.SUSPECT
     refusal: str | None = None
+    has_other_weights: bool = False
 
     @property
     def status(self) -> WorkerStatus:
@@ -88,6 +91,8 @@ class Worker:
             return WorkerStatus.DEAD
         if self.liveness is not Liveness.ALIVE:
             return WorkerStatus(self.liveness)
+        if self.has_other_weights:
+            return WorkerStatus.OTHER_WEIGHTS
         if WORKER_STATE_DRAINING in (self.state, self.load.state):
             return WorkerStatus.DRAINING
         return WorkerStatus.SERVING
@@ -96,6 +101,11 @@ class Worker:
     def page_bytes(self) -> int | None:
         """Bytes of one of its pages; None while it has not introduced itself."""
         return None if self.model is None else self.model.page_bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """What it says of its weights and pages; empty while it has not introduced itself."""
+        return "" if self.server is None else self.server.fingerprint
 
     @property
     def page_source(self) -> PageSource:

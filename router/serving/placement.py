@@ -161,7 +161,7 @@ class Placer:
         try:
             message = request_to_message(
                 request,
-                fingerprint=self._fleet.facts.fingerprint,
+                fingerprint=decode.fingerprint,
                 worker_epoch=str(decode.epoch),
                 source=None if decision.source is None else self._worker(decision.source).page_source,
                 peer=self._peer(decision),

@@ -312,7 +312,7 @@ def _build_paced(config: WorkerConfig) -> BuiltEngine:
         vocab_size=spec.vocab,
         eos_token_ids=spec.eos_token_ids,
         longest_sequence=spec.max_model_len,
-        revision=f"vocab-{spec.vocab}-page-{page_bytes};tokenizer=bytes",
+        revision=f"vocab-{spec.vocab}-page-{page_bytes}-weights-{spec.weights};tokenizer=bytes",
     )
     memory = PageMemory(facts.pages, page_bytes)
     return _with_memory(facts, memory, lambda memory: (PacedRunner(spec, memory, block_size=block_size), PACED, None))

@@ -13,6 +13,7 @@
     vocab                 size of the vocabulary; text is bytes                (32000)
     max_model_len         tokens of prompt and answer together                 (32768)
     eos                   token id that ends an answer, drawn one time in 64   (none: never)
+    weights               another number stands for other weights: other tokens (0)
 
 Tokens depend on pages as a real model's do. The running hash of a sequence up to position p lies in p's slot of its
 page; p + 1 goes on from there, and a sampled token is a hash over the last slots of all blocks of its context, and over
@@ -68,6 +69,7 @@ class PacedSpec:
     vocab: int = 32_000
     max_model_len: int = 32_768
     eos: int | None = None
+    weights: int = 0
 
     def __post_init__(self) -> None:
         finite = math.isfinite
@@ -132,6 +134,7 @@ class PacedRunner:
         self._spec = spec
         self._cost = spec.cost
         self._block_size = block_size
+        self._weights = np.uint64(spec.weights * int(_STRIDE) % (1 << 64))
         self._slots: Hashes = memory.data[:, : block_size * SLOT_BYTES].view(np.uint64)
 
     def run(self, batch: Batch) -> StepResult:
@@ -151,7 +154,7 @@ class PacedRunner:
         starts, positions = batch.query_starts[:-1], batch.positions
         first = positions[starts]
         before = np.where(first > 0, self._slots_at(batch.block_tables, np.maximum(first - 1, 0)), np.uint64(0))
-        shares = _mix((batch.tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64))
+        shares = _mix((batch.tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) ^ self._weights)
         sums = np.cumsum(shares, dtype=np.uint64)
         before += shares[starts] - sums[starts]
         pages, offsets = np.divmod(batch.write_slots, self._block_size)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from cluster.ray.backend import AfterDrain, Nodes
 from cluster.scaling.capacity import WorkerCounts
-from cluster.scaling.desired_state import DesiredState
+from cluster.scaling.desired_state import Checkpoint, DesiredState
 from cluster.spec import FleetSpec, fleet_spec
 from cluster.supervisor.actors import ActorLocation, Serving
 from cluster.supervisor.plan import WorkerStage
@@ -56,7 +56,11 @@ class FakeWorker:
         self.incarnations: list[int] = []
         self.role = Role.ROUTER
         """The role of its last epoch."""
+        self.checkpoint = Checkpoint()
+        self.is_idle = True
         self.dies_of: ServeError | None = None
+        self.fails_to_load: ServeError | None = None
+        """What an epoch with other weights than the first ones ends with before it serves."""
         self.control = Control()
         self.node_id = "node"
         self.room = asyncio.Event()
@@ -69,21 +73,31 @@ class FakeWorker:
     async def place(self) -> ActorLocation:
         if self.recycled:
             await self.room.wait()
-        return ActorLocation(pid=1, node_id=self.node_id, log_path="")
+        return ActorLocation(pid=1, node_id=self.node_id, log_path="", is_idle=self.is_idle)
 
-    async def run(self, incarnation: int, role: Role) -> None:
+    async def run(self, incarnation: int, role: Role, checkpoint: Checkpoint) -> None:
         self.incarnations.append(incarnation)
-        self.role = role
-        if self.dies_of is not None:
-            raise self.dies_of
+        self.role, self.checkpoint, self.is_idle = role, checkpoint, False
+        if self._failure is not None:
+            raise self._failure
         self._end = asyncio.get_running_loop().create_future()
         await self._end
 
+    @property
+    def _failure(self) -> ServeError | None:
+        return self.dies_of or (self.fails_to_load if self.checkpoint.number else None)
+
     async def ready(self, incarnation: int) -> Serving:
-        if self.dies_of is not None:
-            raise self.dies_of
+        if self._failure is not None:
+            raise self._failure
         epoch = f"{self.incarnations[-1]}.00"
-        return Serving(self.control.address or f"{self.worker_id}:1", epoch, "fingerprint", "metrics:1", self.role)
+        return Serving(
+            self.control.address or f"{self.worker_id}:1", epoch, f"fingerprint{self.checkpoint.model}", "metrics:1",
+            self.role, checkpoint=self.checkpoint,
+        )  # fmt: skip
+
+    async def release(self) -> None:
+        self.is_idle = True
 
     async def shutdown(self) -> None:
         self.is_shut_down = True

@@ -16,16 +16,18 @@ class WatchRequest(_message.Message):
     def __init__(self, watcher: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class FleetView(_message.Message):
-    __slots__ = ("version", "workers", "routers", "scaling")
+    __slots__ = ("version", "workers", "routers", "scaling", "fingerprint")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     SCALING_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     version: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerEntry]
     routers: _containers.RepeatedCompositeFieldContainer[RouterEntry]
     scaling: Scaling
-    def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerEntry, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterEntry, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerEntry, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterEntry, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Scaling(_message.Message):
     __slots__ = ("wanted_prefill", "wanted_decode", "automatic", "changes", "switches")

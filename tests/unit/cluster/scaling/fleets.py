@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from cluster.ray.backend import WorkerDied
+from cluster.scaling.desired_state import Checkpoint
 from cluster.spec import fleet_spec
 from cluster.supervisor.plan import WorkerStage
 from cluster.supervisor.supervisor import Supervisor
@@ -20,9 +21,9 @@ PATIENCE_S = 10.0
 class Mounted(FakeWorker):
     """A worker that behaves like a mounted one: a second caller of `run` joins the epoch that is under way."""
 
-    async def run(self, incarnation: int, role: Role) -> None:
+    async def run(self, incarnation: int, role: Role, checkpoint: Checkpoint) -> None:
         if self._end is None or self._end.done():
-            await super().run(incarnation, role)
+            await super().run(incarnation, role, checkpoint)
         else:
             await asyncio.shield(self._end)
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from cluster.scaling.desired_state import Checkpoint
 from cluster.supervisor.actors import MountedWorker
 from twostroke import collector
 from twostroke.config import Role, WorkerConfig
@@ -60,7 +61,7 @@ def no_frozen_objects(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_worker_that_serves_has_tidied_up_when_it_says_that_it_is_shut_down() -> None:
     worker = mounted()
-    run_task = asyncio.create_task(worker.run(1, Role.DECODE))
+    run_task = asyncio.create_task(worker.run(1, Role.DECODE, Checkpoint()))
     worker.plain.may_start.set()
     assert (await worker.ready(1)).address == "host:1"
     await worker.shutdown()
@@ -70,7 +71,7 @@ async def test_a_worker_that_serves_has_tidied_up_when_it_says_that_it_is_shut_d
 
 async def test_a_start_is_not_waited_for() -> None:
     worker = mounted()
-    run_task = asyncio.create_task(worker.run(1, Role.DECODE))
+    run_task = asyncio.create_task(worker.run(1, Role.DECODE, Checkpoint()))
     await asyncio.sleep(0)
     async with asyncio.timeout(10):
         await worker.shutdown()
@@ -86,7 +87,7 @@ async def test_who_asks_whether_a_life_serves_before_it_has_begun_hears_of_that_
     for incarnation, role in enumerate((Role.PREFILL, Role.DECODE), start=1):
         ready = asyncio.create_task(worker.ready(incarnation))
         await asyncio.sleep(0)
-        run_task = asyncio.create_task(worker.run(incarnation, role))
+        run_task = asyncio.create_task(worker.run(incarnation, role, Checkpoint()))
         await asyncio.sleep(0)
         worker.plain.may_start.set()
         async with asyncio.timeout(10):

@@ -100,7 +100,12 @@ def test_only_the_transitions_of_the_table_are_possible(before: WorkerStage, aft
 
 
 def test_following_the_plan_leads_every_stage_back_to_a_life_but_those_that_are_left_to_others() -> None:
-    for stage in set(WorkerStage) - {WorkerStage.FAILED, WorkerStage.DRAINING, WorkerStage.DRAINED}:
+    for stage in set(WorkerStage) - {
+        WorkerStage.FAILED,
+        WorkerStage.DRAINING,
+        WorkerStage.ASLEEP,
+        WorkerStage.DRAINED,
+    }:
         worker, now_s = at(stage, crashes=7), NOW_S
         for _ in range(5):
             if worker.stage in (WorkerStage.STARTING, WorkerStage.SERVING):
@@ -131,7 +136,12 @@ FAR_S = NEAR_S + 1.0
 @pytest.mark.parametrize("left_s", [FAR_S, math.inf])
 def test_a_node_with_time_is_left_by_one_of_each_role_and_by_the_next_once_all_others_serve(left_s: float) -> None:
     assert leavers(BOTH, left_s) == ["prefill-0", "decode-0"]
-    for stage in set(WorkerStage) - {WorkerStage.SERVING, WorkerStage.DRAINED, WorkerStage.FAILED}:
+    for stage in set(WorkerStage) - {
+        WorkerStage.SERVING,
+        WorkerStage.ASLEEP,
+        WorkerStage.DRAINED,
+        WorkerStage.FAILED,
+    }:
         moving = [placed("decode-0", stage), placed("decode-1")]
         assert leavers(moving, left_s) == [], f"nobody of the role would be left, or there is no room: {stage}"
     assert leavers([placed("decode-0", node_id="other"), placed("decode-1")], left_s) == ["decode-1"]

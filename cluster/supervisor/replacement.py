@@ -1,0 +1,72 @@
+"""Checks whether a model may take the place of the one that a fleet serves: other weights, and nothing else.
+
+Routers keep their tokenizer and workers their page size, so both must stay. No torch and no transformers here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from twostroke.config import PACED_PREFIX, ModelConfig
+from twostroke.engine.paced_runner import PacedSpec
+from twostroke.errors import ConfigError
+from twostroke.models.catalog.places import locate
+
+IGNORED: Final = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
+"""Keys of a config.json that say nothing of what is computed: pages have the fleet's --dtype."""
+TOKENIZER: Final = "tokenizer.json"
+
+
+def check_replacement(served: ModelConfig, now: str, wanted: str) -> None:
+    """Raises ConfigError saying what differs between the model that is served now and the wanted one.
+
+    An empty `wanted` means the same model again, whose directory may have other weights by now.
+    """
+    if not wanted or wanted == now:
+        return
+    if served.is_paced or wanted.startswith(PACED_PREFIX):
+        _check_paced(now, wanted)
+        return
+    before, after = _directory(now, served.dtype), _directory(wanted, served.dtype)
+    known, new = _config(before), _config(after)
+    differing = sorted(key for key in known.keys() | new.keys() if known.get(key) != new.get(key))
+    if differing:
+        said = "; ".join(f"{key} is {new.get(key)!r}, not {known.get(key)!r}" for key in differing[:3])
+        raise ConfigError(
+            f"{wanted} is another model than {now}: {said}. Only weights can be reloaded: start another cluster for it",
+            field="model",
+        )
+    if (before / TOKENIZER).read_bytes() != (after / TOKENIZER).read_bytes():
+        raise ConfigError(
+            f"{wanted} has another {TOKENIZER} than {now}, and routers keep theirs: only weights can be reloaded",
+            field="model",
+        )
+
+
+def _check_paced(now: str, wanted: str) -> None:
+    if not (now.startswith(PACED_PREFIX) and wanted.startswith(PACED_PREFIX)):
+        raise ConfigError(f"{wanted} cannot take the place of {now}: one of them is a paced model", field="model")
+    known, new = (PacedSpec.parse(each.removeprefix(PACED_PREFIX)) for each in (now, wanted))
+    if dataclasses.replace(new, weights=known.weights) != known:
+        raise ConfigError(f"{wanted} is another model than {now}: only weights=N may differ", field="model")
+
+
+def _directory(model: str, dtype: str) -> Path:
+    directory = locate(model, dtype)
+    if directory is None:
+        raise ConfigError(f"model {model!r} is not on this machine; run: twostroke model pull {model}", field="model")
+    return directory
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    path = directory / "config.json"
+    try:
+        read = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", field="model") from error
+    if not isinstance(read, dict):
+        raise ConfigError(f"{path} holds no object", field="model")
+    return {key: value for key, value in read.items() if key not in IGNORED}

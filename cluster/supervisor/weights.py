@@ -1,0 +1,50 @@
+"""Decides, while a fleet changes its weights, which worker is next and when new requests go to the new weights. Pure.
+
+Workers load the new weights one at a time. Until half of the workers of each role have them, requests go to the others;
+then new requests go to the workers with the new weights, and the rest follows. What was begun with the old weights ends
+with them, if it ends within the drain's deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.scaling.desired_state import Checkpoint, Weights
+from twostroke.config import Role
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWorker:
+    """A worker that shall serve, and what it serves now."""
+
+    worker_id: str
+    role: Role
+    checkpoint: Checkpoint | None
+    """None while it does not serve."""
+
+
+def has_enough(workers: Sequence[LoadedWorker], role: Role, wanted: Checkpoint) -> bool:
+    """Tell whether half of a role's workers have these weights, or none of them serves others."""
+    checkpoints = [each.checkpoint for each in workers if each.role is role]
+    new = checkpoints.count(wanted)
+    old = len(checkpoints) - new - checkpoints.count(None)
+    return 2 * new >= len(checkpoints) or (old == 0 and (new > 0 or role is Role.PREFILL))
+
+
+def weights_now(workers: Sequence[LoadedWorker], weights: Weights) -> Weights:
+    """Return the weights with what new requests go to from now on."""
+    if all(has_enough(workers, role, weights.wanted) for role in (Role.PREFILL, Role.DECODE)):
+        return Weights(weights.wanted, weights.wanted)
+    return weights
+
+
+def next_to_reload(workers: Sequence[LoadedWorker], weights: Weights) -> str | None:
+    """Return the worker that shall begin anew now; None while one is still on its way, or when all have the weights."""
+    if any(each.checkpoint is None for each in workers):
+        return None
+    outdated = [each for each in workers if each.checkpoint != weights.wanted]
+    if weights.wanted != weights.routed:
+        outdated = [each for each in outdated if not has_enough(workers, each.role, weights.wanted)]
+    outdated.sort(key=lambda each: each.role is Role.DECODE)  # a decode worker computes prompts meanwhile
+    return outdated[0].worker_id if outdated else None

@@ -1,0 +1,120 @@
+"""Weights change, and workers sleep, while clients use the cluster: no request fails, and no old page is read."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+from openai import AsyncOpenAI
+
+from tests import process_table
+from tests.cluster.fleet.test_rolling import answer, clients
+from tests.cluster.served import PATIENCE_S, TWOSTROKE, Server, starting
+
+MODEL = "paced:step_ms=2,max_model_len=2048,weights={}"
+FLAGS = ("--served-model-name", "tiny", "--prefill", "2", "--decode", "2", "--kv-cache-memory", "8M")
+PROMPTS = [f"{number} {'word ' * (30 + 11 * number)}" for number in range(6)]
+TOKENS = 24
+SHARED_BYTES = 8 << 20
+
+
+@asynccontextmanager
+async def under_load(server: Server, is_right: Callable[[str, str], bool]) -> AsyncIterator[list[int]]:
+    """Clients ask all the while, and every answer has to be right; yields how many each had so far."""
+    async with clients(server) as opened:
+        counts, is_over = [0] * len(opened), asyncio.Event()
+
+        async def use(index: int, client: AsyncOpenAI) -> None:
+            for prompt in itertools.islice(itertools.cycle(PROMPTS), index, None):
+                text = await answer(client, prompt, TOKENS, counts[index] % 2 > 0)
+                assert is_right(prompt, text), f"neither the old nor the new answer: {text!r}"
+                counts[index] += 1
+                if is_over.is_set():
+                    return
+
+        async with asyncio.TaskGroup() as load:
+            for index, client in enumerate(opened):
+                load.create_task(use(index, client))
+            yield counts
+            is_over.set()
+
+
+async def all_answers(server: Server) -> dict[str, str]:
+    async with clients(server) as opened:
+        return {prompt: await answer(opened[0], prompt, TOKENS, False) for prompt in PROMPTS}
+
+
+def refused(server: Server, *arguments: str) -> str:
+    done = subprocess.run(
+        [*TWOSTROKE, *arguments], env=server.environment, capture_output=True, text=True, check=False,
+        timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+async def test_weights_change_under_load_and_every_answer_is_the_old_or_the_new_one(tmp_path: Path) -> None:
+    disk = ("--disk-cache", "64M", "--disk-cache-dir", str(tmp_path / "disk"))
+    with starting(tmp_path, "--model", MODEL.format(1), *FLAGS, *disk) as server:
+        await asyncio.to_thread(server.until_printed, "Ctrl-C ends it")
+        old, new = await all_answers(server), dict[str, str]()
+        seen: set[tuple[str, str]] = set()
+
+        def is_right(prompt: str, text: str) -> bool:
+            if text != old[prompt]:
+                seen.add((prompt, text))
+            return True
+
+        async with under_load(server, is_right) as counts:
+            before = list(counts)
+            await asyncio.to_thread(server.command, "reload", MODEL.format(2))
+            new = await all_answers(server)
+        assert all(new[prompt] != old[prompt] for prompt in PROMPTS)
+        assert seen == set(new.items()), "only answers of the new weights are there besides those of the old ones"
+        assert all(now > then for now, then in zip(counts, before, strict=True))
+        assert await all_answers(server) == new
+        assert "died" not in server.printed
+        wrong = await asyncio.to_thread(refused, server, "reload", MODEL.format(2) + ",vocab=77")
+        assert "only weights=N may differ" in wrong
+        await asyncio.to_thread(server.command, "reload", MODEL.format(1))
+        assert await all_answers(server) == old
+
+
+async def test_a_sleeping_worker_has_no_pages_and_is_not_missed(tmp_path: Path) -> None:
+    with starting(tmp_path, "--model", MODEL.format(1), *FLAGS) as server:
+        await asyncio.to_thread(server.until_printed, "Ctrl-C ends it")
+        expected = await all_answers(server)
+        process = psutil.Process(server.worker_pid("DecodeWorker"))
+        held = {each.pid: shared_bytes(each) for each in decode_workers(server)}
+        assert all(size >= SHARED_BYTES for size in held.values())
+        async with under_load(server, lambda prompt, text: text == expected[prompt]):
+            for worker in ("decode-1", "prefill-0"):
+                await asyncio.to_thread(server.command, "sleep", worker)
+            assert sorted(server.epochs()) == ["decode-0", "prefill-1"]
+            after = {each.pid: shared_bytes(each) for each in decode_workers(server)}
+            assert after.keys() == held.keys(), "its process stays"
+            assert min(after.values()) == 0
+            for worker in ("decode-1", "prefill-0"):
+                await asyncio.to_thread(server.command, "wake", worker)
+            assert sorted(server.epochs()) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
+        assert process.is_running()
+        assert "last prefill" in await asyncio.to_thread(refuse_both, server)
+
+
+def refuse_both(server: Server) -> str:
+    server.command("sleep", "prefill-0")
+    return refused(server, "sleep", "prefill-1")
+
+
+def decode_workers(server: Server) -> list[psutil.Process]:
+    return [each for each in server.processes() if "DecodeWorker" in process_table.title_of(each)]
+
+
+def shared_bytes(process: psutil.Process) -> int:
+    """Bytes of the page pools that a process maps."""
+    return sum(each.size for each in process.memory_maps(grouped=False) if "memfd:" in each.path)

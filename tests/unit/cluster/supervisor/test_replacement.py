@@ -1,0 +1,58 @@
+"""Only other weights of the same model may take its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.supervisor.replacement import check_replacement
+from twostroke.config import ModelConfig
+from twostroke.errors import ConfigError
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "_name_or_path": "a/b", "torch_dtype": "float32"}
+
+
+def directory(path: Path, config: object = CONFIG, tokenizer: str = "{}") -> str:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "tokenizer.json").write_text(tokenizer)
+    (path / "model.safetensors").write_bytes(b"weights")
+    return str(path)
+
+
+def test_a_fine_tune_may_take_the_place_of_its_base(tmp_path: Path) -> None:
+    base = directory(tmp_path / "base")
+    tuned = directory(tmp_path / "tuned", CONFIG | {"_name_or_path": "c", "torch_dtype": "bfloat16"})
+    check_replacement(ModelConfig(model=base), base, tuned)
+    check_replacement(ModelConfig(model=base), base, "")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        pytest.param(
+            lambda path: directory(path, CONFIG | {"hidden_size": 65}), "hidden_size is 65, not 64", id="another shape"
+        ),
+        pytest.param(lambda path: directory(path, tokenizer="{ }"), "another tokenizer.json", id="another tokenizer"),
+        pytest.param(lambda path: directory(path, ["a"]), "config.json holds no object", id="a config that is a list"),
+        pytest.param(lambda path: str(path / "x" / "y" / "z"), "is no directory here", id="no such directory"),
+        pytest.param(lambda path: "some/model", "is not on this machine", id="a model that was not fetched"),
+        pytest.param(lambda path: "paced:", "one of them is a paced model", id="a paced model"),
+    ],
+)
+def test_what_is_no_other_weights_of_this_model_is_refused_by_name(
+    tmp_path: Path, spoil: Callable[[Path], str], message: str
+) -> None:
+    base = directory(tmp_path / "base")
+    with pytest.raises(ConfigError, match=message):
+        check_replacement(ModelConfig(model=base), base, spoil(tmp_path / "wanted"))
+
+
+@pytest.mark.parametrize("wanted", ["paced:weights=2,vocab=77", "paced:weights=2,step_ms=1"])
+def test_a_paced_model_may_change_nothing_but_its_weights(wanted: str) -> None:
+    check_replacement(ModelConfig(model="paced:"), "paced:", "paced:weights=2")
+    with pytest.raises(ConfigError, match="only weights=N may differ"):
+        check_replacement(ModelConfig(model="paced:"), "paced:", wanted)
