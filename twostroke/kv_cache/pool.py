@@ -196,10 +196,11 @@ class BlockPool:
 
     # Claiming and releasing
 
-    def claim(self, hashes: Sequence[BlockHash], root: BlockHash, private: int) -> Claim | None:
-        """Hold a page for each block of a chain that starts at `root`, plus `private` unhashed ones; all or nothing.
+    def claim(self, hashes: Sequence[BlockHash], root: BlockHash, private: int, *, first: int = 0) -> Claim | None:
+        """Hold a page for each block of a chain that goes on from `root`, plus `private` unhashed ones; all or nothing.
 
-        Filled and arriving blocks are shared. Returns None if the pool has too few pages now.
+        `first` is the index of the first of these blocks in its prompt. Filled and arriving blocks are shared. Returns
+        None if the pool has too few pages now.
         """
         held = [self._by_hash.get(block_hash) for block_hash in hashes]
         missing = [index for index, page in enumerate(held) if page is None]
@@ -212,7 +213,7 @@ class BlockPool:
         pages: list[PageId] = []
         for index, page in enumerate(held):
             parent = hashes[index - 1] if index else root
-            pages.append(page if page is not None else self._take_arriving(hashes[index], parent, index))
+            pages.append(page if page is not None else self._take_arriving(hashes[index], parent, first + index))
         pages.extend(self._take_private() for _ in range(private))
         return Claim(pages, missing, hits)
 

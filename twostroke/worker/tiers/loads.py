@@ -179,7 +179,8 @@ class TierLoads:
         claimed: dict[int, PageId] = {}
         missing: list[int] = []
         for block in blocks:
-            claim = self._pool.claim([hashes[block]], hashes[block - 1] if block else root_hash(), 0)
+            root = hashes[block - 1] if block else root_hash()
+            claim = self._pool.claim([hashes[block]], root, 0, first=block)
             if claim is None:
                 break
             claimed[block] = claim.pages[0]

@@ -162,3 +162,21 @@ async def test_what_a_stale_read_found_does_not_count_against_the_block_at_its_n
         tell(Tier.DISK, PageRead(0, block, PageId(0), here))
         assert tiers.place(Tier.DISK, block) is None
         assert of_tier(holder, "verification_failures_total") == (fault == "other bytes")
+
+
+async def test_a_block_that_is_claimed_for_another_worker_has_its_place_in_its_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = faulty(monkeypatch)
+    async with _pulled_from(tmp_path) as (holder, _, wanted):
+        pool, asked = holder.host.pool, wanted[1:]  # none of them is the first block
+        faults.answers.clear()
+        try:
+            claimed = holder.host.loads.share(block_hashes_of(A, BLOCK), asked)
+            holder.host.loads.stop()
+        finally:
+            faults.answers.set()
+        assert 0 < len(claimed) == pool.unwritten.blocks
+        assert pool.unwritten.depths == sum(claimed), "what is left to compute is priced by it"
+        pool.release(claimed.values())
+        pool.check_integrity()
