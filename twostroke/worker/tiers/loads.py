@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.005
 """Least time between two looks at whether a load is late."""
-REFUSALS = 64
-"""Loads in a row that would have taken longer than computing even alone, after which the disk tier is turned off."""
+PROBE_SHARE = 0.1
+"""Share of the time for which probes of a slow disk may keep one of its threads: the disk has others to serve."""
 POOL_PART = 8
 """A load for another worker is begun while the loads of its tier keep less than the pool's pages divided by this."""
 
@@ -97,8 +97,8 @@ class TierLoads:
         self._wake = wake
         self._clock = clock
         self._open: set[_Load] = set()
-        self._refusals = 0
-        self._is_probing = False
+        self._next_probe_s: float | None = 0.0
+        """Time from which on a slow disk may be probed; None while a probe is under way."""
         tiers.when_turned_off(self._give_up_tier)
 
     @property
@@ -252,8 +252,6 @@ class TierLoads:
         compute_s = self._compute_s(queued_blocks(held, self._block_size))
         price = Price(compute_s, compute_s if pull is None else min(compute_s, pull.expected.arrival_s(held)))
         if pays(self._load_s(tier, len(held)), price.other_s):
-            if tier is Tier.DISK:
-                self._refusals = 0
             return price
         self._tiers.metrics.refused(tier)
         if tier is Tier.DISK and not pays(len(held) * self._tiers.page_time(tier).seconds, compute_s):
@@ -273,19 +271,19 @@ class TierLoads:
         return reading_s / self._tiers.page_time(load.tier).slowdown if self._beside(load) else reading_s
 
     def _found_slow(self, block_hash: BlockHash) -> None:
-        """Read a page to nowhere, in case the disk is fast again; turn it off if it is slow all the time."""
-        self._refusals += 1
-        if self._refusals >= REFUSALS:
-            self._tiers.turn_off(Tier.DISK, "reading a page takes longer than computing it")
-        elif not self._is_probing:
-            self._is_probing = True
-            loop, took = asyncio.get_running_loop(), Future[ReadTimes]()
-            took.add_done_callback(lambda each: loop.call_soon_threadsafe(self._probed, each))
-            place = self._tiers.place(Tier.DISK, block_hash)
-            self.thread_for(Tier.DISK, 1).probe(PageRead(0, block_hash, PageId(0), place), took)
+        """Read a page to nowhere, in case the disk is fast again: a load that is refused measures nothing."""
+        now_s = self._clock()
+        if self._next_probe_s is None or now_s < self._next_probe_s:
+            return
+        self._next_probe_s = None
+        loop, took = asyncio.get_running_loop(), Future[ReadTimes]()
+        took.add_done_callback(lambda each: loop.call_soon_threadsafe(self._probed, now_s, each))
+        place = self._tiers.place(Tier.DISK, block_hash)
+        self.thread_for(Tier.DISK, 1).probe(PageRead(0, block_hash, PageId(0), place), took)
 
-    def _probed(self, took: Future[ReadTimes]) -> None:
-        self._is_probing = False
+    def _probed(self, began_s: float, took: Future[ReadTimes]) -> None:
+        now_s = self._clock()
+        self._next_probe_s = now_s + (now_s - began_s) * (1 / PROBE_SHARE - 1)
         error = took.exception()
         if error is None:
             self._tiers.took(Tier.DISK, took.result().times(PROBE_PAGES))

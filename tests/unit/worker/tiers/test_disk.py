@@ -31,10 +31,11 @@ from tests.unit.worker.tiers.tiered import (
 from twostroke.config import CacheConfig, Role
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import block_hashes_of
+from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.files import SegmentFile, SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own
 from twostroke.worker.engine_state import EngineState
-from twostroke.worker.tiers import loads, opening
+from twostroke.worker.tiers import opening
 from twostroke.worker.tiers.adoption import adopt_left
 
 SHORT = prompt_of(2 * BLOCK + 3, seed=8)
@@ -382,19 +383,29 @@ async def test_a_disk_that_is_slower_than_computing_is_not_waited_for_until_it_i
         assert of_tier(worker, "up") == 1
 
 
-async def test_a_disk_that_is_always_slower_than_computing_is_turned_off(
+async def test_a_disk_that_loses_against_computing_stays_on_and_is_seldom_probed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loads, "REFUSALS", 3)
     faults = faulty(monkeypatch)
-    faults.read_delay_s = 0.1
     async with tiered(tmp_path) as worker, router_to(worker) as router:
-        for index in range(6):
-            await ask(router, (A, B)[index % 2], request_id=f"{index}")
-            await written(worker)
-        assert of_tier(worker, "up") == 0
-        assert of_tier(worker, "evicted_pages_total", reason="turned_off") > 0
-        assert not on_disk(worker)
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        worker.host.tiers.took_at_least(Tier.DISK, 10.0, 1)
+        hashes, before = block_hashes_of(A, BLOCK), faults.reads
+        held = [block for block, each in enumerate(hashes) if each in on_disk(worker)]
+        assert held
+        faults.answers.clear()
+        try:
+            for _ in range(100):
+                assert not worker.host.loads.share(hashes, held)
+            await eventually(lambda: faults.reads > before)
+        finally:
+            faults.answers.set()
+        assert of_tier(worker, "refused_loads_total") == 100
+        assert of_tier(worker, "up") == 1
+        assert on_disk(worker)
+        assert faults.reads == before + 1, "one probe at a time"
 
 
 async def test_a_disk_that_becomes_slow_is_given_up_and_its_blocks_are_computed(

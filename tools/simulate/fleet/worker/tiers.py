@@ -122,7 +122,6 @@ class SimulatedTiers:
         self._disk = disk
         self._sightings = Sightings()
         self._times = {tier: PageTime(shape.tier_page_s(tier)) for tier in (Tier.HOST, Tier.DISK)}
-        self._turned_off: Callable[[Tier], None] = lambda _: None
         self._readers = {tier: _readers(host.queue, tier, self) for tier in (Tier.HOST, Tier.DISK)}
         self.metrics = host.metrics.of_tiers()
         self.host_window = NOWHERE
@@ -181,8 +180,7 @@ class SimulatedTiers:
     # What loads ask and tell
 
     def when_turned_off(self, turned_off: Callable[[Tier], None]) -> None:
-        """Call this with a tier that is turned off from now on."""
-        self._turned_off = turned_off
+        """No simulated tier fails."""
 
     @property
     def used(self) -> frozenset[Tier]:
@@ -242,14 +240,7 @@ class SimulatedTiers:
         """A page had gone before it was read: its store has told of that already."""
 
     def turn_off(self, tier: Tier, reason: str) -> None:
-        """Go on without the disk, which is the only tier that becomes too slow here."""
-        assert tier is Tier.DISK, f"the {tier.name} tier failed: {reason}"
-        disk, self._disk = self._disk, None
-        if disk is not None:
-            for block_hash in disk.store:
-                self.removed_from(Tier.DISK, block_hash)
-            disk.store.forget_all()
-            self._turned_off(Tier.DISK)
+        raise AssertionError(f"the simulated {tier.name} tier failed: {reason}")
 
     # What prefetch asks and tells
 
