@@ -5,7 +5,7 @@ One owner, one thread: the worker's event loop. It says where a page is to go; t
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,13 +24,18 @@ class HostEntry:
     since_s: float
     holds: int = 0
     """Copies that are under way from it."""
+    last_used: int = 0
+    """Logical time of its last use."""
 
 
 class HostStore:
     def __init__(self, pages: int) -> None:
         self.pages = pages
         self._free = [PageId(page) for page in reversed(range(pages))]
-        self._entries: OrderedDict[BlockHash, HostEntry] = OrderedDict()
+        self._entries: dict[BlockHash, HostEntry] = {}
+        self._unheld: list[tuple[int, BlockHash]] = []
+        """Heap of (last_used, block) of entries that nobody holds; it may have stale ones besides."""
+        self._clock = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -46,17 +51,21 @@ class HostStore:
 
     def touch(self, block_hash: BlockHash) -> None:
         """Note that a block was of use."""
-        self._entries.move_to_end(block_hash)
+        self._use(self._entries[block_hash])
 
     def victim(self) -> HostEntry | None:
-        """Return the entry that has to go before another page fits; None if one fits, or if all are held."""
+        """Return the entry that has to go before another page fits; None if one fits, or if all are held.
+
+        However many are held, it costs no more than they did when they were held.
+        """
         if self._free:
             return None
-        for _ in range(len(self._entries)):
-            entry = next(iter(self._entries.values()))
-            if not entry.holds:
+        while self._unheld:
+            last_used, block_hash = self._unheld[0]
+            entry = self._entries.get(block_hash)
+            if entry is not None and not entry.holds and entry.last_used == last_used:
                 return entry
-            self._entries.move_to_end(entry.block_hash)  # it is in use now
+            heapq.heappop(self._unheld)
         return None
 
     def take(self) -> PageId | None:
@@ -66,6 +75,7 @@ class HostStore:
     def put(self, entry: HostEntry) -> None:
         assert entry.block_hash not in self._entries, f"block {entry.block_hash.hex()} is in host memory already"
         self._entries[entry.block_hash] = entry
+        self._use(entry)
 
     def give_back(self, page: PageId) -> None:
         """Return a page that was taken and not put."""
@@ -84,8 +94,24 @@ class HostStore:
     def release(self, entry: HostEntry) -> None:
         assert entry.holds > 0, f"page {entry.page} is released more often than held"
         entry.holds -= 1
-        if not entry.holds and self._entries.get(entry.block_hash) is not entry:
+        if entry.holds:
+            return
+        if self._entries.get(entry.block_hash) is entry:
+            self._offer(entry)
+        else:
             self._free.append(entry.page)
+
+    def _use(self, entry: HostEntry) -> None:
+        self._clock += 1
+        entry.last_used = self._clock
+        if not entry.holds:
+            self._offer(entry)
+
+    def _offer(self, entry: HostEntry) -> None:
+        heapq.heappush(self._unheld, (entry.last_used, entry.block_hash))
+        if len(self._unheld) > 2 * self.pages:
+            self._unheld = [(each.last_used, each.block_hash) for each in self._entries.values() if not each.holds]
+            heapq.heapify(self._unheld)
 
     def check_integrity(self) -> None:
         """Assert that every page is free, filled or held. O(pages); for tests."""
@@ -93,3 +119,5 @@ class HostStore:
         assert len(set(pages)) == len(pages), "two blocks share a page"
         assert not set(pages) & set(self._free), "a page in use is free"
         assert len(set(self._free)) == len(self._free), "a page is free twice"
+        unheld = {(each.last_used, each.block_hash) for each in self._entries.values() if not each.holds}
+        assert unheld <= set(self._unheld), "an entry that nobody holds can never go"

@@ -4,6 +4,12 @@ With a host tier they go to host memory, where a load takes a fraction of the ti
 waiting sequence go to pages that are free without an eviction. The disk's threads prefetch only while no load waits
 for them. What a waiting sequence has in host memory is held, so that evictions for others do not take it. All of that
 ends when the sequence is admitted or goes.
+
+The rule between waiting sequences is the order of the queue: the first one that has blocks to read is read for, and
+holds are given as sequences come among those that admission looks at, while there is room. A sequence costs a look at
+each of its own blocks, once; a step costs a look at the few sequences that admission looks at, and at no block of
+theirs. Loads go first: prefetch begins a read of a few pages only while the disk has nothing else to read, its own
+earlier read included, so loads never wait for more than those pages, however many sequences wait.
 """
 
 from __future__ import annotations
@@ -34,8 +40,7 @@ HELD_SHARE = 0.75
 class _Waiting:
     sequence: KnownSequence
     releases: list[Callable[[], None]]
-    """Ends of its holds in host memory."""
-    held: int
+    """Ends of its holds in host memory, one for each."""
     left: list[int]
     """Its blocks that are on disk alone and that prefetch has not read, in descending order."""
 
@@ -74,14 +79,11 @@ class Prefetch:
         self._waiting: dict[KnownSequence, _Waiting] = {}
         self._first: list[_Waiting] = []
         """Those that wait, in the order of the queue."""
+        self.held = 0
+        """Entries of the host tier that waiting sequences hold."""
         self._read: _HostRead | None = None
         self._claimed: list[PageId] = []
         """Pages of the pool that are being filled for the first waiting sequence."""
-
-    @property
-    def held(self) -> int:
-        """Entries of the host tier that waiting sequences hold."""
-        return sum(waiting.held for waiting in self._waiting.values())
 
     def begin_admission(self, waiting: Sequence[KnownSequence]) -> None:
         """Hold what host memory has of the sequences that may be admitted now, and forget those that are gone."""
@@ -121,8 +123,7 @@ class Prefetch:
     # Waiting sequences
 
     def _hold(self, sequence: KnownSequence) -> _Waiting:
-        releases: list[Callable[[], None]] = []
-        waiting = _Waiting(sequence, releases, 0, [])
+        waiting = _Waiting(sequence, [], [])
         missing = [block for block, each in enumerate(sequence.block_hashes) if self._pool.find(each) is None]
         for block in missing:
             self._hold_in_host(waiting, sequence.block_hashes[block])
@@ -136,7 +137,7 @@ class Prefetch:
         if entry is not None and self._host_room():
             self._tiers.touch(block_hash)
             waiting.releases.append(self._tiers.hold(Tier.HOST, [entry]))
-            waiting.held += 1
+            self.held += 1
 
     def _host_room(self) -> int:
         """Return how many more entries of the host tier may be held."""
@@ -160,7 +161,8 @@ class Prefetch:
     def _forget(self, waiting: _Waiting) -> None:
         for release in waiting.releases:
             release()
-        waiting.releases, waiting.held = [], 0
+        self.held -= len(waiting.releases)
+        waiting.releases = []
         if self._read is not None and self._read.waiting is waiting:
             self._give_up(self._read)
 

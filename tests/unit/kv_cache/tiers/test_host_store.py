@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from tests.unit.calls import calls_of
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.tiers.byte_budget import SAVED_S, ByteBudget
 from twostroke.kv_cache.tiers.host_store import HostEntry, HostStore
@@ -47,6 +48,32 @@ def test_a_page_that_is_being_copied_from_is_not_given_away() -> None:
     store.release(entry)
     assert put(store, 2) is not None
     store.check_integrity()
+
+
+def test_a_victim_is_found_without_a_look_at_those_that_are_held() -> None:
+    def calls_with(held: int) -> int:
+        store = HostStore(held)
+        for number in range(held):
+            entry = put(store, number)
+            assert entry is not None
+            store.hold(entry)
+        assert store.victim() is None  # this one may tidy up what holding them has left
+        return calls_of(store.victim)
+
+    assert calls_with(1000) == calls_with(10)
+
+
+def test_an_entry_that_is_not_held_any_more_goes_by_its_last_use() -> None:
+    store = HostStore(3)
+    entries = [put(store, number) for number in range(3)]
+    assert entries[0] is not None
+    store.hold(entries[0])
+    assert store.victim() is entries[1]
+    store.release(entries[0])
+    assert store.victim() is entries[0]
+    for number in range(3):
+        store.touch(block(number))
+    assert store.victim() is entries[0]
 
 
 def test_random_histories_keep_every_page_in_one_place() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.calls import calls_of
 from tests.unit.worker.callers import Received, Router, router_to
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, eventually, expected_tokens, prompt_of
 from tests.unit.worker.tiers.tiered import (
@@ -23,10 +24,12 @@ from tests.unit.worker.tiers.tiered import (
     written,
 )
 from twostroke.config import ScheduleConfig
+from twostroke.ids import RequestId, SessionId
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.pool import PageState
 from twostroke.kv_cache.tier import Tier
-from twostroke.worker.tiers.prefetch import HELD_SHARE, READ_PAGES
+from twostroke.scheduler.sequence import Sequence as KnownSequence
+from twostroke.worker.tiers.prefetch import HELD_SHARE, READ_PAGES, Prefetch
 
 ONE_AT_ONCE = ScheduleConfig(max_num_seqs=1, max_num_batched_tokens=256)
 LONG = prompt_of(3 * BLOCK, seed=7)
@@ -178,3 +181,31 @@ async def test_host_memory_keeps_what_is_about_to_be_loaded_when_pages_are_evict
         assert of_tier(worker, "loaded_pages_total", "host") >= int(pages * HELD_SHARE)
         worker.host.tiers.host.store.check_integrity()
         assert of_tier(worker, "bytes", "host") <= pages * PAGE_BYTES
+
+
+async def test_a_waiting_request_costs_a_look_at_its_own_blocks_however_many_others_wait() -> None:
+    async with tiered(host_pages=4 * BLOCKS) as worker, router_to(worker) as router:
+        for index, prompt in enumerate((A, B, prompt_of(BLOCKS * BLOCK + 3, seed=9))):
+            await ask(router, prompt, request_id=f"{index}")
+        a, b = (waiting_for(prompt, index) for index, prompt in enumerate((A, B)))
+        others = [waiting_for(prompt_of(BLOCK, seed=seed), seed) for seed in range(20, 34)]
+
+        def calls_for_a(*before: KnownSequence) -> int:
+            host = worker.host
+            prefetch = Prefetch(
+                host.tiers, host.pool, host.loads, BLOCK, compute_s=host.steps.compute_s, wake=host.loop.wake
+            )
+            prefetch.begin_admission(before)
+            held = prefetch.held
+            calls = calls_of(lambda: prefetch.begin_admission([*before, a]))
+            assert prefetch.held - held >= BLOCKS - 1, "its blocks are held for it"
+            prefetch.stop()
+            assert not prefetch.held
+            return calls
+
+        assert calls_for_a(b, *others) == calls_for_a(b)
+
+
+def waiting_for(prompt: tuple[int, ...], number: int) -> KnownSequence:
+    name = RequestId(f"waiting-{number}")
+    return KnownSequence(name, SessionId(10_000 + number), list(prompt), len(prompt), block_hashes_of(prompt, BLOCK))
