@@ -3,6 +3,7 @@
 record      one page on disk: a header that says what it is, then its bytes
 files       segment files: aligned reads and writes, around the page cache where the file system allows it
 folders     folders of segments: who owns them, what their headers say, torn tails cut
+trust       whose folders are read: nobody else may be able to write there
 disk_store  which block lies where on disk, and which segment goes when space is needed
 host_store  pages in host memory, the least recently used goes first
 sightings   how often blocks were seen lately

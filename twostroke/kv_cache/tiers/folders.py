@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
 
+from twostroke.kv_cache.tiers import trust
 from twostroke.kv_cache.tiers.files import PROBE, AlignedBuffer, SegmentFiles
 from twostroke.kv_cache.tiers.record import (
     DEAD,
@@ -39,6 +40,7 @@ from twostroke.kv_cache.tiers.record import (
     RecordFormat,
     RecordHeader,
 )
+from twostroke.kv_cache.tiers.trust import FolderTrust
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +76,18 @@ class SegmentFolder:
 
     @classmethod
     def claim(cls, path: Path) -> Self | None:
-        """Lock a folder, made if it is not there; return None if a live process has it. Raises OSError."""
+        """Lock a folder, made if it is not there; return None if a live process has it.
+
+        Raises OSError, UntrustedPath where others may write to it, its lock or the folder of its model.
+        """
         while True:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(path.parent)
+            path.mkdir(mode=0o700, exist_ok=True)
+            trust.check(path.parent, path)
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                trust.check_open(lock, path / LOCK)
                 if _is_at(path / LOCK, lock):
                     return cls(path, lock)
             except BlockingIOError:
@@ -143,14 +151,22 @@ def model_folder(root: Path, identity: bytes) -> Path:
     return root / f"v{VERSION}-{identity.hex()}"
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it, if it is not there: only our user may write to it. Raises OSError."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def claim_own(root: Path, worker: str) -> SegmentFolder:
     """Claim the worker's own folder, or one beside it while a successor of its last process has that.
 
-    Raises OSError.
+    So it does, with a warning, where others may write to its own folder. Raises OSError.
     """
+    make_private(root)
+    trust.check(root)
     name = quote(worker, safe="")
     names: Iterator[str] = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(2)))
-    return next(folder for name in names if (folder := SegmentFolder.claim(root / name)) is not None)
+    return next(folder for name in names if (folder := _claim_if_trusted(root / name)) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,38 +181,45 @@ class LeftFolder:
 
 
 def claim_left(
-    root: Path, *, unseen_s: float, wanted: Callable[[LeftFolder], bool] = lambda _: True
+    root: Path,
+    *,
+    unseen_s: float,
+    wanted: Callable[[LeftFolder], bool] = lambda _: True,
+    folder_trust: FolderTrust | None = None,
 ) -> Iterator[SegmentFolder]:
     """Claim the wanted folders under `root` whose owner is dead and was last seen so many seconds ago, one by one.
 
-    One that cannot be claimed is left out, with a warning.
+    One that cannot be claimed, or that others may write to, is left out, with a warning.
     """
     seen_by_s = time.time() - unseen_s
-    for left in _left_in([root], seen_by_s):
+    for left in _left_in([root], seen_by_s, folder_trust or FolderTrust()):
         folder = _try_claim(left.path, seen_by_s) if wanted(left) else None
         if folder is not None:
             yield folder
 
 
-def remove_unused(root: Path, *, kept: str, unseen_s: float) -> int:
+def remove_unused(root: Path, *, kept: str, unseen_s: float, folder_trust: FolderTrust | None = None) -> int:
     """Remove folders of pages that no model has used for so many seconds, except those under `kept`.
 
     Returns how many there were. One that cannot be removed is left, with a warning.
     """
-    others = _other_models(root, kept)
-    removed = sum(folder.try_remove() for path in others for folder in claim_left(path, unseen_s=unseen_s))
+    others, folder_trust = _other_models(root, kept), folder_trust or FolderTrust()
+    left = (each for path in others for each in claim_left(path, unseen_s=unseen_s, folder_trust=folder_trust))
+    removed = sum(folder.try_remove() for folder in left)
     _remove_empty(others)
     return removed
 
 
-def remove_beyond(root: Path, *, kept: str, unseen_s: float, most_bytes: int) -> int:
+def remove_beyond(
+    root: Path, *, kept: str, unseen_s: float, most_bytes: int, folder_trust: FolderTrust | None = None
+) -> int:
     """Remove folders of other models than `kept` until those without an owner take at most so many bytes.
 
     The one whose owner was seen the longest ago goes first; only those that were not seen for `unseen_s` are counted.
     Returns how many were removed. One that cannot be removed is left, with a warning.
     """
     others, seen_by_s, removed = _other_models(root, kept), time.time() - unseen_s, 0
-    left = sorted(_left_in(others, seen_by_s), key=lambda each: each.seen_s)
+    left = sorted(_left_in(others, seen_by_s, folder_trust or FolderTrust()), key=lambda each: each.seen_s)
     held_bytes = sum(each.size_bytes for each in left)
     for each in left:
         if held_bytes <= most_bytes:
@@ -213,8 +236,9 @@ def scan_segment(files: SegmentFiles, path: Path, form: RecordFormat) -> Scanned
     """Return the records of a segment, and cut the file behind the last whole one with a good header.
 
     A bad header before that one costs its own record only: all records have one size. A segment without any record is
-    removed. Raises OSError, also for a file that is larger than any segment.
+    removed. Raises OSError, also for a file that is larger than any segment or that others may write to.
     """
+    trust.check(path)
     size, records, bad = path.stat().st_size, list[RecordHeader](), 0
     if size > max(MOST_SEGMENT_BYTES, form.record_bytes):
         raise OSError(errno.EFBIG, f"{size} bytes are more than any segment has; remove it", str(path))
@@ -246,6 +270,14 @@ def _try_scan(files: SegmentFiles, path: Path, form: RecordFormat) -> ScannedSeg
         return None
 
 
+def _claim_if_trusted(path: Path) -> SegmentFolder | None:
+    try:
+        return SegmentFolder.claim(path)
+    except trust.UntrustedPath as error:
+        log.warning("own folder of pages is not trusted, another one is used problem=%s", error.strerror)
+        return None
+
+
 def _try_claim(path: Path, seen_by_s: float) -> SegmentFolder | None:
     """Lock a folder whose owner was last seen by that time.
 
@@ -268,11 +300,11 @@ def _remove_empty(models: Iterable[Path]) -> None:
             path.rmdir()
 
 
-def _left_in(models: Iterable[Path], seen_by_s: float) -> Iterator[LeftFolder]:
+def _left_in(models: Iterable[Path], seen_by_s: float, folder_trust: FolderTrust) -> Iterator[LeftFolder]:
     """Yield the folders whose owner was last seen by that time; they are not claimed, which would count as seen."""
     for path in (folder for model in models for folder in _folders_in(model, WORKER_FOLDER)):
         try:
-            if _was_seen_by(path / LOCK, seen_by_s):
+            if _was_seen_by(path / LOCK, seen_by_s) and folder_trust.allows(path.parent, path, path / LOCK):
                 size_bytes = sum(segment.lstat().st_size for segment in _segments_in(path))
                 yield LeftFolder(path, (path / LOCK).lstat().st_mtime, size_bytes)
         except OSError as error:

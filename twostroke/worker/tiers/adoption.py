@@ -17,6 +17,7 @@ from twostroke.kv_cache.tiers.folders import (
     remove_beyond,
     remove_unused,
 )
+from twostroke.kv_cache.tiers.trust import FolderTrust
 from twostroke.transfer.copy_threads import off_loop
 from twostroke.worker.tiers.disk_tier import DiskTier
 from twostroke.worker.tiers.page_tiers import PageTiers
@@ -50,9 +51,10 @@ async def adopt_left(
     else has taken it for `return_s`, and removed as far as it does not fit.
     """
     began_s = time.monotonic()
+    folder_trust = FolderTrust()
     while (disk := tiers.disk) is not None:
         await asyncio.sleep(look_s)
-        look = _Look(disk, unseen_s, return_s, removes_others=time.monotonic() - began_s >= return_s)
+        look = _Look(disk, folder_trust, unseen_s, return_s, removes_others=time.monotonic() - began_s >= return_s)
         try:
             left = await off_loop(look.run)
         except OSError as error:
@@ -70,8 +72,11 @@ async def adopt_left(
 class _Look:
     """One look for folders that were left. It runs on a thread; nobody may be waiting for it any more when it ends."""
 
-    def __init__(self, disk: DiskTier, unseen_s: float, return_s: float, *, removes_others: bool) -> None:
+    def __init__(
+        self, disk: DiskTier, folder_trust: FolderTrust, unseen_s: float, return_s: float, *, removes_others: bool
+    ) -> None:
         self._disk = disk
+        self._trust = folder_trust
         self._unseen_s = unseen_s
         self._return_s = return_s
         self._removes_others = removes_others
@@ -85,12 +90,19 @@ class _Look:
         """Lock and read what was left. Raises OSError if our own folders cannot be touched."""
         self._disk.touch()
         root = self._disk.folder.parent
-        removed = remove_unused(root.parent, kept=root.name, unseen_s=UNUSED_S)
+        removed = remove_unused(root.parent, kept=root.name, unseen_s=UNUSED_S, folder_trust=self._trust)
         if self._removes_others:
-            removed += remove_beyond(root.parent, kept=root.name, unseen_s=self._unseen_s, most_bytes=self._room_bytes)
+            removed += remove_beyond(
+                root.parent,
+                kept=root.name,
+                unseen_s=self._unseen_s,
+                most_bytes=self._room_bytes,
+                folder_trust=self._trust,
+            )
         if removed:
             log.info("pages of other models removed folders=%d", removed)
-        for folder in claim_left(root, unseen_s=self._unseen_s, wanted=self._is_wanted):
+        wanted = self._is_wanted
+        for folder in claim_left(root, unseen_s=self._unseen_s, wanted=wanted, folder_trust=self._trust):
             self._read(folder)
         return self._left
 

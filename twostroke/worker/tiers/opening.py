@@ -16,8 +16,9 @@ from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.kv_cache.tiers.files import SegmentFiles
-from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own, model_folder
+from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own, make_private, model_folder
 from twostroke.kv_cache.tiers.record import RecordFormat, identity_of
+from twostroke.kv_cache.tiers.trust import check_root
 from twostroke.models.catalog.places import cache_dir
 from twostroke.transfer.copy_threads import CopyThreads
 from twostroke.worker.tiers.disk_tier import OpenedDisk
@@ -92,10 +93,13 @@ def open_disk(
 def _claimed(root: Path, worker_id: str, files: SegmentFiles, form: RecordFormat) -> tuple[SegmentFolder, float | None]:
     """Lock the worker's folder; return it, and what its disk takes to read a record (None: it is full).
 
-    Raises OSError, ETIMEDOUT where the disk does not answer; what it answers later is given back.
+    Raises ConfigError for a root that others may change. Raises OSError, ETIMEDOUT where the disk does not answer; what
+    it answers later is given back.
     """
 
     def claim(_: None) -> tuple[SegmentFolder, float | None]:
+        make_private(root)
+        check_root(root.parent)
         own = claim_own(root, worker_id)
         try:
             return own, files.probe(own.path, form.record_bytes)

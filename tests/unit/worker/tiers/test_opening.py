@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from twostroke.config import CacheConfig
 from twostroke.engine.build import LoadedModel
+from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import KvForm
 from twostroke.worker.tiers.opening import open_disk
 
@@ -38,3 +41,10 @@ def test_records_of_another_form_are_never_read_though_the_fingerprint_and_the_s
     assert len(folders) == len(forms)
     assert folder_of(tmp_path, forms[1]) in folders
     assert folder_of(tmp_path, forms[1], "model=n") not in folders
+
+
+def test_a_root_in_which_everybody_can_replace_folders_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"--disk-cache-dir {tmp_path} can be written by everybody"):
+        folder_of(tmp_path, KvForm("int8"))
+    tmp_path.chmod(0o700)
