@@ -140,6 +140,12 @@ class SegmentFiles:
         with contextlib.closing(self.open(path, _WRITE)) as file:
             yield file
 
+    @contextlib.contextmanager
+    def changing(self, path: Path) -> Iterator[SegmentFile]:
+        """Open a segment that is there. Raises OSError, FileNotFoundError for one that has gone."""
+        with contextlib.closing(self.open(path, os.O_WRONLY)) as file:
+            yield file
+
     def open(self, path: Path, flags: int) -> SegmentFile:
         """Raises OSError, also for what is no regular file."""
         descriptor = os.open(path, flags | self._flags, 0o600)

@@ -8,6 +8,7 @@ told to the listener, who turns the tier off.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -180,9 +181,10 @@ class DiskTier:
             raise DamagedPage(f"block {page.block_hash.hex()} changed in memory")
 
     def _bury(self, record: memoryview, place: RecordPlace) -> None:
+        """Mark a record as dead, unless its segment has gone: no file is made for it."""
         sector = record[:SECTOR]
         sector[:HEADER_BYTES] = self.form.pack(DEAD)
-        with self.files.writing(place.path) as file:
+        with contextlib.suppress(FileNotFoundError), self.files.changing(place.path) as file:
             file.write(sector, place.offset)
             file.sync()
 

@@ -292,6 +292,20 @@ async def test_a_buried_record_does_not_come_back_from_the_folder_of_a_dead_work
             assert on_disk(again) <= kept
 
 
+async def test_no_dead_record_is_written_for_a_segment_that_has_gone(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        disk = worker.host.tiers.disk
+        for path in disk.folder.glob("*.pages"):
+            path.unlink()
+        for block_hash in list(disk.store):
+            assert disk.bury(block_hash)
+        await disk.wait_idle()
+        assert not list(disk.folder.glob("*.pages"))
+
+
 @pytest.mark.parametrize("fault", ["write_errno", "read_errno"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 async def test_a_failing_disk_is_turned_off_with_one_warning_and_serving_goes_on(
