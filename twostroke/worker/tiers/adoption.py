@@ -58,6 +58,7 @@ async def adopt_left(
         try:
             left = await off_loop(look.run)
         except OSError as error:
+            look.give_up()
             tiers.failed(error)
             return
         except BaseException:
@@ -129,6 +130,9 @@ class _Look:
             log.warning("pages of a dead worker cannot be read folder=%s error=%s", folder.path, error)
             folder.close()
             return
+        except BaseException:
+            folder.close()
+            raise
         if is_empty:
             folder.try_remove()
             return
