@@ -16,6 +16,8 @@ from twostroke.errors import EngineLost, ServeError
 from twostroke.telemetry import configure_logging
 from twostroke.worker.worker import BaseWorker
 
+log = logging.getLogger(__name__)
+
 ENGINE_LOST = 3
 """Exit status of a process whose engine or device has failed: start another one."""
 DRAIN_S = 30.0
@@ -45,8 +47,12 @@ async def _serve(worker: BaseWorker) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: hurry.set() if stopping.is_set() else stopping.set())
     running = asyncio.ensure_future(worker.run())
+    starting = asyncio.ensure_future(worker.ready())
+    await _first(starting, stopping.wait())
+    if not starting.done():
+        _end_before_ready()
     try:
-        info = await worker.ready()
+        info = await starting
         collector.freeze_loaded_objects()
         print(json.dumps(dataclasses.asdict(info)), flush=True)
         await _first(running, stopping.wait())
@@ -55,6 +61,16 @@ async def _serve(worker: BaseWorker) -> None:
     finally:
         await worker.shutdown()
         await running
+
+
+def _end_before_ready() -> None:
+    """End the process at once: nobody has sent it work, and a thread that loads or scans cannot be stopped.
+
+    The kernel frees its memory and the lock of its folder on disk.
+    """
+    log.info("ended before it served")
+    logging.shutdown()
+    os._exit(0)
 
 
 async def _first(*awaitables: object) -> None:
