@@ -72,7 +72,7 @@ class Attention : public AttentionTasks<Math> {
         return {shape_, task, has_pieces(step_.block) ? 1 : 2 * PIECES};
     }
 
-    void compute(const Task &task, const Task *upcoming) const override {
+    void compute(const Task &task, const Task *upcoming, bool) const override {
         Workspace<Math> space = workspace(task);
         this->find_limits(task, space.limits);
         for (size_t h = 0; h < space.heads.size(); h++) {

@@ -12,24 +12,34 @@
 namespace twostroke {
 namespace {
 
-constexpr int LINES_AT_ONCE = 3;  // that are asked for while some products run
+constexpr int BLOCKS_AT_ONCE = std::max(1, SOME_VECTORS / VECTORS_PER_PIECE);  // whose keys are multiplied together
+constexpr int TURNS_PER_WORD = 2;  // of asking for more lines, while the products of a word run
 
-// Eight numbers of a word, each a float when its turn comes.
+// Eight numbers of a word, each a float when its turn comes: 2^place times the number, which stays where it is in the
+// word. Rows hold 2^-place times what they multiply, so that the products are the same to the last bit.
 template <class ExactMath>
 struct NibbleFloats {
     using Exact = ExactMath;
     static constexpr int STEPS = PER_NIBBLE_WORD;
+    static constexpr int HIGHEST_PLACE = 24;  // four bits from there on are no negative word
+
+    static constexpr int place(int step) { return std::min(nibble_shift(step), HIGHEST_PLACE); }
+    static constexpr float power(int step) { return float(1 << place(step)); }
 
     template <int STEP>
     static simd::F column(simd::I words) {
-        const simd::F numbers = simd::to_floats(simd::keep_bits(simd::shift_right<nibble_shift(STEP)>(words), 15));
-        return simd::sub(numbers, simd::set1(7.5f));
+        const simd::I moved = simd::shift_right<nibble_shift(STEP) - place(STEP)>(words);
+        return simd::sub(simd::to_floats(simd::keep_bits(moved, 15 << place(STEP))), simd::set1(7.5f * power(STEP)));
     }
 
     static simd::F multiply_add(simd::F a, simd::F b, simd::F sum) { return simd::fma(a, b, sum); }
     static void store(float *row, int column, simd::F low, simd::F high) {
-        simd::store(row + column, low);
-        simd::store(row + column + simd::W, high);
+        alignas(64) static constexpr float INVERSE[16] = {  // twice: vectors are of 4, 8 or 16
+            1 / power(0), 1 / power(1), 1 / power(2), 1 / power(3), 1 / power(4), 1 / power(5),
+            1 / power(6), 1 / power(7), 1 / power(0), 1 / power(1), 1 / power(2), 1 / power(3),
+            1 / power(4), 1 / power(5), 1 / power(6), 1 / power(7)};
+        simd::store(row + column, simd::mul(low, simd::load(INVERSE)));
+        simd::store(row + column + simd::W, simd::mul(high, simd::load(INVERSE + simd::W % PER_NIBBLE_WORD)));
     }
 };
 
@@ -51,33 +61,48 @@ struct NibblePairs {
 };
 #endif
 
-// f(a constant) for 0..COUNT - 1.
-template <int COUNT, class F>
-inline void for_each_constant(F f) {
-    if constexpr (COUNT > 0) {
-        for_each_constant<COUNT - 1>(f);
-        f(std::integral_constant<int, COUNT - 1>());
-    }
-}
-
-// Asks for the blocks of the split that is read next, a few lines at a time while this one is multiplied: processors drop
-// what is asked for faster than memory delivers.
+// Asks for what the next split reads, some lines at a time while this one is multiplied: processors drop what is asked
+// for faster than memory delivers.
 class NibbleFetch {
   public:
-    NibbleFetch() = default;
-    NibbleFetch(const char *const *heads, int count, int64_t head_bytes)
-        : heads_(heads), count_(count), lines_(int((head_bytes + LINE - 1) / LINE)) {}
+    // How often `some` will be called, each time for the same share of what was added. `all` is for what is left.
+    explicit NibbleFetch(int64_t turns) : turns_(std::max<int64_t>(1, turns)) {}
+
+    void add(const char *at, int64_t bytes) {
+        const auto before = int64_t(reinterpret_cast<uintptr_t>(at) % LINE);
+        const auto lines = int((before + bytes + LINE - 1) / LINE);
+        parts_[count_++] = {at - before, lines};
+        left_ += lines;
+        per_turn_ = (left_ * UNIT + turns_ - 1) / turns_;
+    }
 
     void some() {
-        if (head_ >= count_) return;
-        const int end = std::min(line_ + LINES_AT_ONCE, lines_);
-        for (const char *at = heads_[head_]; line_ < end; line_++) __builtin_prefetch(at + line_ * LINE, 0, 2);
-        if (line_ == lines_) line_ = 0, head_++;
+        due_ += per_turn_;
+        for (; due_ >= UNIT && left_ > 0; due_ -= UNIT) ask();
+    }
+    void all() {
+        while (left_ > 0) ask();
     }
 
   private:
-    const char *const *heads_ = nullptr;
-    int count_ = 0, lines_ = 0, head_ = 0, line_ = 0;
+    static constexpr int64_t UNIT = 1 << 16;  // a line
+    struct Part {
+        const char *at;
+        int lines;
+    };
+
+    void ask() {
+        Part &part = parts_[part_];
+        __builtin_prefetch(part.at, 0, 2);
+        part.at += LINE;
+        left_--;
+        if (--part.lines == 0) part_++;
+    }
+
+    const int64_t turns_;
+    int64_t left_ = 0, per_turn_ = 0, due_ = 0;  // of lines, the latter in shares of UNIT
+    int count_ = 0, part_ = 0;
+    Part parts_[PIECES + 2];  // blocks, exact keys, exact values
 };
 
 // One head's blocks in a split of the context.
@@ -153,12 +178,13 @@ void multiply_nibble_keys(const float *queries, int lanes, const char *const *he
         for (int r = 0; r < ROWS; r++) base[p][r] = simd::reduce_add(sums[r]);
     }
     simd::F sums[ROWS][VECTORS] = {};
+#pragma GCC unroll 1
     for (int line = 0; line < dim / PER_NIBBLE_WORD; line++) {
         simd::I lines[VECTORS];
         for (int v = 0; v < VECTORS; v++) lines[v] = simd::load_words(words[v] + line * PIECE);
         for_each_constant<STEPS>([&](auto step) {
             constexpr int STEP = decltype(step)::value;
-            if (STEP % (STEPS / 2) == 0) fetch.some();
+            if (STEP % (STEPS / TURNS_PER_WORD) == 0) fetch.some();
             for (int v = 0; v < VECTORS; v++) {
                 const simd::F column = Numbers::template column<STEP>(lines[v]);
                 for (int r = 0; r < ROWS; r++)
@@ -215,13 +241,14 @@ void multiply_nibble_values(const NibbleWeights<ROWS> &weights, const NibbleSpli
     simd::F sums[ROWS][VECTORS] = {};
     for (int piece = 0; piece < split.stored(); piece++) {
         const uint32_t *words = NibbleBlock(split.heads[piece], dim).values + first * simd::W;
+#pragma GCC unroll 1
         for (int line = 0; line < PIECE / PER_NIBBLE_WORD; line++) {
             simd::I lines[VECTORS];
             for (int v = 0; v < VECTORS; v++) lines[v] = simd::load_words(words + line * dim + v * simd::W);
             for_each_constant<STEPS>([&](auto step) {
                 constexpr int STEP = decltype(step)::value;
                 const int at = piece * PER_PIECE + line * STEPS + STEP;
-                if (STEP % (STEPS / 2) == 0) fetch.some();
+                if (STEP % (STEPS / TURNS_PER_WORD) == 0) fetch.some();
                 for (int v = 0; v < VECTORS; v++) {
                     const simd::F column = Numbers::template column<STEP>(lines[v]);
                     const float *group = weights.scaled[(first + v) * simd::W / VALUE_GROUP] + at;
@@ -254,7 +281,7 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
     using Space = NibbleSpace<Numbers>;
     using Head = typename Space::Head;
 
-    void compute(const Task &task, const Task *upcoming) const override {
+    void compute(const Task &task, const Task *upcoming, bool is_first) const override {
         Space space(shape_, task);
         this->find_limits(task, space.limits);
         for (int64_t h = 0; h < task.heads; h++) {
@@ -264,19 +291,24 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
             this->template load_queries<Exact>(task, task.first_head + h, head.exact_queries, space.exact_floats);
             head.total.clear(space.rows, shape_.lanes);
         }
+        if (is_first) {
+            NibbleFetch now(1);
+            add_split(task, 0, now);
+            now.all();
+        }
         for (int64_t s = 0; s < task.splits; s++) {
-            NibbleSplit next;
+            NibbleFetch fetch(turns(task, s));
             if (s + 1 < task.splits)
-                next = split_of(task, task.first_head, s + 1);
+                add_split(task, s + 1, fetch);
             else if (upcoming)
-                next = split_of(*upcoming, upcoming->first_head, 0);
-            NibbleFetch fetch(next.heads, next.stored(), task.heads * step_.head_stride);
+                add_split(*upcoming, 0, fetch);
             for (int64_t h = 0; h < task.heads; h++) {
                 const Sums sums = task.is_partial ? partial(task, s) : space.split;
                 const Head &head = space.heads[size_t(h)];
                 sum_up_split(split_of(task, task.first_head + h, s), space, head, sums, fetch);
                 if (!task.is_partial) head.total.merge(sums, space.rows, shape_.lanes);
             }
+            fetch.all();
         }
         for (int64_t h = 0; h < task.heads && !task.is_partial; h++)
             this->finish(task, task.first_head + h, space.heads[size_t(h)].total);
@@ -301,6 +333,27 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
         }
         return split;
     }
+
+    // Adds all that a split reads, for all heads of the task.
+    void add_split(const Task &task, int64_t s, NibbleFetch &fetch) const {
+        const NibbleSplit split = split_of(task, task.first_head, s);
+        for (int p = 0; p < split.stored(); p++) fetch.add(split.heads[p], task.heads * step_.head_stride);
+        if (split.own >= PIECES) return;
+        fetch.add(split.exact_keys, task.heads * step_.exact_head_stride);
+        fetch.add(split.exact_values, task.heads * step_.exact_head_stride);
+    }
+
+    // How often the products of a split ask for more, if all rows see it.
+    int64_t turns(const Task &task, int64_t s) const {
+        const int stored = split_of(task, task.first_head, s).stored();
+        const int64_t keys = (stored / BLOCKS_AT_ONCE + stored % BLOCKS_AT_ONCE) * (shape_.dim / PER_NIBBLE_WORD);
+        int64_t values = 0;
+        by_blocks<MAX_ROWS>(vectors(), [&](int, auto) { values += stored * (PIECE / PER_NIBBLE_WORD); });
+        const int64_t products = (this->rows_of(task) + MAX_ROWS - 1) / MAX_ROWS;
+        return task.heads * products * (keys + values) * TURNS_PER_WORD;
+    }
+
+    int vectors() const { return (shape_.dim + simd::W - 1) / simd::W; }
 
     void sum_up_split(const NibbleSplit &split, Space &space, const Head &head, const Sums &sums,
                       NibbleFetch &fetch) const {
@@ -346,7 +399,7 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
                                           sums.weights + r * simd::W);
         }
         if (split.stored()) {
-            by_blocks<ROWS>((shape_.dim + simd::W - 1) / simd::W, [&](int first, auto vectors) {
+            by_blocks<MAX_ROWS>(vectors(), [&](int first, auto vectors) {
                 multiply_nibble_values<Numbers, ROWS, decltype(vectors)::value>(weights, split, shape_.dim, first, fetch,
                                                                                  sums.values, shape_.lanes);
             });
@@ -363,13 +416,11 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
     template <int ROWS>
     void score(const NibbleSplit &split, const Space &space, const Head &head, int row, NibbleFetch &fetch,
                float *scores) const {
-        constexpr int MOST = (ROWS <= FEW_ROWS ? MANY_VECTORS : SOME_VECTORS) / VECTORS_PER_PIECE;
-        constexpr int TOGETHER = MOST < 1 ? 1 : MOST;
         const float *queries = head.queries + row * space.lanes;
         const int stored = split.stored();
         int p = 0;
-        for (; p + TOGETHER <= stored; p += TOGETHER)
-            multiply_nibble_keys<Numbers, ROWS, TOGETHER>(queries, space.lanes, split.heads + p, shape_.dim, fetch,
+        for (; p + BLOCKS_AT_ONCE <= stored; p += BLOCKS_AT_ONCE)
+            multiply_nibble_keys<Numbers, ROWS, BLOCKS_AT_ONCE>(queries, space.lanes, split.heads + p, shape_.dim, fetch,
                                                           scores + p * PIECE);
         for (; p < stored; p++)
             multiply_nibble_keys<Numbers, ROWS, 1>(queries, space.lanes, split.heads + p, shape_.dim, fetch,

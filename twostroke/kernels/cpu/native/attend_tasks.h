@@ -31,16 +31,17 @@ class AttentionTasks {
         const Plan plan = plan_tasks(step_, team ? std::max(1, team->threads_now()) : 1);
         partial_.reset(new float[size_t(Sums::floats(plan.sums, shape_.lanes))]);  // each is cleared by who needs it
         const std::vector<Task> &tasks = plan.tasks;
-        run_tasks(team, tasks.size(), [&](size_t i, size_t next) {
-            compute(tasks[i], next < tasks.size() ? &tasks[next] : nullptr);
+        run_tasks(team, tasks.size(), [&](size_t i, size_t next, bool is_first) {
+            compute(tasks[i], next < tasks.size() ? &tasks[next] : nullptr, is_first);
         });
-        if (!plan.merges.empty()) run_tasks(team, plan.merges.size(), [&](size_t i, size_t) { merge(plan.merges[i]); });
+        if (!plan.merges.empty())
+            run_tasks(team, plan.merges.size(), [&](size_t i, size_t, bool) { merge(plan.merges[i]); });
     }
 
   protected:
     // Sums up every split of the task: a partial one's into `partial`, else all of them, to be finished. What is read
-    // behind this task's is most likely `upcoming`'s.
-    virtual void compute(const Task &task, const Task *upcoming) const = 0;
+    // behind this task's is most likely `upcoming`'s; what its first task reads, nobody has asked a thread for.
+    virtual void compute(const Task &task, const Task *upcoming, bool is_first) const = 0;
 
     int rows_of(const Task &task) const { return int(task.tokens) * shape_.groups; }
 

@@ -93,7 +93,7 @@ void linear(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &
     const int64_t width = w.is_gated ? PANEL / 2 : PANEL;
     const int64_t panels = (w.outputs + width - 1) / width, chunks = (rows.count + CHUNK - 1) / CHUNK;
     const int64_t some = panels_of_task(w, rows.count, panels);
-    run_tasks(team, size_t((panels + some - 1) / some), [&](size_t task, size_t) {
+    run_tasks(team, size_t((panels + some - 1) / some), [&](size_t task, size_t, bool) {
         [[maybe_unused]] const TaskState state;
         const int64_t end = std::min(panels, (int64_t(task) + 1) * some);
         for (int64_t panel = int64_t(task) * some; panel < end; panel++)

@@ -148,7 +148,7 @@ void store_full_blocks(Team *team, const AttentionStep &s, int64_t layer) {
     for (int64_t token = 0; token < s.tokens; token++)
         if (s.positions[token] % PIECE == PIECE - 1) last.push_back(token);
     if (last.empty()) return;
-    run_tasks(team, last.size() * size_t(s.kv_heads), [&](size_t i, size_t) {
+    run_tasks(team, last.size() * size_t(s.kv_heads), [&](size_t i, size_t, bool) {
         const int64_t token = last[i / size_t(s.kv_heads)], head = int64_t(i % size_t(s.kv_heads));
         const char *exact = (const char *)s.exact_pool + s.exact_slots[token] / PIECE * s.exact_page_stride +
                             layer * s.exact_layer_stride + head * s.exact_head_stride;

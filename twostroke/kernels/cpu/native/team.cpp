@@ -242,7 +242,7 @@ TWOSTROKE_EXPORT int64_t twostroke_team_probe(Team *team, int32_t *who, int64_t 
 // The same with tasks: `who[task]` counts its runs. Once `stop` is set, those that remain are empty.
 TWOSTROKE_EXPORT void twostroke_team_probe_tasks(Team *team, int32_t *who, int64_t tasks, int64_t spins,
                                                  const volatile int32_t *stop) {
-    twostroke::run_tasks(team, size_t(tasks), [&](size_t task, size_t) {
+    twostroke::run_tasks(team, size_t(tasks), [&](size_t task, size_t, bool) {
         if (*stop) return;
         for (volatile int64_t i = 0; i < spins; i = i + 1) {
         }

@@ -100,16 +100,16 @@ void run_parts(Team *team, F f) {
         f(0, 1);
 }
 
-// f(task, next) for every task of 0..count - 1, each by the thread that comes for it first: parts may be slow, start late,
+// f(task, next, is_first) for every task of 0..count - 1, each by the thread that comes for it first: parts may be slow, start late,
 // or leave. `next` is the task that nobody has come for yet, or `count`.
 template <class F>
 void run_tasks(Team *team, size_t count, F f) {
     std::atomic<size_t> next{0};
     run_parts(count > 1 ? team : nullptr, [&](int part, int) {
-        while (part == 0 || !team->give_back_if_wanted(part)) {
+        for (bool is_first = true; part == 0 || !team->give_back_if_wanted(part); is_first = false) {
             const size_t task = next.fetch_add(1, std::memory_order_relaxed);
             if (task >= count) return;
-            f(task, std::min(next.load(std::memory_order_relaxed), count));
+            f(task, std::min(next.load(std::memory_order_relaxed), count), is_first);
         }
     });
 }

@@ -27,8 +27,8 @@ struct FloatMath {
     static constexpr bool IS_SCALED = HAS_SCALES<T>;
 
     // One part of W words, or of those that there are.
-    template <bool IS_WHOLE>
-    static simd::F column(const Word *at, int lanes, int) {
+    template <bool IS_WHOLE, int>
+    static simd::F column(const Word *at, int lanes) {
         return IS_WHOLE ? simd::load(at) : simd::load_part(at, lanes);
     }
 
@@ -55,10 +55,10 @@ struct WideningMath : FloatMath<BFloat16> {
     using Word = float;
     static constexpr int PARTS = 2;
 
-    template <bool IS_WHOLE>
-    static simd::F column(const float *at, int lanes, int part) {
+    template <bool IS_WHOLE, int PART>
+    static simd::F column(const float *at, int lanes) {
         const simd::F words = IS_WHOLE ? simd::load(at) : simd::load_part(at, lanes);
-        return part ? simd::second_of_pairs(words) : simd::first_of_pairs(words);
+        return PART ? simd::second_of_pairs(words) : simd::first_of_pairs(words);
     }
 };
 
@@ -78,10 +78,10 @@ struct ByteMath : FloatMath<Number> {
     using Widened = WideningMath;
     static constexpr int PARTS = 2;
 
-    template <bool IS_WHOLE>
-    static simd::F column(const uint16_t *at, int lanes, int part) {
+    template <bool IS_WHOLE, int PART>
+    static simd::F column(const uint16_t *at, int lanes) {
         const simd::I pairs = load_halves<IS_WHOLE>(at, lanes);
-        return simd::decode(simd::shift_right<24>(part ? simd::shift_left<16>(pairs) : simd::shift_left<24>(pairs)),
+        return simd::decode(PART ? simd::shift_right<8>(pairs) : simd::shift_right<24>(simd::shift_left<24>(pairs)),
                             Number());
     }
 };
@@ -94,8 +94,8 @@ struct PairMath {
     static constexpr int PARTS = 1;
     static constexpr bool IS_SCALED = false;
 
-    template <bool IS_WHOLE>
-    static simd::F column(const float *at, int lanes, int) {
+    template <bool IS_WHOLE, int>
+    static simd::F column(const float *at, int lanes) {
         return IS_WHOLE ? simd::load(at) : simd::load_part(at, lanes);
     }
 
@@ -137,8 +137,8 @@ struct BytePairMath : PairMath {
     using Widened = PairMath;
     static constexpr bool IS_SCALED = true;
 
-    template <bool IS_WHOLE>
-    static simd::F column(const uint16_t *at, int lanes, int) {
+    template <bool IS_WHOLE, int>
+    static simd::F column(const uint16_t *at, int lanes) {
         if (IS_WHOLE) return widened((const Number *)at);
         uint16_t some[simd::W] = {};
         std::memcpy(some, at, size_t(lanes) * sizeof *at);
@@ -181,18 +181,29 @@ inline int rounded_up(int64_t n, int64_t step) { return int((n + step - 1) / ste
 template <class Math>
 using Pieces = const typename Math::Word *[PIECES];
 
+// f(a constant) for 0..COUNT - 1.
+template <int COUNT, class F>
+inline void for_each_constant(F f) {
+    if constexpr (COUNT > 0) {
+        for_each_constant<COUNT - 1>(f);
+        f(std::integral_constant<int, COUNT - 1>());
+    }
+}
+
 // sums += a [ROWS, words] b [words, VECTORS * W], where a vector's words are `stride` apart.
 template <class Math, bool IS_WHOLE, int ROWS, int VECTORS, class Word>
 inline void accumulate(const float *a, int a_stride, const Word *const (&b)[VECTORS], int stride, int words, int lanes,
                        Fetch &fetch, simd::F (&sums)[ROWS][VECTORS]) {
     constexpr int PER_LINE = std::max(1, STREAMS * LINE / int(VECTORS * simd::W * sizeof(Word)));
     const Streams ahead = fetch.take((words + PER_LINE - 1) / PER_LINE, b[0]);
-    for (int part = 0; part < Math::PARTS; part++) {
+    for_each_constant<Math::PARTS>([&](auto part) {
+        constexpr int PART = decltype(part)::value;
+#pragma GCC unroll 1
         for (int w = 0; w < words; w++) {
-            if (w % PER_LINE == 0 && w / PER_LINE % Math::PARTS == part) ahead.fetch(w / PER_LINE);
-            auto row = [&](int r) { return simd::set1(a[r * a_stride + w * Math::PARTS + part]); };
+            if (w % PER_LINE == 0 && w / PER_LINE % Math::PARTS == PART) ahead.fetch(w / PER_LINE);
+            auto row = [&](int r) { return simd::set1(a[r * a_stride + w * Math::PARTS + PART]); };
             auto column = [&](int v) {
-                return Math::template column<IS_WHOLE>(b[v] + w * stride, lanes, part);
+                return Math::template column<IS_WHOLE, PART>(b[v] + w * stride, lanes);
             };
             if constexpr (ROWS < VECTORS) {  // the fewer of them stay in registers
                 simd::F rows[ROWS];
@@ -210,7 +221,7 @@ inline void accumulate(const float *a, int a_stride, const Word *const (&b)[VECT
                 }
             }
         }
-    }
+    });
 }
 
 template <int ROWS, int VECTORS>
