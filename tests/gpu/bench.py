@@ -21,6 +21,7 @@ GPU_SECTIONS = (
     "copy and matmul ceilings",
     "decode attention over copy bandwidth",
     "prefill attention over matmul rate",
+    "decode, store and prefill of int4 pages",
     "step of an 8B-shaped model over its byte floor",
     "kernels as compiled, CUDA graphs, CUDA IPC",
 )
@@ -33,12 +34,13 @@ def main(wanted: Sequence[str]) -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
         torch.set_num_threads(1)  # for shapes this small, more only get in each other's way
         os.environ["OMP_NUM_THREADS"] = "1"  # for the process that prefills
-    from tests.gpu import attention, draws, kernels, measure, model, report, split
+    from tests.gpu import attention, draws, kernels, measure, model, nibbles, report, split
 
     facts = environment(has_gpu)  # now, since a device that has failed may not answer later
     findings = report.Report(wanted=tuple(wanted))
     with torch.inference_mode():
         findings.section("kernels against their references", kernels.check_kernels)
+        findings.section("int4 pages against torch", nibbles.check_nibbles)
         findings.section("recorded steps", model.check_steps)
         findings.section("draws", draws.check_draws)
         # Without a GPU the timing is rehearsed at toy sizes, so that it does not fail where a GPU is paid for.
@@ -46,6 +48,7 @@ def main(wanted: Sequence[str]) -> int:
         speeds.section("ceilings", measure.ceilings, is_needed=True)
         speeds.section("decode attention", attention.decode_speed)
         speeds.section("prefill attention", attention.prefill_speed)
+        speeds.section("int4 attention", nibbles.nibble_speed)
         speeds.section("8B-shaped step", model.step_speed)
         if not has_gpu:
             findings.failures += [f"rehearsal of {failure}" for failure in speeds.failures]
