@@ -63,8 +63,10 @@ class Fleet:
         """`on_gone` is called when an epoch has ended, or is thought to have; `on_back`, when it is heard again."""
         self._events = events
         self.fingerprint: str | None = None
-        """Fingerprint of the workers that requests go to. Unless the supervisor says it, the first worker's, and all others
-        must have the same."""
+        """Fingerprint of the workers that requests go to.
+
+        Unless the supervisor says it, it is the first worker's, and all others must have the same.
+        """
         self._is_told_fingerprint = False
         """The supervisor says which weights requests go to, because workers change them one by one."""
         self._forms: dict[Role, KvForm] = {}
