@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 from openai import AsyncOpenAI
+from safetensors.torch import load_file, save_file
 
 from tests import process_table
 from tests.cluster.fleet.test_rolling import answer, clients
@@ -118,3 +121,37 @@ def decode_workers(server: Server) -> list[psutil.Process]:
 def shared_bytes(process: psutil.Process) -> int:
     """Bytes of the page pools that a process maps."""
     return sum(each.size for each in process.memory_maps(grouped=False) if "memfd:" in each.path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_a_fine_tune_of_the_real_model_takes_its_place_under_load(smollm2_dir: Path, tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned"
+    shutil.copytree(smollm2_dir, tuned)
+    tensors = load_file(tuned / "model.safetensors")
+    tensors["model.layers.7.mlp.down_proj.weight"] *= -1
+    save_file(tensors, tuned / "model.safetensors", metadata={"format": "pt"})
+    flags = ("--served-model-name", "tiny", "--prefill", "2", "--decode", "2", "--kv-cache-memory", "128M")
+    with starting(tmp_path, "--model", str(smollm2_dir), "--dtype", "float32", *flags) as server:
+        await asyncio.to_thread(server.until_printed, "Ctrl-C ends it")
+        old = await all_answers(server)
+        seen: set[tuple[str, str]] = set()
+
+        def is_right(prompt: str, text: str) -> bool:
+            seen.add((prompt, text))
+            return True
+
+        async with under_load(server, is_right):
+            await asyncio.to_thread(server.command, "reload", str(tuned), patience_s=300.0)
+        new = await all_answers(server)
+        assert new != old
+        assert seen <= old.items() | new.items()
+        held = {each.pid: each.memory_info().rss for each in decode_workers(server)}
+        await asyncio.to_thread(server.command, "sleep", "decode-1")
+        after = {each.pid: each.memory_info().rss for each in decode_workers(server)}
+        print(
+            f"memory of a decode worker before {max(held.values()) >> 20} MiB, asleep {min(after.values()) >> 20} MiB"
+        )
+        assert min(after.values()) < 0.6 * max(held.values())
+        await asyncio.to_thread(server.command, "wake", "decode-1")
+        assert await all_answers(server) == new
