@@ -48,6 +48,12 @@ def compare(exact: Predicts, others: Mapping[str, Predicts], windows: list[torch
             for name, found in chunks.items():
                 own = sums[name]
                 own[0] -= float(found.gather(1, following[:, None]).sum())
-                own[1] += float((truth.exp() * (truth - found)).sum())
+                own[1] += _kl(truth, found)
                 own[2] += float((found.argmax(1) == truth.argmax(1)).sum())
     return {name: [each / positions for each in own] for name, own in sums.items()}
+
+
+def _kl(truth: torch.Tensor, found: torch.Tensor) -> float:
+    """Return the sum of the rows' KL divergences, in nats. Float32 rows sum to 1 only nearly, which would show here."""
+    own, other = (each.double().log_softmax(1) for each in (truth, found))
+    return max(0.0, float((own.exp() * (own - other)).sum()))
