@@ -29,8 +29,8 @@ def _spec(*, hidden: int, layers: int, heads: int, kv_heads: int, inner: int, vo
         vocab_size=vocab,
         max_position_embeddings=1 << 17,
         eos_token_ids=(),
-        rope=RopeSpec(kind="default", inverse_frequencies=frequencies),
-        rms_norm_eps=1e-5,
+        ropes=(RopeSpec(kind="default", inverse_frequencies=frequencies),),
+        norm_epsilon=1e-5,
     )
 
 

@@ -47,7 +47,7 @@ struct Weight {
         for (int64_t at = 0; at < panels() * PANEL; at++)
             bias[size_t(at)] = row_of(at / PANEL, at % PANEL) < 0 ? 0.0f : bias_of(row_of(at / PANEL, at % PANEL));
         native = {int8 ? (const void *)narrow.data() : wide.data(), scales.data(), sums.data(), bias.data(), outputs,
-                  padded(), int8 ? INT8 : BFLOAT16, gated};
+                  padded(), int8 ? INT8 : BFLOAT16, gated, gated ? SILU : NONE};
     }
 
     int64_t padded() const { return (inputs + 1) / 2 * 2; }
@@ -139,7 +139,7 @@ void check_norms(int64_t width) {
     for (auto &value : x) value = normal(source);
     for (auto &value : weight) value = normal(source);
     std::vector<uint16_t> y(size_t(rows * width)), heads = numbers(rows * width), before = heads;
-    rms_norm(nullptr, x.data(), rows, width, weight.data(), 1e-5f, y.data(), width);
+    norm_rows(nullptr, x.data(), rows, width, {weight.data(), nullptr}, 1e-5f, y.data(), width);
     head_norm(nullptr, heads.data(), 1, rows * width, rows, width, weight.data(), 1e-5f);
     bool is_exact = true;
     for (int64_t r = 0; r < rows; r++) {
@@ -159,7 +159,7 @@ void check_norms(int64_t width) {
     expect(is_exact, "norms of width " + std::to_string(width));
     std::vector<float> gathered(size_t(2 * width));
     const int32_t tokens[] = {3, 1};
-    gather(before.data(), tokens, 2, width, gathered.data());
+    gather(before.data(), tokens, 2, width, 1, gathered.data());
     bool is_same = true;
     for (int64_t i = 0; i < 2 * width; i++)
         is_same = is_same && gathered[size_t(i)] == as_float(before[size_t(tokens[i / width] * width + i % width)]);

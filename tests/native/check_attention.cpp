@@ -82,6 +82,8 @@ struct Pages {
     int64_t layer_bytes() const { return (form == Form::INT4 ? 1 : 2) * kv_heads * head_bytes(); }
     int64_t page_bytes() const { return LAYERS * layer_bytes(); }
 
+    std::vector<AttentionRule> rules;  // of each layer
+
     AttentionStep step(int64_t tokens) {
         AttentionStep s = {};
         s.pool = pool.data();
@@ -97,7 +99,8 @@ struct Pages {
         s.exact_page_stride = LAYERS * s.exact_layer_stride;
         s.layers = LAYERS, s.block = BLOCK, s.heads = heads, s.kv_heads = kv_heads, s.head_dim = dim, s.tokens = tokens;
         s.block_tables = tables.data(), s.table_stride = table_stride;
-        s.scale = float(1 / std::sqrt(double(dim))), s.dtype = Memory<T>::DTYPE;
+        rules.assign(LAYERS, {float(1 / std::sqrt(double(dim))), 0, 0, 0});
+        s.rules = rules.data(), s.ropes = 1, s.dtype = Memory<T>::DTYPE;
         return s;
     }
 

@@ -270,12 +270,13 @@ def _kv_form(config: WorkerConfig) -> KvForm:
 
 
 def _key_centers(model_dir: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.Tensor | None:
+    from twostroke.models.families.table import named
     from twostroke.models.key_centers import key_centers
     from twostroke.models.weights.balanced_keys import balanced
     from twostroke.models.weights.files import TensorFiles
 
     with TensorFiles(model_dir, dtype) as files:
-        return key_centers(balanced(files, spec), spec)
+        return key_centers(balanced(named(files, spec), spec), spec)
 
 
 def _conversion_of(config: WorkerConfig, shape: PageShape, key_centers: torch.Tensor | None) -> Conversion | None:
@@ -296,8 +297,17 @@ def _model_facts(config: WorkerConfig, spec: ModelSpec, model_dir: Path, pages: 
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
         longest_sequence=spec.max_position_embeddings,
-        revision=f"{_config_hash(model_dir)};tokenizer={_file_hash(model_dir / 'tokenizer.json')}",
+        revision=(
+            f"{_config_hash(model_dir)};attention={_attention_hash(spec)};"
+            f"tokenizer={_file_hash(model_dir / 'tokenizer.json')}"
+        ),
     )
+
+
+def _attention_hash(spec: ModelSpec) -> str:
+    """Return the hash of what the config and the served length make of attention: longrope has two sets of numbers."""
+    facts = repr((spec.architecture, spec.ropes, spec.rules)).encode()
+    return hashlib.blake2b(facts, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _build_paced(config: WorkerConfig) -> BuiltEngine:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 
@@ -13,18 +15,34 @@ from twostroke.engine.decode_graphs import PageTable
 from twostroke.engine.device_fit import read_memory
 from twostroke.engine.device_runner import DeviceRunner, StepLimits
 from twostroke.engine.graph_sizes import graph_sizes
+from twostroke.errors import ConfigError
+from twostroke.kernels.activation import GATED_SILU
+from twostroke.kernels.attention_rules import AttentionRule
 from twostroke.kernels.choice import device_attention, device_elementwise, pool_over
 from twostroke.kernels.elementwise import Elementwise
 from twostroke.kernels.exact_pages import ExactPages
 from twostroke.kernels.parted_pool import AnyPool, RecordedAttention, exact_places
 from twostroke.kv_cache.form import AnyForm, PageShape, page_form
 from twostroke.models.device_model import DeviceModel
+from twostroke.models.families.table import named
 from twostroke.models.key_centers import key_centers
 from twostroke.models.memory_needs import DeviceNeeds, device_pages, exact_blocks, exact_bytes, working_bytes
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.tensors import WeightSource, take_weights
+
+PLAIN: Final[Mapping[str, Any]] = {
+    "activation": dataclasses.asdict(GATED_SILU),
+    "is_layer_norm": False,
+    "has_wide_norms": False,
+    "has_output_norms": False,
+    "is_parallel": False,
+    "has_position_table": False,
+    "embedding_scale": 1.0,
+    "final_softcap": None,
+}
+"""What a spec says of the models that are computed on devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +61,7 @@ class DevicePlan:
 
     @classmethod
     def of(cls, config: WorkerConfig, spec: ModelSpec, device: torch.device) -> DevicePlan:
+        _check_computed(spec)
         model, schedule = config.model, config.schedule
         return cls(
             spec=spec,
@@ -105,8 +124,21 @@ class DeviceKernels:
     @classmethod
     def over(cls, pool: AnyPool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
         """Choose the fastest kernels for this pool. Raises ConfigError if none can serve it."""
-        attention = device_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5, dtype=dtype)
+        attention = device_attention(pool, heads=spec.heads, scale=spec.rules[0].scale, dtype=dtype)
         return cls(attention, device_elementwise(pool.device))
+
+
+def _check_computed(spec: ModelSpec) -> None:
+    """Raise ConfigError for models that only CPUs compute."""
+    rules, facts = spec.rules, dataclasses.asdict(dataclasses.replace(spec, ropes=()))
+    differing = [name for name, value in PLAIN.items() if facts[name] != value]
+    if len(set(rules)) > 1 or rules[0] != AttentionRule(scale=rules[0].scale):
+        differing.append("windows, soft caps or scales by layer")
+    if differing:
+        raise ConfigError(
+            f"--device cuda does not compute {spec.architecture} ({', '.join(differing)}); use --device cpu",
+            field="device",
+        )
 
 
 def make_device_runner(
@@ -117,12 +149,12 @@ def make_device_runner(
     kernels_over: Callable[[AnyPool, ModelSpec, torch.dtype], DeviceKernels] = DeviceKernels.over,
 ) -> DeviceRunner:
     """`pages` is uint8 [pages + scratch, page_bytes] on the device."""
-    spec, source = plan.spec, balanced(source, plan.spec)
+    spec, source = plan.spec, balanced(named(source, plan.spec), plan.spec)
     pool = _device_pool(pages, plan, key_centers(source, spec))
     kernels = kernels_over(pool, spec, plan.torch_dtype)
     weights = take_weights(source, spec, with_head=plan.with_head)
     model = DeviceModel(spec, weights, kernels.elementwise)
-    cosines, sines = (table.to(plan.device) for table in rope_tables(spec.rope, plan.max_model_len))
+    cosines, sines = (table.to(plan.device) for table in rope_tables(spec.ropes, plan.max_model_len))
     limits = plan.limits(len(pages) - 1)
     rope, exact = (cosines, sines), exact_places(pool)
     return DeviceRunner(model, kernels.attention, rope, accelerator, limits, exact, with_head=plan.with_head)

@@ -58,14 +58,14 @@ class ModelRunner:
         backend = choose_attention(
             pool,
             heads=spec.heads,
-            scale=spec.head_dim**-0.5,
+            rules=spec.rules,
             kernels=kernels,
             dtype=kind,
             team=self._team,
             is_deterministic=model.deterministic,
         )
         self.has_native_pages = isinstance(backend, NativeAttention)
-        self._cosines, self._sines = rope_tables(spec.rope, model.max_model_len or spec.max_position_embeddings)
+        self._cosines, self._sines = rope_tables(spec.ropes, model.max_model_len or spec.max_position_embeddings)
         try:
             self._model = load_model(
                 model_dir,

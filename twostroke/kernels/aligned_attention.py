@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention_rules import AnyRules, rules_of
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttentionStep
 
@@ -34,17 +35,17 @@ class AlignedSpan:
 class AlignedAttention:
     """A row's result is a function of its position, its query and the keys and values that it sees."""
 
-    def __init__(self, pool: PagePool, heads: int, scale: float) -> None:
+    def __init__(self, pool: PagePool, heads: int, rules: AnyRules) -> None:
         self.pool = pool
         self.heads = heads
-        self.scale = scale
+        self.rules = rules_of(rules, pool.layers)
 
     def begin(self, batch: RaggedBatch) -> TorchAttentionStep[AlignedSpan]:
         return TorchAttentionStep(self, batch, [_span_of(batch, sequence) for sequence in range(batch.sequences)])
 
     def attend_span(self, layer: int, span: AlignedSpan, q: torch.Tensor, out: torch.Tensor) -> None:
         """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
-        aligned_end = -(-span.end // TILE) * TILE
+        rule, aligned_end = self.rules[layer], -(-span.end // TILE) * TILE
         k, v = (
             functional.pad(each, (0, 0, 0, aligned_end - span.end))
             for each in reference.gather_kv(self.pool, layer, span.block_table, span.end, q.dtype)
@@ -54,15 +55,9 @@ class AlignedAttention:
             first, end = max(start, span.first), min(stop, span.end)
             rows = slice(span.rows.start + first - span.first, span.rows.start + end - span.first)
             query = functional.pad(q[rows], (0, 0, 0, 0, first - start, stop - end))
-            answer = functional.scaled_dot_product_attention(
-                query.transpose(0, 1)[None],
-                k[None, :, :stop],
-                v[None, :, :stop],
-                attn_mask=torch.arange(stop) <= torch.arange(start, stop)[:, None],
-                scale=self.scale,
-                enable_gqa=True,
-            )
-            out[rows] = answer[0].transpose(0, 1)[first - start : end - start]
+            seen = reference.visible(torch.arange(start, stop), torch.arange(stop), rule.window)
+            answer = reference.attention(query, k[:, :stop], v[:, :stop], seen, rule)
+            out[rows] = answer[first - start : end - start]
 
 
 def _span_of(batch: RaggedBatch, sequence: int) -> AlignedSpan:

@@ -29,7 +29,7 @@ class RaggedBatch:
     write_slots: torch.Tensor
     """int64 [T]: page * block + offset"""
     cosines: torch.Tensor
-    """float32 [T, head_dim / 2], of each token's position"""
+    """float32 [T, ropes * head_dim / 2], of each token's position: the ropes of the model side by side"""
     sines: torch.Tensor
     released: tuple[int, ...] = ()
     """Pages whose unfinished blocks are finished, or given up, since the step before."""
@@ -37,6 +37,11 @@ class RaggedBatch:
     """int64 [T]: exact page * block + offset, on devices, in forms whose scales span a block."""
     kernels: KernelRecords | None = None
     """Native kernels are recorded here while somebody profiles."""
+
+    def angles(self, rope: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines of one rope, each [T, head_dim / 2]."""
+        columns = slice(rope * head_dim // 2, (rope + 1) * head_dim // 2)
+        return self.cosines[:, columns], self.sines[:, columns]
 
     @property
     def sequences(self) -> int:
@@ -50,7 +55,7 @@ class AttentionStep(Protocol):
         """Rotate q [T, heads, D] and k [T, kv_heads, D], put k and v into their slots; the rotated q."""
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """[T, heads * D]: token j attends to positions 0..positions[j] of its sequence's pages."""
+        """[T, heads * D]: token j attends to what the layer's rule shows of its sequence's pages up to positions[j]."""
 
 
 class AttentionBackend(Protocol):

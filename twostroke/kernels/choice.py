@@ -10,6 +10,7 @@ import torch
 from twostroke.errors import ConfigError
 from twostroke.kernels.aligned_attention import AlignedAttention
 from twostroke.kernels.attention import AttentionBackend
+from twostroke.kernels.attention_rules import AnyRules
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
@@ -25,6 +26,7 @@ from twostroke.kernels.parted_pool import (
     PartedPool,
     RecordedAttention,
     UniformPool,
+    rules_of_parts,
 )
 from twostroke.kernels.torch_attention import TorchAttention
 from twostroke.kv_cache.form import AnyForm, PagePart, PageShape
@@ -60,7 +62,7 @@ def choose_attention(
     pool: AnyPool,
     *,
     heads: int,
-    scale: float,
+    rules: AnyRules,
     kernels: Kernels | None,
     dtype: torch.dtype,
     team: Team | None = None,
@@ -71,16 +73,17 @@ def choose_attention(
     `dtype` is that of queries, keys and values.
     """
     if kernels is not None:
-        return NativeAttention(pool, heads, scale, kernels, team, dtype)
+        return NativeAttention(pool, heads, rules, kernels, team, dtype)
     if isinstance(pool, PartedPool):
-        return PartedAttention(pool, [_torch_attention(part, heads, scale, is_deterministic) for part in pool.parts])
-    return _torch_attention(pool, heads, scale, is_deterministic)
+        parts = zip(pool.parts, rules_of_parts(pool, rules), strict=True)
+        return PartedAttention(pool, [_torch_attention(part, heads, some, is_deterministic) for part, some in parts])
+    return _torch_attention(pool, heads, rules, is_deterministic)
 
 
-def _torch_attention(pool: UniformPool, heads: int, scale: float, is_deterministic: bool) -> AttentionBackend:
+def _torch_attention(pool: UniformPool, heads: int, rules: AnyRules, is_deterministic: bool) -> AttentionBackend:
     if isinstance(pool, NibblePool):
-        return NibbleAttention(pool, heads, scale)
-    return AlignedAttention(pool, heads, scale) if is_deterministic else TorchAttention(pool, heads, scale)
+        return NibbleAttention(pool, heads, rules)
+    return AlignedAttention(pool, heads, rules) if is_deterministic else TorchAttention(pool, heads, rules)
 
 
 def device_attention(pool: AnyPool, *, heads: int, scale: float, dtype: torch.dtype) -> RecordedAttention:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import functools
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
 
 import torch
 from torch.nn import functional
+
+from twostroke.kernels.activation import Activation
+
+FUNCTIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "silu": functional.silu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "gelu": functional.gelu,
+}
+"""The functions of `activation.ACTIVATIONS`."""
 
 
 class Linear(Protocol):
@@ -20,8 +31,8 @@ class Linears(Protocol):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """For `weight` [out, in]."""
 
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """silu(gate) * value, where x W^T + b is all gates, then all values: y has half as many columns."""
+    def activated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> Linear:
+        """The activation of x W^T + b. Where it is gated, y has half as many columns."""
 
 
 class TorchLinears:
@@ -30,17 +41,26 @@ class TorchLinears:
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         return make_linear(weight, bias)
 
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        return GatedLinear(make_linear(weight, bias))
+    def activated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> Linear:
+        return ActivatedLinear(make_linear(weight, bias), activation)
 
 
-class GatedLinear:
-    def __init__(self, product: Linear) -> None:
+class ActivatedLinear:
+    def __init__(self, product: Linear, activation: Activation) -> None:
         self._product = product
+        self._activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, value = self._product(x).chunk(2, dim=-1)
-        return functional.silu(gate) * value
+        return activated(self._product(x), self._activation)
+
+
+def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """The activation of a product's columns, which are all gates, then all values where it is gated."""
+    function = FUNCTIONS[activation.function]
+    if not activation.is_gated:
+        return function(y)
+    gate, value = y.chunk(2, dim=-1)
+    return function(gate) * value
 
 
 class PlainLinear:

@@ -11,16 +11,17 @@ from torch.nn import functional
 
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention_rules import AnyRules, AttentionRule, rules_of
 from twostroke.kernels.nibble_pool import BLOCK, NibblePool
 
 
 class NibbleAttention:
     """A row's result is a function of its position, its query and the keys and values that it sees."""
 
-    def __init__(self, pool: NibblePool, heads: int, scale: float) -> None:
+    def __init__(self, pool: NibblePool, heads: int, rules: AnyRules) -> None:
         self.pool = pool
         self.heads = heads
-        self.scale = scale
+        self.rules = rules_of(rules, pool.layers)
 
     def begin(self, batch: RaggedBatch) -> NibbleAttentionStep:
         return NibbleAttentionStep(self, batch)
@@ -29,19 +30,20 @@ class NibbleAttention:
 class NibbleAttentionStep:
     def __init__(self, backend: NibbleAttention, batch: RaggedBatch) -> None:
         self._pool = backend.pool
-        self._scale = backend.scale
+        self._rules = backend.rules
         self._batch = batch
         self._slots = backend.pool.exact.begin(batch) if batch.exact_slots is None else batch.exact_slots
         self._last = (batch.positions % BLOCK == BLOCK - 1).nonzero().flatten()
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         batch, pool = self._batch, self._pool
-        k = reference.rotate(k, batch.cosines, batch.sines)
+        angles = batch.angles(self._rules[layer].rope, pool.head_dim)
+        k = reference.rotate(k, *angles)
         pool.exact.pool.write(k, v, layer, self._slots)
         if len(self._last):
             full = pool.exact.pool.read(self._slots[self._last] // BLOCK, layer)
             pool.store(batch.write_slots[self._last] // BLOCK, layer, full)
-        return reference.rotate(q, batch.cosines, batch.sines)
+        return reference.rotate(q, *angles)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -60,18 +62,15 @@ class NibbleAttentionStep:
             rows = slice(start + top - first, start + bottom - first)
             own = self._pool.exact.pool.read(self._slots[rows.start, None] // BLOCK, layer)[0]
             query = functional.pad(q[rows], (0, 0, 0, 0, top - tile, tile + BLOCK - bottom))
-            out[rows] = self._tile(query, k[:, :tile], v[:, :tile], own)[top - tile : bottom - tile]
+            whole = _tile(self._rules[layer], query, k[:, :tile], v[:, :tile], own)
+            out[rows] = whole[top - tile : bottom - tile]
 
-    def _tile(self, query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """[block, heads, D] of a whole block's queries, over keys and values [kv_heads, before, D] and its own."""
-        exact_k, exact_v = own.to(query.dtype).nan_to_num()  # what no token wrote yet is hidden, if it is a number
-        before = k.shape[1]
-        answer = functional.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            torch.cat((k, exact_k), dim=1)[None],
-            torch.cat((v, exact_v), dim=1)[None],
-            attn_mask=torch.arange(before + BLOCK) <= torch.arange(before, before + BLOCK)[:, None],
-            scale=self._scale,
-            enable_gqa=True,
-        )
-        return answer[0].transpose(0, 1)
+
+def _tile(
+    rule: AttentionRule, query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, own: torch.Tensor
+) -> torch.Tensor:
+    """[block, heads, D] of a whole block's queries, over keys and values [kv_heads, before, D] and its own."""
+    exact_k, exact_v = own.to(query.dtype).nan_to_num()  # what no token wrote yet is hidden, if it is a number
+    before, end = k.shape[1], k.shape[1] + BLOCK
+    seen = reference.visible(torch.arange(before, end), torch.arange(end), rule.window)
+    return reference.attention(query, torch.cat((k, exact_k), dim=1), torch.cat((v, exact_v), dim=1), seen, rule)

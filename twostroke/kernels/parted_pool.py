@@ -5,6 +5,7 @@ Kernels know pages of one form. Here alone is decided which of them a layer belo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,7 @@ from typing import Protocol
 import torch
 
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
+from twostroke.kernels.attention_rules import AnyRules, AttentionRule, rules_of
 from twostroke.kernels.exact_pages import ExactPlaces, NoExactSlots
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
@@ -51,6 +53,14 @@ AnyPool = PagePool | NibblePool | PartedPool
 def parts_of(pool: AnyPool) -> tuple[UniformPool, ...]:
     """Return the pools of the parts of the layers; a pool of one form is its only part."""
     return pool.parts if isinstance(pool, PartedPool) else (pool,)
+
+
+def rules_of_parts(pool: AnyPool, rules: AnyRules) -> list[tuple[AttentionRule, ...]]:
+    """Return the rules of the layers of each part."""
+    counts = [part.layers for part in parts_of(pool)]
+    ends = list(itertools.accumulate(counts))
+    every = rules_of(rules, ends[-1])
+    return [every[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
 def exact_places(pool: AnyPool) -> ExactPlaces:

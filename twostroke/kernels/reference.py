@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention_rules import AnyRules, AttentionRule, rule_of
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans, TokenSlots
 
@@ -26,9 +28,38 @@ def gather_kv(
     return k, v
 
 
-def paged_attention(q: torch.Tensor, pool: PagePool, layer: int, batch: RaggedBatch, scale: float) -> torch.Tensor:
-    """[T, heads, D]: softmax(q k * scale) v in float32 over each sequence's pages, causal by position."""
-    out = torch.empty_like(q)
+def visible(positions: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+    """bool [T, context]: which keys, by position, a token at each position sees."""
+    seen = keys <= positions[:, None]
+    return seen if window is None else seen & (keys > positions[:, None] - window)
+
+
+def capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    """Return scaled scores, or logits, under their soft cap."""
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor | None, rule: AttentionRule
+) -> torch.Tensor:
+    """[T, heads, D] of q [T, heads, D] over k and v [kv_heads, context, D]; `seen` is [T, context], or None for all."""
+    query = q.transpose(0, 1)
+    if rule.softcap is None:
+        answer = functional.scaled_dot_product_attention(
+            query[None], k[None], v[None], attn_mask=seen, scale=rule.scale, enable_gqa=True
+        )
+        return answer[0].transpose(0, 1)
+    groups = q.shape[1] // len(k)
+    keys, values = (x.repeat_interleave(groups, dim=0) for x in (k, v))
+    scores = capped((query @ keys.transpose(1, 2)).float() * rule.scale, rule.softcap)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, float("-inf"))
+    return (scores.softmax(dim=-1).to(v.dtype) @ values).transpose(0, 1)
+
+
+def paged_attention(q: torch.Tensor, pool: PagePool, layer: int, batch: RaggedBatch, rules: AnyRules) -> torch.Tensor:
+    """[T, heads, D]: softmax(q k * scale) v in float32 over each sequence's pages, as the layer's rule says."""
+    out, rule = torch.empty_like(q), rule_of(rules, layer)
     groups = q.shape[1] // pool.kv_heads
     for sequence, context_len in enumerate(batch.context_lens):
         rows = slice(batch.query_starts[sequence], batch.query_starts[sequence + 1])
@@ -36,23 +67,25 @@ def paged_attention(q: torch.Tensor, pool: PagePool, layer: int, batch: RaggedBa
             x.repeat_interleave(groups, dim=0)
             for x in gather_kv(pool, layer, batch.block_tables[sequence], context_len, torch.float32)
         )
-        scores = torch.einsum("thd,hcd->htc", q[rows].float(), k) * scale
-        future = torch.arange(context_len) > batch.positions[rows, None]
-        weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
+        scores = capped(torch.einsum("thd,hcd->htc", q[rows].float(), k) * rule.scale, rule.softcap)
+        seen = visible(batch.positions[rows], torch.arange(context_len), rule.window)
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
         out[rows] = torch.einsum("htc,hcd->thd", weights, v).to(q.dtype)
     return out
 
 
 def rotate_and_store(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: PagePool, layer: int, placement: TokenSlots
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: PagePool, layer: int, placement: TokenSlots, rope: int = 0
 ) -> torch.Tensor:
-    """Write the rotated k, and v, into the pool's slots; return the rotated q."""
-    pool.write(rotate(k, placement.cosines, placement.sines), v, layer, placement.write_slots)
-    return rotate(q, placement.cosines, placement.sines)
+    """Write k, rotated with one of the ropes, and v into the pool's slots; return the rotated q."""
+    columns = slice(rope * pool.head_dim // 2, (rope + 1) * pool.head_dim // 2)
+    cosines, sines = placement.cosines[:, columns], placement.sines[:, columns]
+    pool.write(rotate(k, cosines, sines), v, layer, placement.write_slots)
+    return rotate(q, cosines, sines)
 
 
 def span_attention(
-    q: torch.Tensor, pool: PagePool, layer: int, spans: Spans, scale: float, out: torch.Tensor, plan: object = None
+    q: torch.Tensor, pool: PagePool, layer: int, spans: Spans, rules: AnyRules, out: torch.Tensor, plan: object = None
 ) -> None:
     """Attention of the spans' rows of q [T, heads, D] into the same rows of out. Any cut into spans gives the same."""
     for sequence, first, rows, context in spans.fields.tolist():
@@ -66,7 +99,7 @@ def span_attention(
             cosines=positions,
             sines=positions,
         )
-        out[first : first + rows] = paged_attention(q[first : first + rows], pool, layer, batch, scale)
+        out[first : first + rows] = paged_attention(q[first : first + rows], pool, layer, batch, rules)
 
 
 def gather_pages(pool: torch.Tensor, pages: torch.Tensor, buffer: torch.Tensor) -> None:

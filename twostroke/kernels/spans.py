@@ -42,7 +42,7 @@ class TokenSlots:
     write_slots: torch.Tensor
     """int64 [T]: page * block + offset"""
     cosines: torch.Tensor
-    """float32 [T, head_dim / 2], of each token's position"""
+    """float32 [T, ropes * head_dim / 2], of each token's position: the ropes of the model side by side"""
     sines: torch.Tensor
     exact_slots: torch.Tensor | None = None
     """int64 [T]: exact page * block + offset, in forms whose scales span a block"""

@@ -12,7 +12,8 @@ import torch
 from torch.nn import functional
 
 from twostroke.errors import ConfigError
-from twostroke.kernels.linear import Linear, make_linear
+from twostroke.kernels.activation import Activation
+from twostroke.kernels.linear import Linear, activated, make_linear
 
 SIZES: Final = (4, 16, 64)
 """Rows of a tile. The first is always used: it costs what one row does, where weights must be read anyway."""
@@ -41,16 +42,18 @@ class SteadyLinear:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class SteadyGated:
-    """silu(gate) * value of a product's columns, which are all gates, then all values."""
+class SteadyActivated:
+    """The activation of a product."""
 
-    def __init__(self, product: Linear, outputs: int) -> None:
+    def __init__(self, product: Linear, outputs: int, activation: Activation) -> None:
         self._product = product
+        self._activation = activation
         self._rows = max(1, (UNDIVIDED - 1) // outputs)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = self._product(x)
-        parts = [_gated(y[first : first + self._rows]) for first in range(0, len(y), self._rows)]
+        firsts = range(0, len(y), self._rows)
+        parts = [activated(y[first : first + self._rows], self._activation) for first in firsts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -68,8 +71,8 @@ class SteadyLinears:
             self._tried[kind] = agreeing_sizes(trial, weight.shape[1], weight.dtype)
         return SteadyLinear(make_linear(weight, bias), self._tried[kind])
 
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> SteadyGated:
-        return SteadyGated(self.linear(weight, bias), len(weight) // 2)
+    def activated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> SteadyActivated:
+        return SteadyActivated(self.linear(weight, bias), len(weight) // activation.width, activation)
 
 
 def telling_weight(like: torch.Tensor) -> torch.Tensor:
@@ -108,8 +111,3 @@ def agreeing_sizes(product: Linear, inputs: int, dtype: torch.dtype) -> tuple[in
             field="deterministic",
         )
     return tuple(size for size in SIZES if torch.equal(SteadyLinear(product, (first, size))(x), expected))
-
-
-def _gated(y: torch.Tensor) -> torch.Tensor:
-    gate, value = y.chunk(2, dim=-1)
-    return functional.silu(gate) * value

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 import torch
-from torch.nn import functional
 
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention_rules import AnyRules, AttentionRule, rules_of
 from twostroke.kernels.page_pool import PagePool
 
 TILE_ROWS: Final = 128
@@ -26,8 +26,23 @@ class Tile:
     rows: slice
     context_len: int
     """Tokens that the tile's last row attends to."""
-    mask: torch.Tensor | None
-    """bool [query, context]; None where one row asks, which sees everything."""
+    positions: torch.Tensor
+    """int32 [rows]"""
+    masks: dict[int | None, tuple[int, torch.Tensor | None]]
+    """The first key that any row sees, and which keys from it on each row sees, bool [rows, keys], by window. It is
+    None where all rows see all of them."""
+
+    def keys(self, rule: AttentionRule) -> tuple[slice, torch.Tensor | None]:
+        """Return which keys any row sees, and which of them each row does."""
+        if rule.window not in self.masks:
+            first = rule.first_visible(self.context_len - (self.rows.stop - self.rows.start))
+            mask = None
+            if self.rows.stop - self.rows.start > 1:
+                keys = torch.arange(first, self.context_len, dtype=torch.int32)
+                mask = reference.visible(self.positions, keys, rule.window)
+            self.masks[rule.window] = first, mask
+        first, mask = self.masks[rule.window]
+        return slice(first, self.context_len), mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +61,7 @@ class SpanAttention(Protocol[SpanKind_contra]):
     """Attention span by span, each described as its kind wants it."""
 
     pool: PagePool
+    rules: tuple[AttentionRule, ...]
 
     def attend_span(self, layer: int, span: SpanKind_contra, q: torch.Tensor, out: torch.Tensor) -> None: ...
 
@@ -53,10 +69,10 @@ class SpanAttention(Protocol[SpanKind_contra]):
 class TorchAttention:
     """One sequence after the other through scaled_dot_product_attention."""
 
-    def __init__(self, pool: PagePool, heads: int, scale: float) -> None:
+    def __init__(self, pool: PagePool, heads: int, rules: AnyRules) -> None:
         self.pool = pool
         self.heads = heads
-        self.scale = scale
+        self.rules = rules_of(rules, pool.layers)
 
     def begin(self, batch: RaggedBatch) -> TorchAttentionStep[QuerySpan]:
         spans = [span_of(batch, sequence) for sequence in range(batch.sequences)]
@@ -65,16 +81,10 @@ class TorchAttention:
     def attend_span(self, layer: int, span: QuerySpan, q: torch.Tensor, out: torch.Tensor) -> None:
         """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
         k, v = reference.gather_kv(self.pool, layer, span.block_table, span.context_len, q.dtype)
+        rule = self.rules[layer]
         for tile in span.tiles:
-            answer = functional.scaled_dot_product_attention(
-                q[tile.rows].transpose(0, 1)[None],
-                k[None, :, : tile.context_len],
-                v[None, :, : tile.context_len],
-                attn_mask=tile.mask,
-                scale=self.scale,
-                enable_gqa=True,
-            )
-            out[tile.rows] = answer[0].transpose(0, 1)
+            keys, seen = tile.keys(rule)
+            out[tile.rows] = reference.attention(q[tile.rows], k[:, keys], v[:, keys], seen, rule)
 
 
 AnySpan = TypeVar("AnySpan")
@@ -87,10 +97,10 @@ class TorchAttentionStep(Generic[AnySpan]):
         self._spans = spans
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        batch = self._batch
-        k = reference.rotate(k, batch.cosines, batch.sines)
-        self._backend.pool.write(k, v, layer, batch.write_slots)
-        return reference.rotate(q, batch.cosines, batch.sines)
+        batch, backend = self._batch, self._backend
+        angles = batch.angles(backend.rules[layer].rope, backend.pool.head_dim)
+        backend.pool.write(reference.rotate(k, *angles), v, layer, batch.write_slots)
+        return reference.rotate(q, *angles)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -105,9 +115,5 @@ def span_of(batch: RaggedBatch, sequence: int) -> QuerySpan:
     tiles = []
     for first in range(start, end, TILE_ROWS):
         rows = slice(first, min(first + TILE_ROWS, end))
-        visible = context_len - (end - rows.stop)
-        mask = None
-        if rows.stop - rows.start > 1:
-            mask = torch.arange(visible, dtype=torch.int32) <= batch.positions[rows, None]
-        tiles.append(Tile(rows, visible, mask))
+        tiles.append(Tile(rows, context_len - (end - rows.stop), batch.positions[rows], {}))
     return QuerySpan(batch.block_tables[sequence], context_len, tuple(tiles))

@@ -30,9 +30,9 @@ class DeviceModel:
 
         None for `sample_rows` stops as soon as the last layer's KV is written.
         """
-        weights, elementwise, epsilon = self._weights, self._elementwise, self._spec.rms_norm_eps
+        weights, elementwise, epsilon = self._weights, self._elementwise, self._spec.norm_epsilon
         x = functional.embedding(tokens, weights.embedding)
-        normed = elementwise.norm(x, weights.layers[0].attention_norm, epsilon)
+        normed = elementwise.norm(x, weights.layers[0].attention_norm.weight, epsilon)
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
             q = self._store(index, layer, normed, step)
@@ -41,9 +41,10 @@ class DeviceModel:
             attended = step.attend(index, q)
             if index == last and sample_rows is not None:
                 x, attended = x[sample_rows], attended[sample_rows]
-            normed, x = elementwise.add_norm(_dense(attended, layer.attention_output), x, layer.mlp_norm, epsilon)
-            inner = elementwise.silu_mul(_dense(normed, layer.gate_up))
-            next_norm = weights.norm if index == last else weights.layers[index + 1].attention_norm
+            attention = _dense(attended, layer.attention_output)
+            normed, x = elementwise.add_norm(attention, x, layer.mlp_norm.weight, epsilon)
+            inner = elementwise.silu_mul(_dense(normed, layer.inner))
+            next_norm = (weights.norm if index == last else weights.layers[index + 1].attention_norm).weight
             normed, x = elementwise.add_norm(_dense(inner, layer.down), x, next_norm, epsilon)
         assert weights.head is not None, "sampling on a worker without a head"
         return functional.linear(normed, weights.head)
@@ -57,7 +58,7 @@ class DeviceModel:
         return step.store(index, q, k, v)
 
     def _head_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self._spec.rms_norm_eps)
+        return functional.rms_norm(x, weight.shape, weight, self._spec.norm_epsilon)
 
 
 def _dense(x: torch.Tensor, weights: DenseWeights) -> torch.Tensor:

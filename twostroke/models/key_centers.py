@@ -24,5 +24,5 @@ def key_centers(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:
     rows = spec.kv_heads * spec.head_dim
     names = [f"model.layers.{layer}.self_attn.k_proj.bias" for layer in range(spec.layers)]
     biases = torch.stack([source.take(name, rows) for name in names]).cpu().double()
-    centers = mean_rotation(biases.view(spec.layers, spec.kv_heads, spec.head_dim), spec.rope)
+    centers = mean_rotation(biases.view(spec.layers, spec.kv_heads, spec.head_dim), spec.ropes, spec.rules)
     return centers.bfloat16().float()

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 READ_FILES: Final = ("config.json", "generation_config.json")
 """The files of a model's directory that its spec is read from."""
-READING_CODE: Final = ("registry.py", "spec.py")
+READING_CODE: Final = ("registry.py", "spec.py", "families/*.py")
 
 
 def known_spec(directory: Path, max_model_len: int | None = None) -> ModelSpec:
@@ -52,7 +52,8 @@ def _remember(memory: Path, spec: ModelSpec) -> None:
 def _memory_of(directory: Path, max_model_len: int | None) -> Path:
     key = hashlib.blake2b(f"{version('transformers')} {version('torch')} {max_model_len}".encode(), digest_size=16)
     here = Path(__file__).parent
-    for path in (*(here / name for name in READING_CODE), *(directory / name for name in READ_FILES)):
+    code = (path for pattern in READING_CODE for path in sorted(here.glob(pattern)))
+    for path in (*code, *(directory / name for name in READ_FILES)):
         content = path.read_bytes() if path.exists() else b""
         key.update(f" {len(content)} ".encode() + content)
     return cache_dir() / "models" / "specs" / f"{key.hexdigest()}.json"

@@ -11,7 +11,7 @@ from typing import Final
 
 from twostroke.config import MIN_PAGES, CacheConfig
 from twostroke.errors import ConfigError
-from twostroke.kernels.cpu.packing import BFLOAT16_BYTES, LARGE_PAGE_BYTES, copied_bytes, matrix_bytes, padded
+from twostroke.kernels.cpu.packing import LARGE_PAGE_BYTES, copied_bytes, matrix_bytes, padded
 from twostroke.kv_cache.form import FORMS, AnyForm, PageShape
 from twostroke.kv_cache.pool_size import SCRATCH_PAGES, enough_pages
 from twostroke.models.spec import ModelSpec
@@ -45,11 +45,11 @@ def packed_weights(spec: ModelSpec, *, is_int8: bool, with_head: bool = True) ->
     layer = (
         matrix_bytes(q_rows + 2 * kv_rows, spec.hidden_size, is_int8=is_int8)
         + matrix_bytes(spec.hidden_size, q_rows, is_int8=is_int8)
-        + matrix_bytes(spec.intermediate_size, spec.hidden_size, is_int8=is_int8, is_gated=True)
+        + matrix_bytes(spec.intermediate_size, spec.hidden_size, is_int8=is_int8, is_gated=spec.activation.is_gated)
         + matrix_bytes(spec.hidden_size, spec.intermediate_size, is_int8=is_int8)
     )
     head = matrix_bytes(spec.vocab_size, spec.hidden_size, is_int8=is_int8)
-    embedding = copied_bytes(spec.vocab_size * spec.hidden_size * BFLOAT16_BYTES)
+    embedding = copied_bytes(spec.table_bytes("bfloat16")) + copied_bytes(spec.position_bytes("bfloat16"))
     layers = spec.layers * layer
     return WeightBytes(padded(embedding + layers + head, LARGE_PAGE_BYTES), layers + head * with_head)
 
@@ -59,7 +59,8 @@ def plain_weights(spec: ModelSpec, dtype: str, *, with_head: bool = True) -> Wei
     total = spec.weight_bytes(dtype, with_head=with_head)
     headless = spec.weight_bytes(dtype, with_head=False)
     embedding = spec.table_bytes(dtype)
-    return WeightBytes(total, headless - embedding + embedding * with_head)
+    unread = embedding + spec.position_bytes(dtype)
+    return WeightBytes(total, headless - unread + embedding * with_head)
 
 
 @dataclass(frozen=True, slots=True)

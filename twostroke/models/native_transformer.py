@@ -7,11 +7,12 @@ import torch
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.cpu.forward import ForwardLayer, ForwardModel, NativeForward
+from twostroke.kernels.cpu.forward import ForwardLayer, ForwardModel, ForwardNorm, NativeForward
 from twostroke.kernels.cpu.linear import PanelLinear
 from twostroke.kernels.linear import Linear
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.products import LayerWeights, ModelWeights
+from twostroke.models.weights.tensors import NormWeights
 
 
 class NativeTransformer:
@@ -22,12 +23,16 @@ class NativeTransformer:
         model = ForwardModel(
             embedding=weights.embedding,
             layers=[_layer(layer) for layer in weights.layers],
-            norm=weights.norm,
+            norm=_norm(weights.norm),
             head=None if weights.head is None else _packed(weights.head),
             heads=spec.heads,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
-            epsilon=spec.rms_norm_eps,
+            epsilon=spec.norm_epsilon,
+            positions=weights.positions,
+            embedding_scale=torch.tensor(spec.embedding_scale, dtype=weights.embedding.dtype).item(),
+            final_softcap=spec.final_softcap,
+            is_parallel=spec.is_parallel,
         )
         self._forward = NativeForward(kernels, backend.team, model)
 
@@ -41,15 +46,21 @@ class NativeTransformer:
 
 def _layer(layer: LayerWeights) -> ForwardLayer:
     return ForwardLayer(
-        attention_norm=layer.attention_norm,
+        attention_norm=_norm(layer.attention_norm),
         qkv=_packed(layer.qkv),
         q_norm=layer.q_norm,
         k_norm=layer.k_norm,
         output=_packed(layer.attention_output),
-        mlp_norm=layer.mlp_norm,
-        gated=_packed(layer.gated),
+        mlp_norm=_norm(layer.mlp_norm),
+        inner=_packed(layer.inner),
         down=_packed(layer.down),
+        output_norm=None if layer.attention_output_norm is None else layer.attention_output_norm.weight,
+        down_norm=None if layer.mlp_output_norm is None else layer.mlp_output_norm.weight,
     )
+
+
+def _norm(norm: NormWeights) -> ForwardNorm:
+    return ForwardNorm(norm.weight, norm.bias)
 
 
 def _packed(linear: Linear) -> PanelLinear:

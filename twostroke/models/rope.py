@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 
+from twostroke.kernels.attention_rules import AttentionRule
 from twostroke.models.spec import RopeSpec
 
 MEAN_POSITIONS: Final = 4096
 """Positions of a mean: channels that turn once or more on the way keep nothing of what is added to all keys."""
 
 
-def rope_tables(rope: RopeSpec, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, each float32 [positions, head_dim / 2]."""
+def rope_tables(ropes: Sequence[RopeSpec], positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines, each float32 [positions, ropes * head_dim / 2]: one rope beside the other."""
+    tables = [_tables_of(rope, positions) for rope in ropes]
+    cosines, sines = zip(*tables, strict=True)
+    return torch.cat(cosines, dim=1), torch.cat(sines, dim=1)
+
+
+def _tables_of(rope: RopeSpec, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     frequencies = torch.tensor(rope.inverse_frequencies, dtype=torch.float32)
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos() * rope.attention_scaling, angles.sin() * rope.attention_scaling
+    scaling = torch.where(frequencies == 0, 1.0, rope.attention_scaling)
+    return angles.cos() * scaling, angles.sin() * scaling
 
 
-def mean_rotation(keys: torch.Tensor, rope: RopeSpec) -> torch.Tensor:
-    """Return the mean of keys, float64 [..., head_dim], rotated to each of the first `MEAN_POSITIONS` positions."""
+def mean_rotation(keys: torch.Tensor, ropes: Sequence[RopeSpec], rules: Sequence[AttentionRule]) -> torch.Tensor:
+    """Return the mean of keys, float64 [layers, kv_heads, head_dim], at the first `MEAN_POSITIONS` positions.
+
+    Each layer's keys are rotated with the rope of its rule.
+    """
     low, high = keys.chunk(2, dim=-1)
-    cosines, sines = (table.double().mean(0) for table in rope_tables(rope, MEAN_POSITIONS))
+    tables = [[table.double().mean(0) for table in _tables_of(rope, MEAN_POSITIONS)] for rope in ropes]
+    cosines, sines = (torch.stack([tables[rule.rope][which] for rule in rules])[:, None] for which in (0, 1))
     return torch.cat((low * cosines - high * sines, high * cosines + low * sines), dim=-1)

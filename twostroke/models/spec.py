@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from twostroke.kernels.activation import GATED_SILU, Activation
+from twostroke.kernels.attention_rules import AttentionRule
 from twostroke.kv_cache.form import PageShape, page_form
 
-SUPPORTED_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
+NORM_BYTES: Final = 4
+"""Bytes of a number of a norm that is stored in float32 whatever the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,16 +19,22 @@ class RopeSpec:
     """Rotary positions, with any scaling already worked into the numbers."""
 
     kind: str
-    """"default", "linear", "llama3" or "yarn"; for people, the arithmetic needs only the numbers."""
+    """"default", "linear", "llama3" and so on; for people, the arithmetic needs only the numbers."""
     inverse_frequencies: tuple[float, ...]
-    """One per pair of dimensions, float32 values."""
+    """One per pair of dimensions, float32 values; 0 behind all others for pairs that are not rotated."""
     attention_scaling: float = 1.0
-    """Factor on cosine and sine (yarn)."""
+    """Factor on cosine and sine of the rotated pairs (yarn, longrope)."""
+
+    @property
+    def rotated_pairs(self) -> int:
+        """Return how many pairs of dimensions are rotated."""
+        return sum(frequency != 0 for frequency in self.inverse_frequencies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     architecture: str
+    """A name among `families.FAMILIES`, which says how its tensors are called."""
     hidden_size: int
     layers: int
     heads: int
@@ -37,14 +45,38 @@ class ModelSpec:
     max_position_embeddings: int
     """Tokens that the model was made for, rope scaling included."""
     eos_token_ids: tuple[int, ...]
-    rope: RopeSpec
-    rms_norm_eps: float
+    ropes: tuple[RopeSpec, ...]
+    """At least one. `AttentionRule.rope` says which of them a layer uses."""
+    norm_epsilon: float
+    layer_rules: tuple[AttentionRule, ...] = ()
+    """One for each layer; none where all see all tokens up to themselves, and scores have the usual scale."""
+    activation: Activation = GATED_SILU
+    """The activation of every MLP."""
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    """Each head of q and k is normalised before it is rotated (Qwen3)."""
+    """Whether each head of q and k is normalised before it is rotated (Qwen3, Gemma 3)."""
+    is_layer_norm: bool = False
+    """Whether norms take the mean away and add a bias (GPT-2, GPT-NeoX); else they are RMS norms."""
+    has_wide_norms: bool = False
+    """Whether norms multiply in float32, whatever the dtype (Gemma)."""
+    has_output_norms: bool = False
+    """Whether attention and MLP end with a norm before their sum with the residual stream (Gemma)."""
+    is_parallel: bool = False
+    """Whether attention and MLP of a layer have the same input (GPT-NeoX)."""
+    has_position_table: bool = False
+    """Whether a learned vector of each position is added to the embedding (GPT-2)."""
+    embedding_scale: float = 1.0
+    """Factor of the embedding, rounded to the model's dtype."""
+    final_softcap: float | None = None
+    """Logits l become final_softcap * tanh(l / final_softcap)."""
+
+    @property
+    def rules(self) -> tuple[AttentionRule, ...]:
+        """Return the rule of each layer's attention."""
+        return self.layer_rules or (AttentionRule(scale=self.head_dim**-0.5),) * self.layers
 
     @property
     def has_key_bias(self) -> bool:
@@ -65,14 +97,21 @@ class ModelSpec:
         linears = [
             (q_rows + 2 * kv_rows, self.hidden_size, self.qkv_bias),
             (self.hidden_size, q_rows, self.attention_output_bias),
-            (2 * self.intermediate_size, self.hidden_size, self.mlp_bias),
+            (self.activation.width * self.intermediate_size, self.hidden_size, self.mlp_bias),
             (self.hidden_size, self.intermediate_size, self.mlp_bias),
         ]
-        layer = sum(rows * (columns + has_bias) for rows, columns, has_bias in linears) + 2 * self.hidden_size
-        layer += 2 * self.head_dim * self.qk_norm
+        layer = sum(rows * (columns + has_bias) for rows, columns, has_bias in linears)
+        norm = self.hidden_size * (1 + self.is_layer_norm)
+        norms = self.layers * (norm * (4 if self.has_output_norms else 2) + 2 * self.head_dim * self.qk_norm) + norm
+        norm_bytes = norms * (NORM_BYTES if self.has_wide_norms else DTYPE_BYTES[dtype])
         tables = 2 if with_head and not self.tie_word_embeddings else 1
-        return (self.layers * layer + self.hidden_size) * DTYPE_BYTES[dtype] + tables * self.table_bytes(dtype)
+        table_bytes = tables * self.table_bytes(dtype) + self.position_bytes(dtype)
+        return self.layers * layer * DTYPE_BYTES[dtype] + norm_bytes + table_bytes
 
     def table_bytes(self, dtype: str) -> int:
         """Return the bytes of the embedding, which are as many as those of a head."""
         return self.vocab_size * self.hidden_size * DTYPE_BYTES[dtype]
+
+    def position_bytes(self, dtype: str) -> int:
+        """Return the bytes of the table of learned positions."""
+        return self.max_position_embeddings * self.hidden_size * DTYPE_BYTES[dtype] * self.has_position_table

@@ -1,6 +1,7 @@
-"""A dense decoder (Llama, Mistral, Qwen2, Qwen3) as a straight line over one ragged batch.
+"""A dense decoder as a straight line over one ragged batch.
 
-x --norm--> qkv --[head norm]--> rope, pages <- k v, attend --> output --(+)--> norm --> gated --> down --(+)--> x
+x --norm--> qkv --[head norm]--> rope, pages <- k v, attend --> output --[norm]--(+)-->
+    norm --> inner --> down --[norm]--(+)--> x
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from twostroke.kernels import reference
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.products import LayerWeights, ModelWeights
+from twostroke.models.weights.tensors import NormWeights
 
 
 class Model(Protocol):
@@ -41,7 +44,7 @@ class Transformer:
         self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
     ) -> torch.Tensor | None:
         step = self._backend.begin(batch)
-        x = self._weights.embedding[tokens]
+        x = self._embedded(tokens, batch.positions)
         last = len(self._weights.layers) - 1
         for index, layer in enumerate(self._weights.layers):
             q = self._store(index, layer, x, step)
@@ -52,7 +55,13 @@ class Transformer:
                 x, attended = x[sample_rows], attended[sample_rows]
             x = self._finish(layer, x, attended)
         assert self._weights.head is not None, "sampling on a worker without a head"
-        return self._weights.head(self._norm(x, self._weights.norm))
+        return reference.capped(self._weights.head(self._norm(x, self._weights.norm)), self._spec.final_softcap)
+
+    def _embedded(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = self._weights.embedding[tokens]
+        if self._spec.embedding_scale != 1:
+            x = x * torch.tensor(self._spec.embedding_scale, dtype=x.dtype, device=x.device)
+        return x if self._weights.positions is None else x + self._weights.positions[positions]
 
     def _store(self, index: int, layer: LayerWeights, x: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """Queries of this layer, rotated; keys and values are in their pages."""
@@ -60,12 +69,28 @@ class Transformer:
         qkv = layer.qkv(self._norm(x, layer.attention_norm)).view(len(x), -1, spec.head_dim)
         q, k, v = torch.split(qkv, self._qkv_heads, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+            q, k = self._rms_norm(q, layer.q_norm), self._rms_norm(k, layer.k_norm)
         return step.store(index, q, k, v)
 
     def _finish(self, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        x = x + layer.attention_output(attended)
-        return x + layer.down(layer.gated(self._norm(x, layer.mlp_norm)))
+        attention = layer.attention_output(attended)
+        if layer.attention_output_norm is not None:
+            attention = self._norm(attention, layer.attention_output_norm)
+        if self._spec.is_parallel:
+            return self._mlp(layer, x) + attention + x
+        x = x + attention
+        return x + self._mlp(layer, x)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self._spec.rms_norm_eps)
+    def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+        y = layer.down(layer.inner(self._norm(x, layer.mlp_norm)))
+        return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
+
+    def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+        if norm.bias is None:
+            return self._rms_norm(x, norm.weight)
+        return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, self._spec.norm_epsilon)
+
+    def _rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """In the dtype of the weight; the result is in that of x."""
+        wide = x.to(weight.dtype)
+        return functional.rms_norm(wide, weight.shape, weight, self._spec.norm_epsilon).to(x.dtype)

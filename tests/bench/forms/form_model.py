@@ -110,7 +110,7 @@ class FormModel:
         attention = choose_attention(
             pool_over(self.data, page_form(form), model.shape, kind, model.key_centers),
             heads=spec.heads,
-            scale=spec.head_dim**-0.5,
+            rules=spec.rules,
             kernels=model.kernels,
             dtype=kind,
             team=model.team,
@@ -118,7 +118,7 @@ class FormModel:
         self._model = load_model(
             model.directory, spec, attention, model.kernels, dtype=kind, is_int8=False, with_head=True
         )
-        self._cosines, self._sines = rope_tables(spec.rope, tokens)
+        self._cosines, self._sines = rope_tables(spec.ropes, tokens)
 
     @torch.inference_mode()
     def step(self, spans: Sequence[Span], rows: torch.Tensor | None) -> torch.Tensor | None:

@@ -82,7 +82,7 @@ def _all_layers(setting: Setting, span: Span, form: str) -> Callable[[], None]:
     backend = choose_attention(
         pool,
         heads=spec.heads,
-        scale=spec.head_dim**-0.5,
+        rules=spec.rules,
         kernels=setting.kernels,
         dtype=setting.dtype,
         team=setting.team,

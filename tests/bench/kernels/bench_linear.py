@@ -8,6 +8,7 @@ import torch
 
 from tests.bench.kernels.setting import Setting
 from tests.bench.kernels.timing import Result, Work, timed
+from twostroke.kernels.linear import Linear
 from twostroke.models.spec import ModelSpec
 
 ROWS = (1, 4, 16, 32, 512)
@@ -26,7 +27,7 @@ def products_of(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     return {
         "qkv": (q_rows + 2 * kv_rows, spec.hidden_size),
         "output": (spec.hidden_size, q_rows),
-        GATED: (2 * spec.intermediate_size, spec.hidden_size),
+        GATED: (spec.activation.width * spec.intermediate_size, spec.hidden_size),
         "down": (spec.hidden_size, spec.intermediate_size),
         "head": (spec.vocab_size, spec.hidden_size),
     }
@@ -47,8 +48,11 @@ def _timed_product(
 ) -> list[Result]:
     outputs, inputs = shape
     linears = setting.linears()
-    make = linears.gated if name == GATED else linears.linear
-    products = [make(torch.randn(outputs, inputs).to(setting.dtype)) for _ in range(copies)]
+    products: list[Linear] = []
+    for _ in range(copies):
+        weight = torch.randn(outputs, inputs).to(setting.dtype)
+        activation = setting.spec.activation
+        products.append(linears.activated(weight, None, activation) if name == GATED else linears.linear(weight))
     found = []
     for count in rows:
         x = torch.randn(count, inputs).to(setting.dtype)

@@ -9,6 +9,7 @@ import torch
 from twostroke.engine.device_build import DeviceKernels
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention_rules import AttentionRule
 from twostroke.kernels.elementwise import TorchElementwise
 from twostroke.kernels.nibble_attention import NibbleAttention, NibbleAttentionStep
 from twostroke.kernels.nibble_pool import NibblePool
@@ -32,10 +33,9 @@ def reference_kernels(pool: AnyPool, spec: ModelSpec, dtype: torch.dtype) -> Dev
 
 
 def _attention(pool: UniformPool, spec: ModelSpec) -> RecordedAttention:
-    scale = spec.head_dim**-0.5
     if isinstance(pool, NibblePool):
-        return ReferenceNibbleAttention(NibbleAttention(pool, spec.heads, scale))
-    return ReferenceAttention(pool, scale)
+        return ReferenceNibbleAttention(NibbleAttention(pool, spec.heads, spec.rules))
+    return ReferenceAttention(pool, spec.rules)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ReferenceNibbleAttention:
 @dataclass(frozen=True)
 class ReferenceAttention:
     pool: PagePool
-    scale: float
+    rules: tuple[AttentionRule, ...]
 
     def begin(self, batch: RaggedBatch) -> ReferenceStep:
         spans = spans_of(batch)
@@ -87,9 +87,10 @@ class ReferenceStep:
     placement: TokenSlots
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return reference.rotate_and_store(q, k, v, self.backend.pool, layer, self.placement)
+        rope = self.backend.rules[layer].rope
+        return reference.rotate_and_store(q, k, v, self.backend.pool, layer, self.placement, rope)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(q)
-        reference.span_attention(q, self.backend.pool, layer, self.spans, self.backend.scale, out)
+        reference.span_attention(q, self.backend.pool, layer, self.spans, self.backend.rules, out)
         return out.flatten(1)

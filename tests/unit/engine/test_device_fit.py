@@ -31,8 +31,8 @@ LLAMA_8B = ModelSpec(
     vocab_size=128256,
     max_position_embeddings=131072,
     eos_token_ids=(),
-    rope=RopeSpec(kind="default", inverse_frequencies=(1.0,) * 64),
-    rms_norm_eps=1e-5,
+    ropes=(RopeSpec(kind="default", inverse_frequencies=(1.0,) * 64),),
+    norm_epsilon=1e-5,
 )
 
 

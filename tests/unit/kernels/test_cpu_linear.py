@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from twostroke.kernels.activation import Activation
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import NativeLinears
 from twostroke.kernels.cpu.packing import GROUP
@@ -62,7 +63,7 @@ def test_products_are_as_exact_as_those_of_torch(
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_gates_let_values_through(linears: NativeLinears, outputs: int, inputs: int, has_bias: bool) -> None:
     weight, bias = numbers(2 * outputs, inputs), numbers(2 * outputs, seed=1) if has_bias else None
-    product = linears.gated(weight, bias)
+    product = linears.activated(weight, bias, Activation())
     for rows in ROWS:
         x = numbers(rows, inputs, seed=rows)
         sums = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
@@ -73,7 +74,7 @@ def test_gates_let_values_through(linears: NativeLinears, outputs: int, inputs: 
 def test_gates_that_are_shut_or_wide_open_give_numbers(linears: NativeLinears) -> None:
     weight = torch.tensor([[1.0]] * 16 + [[0.0]] * 16).bfloat16()
     gates = torch.tensor([[-1e30], [-200.0], [-90.0], [90.0], [1e30]]).bfloat16()
-    y = linears.gated(weight, torch.cat([torch.zeros(16), torch.ones(16)]).bfloat16())(gates)
+    y = linears.activated(weight, torch.cat([torch.zeros(16), torch.ones(16)]).bfloat16(), Activation())(gates)
     assert y[:3].abs().max() < 1e-30
     assert torch.equal(y[3:], gates[3:].expand(2, 16))
 

@@ -145,7 +145,7 @@ def backend_of(prompts: Prompts, pool: AnyPool, path: str, kernels: dict[str, Ke
     return choose_attention(
         pool,
         heads=prompts.heads,
-        scale=prompts.scale,
+        rules=prompts.scale,
         kernels=None,
         dtype=prompts.dtype,
         is_deterministic=path == ALIGNED,

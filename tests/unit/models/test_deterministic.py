@@ -74,12 +74,12 @@ class Served:
         self.pages = torch.zeros(SEQUENCES * self._blocks, self.form.page_bytes(self.shape), dtype=torch.uint8)
         pool = pool_over(self.pages, self.form, self.shape, dtype)
         attention = choose_attention(
-            pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=usable, dtype=dtype, is_deterministic=True
+            pool, heads=spec.heads, rules=spec.rules, kernels=usable, dtype=dtype, is_deterministic=True
         )
         self.model: Model = load_model(
             directory, spec, attention, usable, dtype=dtype, is_int8=is_int8, with_head=True, is_deterministic=True
         )
-        self._cosines, self._sines = rope_tables(spec.rope, LONGEST)
+        self._cosines, self._sines = rope_tables(spec.ropes, LONGEST)
 
     def step(self, prompts: list[torch.Tensor], chunks: list[Chunk]) -> torch.Tensor:
         """Logits of each chunk's last row."""

@@ -37,7 +37,7 @@ def test_centers_are_the_mean_of_the_bias_at_all_positions(name: str, tmp_path: 
     saved(WITH_BIAS[name], tmp_path)
     spec, stored, centers = read_spec(tmp_path), load_file(tmp_path / "model.safetensors"), centers_of(tmp_path)
     assert centers is not None
-    angles = rope_tables(spec.rope, MEAN_POSITIONS)
+    angles = rope_tables(spec.ropes, MEAN_POSITIONS)
     for layer, found in enumerate(centers):
         bias = stored[f"model.layers.{layer}.self_attn.k_proj.bias"].view(spec.kv_heads, spec.head_dim)
         rotated = reference.rotate(bias.expand(MEAN_POSITIONS, -1, -1), *angles)

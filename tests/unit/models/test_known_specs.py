@@ -49,7 +49,7 @@ def test_a_spec_is_the_same_when_it_is_remembered_and_needs_no_transformers(dire
 def test_another_config_or_served_length_is_read_again(directory: Path, tmp_path: Path) -> None:
     first = known_spec(directory)
     change(directory, rms_norm_eps=0.125)
-    assert known_spec(directory).rms_norm_eps == 0.125 != first.rms_norm_eps
+    assert known_spec(directory).norm_epsilon == 0.125 != first.norm_epsilon
     (directory / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
     assert known_spec(directory).eos_token_ids == (3, 5)
     known_spec(directory, max_model_len=64)
@@ -61,7 +61,7 @@ def test_what_is_damaged_is_read_again_and_what_is_refused_is_not_remembered(dir
     (memory,) = specs(tmp_path)
     memory.write_text(memory.read_text()[:-30])
     assert known_spec(directory) == read_spec(directory)
-    change(directory, hidden_act="gelu")
+    change(directory, hidden_act="relu2")
     for _ in range(2):
         with pytest.raises(UnsupportedModel):
             known_spec(directory)

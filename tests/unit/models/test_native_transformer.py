@@ -60,7 +60,7 @@ class Served:
         """Return the logits of one step that computes each sequence from its start on."""
         positions = [torch.arange(start, len(s)) for s, start in zip(sequences, starts, strict=True)]
         counts = torch.tensor([0, *map(len, positions)]).cumsum(0)
-        cosines, sines = rope_tables(self.spec.rope, 64)
+        cosines, sines = rope_tables(self.spec.ropes, 64)
         at = torch.cat(positions)
         batch = RaggedBatch(
             positions=at.int(),
@@ -79,7 +79,7 @@ class Served:
 def native(directory: Path, kernels: Kernels, *, is_int8: bool = False, with_head: bool = True) -> Served:
     spec = read_spec(directory)
     pool = PagePool.empty(PAGES, "bfloat16", spec.page_shape(BLOCK))
-    backend = NativeAttention(pool, spec.heads, spec.head_dim**-0.5, kernels)
+    backend = NativeAttention(pool, spec.heads, spec.rules, kernels)
     model = load_model(directory, spec, backend, kernels, dtype=torch.bfloat16, is_int8=is_int8, with_head=with_head)
     assert isinstance(model, NativeTransformer)
     return Served(spec, model)
@@ -89,7 +89,7 @@ def plain(directory: Path, dtype: torch.dtype) -> Served:
     spec = read_spec(directory)
     pool = PagePool.empty(PAGES, str(dtype).removeprefix("torch."), spec.page_shape(BLOCK))
     weights = load_weights(directory, spec, dtype, with_head=True)
-    return Served(spec, Transformer(spec, weights, TorchAttention(pool, spec.heads, spec.head_dim**-0.5)))
+    return Served(spec, Transformer(spec, weights, TorchAttention(pool, spec.heads, spec.rules)))
 
 
 def prompt(length: int, seed: int = 0) -> torch.Tensor:

@@ -4,21 +4,34 @@ place."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention_rules import AnyRules, AttentionRule
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.parted_pool import AnyPool, UniformPool, parts_of
+from twostroke.kernels.parted_pool import AnyPool, UniformPool, parts_of, rules_of_parts
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of the types of queries, keys and values, equal to `AttentionStep::dtype` in attention.h."""
 FORMS: Final = ("float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2", "int4")
 """Forms of pages in the order of `Form` in attention.h."""
+
+
+class NativeRule(ctypes.Structure):
+    """Mirrors `AttentionRule` of attention.h, field by field."""
+
+    _fields_ = (
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("window", ctypes.c_int64),
+        ("rope", ctypes.c_int64),
+    )
 
 
 class NativeStep(ctypes.Structure):
@@ -38,13 +51,14 @@ class NativeStep(ctypes.Structure):
         ("tokens", ctypes.c_int64),
         ("cosines", ctypes.c_void_p),
         ("sines", ctypes.c_void_p),
+        ("ropes", ctypes.c_int64),
         ("write_slots", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
         ("sequences", ctypes.c_int64),
         ("query_starts", ctypes.c_void_p),
         ("block_tables", ctypes.c_void_p),
         ("table_stride", ctypes.c_int64),
-        ("scale", ctypes.c_float),
+        ("rules", ctypes.POINTER(NativeRule)),
         ("dtype", ctypes.c_int32),
         ("form", ctypes.c_int32),
         ("key_centers", ctypes.c_void_p),
@@ -57,6 +71,9 @@ class NativeStep(ctypes.Structure):
     )
 
 
+Rules = ctypes.Array[NativeRule]
+
+
 class NativeAttention:
     """Attends over a pool whose layers have forms of `FORMS`, on the threads of `team` or on the caller's.
 
@@ -67,18 +84,18 @@ class NativeAttention:
         self,
         pool: AnyPool,
         heads: int,
-        scale: float,
+        rules: AnyRules,
         kernels: Kernels,
         team: Team | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        assert scale > 0, "the kernel looks for the highest score before it scales"
+        parts = zip(parts_of(pool), rules_of_parts(pool, rules), strict=True)
+        self.parts = [(part, _native_rules(of_part)) for part, of_part in parts]
         assert pool.head_dim % 2 == 0, "the kernel rotates the two halves of a head"
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.pool = pool
         self.dtype = dtype or _dtype_of(parts_of(pool)[0])
         self.heads = heads
-        self.scale = scale
         self.team = team
         self.native_store = kernels.function(
             "twostroke_store", (pointer, pointer, number, pointer, number, pointer, number, pointer, number)
@@ -99,14 +116,15 @@ class NativeAttentionStep:
         query_starts = torch.tensor(batch.query_starts, dtype=torch.int32)
         self._keep: list[object] = [batch, query_starts]
         """Keeps alive what the native steps point into."""
-        parts = parts_of(backend.pool)
-        self._natives = (NativeStep * len(parts))(*(self._step(part, batch, query_starts) for part in parts))
+        steps = [self._step(part, rules, batch, query_starts) for part, rules in backend.parts]
+        self._natives = (NativeStep * len(steps))(*steps)
         self.address = ctypes.addressof(self._natives)
         """The address of the native steps, for other kernels of the same step."""
 
-    def _step(self, part: UniformPool, batch: RaggedBatch, query_starts: torch.Tensor) -> NativeStep:
+    def _step(self, part: UniformPool, rules: Rules, batch: RaggedBatch, query_starts: torch.Tensor) -> NativeStep:
         """Return the native step of a part of the layers."""
         native = _native_step(self._backend, part, batch, query_starts)
+        native.rules, native.ropes = rules, 2 * batch.cosines.shape[1] // part.head_dim
         if isinstance(part, NibblePool):
             exact_slots = part.exact.begin(batch)
             self._keep.append(exact_slots)
@@ -141,6 +159,15 @@ class NativeAttentionStep:
         return out.flatten(1)
 
 
+def _native_rules(rules: Sequence[AttentionRule]) -> Rules:
+    """Return the rules as the kernels take them."""
+    for rule in rules:
+        assert rule.scale > 0, "the kernel looks for the highest score before it scales"
+    return (NativeRule * len(rules))(
+        *(NativeRule(rule.scale, rule.softcap or 0, rule.window or 0, rule.rope) for rule in rules)
+    )
+
+
 def _dtype_of(pool: UniformPool) -> torch.dtype:
     return (pool.exact.pool if isinstance(pool, NibblePool) else pool).numbers.dtype
 
@@ -169,7 +196,6 @@ def _native_step(
         query_starts=query_starts.data_ptr(),
         block_tables=batch.block_tables.data_ptr(),
         table_stride=batch.block_tables.stride(0),
-        scale=backend.scale,
         dtype=DTYPES[backend.dtype],
         form=FORMS.index(pool.form.name),
     )

@@ -18,18 +18,26 @@ from twostroke.profiler import KernelRecords
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
+class NativeNorm(ctypes.Structure):
+    """`Norm` of native/fused.h, field by field."""
+
+    _fields_ = (("weight", _POINTER), ("bias", _POINTER))
+
+
 class NativeLayer(ctypes.Structure):
     """`Layer` of native/forward.cpp, field by field."""
 
     _fields_ = (
-        ("attention_norm", _POINTER),
+        ("attention_norm", NativeNorm),
         ("qkv", NativeLinear),
         ("q_norm", _POINTER),
         ("k_norm", _POINTER),
         ("output", NativeLinear),
-        ("mlp_norm", _POINTER),
-        ("gated", NativeLinear),
+        ("mlp_norm", NativeNorm),
+        ("inner", NativeLinear),
         ("down", NativeLinear),
+        ("output_norm", _POINTER),
+        ("down_norm", _POINTER),
     )
 
 
@@ -40,13 +48,17 @@ class NativeModel(ctypes.Structure):
         ("embedding", _POINTER),
         ("layers", ctypes.POINTER(NativeLayer)),
         ("layer_count", _NUMBER),
-        ("norm", _POINTER),
+        ("norm", NativeNorm),
         ("head", ctypes.POINTER(NativeLinear)),
+        ("positions", _POINTER),
         ("hidden", _NUMBER),
         ("heads", _NUMBER),
         ("kv_heads", _NUMBER),
         ("head_dim", _NUMBER),
         ("epsilon", ctypes.c_float),
+        ("embedding_scale", ctypes.c_float),
+        ("final_softcap", ctypes.c_float),
+        ("is_parallel", ctypes.c_int32),
     )
 
 
@@ -65,15 +77,25 @@ class NativeCall(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ForwardNorm:
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    """None for an RMS norm."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ForwardLayer:
-    attention_norm: torch.Tensor
+    attention_norm: ForwardNorm
     qkv: PanelLinear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     output: PanelLinear
-    mlp_norm: torch.Tensor
-    gated: PanelLinear
+    mlp_norm: ForwardNorm
+    inner: PanelLinear
     down: PanelLinear
+    output_norm: torch.Tensor | None = None
+    """RMS norms of what attention and MLP add to the residual stream: both or neither."""
+    down_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -82,12 +104,18 @@ class ForwardModel:
 
     embedding: torch.Tensor
     layers: Sequence[ForwardLayer]
-    norm: torch.Tensor
+    norm: ForwardNorm
     head: PanelLinear | None
     heads: int
     kv_heads: int
     head_dim: int
     epsilon: float
+    positions: torch.Tensor | None = None
+    """Learned vectors [positions, hidden]."""
+    embedding_scale: float = 1.0
+    final_softcap: float | None = None
+    is_parallel: bool = False
+    """Whether attention and MLP of a layer have the same input."""
 
 
 class NativeForward:
@@ -106,13 +134,17 @@ class NativeForward:
             embedding=model.embedding.data_ptr(),
             layers=layers,
             layer_count=len(layers),
-            norm=self._norm(model.norm),
+            norm=self._row_norm(model.norm),
             head=None if model.head is None else ctypes.pointer(model.head.native),
             hidden=model.embedding.shape[1],
             heads=model.heads,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
             epsilon=model.epsilon,
+            positions=None if model.positions is None else model.positions.data_ptr(),
+            embedding_scale=model.embedding_scale,
+            final_softcap=model.final_softcap or 0,
+            is_parallel=model.is_parallel,
         )
         new = kernels.function("twostroke_forward_new", (ctypes.POINTER(NativeModel),), _POINTER)
         self._address = new(native)
@@ -139,15 +171,20 @@ class NativeForward:
 
     def _layer(self, layer: ForwardLayer) -> NativeLayer:
         return NativeLayer(
-            attention_norm=self._norm(layer.attention_norm),
+            attention_norm=self._row_norm(layer.attention_norm),
             qkv=layer.qkv.native,
             q_norm=self._norm(layer.q_norm),
             k_norm=self._norm(layer.k_norm),
             output=layer.output.native,
-            mlp_norm=self._norm(layer.mlp_norm),
-            gated=layer.gated.native,
+            mlp_norm=self._row_norm(layer.mlp_norm),
+            inner=layer.inner.native,
             down=layer.down.native,
+            output_norm=self._norm(layer.output_norm),
+            down_norm=self._norm(layer.down_norm),
         )
+
+    def _row_norm(self, norm: ForwardNorm) -> NativeNorm:
+        return NativeNorm(self._norm(norm.weight), self._norm(norm.bias))
 
     def _norm(self, weight: torch.Tensor | None) -> int | None:
         if weight is None:

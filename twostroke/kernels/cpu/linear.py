@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
+from twostroke.kernels.activation import ACTIVATIONS, Activation
 from twostroke.kernels.cpu.arena import Arena, PrivateArena
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.packing import GROUP, PANEL, is_quantised
@@ -35,6 +36,7 @@ class NativeLinear(ctypes.Structure):
         ("inputs", ctypes.c_int64),
         ("kind", ctypes.c_int32),
         ("is_gated", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
     )
 
 
@@ -78,20 +80,24 @@ class NativeLinears:
         self._arena = arena or PrivateArena()
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PanelLinear:
-        return self._pack(weight, bias, len(weight), is_gated=False)
+        return self._pack(weight, bias, len(weight), None)
 
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PanelLinear:
-        """y = silu(gate) * value, of x W^T + b whose first half are gates and whose second half are values."""
-        bias = None if bias is None else _interleaved(bias[:, None])[:, 0]
-        return self._pack(_interleaved(weight), bias, len(weight) // 2, is_gated=True)
+    def activated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> PanelLinear:
+        """The activation of x W^T + b. If it is gated, the first half of those are gates, the second half values."""
+        outputs = len(weight) // activation.width
+        if activation.is_gated:
+            weight, bias = _interleaved(weight), None if bias is None else _interleaved(bias[:, None])[:, 0]
+        return self._pack(weight, bias, outputs, activation)
 
-    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None, outputs: int, *, is_gated: bool) -> PanelLinear:
+    def _pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, outputs: int, activation: Activation | None
+    ) -> PanelLinear:
         rows, inputs = weight.shape
         is_int8 = is_quantised(inputs, is_int8=self._is_int8)
         weight = _with_zeros(weight, -rows % PANEL, inputs % 2)
-        native = NativeLinear(
-            outputs=outputs, inputs=weight.shape[1], kind=INT8 if is_int8 else BFLOAT16, is_gated=is_gated
-        )
+        native = NativeLinear(outputs=outputs, inputs=weight.shape[1], kind=INT8 if is_int8 else BFLOAT16)
+        if activation is not None:
+            native.is_gated, native.activation = activation.is_gated, 1 + ACTIVATIONS.index(activation.function)
         keep = []
         if is_int8:
             weight, scales, sums = _quantised(weight)

@@ -61,7 +61,7 @@ def _divisors(source: WeightSource, spec: ModelSpec) -> torch.Tensor:
         spreads.append((weight * norm).square().sum(1))
     spread, bias = (torch.stack(each).view(-1, spec.kv_heads, spec.head_dim) for each in (spreads, biases))
     # the mean square of a key whose inputs have size 1, about the center that pages do not store
-    power = spread + bias.square() - mean_rotation(bias, spec.rope).square()
+    power = spread + bias.square() - mean_rotation(bias, spec.ropes, spec.rules).square()
     low, high = power.chunk(2, dim=-1)
     size = (low + high).clamp(min=SMALLEST).sqrt()
     ratio = (size / size.median(dim=-1, keepdim=True).values).clamp(min=1)

@@ -29,7 +29,13 @@ class TensorFiles(ExitStack):
             self._file_of.update(dict.fromkeys(file.keys(), file))
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor of this name, on the device and in the dtype asked for."""
+        """The tensor of this name, on the device and in the dtype asked for.
+
+        Files of a model that was saved without its head may leave the first part of all names away.
+        """
+        headless = name.partition(".")[2]
+        if name not in self._file_of and headless in self._file_of:
+            name = headless
         if name not in self._file_of:
             raise ConfigError(f"weights in {self._directory} have no tensor {name}", field="model")
         tensor: torch.Tensor = self._file_of[name].get_tensor(name)

@@ -15,6 +15,8 @@ from twostroke.kernels.cpu import linear, packing
 from twostroke.kernels.cpu.arena import Arena, MappedArena, PrivateArena, WritingArena
 from twostroke.kernels.cpu.linear import NativeLinears
 from twostroke.models.catalog.places import cache_dir
+from twostroke.models.families import tensors as naming
+from twostroke.models.families.table import named
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights import balanced_keys as balancing
 from twostroke.models.weights import products as loading
@@ -22,7 +24,7 @@ from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.digest import weights_digest
 from twostroke.models.weights.files import TensorFiles
 from twostroke.models.weights.packed_file import SUFFIX, mapped
-from twostroke.models.weights.products import LayerWeights, ModelWeights, take_products
+from twostroke.models.weights.products import LayerWeights, ModelWeights, take_positions, take_products
 from twostroke.models.weights.tensors import WeightSource
 
 
@@ -56,7 +58,8 @@ class PackedModel:
         # To quantise shapes alone, torch would load its compiler, which takes longer than the weights.
         with TensorFiles(self.directory, self.dtype) as files:
             source = files if self.is_int8 else MatrixShapes(files)
-            return self._take(balanced(source, self.spec, whole=files), MappedArena(region), with_head=with_head)
+            matched = balanced(named(source, self.spec), self.spec, whole=named(files, self.spec))
+            return self._take(matched, MappedArena(region), with_head=with_head)
 
     def _write(self, file: BinaryIO) -> None:
         """Write all that any worker needs: what a worker without a head needs is the beginning of it."""
@@ -66,19 +69,23 @@ class PackedModel:
 
     def _load(self, arena: Arena, *, with_head: bool) -> ModelWeights:
         with TensorFiles(self.directory, self.dtype) as files:
-            return self._take(balanced(files, self.spec), arena, with_head=with_head)
+            return self._take(balanced(named(files, self.spec), self.spec), arena, with_head=with_head)
 
     def _take(self, source: WeightSource, arena: Arena, *, with_head: bool) -> ModelWeights:
         """Nothing that is returned lies in the model's own files, so that they do not stay mapped."""
         spec = self.spec
         embedding = arena.copy(source.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size))
+        positions = take_positions(source, spec)
+        if positions is not None:
+            positions = arena.copy(positions)
         weights = take_products(source, spec, with_head=with_head, linears=self.make_linears(arena))
         layers = tuple(_detached(layer) for layer in weights.layers)
-        return replace(weights, embedding=embedding, layers=layers, norm=weights.norm.clone())
+        norm = weights.norm.detached()
+        return replace(weights, embedding=embedding, layers=layers, norm=norm, positions=positions)
 
     def _path(self) -> Path:
         code = b"".join(
-            Path(module.__file__ or "").read_bytes() for module in (arenas, linear, packing, loading, balancing)
+            Path(module.__file__ or "").read_bytes() for module in (arenas, linear, packing, loading, balancing, naming)
         )
         facts = f"{weights_digest(self.directory)} {self.spec} {self.dtype} {self.is_int8}".encode()
         return packed_folder() / f"{hashlib.blake2b(facts + code, digest_size=16).hexdigest()}{SUFFIX}"
@@ -92,8 +99,10 @@ def packed_folder() -> Path:
 def _detached(layer: LayerWeights) -> LayerWeights:
     return replace(
         layer,
-        attention_norm=layer.attention_norm.clone(),
+        attention_norm=layer.attention_norm.detached(),
         q_norm=None if layer.q_norm is None else layer.q_norm.clone(),
         k_norm=None if layer.k_norm is None else layer.k_norm.clone(),
-        mlp_norm=layer.mlp_norm.clone(),
+        mlp_norm=layer.mlp_norm.detached(),
+        attention_output_norm=None if layer.attention_output_norm is None else layer.attention_output_norm.detached(),
+        mlp_output_norm=None if layer.mlp_output_norm is None else layer.mlp_output_norm.detached(),
     )

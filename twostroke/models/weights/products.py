@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from twostroke.kernels.activation import Activation
 from twostroke.kernels.linear import Linear, Linears, TorchLinears
+from twostroke.models.families.table import named
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.files import TensorFiles
-from twostroke.models.weights.tensors import DeviceLayer, WeightSource, take_layer
+from twostroke.models.weights.tensors import DeviceLayer, NormWeights, WeightSource, take_layer, take_norm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    attention_norm: torch.Tensor
+    attention_norm: NormWeights
     qkv: Linear
     """hidden -> q heads, then k heads, then v heads"""
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     attention_output: Linear
-    mlp_norm: torch.Tensor
-    gated: Linear
-    """hidden -> silu(gate) * up"""
+    mlp_norm: NormWeights
+    inner: Linear
+    """hidden -> what the activation leaves"""
     down: Linear
+    attention_output_norm: NormWeights | None
+    mlp_output_norm: NormWeights | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelWeights:
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
-    norm: torch.Tensor
+    norm: NormWeights
     head: Linear | None
     """None on a worker that never samples."""
+    positions: torch.Tensor | None = None
+    """Learned vectors [positions, hidden]."""
 
 
 def load_weights(
@@ -45,22 +52,31 @@ def load_weights(
     Raises ConfigError naming a tensor that is missing or has another shape than the config says.
     """
     with TensorFiles(directory, dtype) as files:
-        return take_products(balanced(files, spec), spec, with_head=with_head, linears=linears or TorchLinears())
+        source = balanced(named(files, spec), spec)
+        return take_products(source, spec, with_head=with_head, linears=linears or TorchLinears())
 
 
 def take_products(source: WeightSource, spec: ModelSpec, *, with_head: bool, linears: Linears) -> ModelWeights:
     """Raises what the source raises."""
     embedding = source.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-    layers = tuple(_packed(take_layer(source, layer, spec), linears) for layer in range(spec.layers))
-    norm = source.take("model.norm.weight", spec.hidden_size)
+    positions = take_positions(source, spec)
+    packed = functools.partial(_packed, linears=linears, activation=spec.activation)
+    layers = tuple(packed(take_layer(source, layer, spec)) for layer in range(spec.layers))
+    norm = take_norm(source, "model.norm", spec)
     head = None
     if with_head:
         name = "model.embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
         head = linears.linear(source.take(name, spec.vocab_size, spec.hidden_size))
-    return ModelWeights(embedding, layers, norm, head)
+    return ModelWeights(embedding, layers, norm, head, positions)
 
 
-def _packed(layer: DeviceLayer, linears: Linears) -> LayerWeights:
+def take_positions(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:
+    """Return the learned positions, if the model has them. Raises what the source raises."""
+    shape = (spec.max_position_embeddings, spec.hidden_size)
+    return source.take("model.position_embeddings.weight", *shape) if spec.has_position_table else None
+
+
+def _packed(layer: DeviceLayer, linears: Linears, activation: Activation) -> LayerWeights:
     return LayerWeights(
         attention_norm=layer.attention_norm,
         qkv=linears.linear(layer.qkv.weight, layer.qkv.bias),
@@ -68,6 +84,8 @@ def _packed(layer: DeviceLayer, linears: Linears) -> LayerWeights:
         k_norm=layer.k_norm,
         attention_output=linears.linear(layer.attention_output.weight, layer.attention_output.bias),
         mlp_norm=layer.mlp_norm,
-        gated=linears.gated(layer.gate_up.weight, layer.gate_up.bias),
+        inner=linears.activated(layer.inner.weight, layer.inner.bias, activation),
         down=linears.linear(layer.down.weight, layer.down.bias),
+        attention_output_norm=layer.attention_output_norm,
+        mlp_output_norm=layer.mlp_output_norm,
     )

@@ -26,24 +26,39 @@ class DenseWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class NormWeights:
+    weight: torch.Tensor
+    """[hidden], float32 where the model's norms multiply in it."""
+    bias: torch.Tensor | None = None
+    """None for RMS norms."""
+
+    def detached(self) -> NormWeights:
+        """Return a copy that does not lie in the model's files."""
+        return NormWeights(self.weight.clone(), None if self.bias is None else self.bias.clone())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceLayer:
-    attention_norm: torch.Tensor
+    attention_norm: NormWeights
     qkv: DenseWeights
     """hidden -> q heads, then k heads, then v heads"""
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     attention_output: DenseWeights
-    mlp_norm: torch.Tensor
-    gate_up: DenseWeights
-    """hidden -> gate, then up"""
+    mlp_norm: NormWeights
+    inner: DenseWeights
+    """hidden -> gate, then up; or the only product before the activation"""
     down: DenseWeights
+    attention_output_norm: NormWeights | None = None
+    """The norm of what attention adds to the residual stream."""
+    mlp_output_norm: NormWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceWeights:
     embedding: torch.Tensor
     layers: tuple[DeviceLayer, ...]
-    norm: torch.Tensor
+    norm: NormWeights
     head: torch.Tensor | None
     """None on a worker that never samples."""
 
@@ -53,7 +68,7 @@ def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> D
     words = (spec.vocab_size, spec.hidden_size)
     embedding = source.take("model.embed_tokens.weight", *words)
     layers = tuple(take_layer(source, layer, spec) for layer in range(spec.layers))
-    norm = source.take("model.norm.weight", spec.hidden_size)
+    norm = take_norm(source, "model.norm", spec)
     head = None
     if with_head:
         head = embedding if spec.tie_word_embeddings else source.take("lm_head.weight", *words)
@@ -62,22 +77,35 @@ def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> D
 
 def take_layer(source: WeightSource, layer: int, spec: ModelSpec) -> DeviceLayer:
     """Raises what the source raises."""
-    prefix, hidden, inner = f"model.layers.{layer}", spec.hidden_size, spec.intermediate_size
+    prefix, hidden, width = f"model.layers.{layer}", spec.hidden_size, spec.intermediate_size
     q_rows, kv_rows = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     qkv = [(f"{attention}.{part}_proj", rows) for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))]
-    gate_up = [(f"{mlp}.{part}_proj", inner) for part in ("gate", "up")]
+    firsts = ("gate", "up") if spec.activation.is_gated else ("up",)
+    inner = [(f"{mlp}.{part}_proj", width) for part in firsts]
     output = [(f"{attention}.o_proj", hidden)]
+    of_outputs = [
+        take_norm(source, f"{prefix}.{part}_output_norm", spec) if spec.has_output_norms else None
+        for part in ("attention", "mlp")
+    ]
     return DeviceLayer(
-        attention_norm=source.take(f"{prefix}.input_layernorm.weight", hidden),
+        attention_norm=take_norm(source, f"{prefix}.input_layernorm", spec),
         qkv=_take_dense(source, qkv, hidden, has_bias=spec.qkv_bias),
         q_norm=source.take(f"{attention}.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
         k_norm=source.take(f"{attention}.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
         attention_output=_take_dense(source, output, q_rows, has_bias=spec.attention_output_bias),
-        mlp_norm=source.take(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=_take_dense(source, gate_up, hidden, has_bias=spec.mlp_bias),
-        down=_take_dense(source, [(f"{mlp}.down_proj", hidden)], inner, has_bias=spec.mlp_bias),
+        mlp_norm=take_norm(source, f"{prefix}.post_attention_layernorm", spec),
+        inner=_take_dense(source, inner, hidden, has_bias=spec.mlp_bias),
+        down=_take_dense(source, [(f"{mlp}.down_proj", hidden)], width, has_bias=spec.mlp_bias),
+        attention_output_norm=of_outputs[0],
+        mlp_output_norm=of_outputs[1],
     )
+
+
+def take_norm(source: WeightSource, name: str, spec: ModelSpec) -> NormWeights:
+    """Raises what the source raises."""
+    weight = source.take(f"{name}.weight", spec.hidden_size)
+    return NormWeights(weight, source.take(f"{name}.bias", spec.hidden_size) if spec.is_layer_norm else None)
 
 
 def _take_dense(

@@ -41,7 +41,7 @@ def uneven(tmp_path: Path) -> Path:
 def over(source: WeightSource, spec: ModelSpec, form: str) -> Served:
     pool = PagePool.empty(PAGES, form, spec.page_shape(BLOCK))
     weights = take_products(source, spec, with_head=True, linears=TorchLinears())
-    return Served(spec, Transformer(spec, weights, TorchAttention(pool, spec.heads, spec.head_dim**-0.5)))
+    return Served(spec, Transformer(spec, weights, TorchAttention(pool, spec.heads, spec.rules)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

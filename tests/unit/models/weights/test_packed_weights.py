@@ -50,7 +50,7 @@ def packed(directory: Path, *, is_int8: bool = False) -> PackedModel:
 
 def panels(weights: ModelWeights) -> list[bytes]:
     linears = [
-        getattr(layer, name) for layer in weights.layers for name in ("qkv", "attention_output", "gated", "down")
+        getattr(layer, name) for layer in weights.layers for name in ("qkv", "attention_output", "inner", "down")
     ]
     found = []
     for linear in [*linears, *([] if weights.head is None else [weights.head])]:
@@ -64,8 +64,8 @@ def panels(weights: ModelWeights) -> list[bytes]:
 
 
 def plain(weights: ModelWeights) -> list[torch.Tensor]:
-    norms = [norm for layer in weights.layers for norm in (layer.attention_norm, layer.q_norm, layer.k_norm)]
-    return [weights.embedding, weights.norm, *(norm for norm in norms if norm is not None)]
+    norms = [norm for layer in weights.layers for norm in (layer.attention_norm.weight, layer.q_norm, layer.k_norm)]
+    return [weights.embedding, weights.norm.weight, *(norm for norm in norms if norm is not None)]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -98,7 +98,7 @@ def test_other_weights_and_other_forms_have_files_of_their_own(tmp_path: Path, c
     model.save_pretrained(tmp_path)
     weights = packed(tmp_path).load(with_head=True)
     assert len(list((cache / "packed").glob("*.weights"))) == 3
-    assert torch.equal(weights.norm, model.model.norm.weight.bfloat16())
+    assert torch.equal(weights.norm.weight, model.model.norm.weight.bfloat16())
 
 
 def test_nothing_keeps_the_model_s_own_files_mapped(tmp_path: Path) -> None:

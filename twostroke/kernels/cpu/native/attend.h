@@ -20,12 +20,12 @@ struct Workspace {
     };
 
     int rows;
-    int32_t *limits;  // [rows]: tokens that the row attends to
+    Limits *limits;  // [rows]
     std::vector<Head> heads;
 
     Workspace(const Shape<Math> &shape, const Task &task, int64_t copied_pieces)
         : rows(int(task.tokens) * shape.groups), heads(task.heads) {
-        const int limit_floats = rounded_up(rows, 16), queries = rounded_up(rows * shape.row_floats, 16);
+        const int limit_floats = rounded_up(2 * rows, 16), queries = rounded_up(rows * shape.row_floats, 16);
         const int sums = rounded_up(Sums::floats(rows, shape.lanes), 16), scales = Math::IS_SCALED ? 2 * SPLIT : 0;
         const int64_t piece_size = PIECE * shape.dim, wide_pieces = is_widened() ? 2 * PIECES : 0;
         const int64_t copies = rounded_up(copied_pieces * piece_size * int64_t(sizeof(T)), 64) / 4;
@@ -33,7 +33,7 @@ struct Workspace {
         float *at = scratch(size_t(limit_floats) +
                             size_t(task.heads) * size_t(copies + queries + 2 * sums + scales + wide));
         auto take = [&at](int64_t count) { return (at += count) - count; };
-        limits = (int32_t *)take(limit_floats);
+        limits = (Limits *)take(limit_floats);
         for (Head &head : heads) {
             head.queries = take(queries);
             head.total = Sums::in(take(sums), rows, shape.lanes);
@@ -62,7 +62,7 @@ class Attention : public AttentionTasks<Math> {
     using Tasks::Tasks;
 
   private:
-    using Tasks::step_, Tasks::shape_, Tasks::pool_, Tasks::partial;
+    using Tasks::step_, Tasks::shape_, Tasks::pool_, Tasks::partial, Tasks::scoring;
     using T = typename Math::Element;
     using Word = typename Math::Word;
     using Head = typename Workspace<Math>::Head;
@@ -106,9 +106,9 @@ class Attention : public AttentionTasks<Math> {
             if (space.is_widened())
                 sum_up_widened(split, space, fetch);
             else
-                sum_up(shape_, split, step_.scale * LOG2_E, fetch);
+                sum_up(shape_, split, scoring(), fetch);
         } else {
-            sum_up(shape_, split, step_.scale * LOG2_E, fetch);
+            sum_up(shape_, split, scoring(), fetch);
         }
         for (int64_t h = 0; h < portion.heads && !task.is_partial; h++) {
             const Head &head = space.heads[size_t(portion.first_head + h)];
@@ -218,7 +218,7 @@ class Attention : public AttentionTasks<Math> {
             widen_pieces(from.values, split.count, at + PIECES * piece_size, to.values, fetch);
         }
         Fetch nothing;
-        sum_up(Shape<Wide>(step_), wide, step_.scale * LOG2_E, nothing);
+        sum_up(Shape<Wide>(step_), wide, scoring(), nothing);
     }
 
     template <class To>

@@ -126,7 +126,7 @@ struct NibbleSpace {
     };
 
     int rows, lanes, exact_floats;
-    int32_t *limits;  // [rows]: tokens that the row attends to
+    Limits *limits;  // [rows]
     std::vector<Head> heads;
     Sums split;
     float *value_scales, *value_centers;  // [groups, SPLIT]
@@ -135,13 +135,13 @@ struct NibbleSpace {
     NibbleSpace(const Shape<Exact> &shape, const Task &task)
         : rows(int(task.tokens) * shape.groups), lanes(rounded_up(shape.dim, 2 * simd::W)),
           exact_floats(shape.row_floats), heads(size_t(task.heads)) {
-        const int limit_floats = rounded_up(rows, 16), sums = rounded_up(Sums::floats(rows, shape.lanes), 16);
+        const int limit_floats = rounded_up(2 * rows, 16), sums = rounded_up(Sums::floats(rows, shape.lanes), 16);
         const int scales = value_groups(shape.dim) * SPLIT, piece = PIECE * lanes, queries = rows * lanes;
         const int exact = rounded_up(rows * exact_floats, 16);
         float *at = scratch(size_t(limit_floats + sums + 2 * scales + piece) +
                             size_t(task.heads) * size_t(queries + exact + sums));
         auto take = [&at](int64_t count) { return (at += count) - count; };
-        limits = (int32_t *)take(limit_floats);
+        limits = (Limits *)take(limit_floats);
         split = Sums::in(take(sums), rows, shape.lanes);
         value_scales = take(scales);
         value_centers = take(scales);
@@ -386,16 +386,17 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
     void sum_up_rows(const NibbleSplit &split, const Space &space, const Head &head, int row, const Sums &all,
                      NibbleFetch &fetch) const {
         const Sums sums = all.from(row, shape_.lanes);
-        const int32_t *limits = space.limits + row;
-        const int64_t seen = std::min<int64_t>(split.count, *std::max_element(limits, limits + ROWS) - split.start);
-        if (seen <= 0) return sums.clear(ROWS, shape_.lanes);
+        const Limits *limits = space.limits + row;
+        const Scoring scoring = this->scoring();
+        if (seen_of(limits, ROWS, split.start, split.count) <= 0) return sums.clear(ROWS, shape_.lanes);
         alignas(64) float scores[ROWS * SPLIT];
         score<ROWS>(split, space, head, row, fetch, scores);
         const int columns = rounded_up(split.count, std::max(PIECE, 2 * simd::W)), groups = value_groups(shape_.dim);
         NibbleWeights<ROWS> weights;
         for (int r = 0; r < ROWS; r++) {
-            hide(scores + r * SPLIT, int(std::clamp<int64_t>(limits[r] - split.start, 0, split.count)), columns);
-            sums.peaks[r] = weigh_nibbles(space, scores + r * SPLIT, r, columns, step_.scale * LOG2_E, groups, weights,
+            scoring.cap(scores + r * SPLIT, columns);
+            hide(scores + r * SPLIT, limits[r], split.start, split.count, columns);
+            sums.peaks[r] = weigh_nibbles(space, scores + r * SPLIT, r, columns, scoring.scale, groups, weights,
                                           sums.weights + r * simd::W);
         }
         if (split.stored()) {

@@ -23,12 +23,12 @@ template <class Math>
 class AttentionTasks {
   public:
     AttentionTasks(const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out)
-        : step_(step), shape_(step), pool_((const char *)step.pool + layer * step.layer_stride), q_(q),
+        : step_(step), rule_(step.rules[layer]), shape_(step), pool_((const char *)step.pool + layer * step.layer_stride), q_(q),
           q_stride_(q_stride), out_(out) {}
     virtual ~AttentionTasks() = default;
 
     void run(Team *team) {
-        const Plan plan = plan_tasks(step_, team ? std::max(1, team->threads_now()) : 1);
+        const Plan plan = plan_tasks(step_, rule_, team ? std::max(1, team->threads_now()) : 1);
         partial_.reset(new float[size_t(Sums::floats(plan.sums, shape_.lanes))]);  // each is cleared by who needs it
         const std::vector<Task> &tasks = plan.tasks;
         run_tasks(team, tasks.size(), [&](size_t i, size_t next, bool is_first) {
@@ -50,11 +50,15 @@ class AttentionTasks {
         return Sums::in(partial_.get() + Sums::floats(task.first_sum + split * rows, shape_.lanes), rows, shape_.lanes);
     }
 
-    // For each row, how many tokens it attends to.
-    void find_limits(const Task &task, int32_t *limits) const {
-        for (int row = 0; row < rows_of(task); row++)
-            limits[row] = step_.positions[task.first_token + row / shape_.groups] + 1;
+    // For each row, the first token that it attends to, and the one behind the last.
+    void find_limits(const Task &task, Limits *limits) const {
+        for (int row = 0; row < rows_of(task); row++) {
+            const int32_t position = step_.positions[task.first_token + row / shape_.groups];
+            limits[row] = {int32_t(rule_.first_visible(position)), position + 1};
+        }
     }
+
+    Scoring scoring() const { return Scoring(rule_); }
 
     // One head's query rows as `RowMath` multiplies them, `stride` floats apart.
     template <class RowMath>
@@ -77,6 +81,7 @@ class AttentionTasks {
     }
 
     const AttentionStep &step_;
+    const AttentionRule &rule_;
     const Shape<Math> shape_;
     const char *const pool_;  // from the layer's first head on
 

@@ -15,20 +15,32 @@ namespace twostroke {
 // How pages store a number. Those of one byte have a scale per token and head; those of 4 bits are told in nibbles.h.
 enum class Form : int32_t { FLOAT32, BFLOAT16, FLOAT16, INT8, FP8_E4M3, FP8_E5M2, INT4 };
 
+// How one layer attends: `NativeRule` of attention.py, field by field.
+struct AttentionRule {
+    float scale;
+    float softcap;   // scores s, scaled, become softcap * tanh(s / softcap); 0: they stay as they are
+    int64_t window;  // tokens that a token sees, itself included; 0: all up to itself
+    int64_t rope;    // which of the model's ropes
+
+    // The first position that a token sees.
+    int64_t first_visible(int64_t position) const { return window && position >= window ? position - window + 1 : 0; }
+};
+
 // `NativeStep` of attention.py, field by field.
 struct AttentionStep {
     void *pool;
     int64_t page_stride, layer_stride, value_offset, head_stride;
     int64_t layers, block, heads, kv_heads, head_dim;
     int64_t tokens;
-    const float *cosines, *sines;  // [tokens, head_dim / 2]
+    const float *cosines, *sines;  // [tokens, ropes, head_dim / 2]
+    int64_t ropes;
     const int64_t *write_slots;    // [tokens]
-    const int32_t *positions;      // [tokens]: a token attends to 0..position of its sequence, whose pages hold them
+    const int32_t *positions;      // [tokens]: a token attends to ..position of its sequence, whose pages hold them
     int64_t sequences;
     const int32_t *query_starts;  // [sequences + 1]
     const int32_t *block_tables;  // [sequences, table_stride]
     int64_t table_stride;
-    float scale;
+    const AttentionRule *rules;  // [layers]
     int32_t dtype;  // 0 float32, 1 bfloat16, 2 float16: of q, k, v and what is returned
     Form form;      // of the pool
     // [layers, kv_heads, head_dim]: what keys with scales lose before they are stored. Null if nothing.

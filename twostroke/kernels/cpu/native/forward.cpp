@@ -1,7 +1,8 @@
 // All layers of a dense decoder over one ragged batch in one call, so that nothing but arithmetic stands between them.
 //
 // The residual stream is float32; what products take is bfloat16. Per layer: norm, qkv, [head norm], rope and pages,
-// attention, output; norm, gated, down. Rows that are not sampled end with the last layer's keys and values.
+// attention, output, [norm]; norm, inner, down, [norm]. Rows that are not sampled end with the last layer's keys and
+// values.
 
 #include "attention.h"
 #include "fused.h"
@@ -18,12 +19,13 @@ namespace twostroke {
 
 // `NativeLayer` of kernels/cpu/forward.py, field by field.
 struct Layer {
-    const float *attention_norm;
+    Norm attention_norm;
     Linear qkv;
     const float *q_norm, *k_norm;  // both or neither
     Linear output;
-    const float *mlp_norm;
-    Linear gated, down;
+    Norm mlp_norm;
+    Linear inner, down;
+    const float *output_norm, *down_norm;  // both or neither: of what is added to the residual stream
 };
 
 // `NativeModel` of kernels/cpu/forward.py.
@@ -31,10 +33,14 @@ struct Model {
     const uint16_t *embedding;  // [vocab, hidden]
     const Layer *layers;
     int64_t layer_count;
-    const float *norm;
+    Norm norm;
     const Linear *head;  // null on a worker that never samples
+    const uint16_t *positions;  // [positions, hidden]: added to the embedding. Null if nothing.
     int64_t hidden, heads, kv_heads, head_dim;
     float epsilon;
+    float embedding_scale;
+    float final_softcap;  // of the logits; 0: none
+    int32_t is_parallel;  // attention and MLP of a layer have the same input
 };
 
 // Grows to the longest batch seen.
@@ -92,7 +98,10 @@ class Forward {
         kernels_ = call.kernels;
         layer_ = 0;
         profiled(team, KernelKind::EMBEDDING, work_of_rows(rows_, model_.hidden), [&] {
-            gather(model_.embedding, call.tokens, rows_, model_.hidden, x_.rows(rows_, model_.hidden));
+            float *x = x_.rows(rows_, model_.hidden);
+            gather(model_.embedding, call.tokens, rows_, model_.hidden, model_.embedding_scale, x);
+            if (model_.positions)
+                add_gathered(model_.positions, call.steps->positions, rows_, model_.hidden, x);
         });
         for (int64_t layer = 0; layer < model_.layer_count; layer++) {
             const bool is_last = layer == model_.layer_count - 1;
@@ -106,6 +115,7 @@ class Forward {
         const Linear &head = *model_.head;
         multiply(team, KernelKind::HEAD, head, normed(team, model_.norm, head, call.logits, head.outputs),
                  Into::FLOAT32);
+        if (model_.final_softcap > 0) cap_rows(team, call.logits, rows_, head.outputs, model_.final_softcap);
     }
 
   private:
@@ -123,10 +133,10 @@ class Forward {
     int64_t attended_stride() const { return model_.heads * model_.head_dim; }
 
     // The residual stream, normalised, as what `w` multiplies.
-    Rows normed(Team *team, const float *weight, const Linear &w, void *y, int64_t y_stride) {
+    Rows normed(Team *team, const Norm &by, const Linear &w, void *y, int64_t y_stride) {
         uint16_t *to = normed_.rows(rows_, w.inputs);
         profiled(team, KernelKind::NORM, work_of_rows(rows_, model_.hidden), [&] {
-            rms_norm(team, x_.rows(rows_, model_.hidden), rows_, model_.hidden, weight, model_.epsilon, to, w.inputs);
+            norm_rows(team, x_.rows(rows_, model_.hidden), rows_, model_.hidden, by, model_.epsilon, to, w.inputs);
         });
         return {to, w.inputs, rows_, y, y_stride};
     }
@@ -166,20 +176,38 @@ class Forward {
     // From what was attended to the end of the layer.
     void finish(Team *team, int64_t index) {
         const Layer &layer = model_.layers[index];
-        const int64_t hidden = model_.hidden, inputs = layer.down.inputs;
-        float *x = x_.rows(rows_, hidden);
-        uint16_t *attended = attended_.rows(rows_, attended_stride()), *inner = inner_.rows(rows_, inputs);
-        multiply(team, KernelKind::OUTPUT, layer.output, {attended, attended_stride(), rows_, x, hidden}, Into::ADD);
-        multiply(team, KernelKind::GATED, layer.gated, normed(team, layer.mlp_norm, layer.gated, inner, inputs),
+        const Rows attended{attended_.rows(rows_, attended_stride()), attended_stride(), rows_, nullptr, 0};
+        if (model_.is_parallel) begin_mlp(team, layer);
+        add(team, KernelKind::OUTPUT, layer.output, attended, layer.output_norm);
+        if (!model_.is_parallel) begin_mlp(team, layer);
+        const int64_t inputs = layer.down.inputs;
+        add(team, KernelKind::DOWN, layer.down, {inner_.rows(rows_, inputs), inputs, rows_, nullptr, 0},
+            layer.down_norm);
+    }
+
+    void begin_mlp(Team *team, const Layer &layer) {
+        uint16_t *inner = inner_.rows(rows_, layer.down.inputs);
+        multiply(team, KernelKind::GATED, layer.inner, normed(team, layer.mlp_norm, layer.inner, inner, layer.down.inputs),
                  Into::BFLOAT16);
-        multiply(team, KernelKind::DOWN, layer.down, {inner, inputs, rows_, x, hidden}, Into::ADD);
+    }
+
+    // A product's rows, normalised if there is a norm, added to the residual stream.
+    void add(Team *team, KernelKind kind, const Linear &w, Rows rows, const float *norm) {
+        float *x = x_.rows(rows_, model_.hidden);
+        rows.y = norm ? added_.rows(rows_, model_.hidden) : x;
+        rows.y_stride = model_.hidden;
+        multiply(team, kind, w, rows, norm ? Into::FLOAT32 : Into::ADD);
+        if (!norm) return;
+        profiled(team, KernelKind::NORM, work_of_rows(rows_, model_.hidden), [&] {
+            add_norm(team, (const float *)rows.y, rows_, model_.hidden, {norm, nullptr}, model_.epsilon, x);
+        });
     }
 
     const Model model_;
     int64_t rows_ = 0;
     int32_t layer_ = 0;
     KernelRecords *kernels_ = nullptr;
-    Buffer<float> x_;
+    Buffer<float> x_, added_;
     Buffer<uint16_t> normed_, qkv_, attended_, inner_;
     Prepared prepared_;
 };

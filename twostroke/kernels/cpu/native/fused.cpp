@@ -46,14 +46,71 @@ void norm(int64_t width, float epsilon, const float *weight, uint16_t *y, Load l
     }
 }
 
+// The sum of a row's elements, in an order that depends on the width alone.
+template <class Load>
+float sum_of(int64_t width, Load load) {
+    simd::F sums[4];
+    for (auto &sum : sums) sum = simd::zero();
+    int lane = 0;
+    for (int64_t i = 0; i < width; i += simd::W) {
+        sums[lane] = simd::add(sums[lane], load(i, count_at(i, width)));
+        lane = (lane + 1) % 4;
+    }
+    return simd::reduce_add(simd::add(simd::add(sums[0], sums[1]), simd::add(sums[2], sums[3])));
+}
+
+void layer_norm(const float *x, int64_t width, const Norm &by, float epsilon, uint16_t *y) {
+    auto load = [x](int64_t i, int count) { return simd::load_up_to(x + i, count); };
+    const simd::F mean = simd::set1(sum_of(width, load) / float(width));
+    const float variance = sum_of(width, [&](int64_t i, int count) {
+                               const simd::F less = simd::sub(load(i, count), mean);
+                               return simd::keep_first(simd::mul(less, less), count, simd::zero());
+                           }) / float(width);
+    const simd::F inverse = simd::set1(1.0f / std::sqrt(variance + epsilon));
+    for (int64_t i = 0; i < width; i += simd::W) {
+        const int count = count_at(i, width);
+        const simd::F scaled = simd::mul(simd::sub(load(i, count), mean), inverse);
+        const simd::F weight = simd::load_up_to(by.weight + i, count), bias = simd::load_up_to(by.bias + i, count);
+        simd::store_up_to((BFloat16 *)y + i, simd::fma(scaled, weight, bias), count);
+    }
+}
+
 }  // namespace
 
-void rms_norm(Team *team, const float *x, int64_t rows, int64_t width, const float *weight, float epsilon, uint16_t *y,
-              int64_t y_stride) {
+void norm_rows(Team *team, const float *x, int64_t rows, int64_t width, const Norm &by, float epsilon, uint16_t *y,
+               int64_t y_stride) {
     over_rows(team, rows, width, [=](int64_t r) {
         const float *row = x + r * width;
-        norm(width, epsilon, weight, y + r * y_stride,
+        if (by.bias) return layer_norm(row, width, by, epsilon, y + r * y_stride);
+        norm(width, epsilon, by.weight, y + r * y_stride,
              [row](int64_t i, int count) { return simd::load_up_to(row + i, count); });
+    });
+}
+
+void add_norm(Team *team, const float *y, int64_t rows, int64_t width, const Norm &by, float epsilon, float *x) {
+    over_rows(team, rows, width, [=](int64_t r) {
+        const float *from = y + r * width;
+        float *to = x + r * width;
+        const simd::F inverse = simd::set1(inverse_rms(
+            width, epsilon, [from](int64_t i, int count) { return simd::load_up_to(from + i, count); }));
+        for (int64_t i = 0; i < width; i += simd::W) {
+            const int count = count_at(i, width);
+            const simd::F scaled = simd::mul(simd::load_up_to(from + i, count), inverse);
+            const simd::F weight = simd::load_up_to(by.weight + i, count);
+            simd::store_up_to(to + i, simd::fma(scaled, weight, simd::load_up_to(to + i, count)), count);
+        }
+    });
+}
+
+void cap_rows(Team *team, float *x, int64_t rows, int64_t width, float softcap) {
+    over_rows(team, rows, width, [=](int64_t r) {
+        float *row = x + r * width;
+        const simd::F by = simd::set1(1.0f / softcap), most = simd::set1(softcap);
+        for (int64_t i = 0; i < width; i += simd::W) {
+            const int count = count_at(i, width);
+            const simd::F capped = simd::tanh(simd::mul(simd::load_up_to(row + i, count), by));
+            simd::store_up_to(row + i, simd::mul(capped, most), count);
+        }
     });
 }
 
@@ -68,14 +125,28 @@ void head_norm(Team *team, uint16_t *x, int64_t rows, int64_t stride, int64_t he
     });
 }
 
-void gather(const uint16_t *table, const int32_t *tokens, int64_t rows, int64_t width, float *y) {
+// f(where in y, a vector of the token's row of the table, how many of its lanes count) for all of y.
+template <class F>
+static void with_rows(const uint16_t *table, const int32_t *tokens, int64_t rows, int64_t width, float *y, F f) {
     for (int64_t r = 0; r < rows; r++) {
         const auto *from = (const BFloat16 *)table + int64_t(tokens[r]) * width;
         for (int64_t i = 0; i < width; i += simd::W) {
             const int count = count_at(i, width);
-            simd::store_up_to(y + r * width + i, simd::load_up_to(from + i, count), count);
+            f(y + r * width + i, simd::load_up_to(from + i, count), count);
         }
     }
+}
+
+void gather(const uint16_t *table, const int32_t *tokens, int64_t rows, int64_t width, float scale, float *y) {
+    const simd::F by = simd::set1(scale);
+    with_rows(table, tokens, rows, width, y,
+              [by](float *to, simd::F x, int count) { simd::store_up_to(to, simd::mul(x, by), count); });
+}
+
+void add_gathered(const uint16_t *table, const int32_t *tokens, int64_t rows, int64_t width, float *y) {
+    with_rows(table, tokens, rows, width, y, [](float *to, simd::F x, int count) {
+        simd::store_up_to(to, simd::add(simd::load_up_to(to, count), x), count);
+    });
 }
 
 }  // namespace twostroke

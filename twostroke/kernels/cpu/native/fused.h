@@ -1,4 +1,4 @@
-// What a transformer does between its products, each in one pass: norms and rows of the embedding.
+// What a transformer does between its products, each in one pass: norms, rows of the embedding, soft caps.
 
 #pragma once
 
@@ -8,15 +8,29 @@
 
 namespace twostroke {
 
-// y = x / rms(x) * weight for rows of float32.
-void rms_norm(Team *team, const float *x, int64_t rows, int64_t width, const float *weight, float epsilon, uint16_t *y,
-              int64_t y_stride);
+// y = x / rms(x) * weight for rows of float32; where there is a bias, y = (x - mean(x)) / deviation(x) * weight + bias.
+struct Norm {
+    const float *weight;
+    const float *bias;  // null for an RMS norm
+};
+
+void norm_rows(Team *team, const float *x, int64_t rows, int64_t width, const Norm &by, float epsilon, uint16_t *y,
+               int64_t y_stride);
+
+// x += the RMS norm of y.
+void add_norm(Team *team, const float *y, int64_t rows, int64_t width, const Norm &by, float epsilon, float *x);
+
+// x becomes softcap * tanh(x / softcap).
+void cap_rows(Team *team, float *x, int64_t rows, int64_t width, float softcap);
 
 // The same in place, for each of `heads` bfloat16 vectors that lie side by side in each row.
 void head_norm(Team *team, uint16_t *x, int64_t rows, int64_t stride, int64_t heads, int64_t width,
                const float *weight, float epsilon);
 
-// Rows of a bfloat16 table [.., width], as float32.
-void gather(const uint16_t *table, const int32_t *tokens, int64_t rows, int64_t width, float *y);
+// Rows of a bfloat16 table [.., width] times `scale`, as float32.
+void gather(const uint16_t *table, const int32_t *tokens, int64_t rows, int64_t width, float scale, float *y);
+
+// Adds rows of a bfloat16 table to y.
+void add_gathered(const uint16_t *table, const int32_t *tokens, int64_t rows, int64_t width, float *y);
 
 }  // namespace twostroke

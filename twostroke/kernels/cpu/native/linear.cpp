@@ -32,9 +32,21 @@ void put(void *y, int64_t at, simd::F sum, int count, Into into) {
     simd::store_up_to((float *)y + at, sum, count);
 }
 
+// f with the activation, as a function of one vector.
+template <class F>
+void with_activation(int32_t activation, F f) {
+    switch (activation) {
+        case SILU: return f([](simd::F x) { return simd::silu(x); });
+        case GELU_TANH: return f([](simd::F x) { return simd::gelu_tanh(x); });
+        case GELU: return f([](simd::F x) { return simd::gelu(x); });
+        default: return f([](simd::F x) { return x; });
+    }
+}
+
 // From sums [count][32] of a panel to where they belong.
+template <class Activate>
 void finish(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int64_t count, Into into,
-            const float *sums) {
+            const float *sums, Activate activate) {
     const int64_t width = w.is_gated ? PANEL / 2 : PANEL, output = panel * width;
     for (int64_t at = 0; at < width; at += simd::W) {
         auto with_bias = [&](int64_t r, int64_t column) {
@@ -43,8 +55,8 @@ void finish(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int
         };
         const int left = int(std::min<int64_t>(simd::W, w.outputs - output - at));
         for (int64_t r = 0; r < count; r++) {
-            simd::F sum = with_bias(r, at);
-            if (w.is_gated) sum = simd::mul(simd::silu(sum), with_bias(r, at + width));
+            simd::F sum = activate(with_bias(r, at));
+            if (w.is_gated) sum = simd::mul(sum, with_bias(r, at + width));
             put(rows.y, (first + r) * rows.y_stride + output + at, sum, left, into);
         }
     }
@@ -58,7 +70,8 @@ void unit(const Linear &w, int64_t panel, const Rows &rows, const Prepared &prep
     for (int64_t pass = 0; pass < passes; pass++) {
         const int64_t from = first + (end - first) * pass / passes, to = first + (end - first) * (pass + 1) / passes;
         MULTIPLIES[size_t(to - from - 1)](w, panel, rows, prepared, from, {pass, passes, has_next}, sums);
-        finish(w, panel, rows, from, to - from, into, sums);
+        with_activation(w.activation,
+                        [&](auto activate) { finish(w, panel, rows, from, to - from, into, sums, activate); });
     }
 }
 

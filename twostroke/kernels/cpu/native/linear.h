@@ -18,6 +18,9 @@ constexpr int64_t GROUP = 64;  // inputs that share a scale where weights are in
 
 enum Kind : int32_t { BFLOAT16 = 0, INT8 = 1 };
 
+// What becomes of a sum before it is written: one more than its index in kernels/activation.py.
+enum Activation : int32_t { NONE = 0, SILU = 1, GELU_TANH = 2, GELU = 3 };
+
 // `NativeLinear` of kernels/cpu/linear.py, field by field.
 struct Linear {
     const void *panels;    // BFLOAT16: [panel][inputs / 2][32][2]; INT8: [panel][inputs / 4][32][4]
@@ -28,6 +31,7 @@ struct Linear {
     int64_t inputs;        // padded with zeros to a multiple of 2, or of GROUP
     int32_t kind;
     int32_t is_gated;      // panels of 16 gates and the 16 values that they let through: W has two rows per output
+    int32_t activation;    // of a sum, or of the gates alone
 };
 
 // What becomes of a sum.
@@ -57,7 +61,7 @@ struct Pass {
     bool has_next;  // another panel comes after this one
 };
 
-// Where it is gated, y is silu(gate) * value, of the sums.
+// Where it is gated, y is activation(gate) * value, of the sums.
 void linear(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &prepared);
 
 }  // namespace twostroke

@@ -13,7 +13,7 @@ constexpr double READING_ROWS = 3;    // reading keys and values costs about wha
 
 // Blocks of query tokens, each for all heads and its whole context: what is then cut further. Where rows see their own
 // page exact, all of a block see the same one.
-std::vector<Task> blocks_of(const AttentionStep &step) {
+std::vector<Task> blocks_of(const AttentionStep &step, const AttentionRule &rule) {
     const int64_t groups = step.heads / step.kv_heads, longest = std::max<int64_t>(1, BLOCK_ROWS / groups);
     std::vector<Task> blocks;
     for (int64_t sequence = 0; sequence < step.sequences; sequence++) {
@@ -22,9 +22,10 @@ std::vector<Task> blocks_of(const AttentionStep &step) {
             tokens = std::min(longest, end - first);
             if (step.exact_pool) tokens = std::min<int64_t>(tokens, PIECE - step.positions[first] % PIECE);
             const int64_t context = step.positions[first + tokens - 1] + 1;
-            const double cost = double(context) * double(step.kv_heads) * (double(tokens * groups) + READING_ROWS);
-            const int64_t splits = (context + SPLIT - 1) / SPLIT;
-            blocks.push_back({sequence, first, tokens, context, 0, step.kv_heads, 0, splits, false, 0, cost});
+            const int64_t first_split = rule.first_visible(step.positions[first]) / SPLIT;
+            const int64_t splits = (context + SPLIT - 1) / SPLIT - first_split, seen = context - first_split * SPLIT;
+            const double cost = double(seen) * double(step.kv_heads) * (double(tokens * groups) + READING_ROWS);
+            blocks.push_back({sequence, first, tokens, context, 0, step.kv_heads, first_split, splits, false, 0, cost});
         }
     }
     return blocks;
@@ -37,7 +38,7 @@ void cut_context(const Task &task, int64_t rows, double most, Plan &plan) {
     const auto length = std::max<int64_t>(1, int64_t(most / task.cost * double(task.splits)));
     for (int64_t at = 0; at < task.splits; at += length) {
         Task piece = task;
-        piece.first_split = at;
+        piece.first_split = task.first_split + at;
         piece.splits = std::min(length, task.splits - at);
         piece.is_partial = true;
         piece.first_sum = plan.sums + at * rows;
@@ -49,10 +50,10 @@ void cut_context(const Task &task, int64_t rows, double most, Plan &plan) {
 
 }  // namespace
 
-Plan plan_tasks(const AttentionStep &step, int parts) {
+Plan plan_tasks(const AttentionStep &step, const AttentionRule &rule, int parts) {
     Plan plan;
     double total = 0;
-    const std::vector<Task> blocks = blocks_of(step);
+    const std::vector<Task> blocks = blocks_of(step, rule);
     for (const Task &block : blocks) total += block.cost;
     const double most = parts > 1 ? total / (TASKS_PER_PART * parts) : total;
     const int64_t groups = step.heads / step.kv_heads;

@@ -26,7 +26,7 @@ struct Plan {
     int64_t sums = 0;          // partial ones, in rows
 };
 
-Plan plan_tasks(const AttentionStep &step, int parts);
+Plan plan_tasks(const AttentionStep &step, const AttentionRule &rule, int parts);
 
 constexpr int64_t BLOCK_ROWS = 126;      // whole products, enough of them to make up for packing a tile
 constexpr int64_t PARTIAL_TOKENS = 16;  // longer spans are many tasks anyway

@@ -66,11 +66,47 @@ struct Shape {
           groups(int(step.heads / step.kv_heads)) {}
 };
 
-// A row's scores of tokens that it must not see become -infinity.
-inline void hide(float *scores, int visible, int columns) {
-    for (int c = visible / simd::W * simd::W; c < columns; c += simd::W)
-        simd::store(scores + c, simd::keep_first(simd::load(scores + c), std::max(0, visible - c),
-                                                 simd::set1(-__builtin_inff())));
+// The tokens that a row attends to: from the first to the one before the end.
+struct Limits {
+    int32_t first, end;
+};
+
+// How scores of products become scores of a softmax to the base 2.
+struct Scoring {
+    float softcap, inverse_softcap;  // where there is none, 0
+    float scale;                     // of products, or of capped scores
+
+    explicit Scoring(const AttentionRule &rule)
+        : softcap(rule.softcap), inverse_softcap(softcap > 0 ? rule.scale / softcap : 0),
+          scale(softcap > 0 ? LOG2_E : rule.scale * LOG2_E) {}
+
+    void cap(float *scores, int columns) const {
+        if (softcap <= 0) return;
+        const simd::F by = simd::set1(inverse_softcap), most = simd::set1(softcap);
+        for (int c = 0; c < columns; c += simd::W)
+            simd::store(scores + c, simd::mul(simd::tanh(simd::mul(simd::load(scores + c), by)), most));
+    }
+};
+
+// A row's scores of tokens that it must not see, of a split that begins at `start`, become -infinity.
+inline void hide(float *scores, const Limits &limits, int64_t start, int count, int columns) {
+    const simd::F nothing = simd::set1(-__builtin_inff());
+    const int end = int(std::clamp<int64_t>(limits.end - start, 0, count));
+    const int first = int(std::clamp<int64_t>(limits.first - start, 0, columns));
+    for (int c = end / simd::W * simd::W; c < columns; c += simd::W)
+        simd::store(scores + c, simd::keep_first(simd::load(scores + c), std::max(0, end - c), nothing));
+    for (int c = 0; c < first; c += simd::W)
+        simd::store(scores + c, simd::keep_first(nothing, first - c, simd::load(scores + c)));
+}
+
+// How many of a split's tokens some rows' softmax must look at.
+inline int64_t seen_of(const Limits *limits, int rows, int64_t start, int count) {
+    int64_t end = 0, first = INT64_MAX;
+    for (int r = 0; r < rows; r++) {
+        end = std::max<int64_t>(end, limits[r].end);
+        first = std::min<int64_t>(first, limits[r].first);
+    }
+    return first >= start + count ? 0 : std::min<int64_t>(count, end - start);
 }
 
 // The scales of one split's keys, or values: of each piece PIECE of them.
@@ -131,7 +167,7 @@ struct Split {
     int64_t start;
     int count;  // of tokens
     int rows, heads;
-    const int32_t *limits;
+    const Limits *limits;
     HeadSplit<Math> of[MOST_HEADS];
 };
 
@@ -152,9 +188,9 @@ inline void by_rows(int count, F f) {
 
 // Sums of ROWS rows from `row` on over one split. Keys, then values, are read in the order in which pages hold them.
 template <class Math, int ROWS>
-void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, float scale, Fetch &fetch) {
-    const int32_t *limits = split.limits + row;
-    const int64_t seen = std::min<int64_t>(split.count, *std::max_element(limits, limits + ROWS) - split.start);
+void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, const Scoring &scoring, Fetch &fetch) {
+    const Limits *limits = split.limits + row;
+    const int64_t seen = seen_of(limits, ROWS, split.start, split.count);
     if (seen <= 0) {
         for (int h = 0; h < split.heads; h++) split.of[h].sums.from(row, shape.lanes).clear(ROWS, shape.lanes);
         return;
@@ -171,8 +207,9 @@ void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, float s
         for (int r = 0; r < ROWS; r++) {
             float *row = scores[h] + r * SPLIT;
             if constexpr (Math::IS_SCALED) multiply_scores(row, split.of[h].key_scales, columns);
-            hide(row, int(std::clamp<int64_t>(limits[r] - split.start, 0, split.count)), columns);
-            sums.peaks[r] = weigh<Math>(row, columns, scale, split.of[h].value_scales, sums.weights + r * simd::W);
+            scoring.cap(row, columns);
+            hide(row, limits[r], split.start, split.count, columns);
+            sums.peaks[r] = weigh<Math>(row, columns, scoring.scale, split.of[h].value_scales, sums.weights + r * simd::W);
         }
     }
     for (int piece = 0; piece < pieces; piece += STREAMS)
@@ -183,9 +220,9 @@ void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, float s
 
 // The same for any number of rows.
 template <class Math>
-void sum_up(const Shape<Math> &shape, const Split<Math> &split, float scale, Fetch &fetch) {
+void sum_up(const Shape<Math> &shape, const Split<Math> &split, const Scoring &scoring, Fetch &fetch) {
     by_rows(split.rows, [&](int row, auto rows) {
-        sum_up<Math, decltype(rows)::value>(shape, split, row, scale, fetch);
+        sum_up<Math, decltype(rows)::value>(shape, split, row, scoring, fetch);
     });
 }
 

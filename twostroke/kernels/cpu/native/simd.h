@@ -104,11 +104,46 @@ inline F rough_exp2_of_negative(F x) {
     return mul(p, bits_to_exponent(exponent));
 }
 
+// x / (1 + e^-y).
+inline F times_sigmoid(F x, F y) {
+    const F power = exp2_of_negative(min(mul(y, set1(-1.44269504f)), set1(127.0f)));
+    return div(x, add(power, set1(1.0f)));
+}
+
 // x / (1 + e^-x), which far below is as good as zero.
 inline F silu(F x) {
     x = max(set1(-127.0f), x);  // in this order what is not a number stays so
-    const F power = exp2_of_negative(min(mul(x, set1(-1.44269504f)), set1(127.0f)));
-    return div(x, add(power, set1(1.0f)));
+    return times_sigmoid(x, x);
+}
+
+// x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), whose tanh is written as a sigmoid.
+inline F gelu_tanh(F x) {
+    x = max(set1(-127.0f), x);
+    return times_sigmoid(x, mul(x, fma(mul(x, x), set1(0.0713548163f), set1(1.59576912f))));
+}
+
+inline F absolute(F x) { return max(x, sub(zero(), x)); }
+
+// x / 2 (1 + erf(x / sqrt(2))), by formula 7.1.26 of Abramowitz and Stegun's handbook: to 4e-7.
+inline F gelu(F x) {
+    const F size = absolute(x), t = div(set1(1.0f), fma(size, set1(0.231641888f), set1(1.0f)));
+    F p = set1(1.061405429f);
+    p = fma(p, t, set1(-1.453152027f));
+    p = fma(p, t, set1(1.421413741f));
+    p = fma(p, t, set1(-0.284496736f));
+    p = mul(fma(p, t, set1(0.254829592f)), t);
+    const F tail = mul(p, exp2_of_negative(mul(mul(size, size), set1(-0.721347520f))));
+    return sub(max(zero(), x), mul(mul(size, tail), set1(0.5f)));
+}
+
+// tanh(x), to three units in the last place: twice the angle of Lambert's continued fraction at x / 2.
+inline F tanh(F x) {
+    const F y = max(set1(-4.6f), min(set1(4.6f), mul(x, set1(0.5f)))), square = mul(y, y);
+    F over = add(square, set1(990.0f)), under = fma(square, set1(45.0f), set1(13860.0f));
+    over = fma(over, square, set1(135135.0f)), under = fma(under, square, set1(945945.0f));
+    over = fma(over, square, set1(4729725.0f)), under = fma(under, square, set1(16216200.0f));
+    over = mul(fma(over, square, set1(34459425.0f)), y), under = fma(under, square, set1(34459425.0f));
+    return div(mul(mul(over, under), set1(2.0f)), fma(over, over, mul(under, under)));
 }
 
 }  // namespace twostroke::simd

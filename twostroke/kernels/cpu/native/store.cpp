@@ -90,7 +90,8 @@ struct Slot {
 template <class T, class P>
 void store_token(const AttentionStep &s, int64_t layer, int64_t token, T *q, const T *k, const T *v, Rows<T, P> &rows) {
     const int64_t dim = s.head_dim, half = dim / 2;
-    const float *cosines = s.cosines + token * half, *sines = s.sines + token * half;
+    const int64_t angles = (token * s.ropes + s.rules[layer].rope) * half;
+    const float *cosines = s.cosines + angles, *sines = s.sines + angles;
     for (int64_t head = 0; head < s.heads; head++) rotate(q + head * dim, cosines, sines, half, q + head * dim);
     const int64_t page = s.write_slots[token] / s.block, offset = s.write_slots[token] % s.block;
     char *numbers = (char *)s.pool + page * s.page_stride + layer * s.layer_stride;

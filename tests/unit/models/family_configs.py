@@ -1,0 +1,85 @@
+"""Small random models of every family, with every option that a published config of the family uses."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from tests.unit.models.test_registry import SIZES
+
+WINDOW: Final = 21
+"""Tokens that window layers see: some blocks and a part of one."""
+WIDE: Final[dict[str, Any]] = SIZES | {"hidden_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GEMMA: Final[dict[str, Any]] = WIDE | {"head_dim": 24, "sliding_window": WINDOW, "query_pre_attn_scalar": 20}
+MIXED: Final = ["sliding_attention", "full_attention"]
+NEOX: Final[dict[str, Any]] = {key: value for key, value in WIDE.items() if key != "num_key_value_heads"}
+GPT: Final[dict[str, Any]] = {
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 256,
+    "vocab_size": 131,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def longrope(pairs: int) -> dict[str, Any]:
+    """Return Phi's rope for contexts beyond 64 tokens."""
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0 + 0.03 * pair for pair in range(pairs)],
+        "long_factor": [1.5 + 0.5 * pair for pair in range(pairs)],
+        "original_max_position_embeddings": 64,
+    }
+
+
+CONFIGS: Final[dict[str, PreTrainedConfig]] = {
+    "mistral, window": MistralConfig(**WIDE, sliding_window=WINDOW),
+    "qwen2, windows above": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
+    "qwen3, windows above": Qwen3Config(
+        **SIZES, head_dim=16, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "gemma2": Gemma2Config(**GEMMA),
+    "gemma2, tight caps": Gemma2Config(**GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
+    "gemma2, biased": Gemma2Config(**GEMMA, attention_bias=True, layer_types=MIXED[::-1]),
+    "gemma3": Gemma3TextConfig(**GEMMA, layer_types=MIXED),
+    "gemma3, linear rope": Gemma3TextConfig(
+        **GEMMA,
+        layer_types=MIXED,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "phi3": Phi3Config(**WIDE),
+    "phi3, window": Phi3Config(**WIDE, sliding_window=WINDOW),
+    "phi3, long and partly rotated": Phi3Config(
+        **WIDE, rope_parameters=longrope(6) | {"partial_rotary_factor": 0.75}, original_max_position_embeddings=64
+    ),
+    "gpt_neox": GPTNeoXConfig(**NEOX),
+    "gpt_neox, one after the other": GPTNeoXConfig(
+        **NEOX, use_parallel_residual=False, attention_bias=False, hidden_act="gelu_fast"
+    ),
+    "gpt_neox, rotated whole": GPTNeoXConfig(**NEOX, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 1.0}),
+    "gpt2": GPT2Config(**GPT),
+    "gpt2, scores by layer": GPT2Config(
+        **GPT, scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True, n_inner=80
+    ),
+    "gpt2, own head": GPT2Config(**GPT, tie_word_embeddings=False, activation_function="gelu"),
+}
+SHORT_LONGROPE: Final = Phi3Config(**WIDE, rope_parameters=longrope(8), original_max_position_embeddings=64)
+"""A model whose longrope has other numbers where no more than 64 tokens are served."""

@@ -1,0 +1,66 @@
+"""What families of Llama's kind have in common: RMS norms, a gated MLP, rotary positions, one rule for most layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from twostroke.kernels.activation import Activation
+from twostroke.kernels.attention_rules import AttentionRule
+from twostroke.models.families.published import PublishedConfig
+from twostroke.models.families.ropes import reach, read_rope
+from twostroke.models.spec import ModelSpec
+
+
+def read_like_llama(published: PublishedConfig, **differing: Any) -> ModelSpec:
+    """Return the spec of a decoder of Llama's kind, but for the fields that are given.
+
+    Raises UnsupportedModel for what we would compute wrongly.
+    """
+    config = published.config
+    fields: dict[str, Any] = {
+        "hidden_size": config.hidden_size,
+        "layers": config.num_hidden_layers,
+        "heads": config.num_attention_heads,
+        "kv_heads": config.num_key_value_heads,
+        "head_dim": published.head_dim(),
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "eos_token_ids": published.eos_token_ids(),
+        "norm_epsilon": config.rms_norm_eps,
+        "tie_word_embeddings": bool(config.tie_word_embeddings),
+        "mlp_bias": bool(getattr(config, "mlp_bias", False)),
+    }
+    if "ropes" not in differing:
+        fields |= {"ropes": (read_rope(published),), "max_position_embeddings": reach(published)}
+    if "activation" not in differing:
+        fields["activation"] = Activation(published.activation())
+    return ModelSpec(**(fields | differing))
+
+
+def attention_bias(published: PublishedConfig) -> Mapping[str, bool]:
+    """Return the fields of a family whose projections have biases all together, if its config says so."""
+    has_bias = bool(getattr(published.config, "attention_bias", False))
+    return {"qkv_bias": has_bias, "attention_output_bias": has_bias}
+
+
+def one_window(published: PublishedConfig) -> tuple[AttentionRule, ...]:
+    """Return the rules of a family whose layers all have the same window; none where they have no window."""
+    window, scale = published.config.sliding_window, published.head_dim() ** -0.5
+    return () if window is None else (AttentionRule(scale=scale, window=window),) * published.config.num_hidden_layers
+
+
+def typed_windows(
+    published: PublishedConfig, *, scale: float | None = None, softcap: float | None = None, sliding_rope: int = 0
+) -> tuple[AttentionRule, ...]:
+    """Return the rules of a family whose config names the layers that have a window; none where all rules are usual.
+
+    Raises UnsupportedModel for layers that are neither full nor sliding.
+    """
+    kinds: Sequence[str] = published.layer_types()
+    if scale is None and softcap is None and "sliding_attention" not in kinds:
+        return ()
+    usual = published.head_dim() ** -0.5 if scale is None else scale
+    full = AttentionRule(scale=usual, softcap=softcap)
+    sliding = AttentionRule(scale=usual, softcap=softcap, window=published.config.sliding_window, rope=sliding_rope)
+    return tuple(full if kind == "full_attention" else sliding for kind in kinds)

@@ -1,0 +1,41 @@
+"""Gemma 2: norms around attention and MLP, soft caps on scores and logits, and a window in every other layer."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from twostroke.kernels.activation import Activation
+from twostroke.models.families.common import attention_bias, read_like_llama, typed_windows
+from twostroke.models.families.published import PublishedConfig
+from twostroke.models.families.tensors import Family
+from twostroke.models.spec import ModelSpec
+
+NAMES: Final = {
+    "attention_output_norm": "post_attention_layernorm",
+    "post_attention_layernorm": "pre_feedforward_layernorm",
+    "mlp_output_norm": "post_feedforward_layernorm",
+}
+"""Gemma's names of its norms, by ours."""
+
+
+def gemma_fields(published: PublishedConfig) -> dict[str, Any]:
+    """Return what Gemma 2 and 3 have in common. Raises UnsupportedModel for what is not computed."""
+    published.require("use_bidirectional_attention", None, False)
+    config = published.config
+    return {
+        "activation": Activation(published.activation("hidden_activation")),
+        "has_wide_norms": True,
+        "has_output_norms": True,
+        "embedding_scale": config.hidden_size**0.5,
+        "final_softcap": config.final_logit_softcapping,
+        **attention_bias(published),
+    }
+
+
+def _read(published: PublishedConfig) -> ModelSpec:
+    config = published.config
+    rules = typed_windows(published, scale=config.query_pre_attn_scalar**-0.5, softcap=config.attn_logit_softcapping)
+    return read_like_llama(published, architecture=GEMMA2.architecture, layer_rules=rules, **gemma_fields(published))
+
+
+GEMMA2: Final = Family(architecture="Gemma2ForCausalLM", model_type="gemma2", read=_read, names=NAMES)

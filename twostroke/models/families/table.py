@@ -1,0 +1,38 @@
+"""The families that are served, by architecture."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from twostroke.models.families.gemma2 import GEMMA2
+from twostroke.models.families.gemma3 import GEMMA3
+from twostroke.models.families.gpt2 import GPT2
+from twostroke.models.families.gpt_neox import GPT_NEOX
+from twostroke.models.families.llama import LLAMA
+from twostroke.models.families.mistral import MISTRAL
+from twostroke.models.families.phi3 import PHI3
+from twostroke.models.families.qwen2 import QWEN2
+from twostroke.models.families.qwen3 import QWEN3
+from twostroke.models.families.tensors import family_source
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.tensors import WeightSource
+
+FAMILIES: Final = {
+    family.architecture: family
+    for family in (
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        GEMMA2,
+        GEMMA3,
+        PHI3,
+        GPT_NEOX,
+        GPT2,
+    )
+}
+
+
+def named(source: WeightSource, spec: ModelSpec) -> WeightSource:
+    """Return the source of a model's tensors under the names that the rest of the program knows."""
+    return family_source(source, FAMILIES[spec.architecture], spec)

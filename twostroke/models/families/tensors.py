@@ -1,0 +1,117 @@
+"""The tensors of a family's files under the names that the rest of the program knows, which are Llama's and these:
+
+model.position_embeddings                          the table of learned positions
+model.layers.N.attention_output_norm, mlp_output_norm   norms before the sum with the residual stream
+mlp.up_proj, where the MLP is not gated            its first product
+
+Rows that a file has fused are taken apart. Where only part of a head is rotated, the rows of q and k are put in another
+order, in which each rotated pair lies half a head apart, as in heads that are rotated whole. That changes no score.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from twostroke.models.families.published import PublishedConfig
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.tensors import WeightSource
+
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_HEADS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.q_norm", "self_attn.k_norm")
+"""Modules whose rows are channels of heads that rope rotates."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedRows:
+    """The rows of one projection among those of a file's tensor: one part of each of some equal groups."""
+
+    groups: int
+    parts: tuple[int, ...]
+    """Rows of each part of a group."""
+    index: int
+    """Which part it is."""
+
+    @property
+    def rows(self) -> int:
+        """Return the rows of the file's tensor."""
+        return self.groups * sum(self.parts)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the projection's rows, [groups * part, ...]."""
+        grouped = tensor.view(self.groups, sum(self.parts), *tensor.shape[1:])
+        return grouped.narrow(1, sum(self.parts[: self.index]), self.parts[self.index]).flatten(0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Models that compute alike."""
+
+    architecture: str
+    """Its name in config.json."""
+    model_type: str
+    read: Callable[[PublishedConfig], ModelSpec]
+    """Turns a published config into the spec. Raises UnsupportedModel, naming the key, for what is not computed."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The file's names of modules that it calls differently: whole ones, or those behind model.layers.N."""
+    layers: str = "model.layers"
+    fused: Callable[[ModelSpec], Mapping[str, FusedRows]] = field(default=lambda _: {})
+    """Projections, by our name behind model.layers.N, that share a tensor of the file."""
+    is_transposed: bool = False
+    """Whether the layers' matrices lie as [inputs, outputs]."""
+
+    def name_of(self, module: str) -> str:
+        """Return the file's name of a module."""
+        found = _LAYER.fullmatch(module)
+        if found is None:
+            return self.names.get(module, module)
+        return f"{self.layers}.{found[1]}.{self.names.get(found[2], found[2])}"
+
+
+def family_source(source: WeightSource, family: Family, spec: ModelSpec) -> WeightSource:
+    """Return the source of the same tensors under our names."""
+    return _FamilySource(source, family, spec, family.fused(spec), _rotary_order(spec))
+
+
+def _rotary_order(spec: ModelSpec) -> torch.Tensor | None:
+    """Return the order of a head's channels in which rotated pairs lie half a head apart; None where they do."""
+    pairs, half, dim = spec.ropes[0].rotated_pairs, spec.head_dim // 2, spec.head_dim
+    if pairs in {0, half}:
+        return None
+    channels = torch.arange(dim)
+    low, high, rest = channels[:pairs], channels[pairs : 2 * pairs], channels[2 * pairs :]
+    return torch.cat((low, rest[: half - pairs], high, rest[half - pairs :]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FamilySource:
+    source: WeightSource
+    family: Family
+    spec: ModelSpec
+    fused: Mapping[str, FusedRows]
+    rotary_order: torch.Tensor | None
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """Raises what the source raises."""
+        module, _, kind = name.rpartition(".")
+        found = _LAYER.fullmatch(module)
+        part = found[2] if found else module
+        tensor = self._whole(f"{self.family.name_of(module)}.{kind}", shape, self.fused.get(part), found is not None)
+        if part.endswith("norm") and self.spec.has_wide_norms:
+            tensor = tensor.float() + 1
+        if part in _HEADS and self.rotary_order is not None and not tensor.is_meta:
+            tensor = tensor.view(-1, self.spec.head_dim, *shape[1:])[:, self.rotary_order].view(shape)
+        return tensor
+
+    def _whole(self, name: str, shape: tuple[int, ...], fused: FusedRows | None, is_in_layer: bool) -> torch.Tensor:
+        """Return a tensor as the model multiplies it, without the rows that it shares a file's tensor with."""
+        stored = shape if fused is None else (fused.rows, *shape[1:])
+        is_transposed = self.family.is_transposed and is_in_layer and len(shape) == 2
+        tensor = self.source.take(name, *(reversed(stored) if is_transposed else stored))
+        if is_transposed:
+            tensor = tensor.t().contiguous()
+        return tensor if fused is None else fused.of(tensor)
