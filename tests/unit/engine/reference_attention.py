@@ -9,7 +9,7 @@ import torch
 from twostroke.engine.device_build import DeviceKernels
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.attention_rules import AttentionRule
+from twostroke.kernels.attention_rules import AnyRules, rule_of
 from twostroke.kernels.elementwise import TorchElementwise
 from twostroke.kernels.nibble_attention import NibbleAttention, NibbleAttentionStep
 from twostroke.kernels.nibble_pool import NibblePool
@@ -20,6 +20,7 @@ from twostroke.kernels.parted_pool import (
     PartedPool,
     RecordedAttention,
     UniformPool,
+    rules_of_parts,
 )
 from twostroke.kernels.spans import Spans, TokenSlots, span_fields, spans_of
 from twostroke.models.spec import ModelSpec
@@ -27,15 +28,16 @@ from twostroke.models.spec import ModelSpec
 
 def reference_kernels(pool: AnyPool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
     if isinstance(pool, PartedPool):
-        parts = [_attention(part, spec) for part in pool.parts]
+        of_parts = zip(pool.parts, rules_of_parts(pool, spec.rules), strict=True)
+        parts = [_attention(part, spec.heads, rules) for part, rules in of_parts]
         return DeviceKernels(PartedDeviceAttention(pool, parts), TorchElementwise())
-    return DeviceKernels(_attention(pool, spec), TorchElementwise())
+    return DeviceKernels(_attention(pool, spec.heads, spec.rules), TorchElementwise())
 
 
-def _attention(pool: UniformPool, spec: ModelSpec) -> RecordedAttention:
+def _attention(pool: UniformPool, heads: int, rules: AnyRules) -> RecordedAttention:
     if isinstance(pool, NibblePool):
-        return ReferenceNibbleAttention(NibbleAttention(pool, spec.heads, spec.rules))
-    return ReferenceAttention(pool, spec.rules)
+        return ReferenceNibbleAttention(NibbleAttention(pool, heads, rules))
+    return ReferenceAttention(pool, rules)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class ReferenceNibbleAttention:
 @dataclass(frozen=True)
 class ReferenceAttention:
     pool: PagePool
-    rules: tuple[AttentionRule, ...]
+    rules: AnyRules
 
     def begin(self, batch: RaggedBatch) -> ReferenceStep:
         spans = spans_of(batch)
@@ -87,7 +89,7 @@ class ReferenceStep:
     placement: TokenSlots
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        rope = self.backend.rules[layer].rope
+        rope = rule_of(self.backend.rules, layer).rope
         return reference.rotate_and_store(q, k, v, self.backend.pool, layer, self.placement, rope)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:

@@ -80,7 +80,7 @@ def test_without_a_working_compiler_torch_serves_and_one_warning_says_so(
     pool = PagePool.plain(torch.zeros(2, 1, 2, 1, 16, 8))
     with caplog.at_level(logging.WARNING):
         backend = choose_attention(
-            pool, heads=1, scale=1.0, dtype=torch.float32, kernels=load_kernels(tmp_path / "kernels")
+            pool, heads=1, rules=1.0, dtype=torch.float32, kernels=load_kernels(tmp_path / "kernels")
         )
     assert isinstance(backend, TorchAttention)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -145,4 +145,4 @@ def test_the_variant_can_be_chosen_and_torch_too(tmp_path: Path, monkeypatch: py
 
 def test_a_pool_on_a_cpu_is_served_by_the_native_kernel(kernels: build.Kernels) -> None:
     pool = PagePool.plain(torch.zeros(2, 1, 2, 1, 16, 8, dtype=torch.bfloat16))
-    assert isinstance(choose_attention(pool, heads=1, scale=1.0, dtype=torch.float32, kernels=kernels), NativeAttention)
+    assert isinstance(choose_attention(pool, heads=1, rules=1.0, dtype=torch.float32, kernels=kernels), NativeAttention)

