@@ -49,7 +49,7 @@ def references(model_dir: Path) -> list[Reference]:
         message = [{"role": "user", "content": chat}]
         encoded = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)
         prompts[f"chat {number}"] = list(encoded["input_ids"])
-    return [_continue(model, name, prompt) for name, prompt in prompts.items()]
+    return [continued(model, name, prompt) for name, prompt in prompts.items()]
 
 
 def _words(tokenizer: object, length: int) -> list[int]:
@@ -59,12 +59,13 @@ def _words(tokenizer: object, length: int) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])[:length]  # type: ignore[operator]
 
 
-def _continue(model: object, name: str, prompt: list[int]) -> Reference:
+def continued(model: object, name: str, prompt: list[int], new_tokens: int = NEW_TOKENS) -> Reference:
+    """Return a prompt with its greedy continuation."""
     with torch.inference_mode():
         out = model.generate(  # type: ignore[attr-defined]
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=NEW_TOKENS,
+            max_new_tokens=new_tokens,
             do_sample=False,
             return_dict_in_generate=True,
             output_logits=True,

@@ -1,0 +1,146 @@
+"""Models of each family behind real workers in float32: the tokens of transformers, whatever happens on the way.
+
+Each small model passes one cluster's days in turn: split with odd chunks, warm, preempted, and with a decode worker
+killed under it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests import metrics_page
+from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.cluster.reference import Reference, continued, mismatches
+from tests.unit.models.family_configs import CONFIGS
+from tests.unit.models.test_families import reference
+from tests.unit.models.test_native_transformer import prompt
+from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
+from twostroke.models.catalog.places import locate
+from twostroke.models.registry import read_spec
+
+BLOCK: Final = 16
+LENGTHS: Final = (3, 16, 33, 47, 64, 100, 150)
+GROWING: Final = 4
+"""Short prompts with long answers, which do not fit the pages of one decode worker together."""
+GROWN_TOKENS: Final = 200
+PAGES: Final = 24
+CHUNK: Final = 37
+IN_GATE: Final = ("gemma3", "gpt_neox")
+"""Between them they have windows, two ropes, both kinds of norms and MLPs; the others are tried outside the gate."""
+
+
+def saved_with_tokenizer(name: str, directory: Path) -> list[Reference]:
+    """Save a model; return prompts with the tokens that transformers continues them with."""
+    torch.set_num_threads(1)
+    model = reference(CONFIGS[name], directory)
+    model.generation_config.eos_token_id = None
+    words = {f"w{token}": token for token in range(131)}
+    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(directory / "tokenizer.json"))
+    some = [continued(model, f"length {length}", prompt(length, seed=length).tolist()) for length in LENGTHS]
+    few = [prompt(2 + number, seed=99 - number).tolist() for number in range(GROWING)]
+    return some + [continued(model, f"growing {len(each)}", each, GROWN_TOKENS) for each in few]
+
+
+@asynccontextmanager
+async def serving(directory: Path, pages: int, **schedule: int) -> AsyncIterator[tuple[ProcessCluster, Client]]:
+    page_bytes = read_spec(directory).page_bytes(BLOCK, "float32")
+    async with running_cluster(
+        prefill=1,
+        decode=2,
+        model=ModelConfig(model=str(directory), dtype="float32"),
+        model_dir=directory,
+        cache=CacheConfig(kv_cache_memory_bytes=pages * page_bytes),
+        schedule=ScheduleConfig(**schedule, local_prefill=False),
+        policy="round-robin",  # which always names the prefill worker, however cheap a small model is
+    ) as cluster:
+        client = Client(cluster.grpc)
+        yield cluster, client
+        await client.close()
+
+
+async def answers_of(client: Client, expected: list[Reference]) -> dict[str, list[int]]:
+    async def ask(each: Reference) -> list[int]:
+        return await client.tokens(each.prompt, max_tokens=len(each.answer), temperature=0, ignore_eos=True)
+
+    answers = await asyncio.gather(*map(ask, expected))
+    return {each.name: answer for each, answer in zip(expected, answers, strict=True)}
+
+
+def counted(cluster: ProcessCluster, name: str) -> float:
+    """Return a metric's sum over the decode workers."""
+    return sum(cluster.metric(f"decode-{rank}", name) for rank in (0, 1))
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in IN_GATE else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
+)
+async def test_every_family_has_the_tokens_of_transformers_through_hits_preemptions_and_deaths(
+    name: str, tmp_path: Path
+) -> None:
+    expected = saved_with_tokenizer(name, tmp_path)
+    some, growing = expected[: len(LENGTHS)], expected[len(LENGTHS) :]
+    async with serving(tmp_path, PAGES, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
+        assert mismatches(some, await answers_of(client, some)) == []
+        assert counted(cluster, "twostroke_pull_bytes_total") > 0, "nothing was pulled: this was not a split run"
+        hits = counted(cluster, "twostroke_prefix_cache_hits_total")
+        for _ in range(3):  # by turns at both decode workers
+            assert mismatches(some[-1:], await answers_of(client, some[-1:])) == []
+        assert counted(cluster, "twostroke_prefix_cache_hits_total") > hits
+        assert mismatches(expected, await answers_of(client, expected)) == []
+        assert counted(cluster, "twostroke_preemptions_total") > 0
+        asked = asyncio.ensure_future(answers_of(client, growing))
+        before = {worker: cluster.metric(worker, SAMPLED) for worker in ("decode-0", "decode-1")}
+        await cluster.kill(await first_to_draw(cluster, before))
+        assert mismatches(growing, await asked) == []
+        assert metrics_page.total(cluster.http, "twostroke_reopened_requests_total") > 0
+
+
+SAMPLED: Final = "twostroke_sampled_tokens_total"
+
+
+async def first_to_draw(cluster: ProcessCluster, before: dict[str, float]) -> str:
+    while True:
+        for worker, tokens in before.items():
+            if cluster.metric(worker, SAMPLED) > tokens:
+                return worker
+        await asyncio.sleep(0.005)
+
+
+GEMMA_LENGTHS: Final = (1, 16, 100, 300, 500, 511, 512, 513, 528, 600, 777, 1000, 1200, 1500, 1777, 2000)
+"""Lengths of prompts around the window of 512 tokens and far beyond it."""
+TEXT: Final = Path(__file__).parents[3] / "docs" / "architecture.md"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_gemma_3_has_the_tokens_of_transformers_beyond_its_window() -> None:
+    directory = locate("gemma3-270m", "float32")
+    if directory is None:
+        pytest.skip("fetch it first: twostroke model pull gemma3-270m --dtype float32")
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    model.generation_config.eos_token_id = None
+    text = tokenizer(TEXT.read_text(encoding="utf-8"))["input_ids"]
+    prompts = {length: [2, *text[length : 2 * length - 1]] for length in GEMMA_LENGTHS}
+    expected = [continued(model, f"length {length}", each) for length, each in prompts.items()]
+    del model
+    async with serving(directory, 600) as (cluster, client):
+        assert mismatches(expected, await answers_of(client, expected)) == []
+        assert counted(cluster, "twostroke_pull_bytes_total") > 0
+        hits = counted(cluster, "twostroke_prefix_cache_hits_total")
+        assert mismatches(expected, await answers_of(client, expected)) == []
+        assert counted(cluster, "twostroke_prefix_cache_hits_total") > hits
+        asked = asyncio.ensure_future(answers_of(client, expected))
+        before = {worker: cluster.metric(worker, SAMPLED) for worker in ("decode-0", "decode-1")}
+        await cluster.kill(await first_to_draw(cluster, before))
+        assert mismatches(expected, await asked) == []
