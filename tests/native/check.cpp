@@ -22,6 +22,7 @@ namespace {
 struct Weight {
     int64_t outputs, inputs;
     bool is_int8, is_gated;
+    Activation activation;
     std::vector<double> values;  // as they are multiplied: those of int8 are rounded
     std::vector<uint16_t> wide;
     std::vector<int8_t> narrow;
@@ -38,8 +39,8 @@ struct Weight {
         return output < outputs ? output + (column / width()) * outputs : -1;
     }
 
-    Weight(int64_t outputs_, int64_t inputs_, bool int8, bool gated)
-        : outputs(outputs_), inputs(inputs_), is_int8(int8), is_gated(gated) {
+    Weight(int64_t outputs_, int64_t inputs_, bool int8, bool gated, Activation activation_)
+        : outputs(outputs_), inputs(inputs_), is_int8(int8), is_gated(gated), activation(activation_) {
         const auto given = numbers(rows() * inputs);
         for (auto value : given) values.push_back(as_float(value));
         bias.resize(size_t(panels() * PANEL));
@@ -47,7 +48,7 @@ struct Weight {
         for (int64_t at = 0; at < panels() * PANEL; at++)
             bias[size_t(at)] = row_of(at / PANEL, at % PANEL) < 0 ? 0.0f : bias_of(row_of(at / PANEL, at % PANEL));
         native = {int8 ? (const void *)narrow.data() : wide.data(), scales.data(), sums.data(), bias.data(), outputs,
-                  padded(), int8 ? INT8 : BFLOAT16, gated, gated ? SILU : NONE};
+                  padded(), int8 ? INT8 : BFLOAT16, gated, activation};
     }
 
     int64_t padded() const { return (inputs + 1) / 2 * 2; }
@@ -102,13 +103,22 @@ std::vector<float> product(Team *team, const Weight &w, const std::vector<uint16
     return y;
 }
 
-void check_product(int64_t outputs, int64_t inputs, bool is_int8, bool is_gated) {
-    const Weight w(outputs, inputs, is_int8, is_gated);
+double activated(double x, Activation activation) {
+    switch (activation) {
+        case SILU: return x / (1 + std::exp(-x));
+        case GELU_TANH: return x / 2 * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+        case GELU: return x / 2 * (1 + std::erf(x * 0.7071067811865476));
+        default: return x;
+    }
+}
+
+void check_product(int64_t outputs, int64_t inputs, bool is_int8, bool is_gated, Activation activation) {
+    const Weight w(outputs, inputs, is_int8, is_gated, activation);
     const int64_t stride = w.padded(), most = 101;
     auto x = numbers(most * stride);
     for (int64_t r = 0; inputs < stride && r < most; r++) x[size_t(r * stride + inputs)] = 0;
     const std::string what = std::to_string(outputs) + " x " + std::to_string(inputs) + (is_int8 ? " int8" : "") +
-                             (is_gated ? " gated" : "");
+                             (is_gated ? " gated" : "") + ", activation " + std::to_string(activation);
     const auto alone = product(nullptr, w, x, stride, 0, most);
     bool is_exact = true, is_independent = product(&two_threads, w, x, stride, 0, most) == alone;
     const double loose = is_int8 ? 0.03 * std::sqrt(double(inputs)) : 1e-5 * double(inputs);
@@ -116,11 +126,9 @@ void check_product(int64_t outputs, int64_t inputs, bool is_int8, bool is_gated)
         for (int64_t o = 0; o < outputs; o++) {
             double truth = w.truth(&x[size_t(r * stride)], o);
             double slack = loose;
-            if (is_gated) {
-                const double value = w.truth(&x[size_t(r * stride)], o + outputs);
-                slack = loose * (1 + std::fabs(value) + std::fabs(truth));
-                truth = truth / (1 + std::exp(-truth)) * value;
-            }
+            const double value = is_gated ? w.truth(&x[size_t(r * stride)], o + outputs) : 1;
+            if (activation != NONE) slack = loose * (1 + std::fabs(value) + std::fabs(truth));
+            truth = activated(truth, activation) * value;
             is_exact = is_exact && is_close(alone[size_t(r * outputs + o)], truth, 1e-5, slack);
         }
     for (int64_t rows : {1, 2, 3, 7, 8, 12, 13, 16, 17, 31, 33, 97}) {
@@ -156,6 +164,20 @@ void check_norms(int64_t width) {
             is_exact = is_exact && is_close(as_float(heads[at]), two, 0.005, 1e-6);
         }
     }
+    std::vector<uint16_t> with_mean(size_t(rows * width));
+    const std::vector<float> bias(size_t(width), 0.5f), added(x.begin(), x.begin() + width);
+    std::vector<float> sum(size_t(width), 1.0f);
+    norm_rows(nullptr, x.data(), 1, width, {weight.data(), bias.data()}, 1e-5f, with_mean.data(), width);
+    add_norm(nullptr, added.data(), 1, width, {weight.data(), nullptr}, 1e-5f, sum.data());
+    double mean = 0, variance = 0;
+    for (int64_t i = 0; i < width; i++) mean += x[size_t(i)] / double(width);
+    for (int64_t i = 0; i < width; i++) variance += std::pow(x[size_t(i)] - mean, 2) / double(width);
+    for (int64_t i = 0; i < width; i++) {
+        const auto at = size_t(i);
+        const double one = (x[at] - mean) / std::sqrt(variance + 1e-5) * weight[at] + 0.5;
+        is_exact = is_exact && is_close(as_float(with_mean[at]), one, 0.005, 1e-3);
+        is_exact = is_exact && is_close(sum[at] - 1, as_float(y[at]), 0.005, 1e-5);
+    }
     expect(is_exact, "norms of width " + std::to_string(width));
     std::vector<float> gathered(size_t(2 * width));
     const int32_t tokens[] = {3, 1};
@@ -171,13 +193,15 @@ void check_norms(int64_t width) {
 int main() {
     two_threads.begin(true);
     for (auto [outputs, inputs] : {std::pair<int64_t, int64_t>{1, 1}, {31, 2}, {33, 7}, {97, 130}, {64, 320}})
-        for (bool is_gated : {false, true}) check_product(outputs, inputs, false, is_gated);
+        for (bool is_gated : {false, true}) check_product(outputs, inputs, false, is_gated, is_gated ? SILU : NONE);
     for (auto [outputs, inputs] : {std::pair<int64_t, int64_t>{1, 64}, {70, 192}})
-        for (bool is_gated : {false, true}) check_product(outputs, inputs, true, is_gated);
+        for (bool is_gated : {false, true}) check_product(outputs, inputs, true, is_gated, is_gated ? SILU : NONE);
     for (int64_t width : {1, 16, 96, 100, 576}) check_norms(width);
 #if !defined(ONLY_PRODUCTS)  // which is all that some variants have of their own
     check_attention();
 #endif
+    for (Activation activation : {SILU, GELU_TANH, GELU})
+        for (bool is_gated : {false, true}) check_product(33, 70, false, is_gated, activation);
     two_threads.end();
     return wrong != 0;
 }

@@ -35,7 +35,7 @@ class LayerGroup:
     """Layers whose pages are alike."""
 
     kind: str
-    """What their attention reads: all tokens, the last of a window, or a latent."""
+    """What their attention reads: all tokens, or those of a window."""
     layers: int
     kv_heads: int
     head_dim: int
@@ -85,11 +85,20 @@ def billed_model(flags: BillFlags) -> BilledModel:
             "made for",
             field="max_model_len",
         )
-    group = LayerGroup("full attention", spec.layers, spec.kv_heads, spec.head_dim)
+    group = LayerGroup(_attention_of(spec), spec.layers, spec.kv_heads, spec.head_dim)
     on_gpu = flags.memory.device_memory_bytes is not None
     weights, kind = _weights(spec, model, on_gpu=on_gpu)
     working = _working_on_gpu(spec, model) if on_gpu else _working_on_cpu(spec, model)
     return BilledModel(model.model, longest, (group,), 0, spec.has_key_bias, weights, kind, working)
+
+
+def _attention_of(spec: ModelSpec) -> str:
+    """Say what the layers read. Pages of window layers hold all tokens, as those of others do."""
+    windows = sorted({rule.window for rule in spec.rules if rule.window is not None})
+    if not windows:
+        return "full attention"
+    count = sum(rule.window is not None for rule in spec.rules)
+    return f"full attention ({count} layers: {' and '.join(map(str, windows))} tokens)"
 
 
 def _paced(model: ModelFlags, block_size: int) -> BilledModel:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from twostroke.kernels.activation import Activation
+from twostroke.kernels.activation import ACTIVATIONS, Activation
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import NativeLinears
 from twostroke.kernels.cpu.packing import GROUP
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.cpu.variants import chosen_variants
-from twostroke.kernels.linear import make_linear
+from twostroke.kernels.linear import activated, make_linear
 
 ROWS = (1, 2, 5, 7, 8, 12, 13, 25, 100, 197)
 
@@ -69,6 +69,17 @@ def test_gates_let_values_through(linears: NativeLinears, outputs: int, inputs: 
         sums = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
         truth = functional.silu(sums[:, :outputs]) * sums[:, outputs:]
         torch.testing.assert_close(product(x).double(), truth, rtol=2**-7.9, atol=1e-5 * inputs)
+
+
+@pytest.mark.parametrize("function", ACTIVATIONS)
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_activations_are_those_of_torch(linears: NativeLinears, function: str, is_gated: bool) -> None:
+    activation = Activation(function, is_gated)
+    weight, bias = numbers(40 * activation.width, 130), numbers(40 * activation.width, seed=1)
+    x = numbers(33, 130, seed=2) / 4
+    sums = functional.linear(x.double(), weight.double(), bias.double())
+    y = linears.activated(weight, bias, activation)(x)
+    torch.testing.assert_close(y.double(), activated(sums, activation), rtol=2**-7.9, atol=1e-5)
 
 
 def test_gates_that_are_shut_or_wide_open_give_numbers(linears: NativeLinears) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
+from tests.unit.models import family_configs as families
 from tests.unit.models.test_registry import SIZES, saved
 from twostroke.kernels.cpu.arena import Arena
 from twostroke.kernels.cpu.build import Kernels
@@ -22,7 +23,13 @@ from twostroke.models.weights import packed_file, packed_weights
 from twostroke.models.weights.packed_weights import PackedModel
 from twostroke.models.weights.products import ModelWeights
 
-CONFIGS = {"llama tied": LlamaConfig(**SIZES, tie_word_embeddings=True), "qwen3": Qwen3Config(**SIZES, head_dim=16)}
+CONFIGS = {
+    "llama tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+    "gemma3": families.CONFIGS["gemma3"],
+    "phi3": families.CONFIGS["phi3, long and partly rotated"],
+    "gpt2": families.CONFIGS["gpt2"],
+}
 
 
 class NoProducts(Kernels):
