@@ -61,15 +61,16 @@ class DevicePlan:
 
     @classmethod
     def of(cls, config: WorkerConfig, spec: ModelSpec, device: torch.device) -> DevicePlan:
-        _check_computed(spec)
         model, schedule = config.model, config.schedule
+        longest = model.max_model_len or spec.max_position_embeddings
+        _check_computed(spec, longest)
         return cls(
             spec=spec,
             device=device,
             dtype=model.dtype,
             form=page_form(config.kv_format),
             block_size=config.cache.block_size,
-            max_model_len=model.max_model_len or spec.max_position_embeddings,
+            max_model_len=longest,
             max_tokens=schedule.step_tokens(on_gpu=device.type != "cpu"),
             max_sequences=schedule.max_num_seqs,
             with_head=config.can_sample,
@@ -128,12 +129,15 @@ class DeviceKernels:
         return cls(attention, device_elementwise(pool.device))
 
 
-def _check_computed(spec: ModelSpec) -> None:
-    """Raise ConfigError for models that only CPUs compute."""
-    rules, facts = spec.rules, dataclasses.asdict(dataclasses.replace(spec, ropes=()))
+def _check_computed(spec: ModelSpec, longest: int) -> None:
+    """Raise ConfigError for models that only CPUs compute. A window as long as what is served hides nothing."""
+    facts = dataclasses.asdict(dataclasses.replace(spec, ropes=()))
     differing = [name for name, value in PLAIN.items() if facts[name] != value]
-    if len(set(rules)) > 1 or rules[0] != AttentionRule(scale=rules[0].scale):
-        differing.append("windows, soft caps or scales by layer")
+    if any(rule.window is not None and rule.window < longest for rule in spec.rules):
+        differing.append("sliding window")
+    plain = AttentionRule(scale=spec.rules[0].scale)
+    if {dataclasses.replace(rule, window=None) for rule in spec.rules} != {plain}:
+        differing.append("soft caps, ropes or scales by layer")
     if differing:
         raise ConfigError(
             f"--device cuda does not compute {spec.architecture} ({', '.join(differing)}); use --device cpu",

@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.unit.engine.batches import Stream, step
 from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
+from tests.unit.models.family_configs import CONFIGS
+from tests.unit.models.test_registry import saved
 from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, WorkerConfig
 from twostroke.config.cache import KV_FORMATS
 from twostroke.engine.build import NATIVE_ORDER, KernelsInUse, build_runner
@@ -325,6 +327,21 @@ def test_fingerprints_agree_on_copies_and_differ_where_pages_would(tiny: Path, t
     AutoModelForCausalLM.from_config(TINY).save_pretrained(copy)
     (copy / "tokenizer.json").write_text("{}")
     assert fingerprint(copy) != fingerprint(tiny)
+
+
+def test_the_served_length_makes_another_fingerprint_where_it_makes_another_rope(tiny: Path, tmp_path: Path) -> None:
+    long = tmp_path / "long"
+    saved(CONFIGS["phi3, long and partly rotated"], long)
+    (long / "tokenizer.json").write_text("{}")
+    counts = {}
+    for directory in (tiny, long):
+        prints = set()
+        for max_model_len in (48, 64, 100):
+            built = build_runner(config(str(directory), 1 << 20, max_model_len=max_model_len), directory)
+            built.close()
+            prints.add(built.model.fingerprint)
+        counts[directory] = len(prints)
+    assert counts == {tiny: 1, long: 2}
 
 
 def test_a_single_bit_in_the_middle_of_a_tensor_makes_another_fingerprint(tiny: Path, tmp_path: Path) -> None:

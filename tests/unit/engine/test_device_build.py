@@ -11,15 +11,19 @@ from transformers import AutoModelForCausalLM
 from tests.unit.engine.batches import Stream, generate
 from tests.unit.engine.reference_attention import ReferenceAttention
 from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
+from tests.unit.models.family_configs import CONFIGS, WINDOW
+from tests.unit.models.test_registry import saved
 from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig
 from twostroke.device.memory import DeviceMemory
 from twostroke.engine import build, device_build
 from twostroke.engine.build import build_runner
+from twostroke.engine.device_build import DevicePlan
 from twostroke.engine.device_fit import MemoryReading
 from twostroke.engine.device_runner import DeviceRunner
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
 from twostroke.kernels.page_pool import PagePool
+from twostroke.models.registry import read_spec
 from twostroke.models.weights.files import TensorFiles
 
 
@@ -81,6 +85,30 @@ def test_a_device_that_is_too_small_is_refused_before_a_weight_is_read(
     weights = 4 * sum(weight.numel() for weight in AutoModelForCausalLM.from_config(TINY).parameters())
     with pytest.raises(ConfigError, match=rf"--device cuda:0 is \d+ bytes too small: weights take {weights}, working"):
         build_runner(config(tiny), tiny)
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("gemma2", "Gemma2ForCausalLM (activation, has_wide_norms, has_output_norms, embedding_scale, final_softcap"),
+        ("mistral, window", "MistralForCausalLM (sliding window); use --device cpu"),
+        ("gpt_neox", "GPTNeoXForCausalLM (activation, is_layer_norm, is_parallel)"),
+    ],
+)
+def test_families_that_only_cpus_compute_are_refused_by_name(tmp_path: Path, name: str, named: str) -> None:
+    saved(CONFIGS[name], tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError) as refusal:
+        build_runner(config(tmp_path), tmp_path)
+    assert named in refusal.value.message
+
+
+@pytest.mark.usefixtures("device")
+def test_a_window_as_long_as_what_is_served_is_no_obstacle(tmp_path: Path) -> None:
+    saved(CONFIGS["mistral, window"], tmp_path)
+    spec = read_spec(tmp_path)
+    assert DevicePlan.of(config(tmp_path, max_model_len=WINDOW), spec, torch.device("cuda:0")).max_model_len == WINDOW
 
 
 @pytest.mark.usefixtures("device")
