@@ -118,7 +118,8 @@ void check_product(int64_t outputs, int64_t inputs, bool is_int8, bool is_gated,
     auto x = numbers(most * stride);
     for (int64_t r = 0; inputs < stride && r < most; r++) x[size_t(r * stride + inputs)] = 0;
     const std::string what = std::to_string(outputs) + " x " + std::to_string(inputs) + (is_int8 ? " int8" : "") +
-                             (is_gated ? " gated" : "") + ", activation " + std::to_string(activation);
+                             (is_gated ? " gated" : "") +
+                             (activation > SILU ? ", activation " + std::to_string(activation) : "");
     const auto alone = product(nullptr, w, x, stride, 0, most);
     bool is_exact = true, is_independent = product(&two_threads, w, x, stride, 0, most) == alone;
     const double loose = is_int8 ? 0.03 * std::sqrt(double(inputs)) : 1e-5 * double(inputs);

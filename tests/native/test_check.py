@@ -129,8 +129,7 @@ def with_change(folder: Path, name: str, right: str, wrong: str) -> Path:
 
 def test_the_check_notices_tokens_that_see_what_comes_after_them(tmp_path: Path) -> None:
     need("g++")
-    limit = "std::clamp<int64_t>(limits[r] - split.start, 0, split.count)"
-    wrong = with_change(tmp_path, "rows.h", limit, "split.count")
+    wrong = with_change(tmp_path, "rows.h", "std::clamp<int64_t>(limits.end - start, 0, count)", "count")
     told = complaints("g++", "-O0", built=tmp_path / "check", native=wrong)
     assert "attention" in told
 

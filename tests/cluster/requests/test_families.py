@@ -7,15 +7,16 @@ killed under it.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from tests import metrics_page
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
@@ -42,12 +43,21 @@ def saved_with_tokenizer(name: str, directory: Path) -> list[Reference]:
     """Save a model; return prompts with the tokens that transformers continues them with."""
     torch.set_num_threads(1)
     model = reference(CONFIGS[name], directory)
+    if "long_factor" in (CONFIGS[name].to_dict().get("rope_parameters") or {}):
+        model = with_long_factors(CONFIGS[name], directory)
     model.generation_config.eos_token_id = None
     words = {f"w{token}": token for token in range(131)}
     Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(directory / "tokenizer.json"))
     some = [continued(model, f"length {length}", prompt(length, seed=length).tolist()) for length in LENGTHS]
     few = [prompt(2 + number, seed=99 - number).tolist() for number in range(GROWING)]
     return some + [continued(model, f"growing {len(each)}", each, GROWN_TOKENS) for each in few]
+
+
+def with_long_factors(config: PreTrainedConfig, directory: Path) -> Any:
+    """Return the model with longrope's second numbers from the first token on, as the served length asks for."""
+    other = copy.deepcopy(config)
+    other.rope_parameters["short_factor"] = other.rope_parameters["long_factor"]
+    return AutoModelForCausalLM.from_pretrained(directory, config=other)
 
 
 @asynccontextmanager
