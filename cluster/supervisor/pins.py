@@ -4,16 +4,23 @@ They are stored in Ray, as incarnations are, so that they outlive supervisor, ro
 pins when it begins to serve or a supervisor does, and lets go what is not stored: a supervisor may die between the two.
 A new pin that one of its workers refuses is held by none. A worker that does not answer is given it again and again,
 until it holds or refuses it, or its epoch ends.
+
+What is wanted changes in one turn of the event loop, without waiting for anybody. Then the workers are brought to it,
+all at once, with one call after the other to each. What a call is to do is looked up when its turn has come. So a
+worker that does not answer delays no other worker, and no command but those that it takes part in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import grpc.aio
@@ -22,7 +29,7 @@ from cluster.supervisor import stored_pins
 from cluster.supervisor.actors import Serving
 from cluster.supervisor.stored_pins import PinStore
 from twostroke.config import Role
-from twostroke.errors import FingerprintMismatch, InvalidRequest, NotFound, PinRefused, ServeError
+from twostroke.errors import FingerprintMismatch, InvalidRequest, NotFound, PeerLost, PinRefused, ServeError
 from twostroke.fault_points import Point, reach
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.rpc.channel import PeerChannel
@@ -38,7 +45,7 @@ MOST_TOKENS = 1 << 20
 MOST_LISTED_HINTS = 4096
 """Cache hints in one list: some hundred bytes each."""
 CALL_S = 3.0
-"""Seconds for a worker to answer; none of the calls computes anything."""
+"""Seconds for a worker to answer, and for earlier calls to it to end; none of the calls computes anything."""
 GIVE_AGAIN_S = 2.0
 """Seconds after which a worker that did not take its pins is tried again; each further pause is half as long again."""
 LONGEST_PAUSE_S = 60.0
@@ -61,6 +68,15 @@ class PinHolder(NamedTuple):
     """None while it does not serve."""
 
 
+@dataclass(frozen=True, slots=True)
+class _NewPin:
+    """A pin that is given to its workers and not stored yet."""
+
+    pin: pins_pb2.Pin
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it is stored or given up."""
+
+
 class FleetPins(pins_pb2_grpc.PinsServicer):
     def __init__(
         self,
@@ -77,8 +93,12 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
         self._pins = stored_pins.kept(store)
         self._problems: dict[tuple[str, str], str] = {}
         """Why a worker did not take a pin when it was given its pins, by worker and pin."""
-        self._order = asyncio.Lock()
-        """One change after the other: a pin that is removed is not given to anybody afterwards."""
+        self._new_pins: dict[str, _NewPin] = {}
+        """Pins that workers may hold though they are not stored yet, by their ids."""
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """One call after the other to each worker, by its id: it has in the end what the last one gave it."""
+        self._behind: set[str] = set()
+        """Workers that missed a change since they were last given all of their pins, or since that began."""
         self._unanswered: dict[str, str] = {}
         """Why a worker that serves could not be given its pins, by worker."""
         self._giving: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -150,45 +170,61 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
             raise
 
     async def _put_and_keep(self, request: pins_pb2.PutPinRequest) -> pins_pb2.PutPinResponse:
-        async with self._order:
-            self._expire()
-            pin, holders = request.pin, self._holders()
-            self._choose_workers(request, holders)
-            self._check_room(pin)
-            wanted = [each for each in holders if _lies_at(pin, each)]
-            held = await self._put_everywhere(pin, wanted)
-            reach(Point.SUPERVISOR_PINNING)
-            try:
+        pin = request.pin
+        while (earlier := self._new_pins.get(pin.pin_id)) is not None:
+            await earlier.ended.wait()
+        self._expire()
+        self._choose_workers(request, self._holders())
+        self._check_room(pin)
+        known = self._pins.get(pin.pin_id)
+        try:
+            with self._wanting(pin):
+                held = await self._put_everywhere(pin)
+                reach(Point.SUPERVISOR_PINNING)
                 stored_pins.keep(self._store, pin)
-            except ServeError:
-                await self._undo(pin.pin_id, wanted)
-                raise
-            await self._leave_others(pin)
-            self._pins[pin.pin_id] = pin
-            log.info("pin kept pin=%s owner=%s workers=%s", pin.pin_id, pin.owner, ",".join(pin.workers))
-            reach(Point.SUPERVISOR_PINNED)
+                self._pins[pin.pin_id] = pin
+        except ServeError:
+            touched = [pin] if known is None else [pin, known]
+            where = [each for each in self._serving() if any(_lies_at(one, each) for one in touched)]
+            await self._bring_all(pin.pin_id, where)
+            raise
+        if known is not None:
+            await self._bring_all(pin.pin_id, [each for each in self._serving() if not _lies_at(pin, each)])
+        log.info("pin kept pin=%s owner=%s workers=%s", pin.pin_id, pin.owner, ",".join(pin.workers))
+        reach(Point.SUPERVISOR_PINNED)
         return pins_pb2.PutPinResponse(held=held)
 
+    @contextlib.contextmanager
+    def _wanting(self, pin: pins_pb2.Pin) -> Iterator[None]:
+        """Let workers hold a pin that is not stored yet."""
+        new = self._new_pins[pin.pin_id] = _NewPin(pin)
+        try:
+            yield
+        finally:
+            del self._new_pins[pin.pin_id]
+            new.ended.set()
+
     async def _remove(self, request: pins_pb2.RemovePinRequest) -> pins_pb2.RemovePinResponse:
-        async with self._order:
-            ids = {pin_id for pin_id, pin in self._pins.items() if pin_id == request.pin_id}
-            if not request.pin_id:
-                ids = {pin_id for pin_id, pin in self._pins.items() if pin.owner == request.owner}
-            for pin_id in ids:
-                self._forget(pin_id)
-            reach(Point.SUPERVISOR_UNPINNING)
-            taken = await asyncio.gather(*(self._take_back(request, each) for each in self._serving()))
-        return pins_pb2.RemovePinResponse(removed=max(len(ids), *taken, 0))
+        def is_meant(pin: pins_pb2.Pin | pins_pb2.HeldPin) -> bool:
+            return pin.pin_id == request.pin_id if request.pin_id else pin.owner == request.owner
+
+        for new in [each for each in self._new_pins.values() if is_meant(each.pin)]:
+            await new.ended.wait()
+        ids = [pin_id for pin_id, pin in self._pins.items() if is_meant(pin)]
+        for pin_id in ids:
+            self._forget(pin_id)
+        reach(Point.SUPERVISOR_UNPINNING)
+        taken = await asyncio.gather(*(self._take_back(each) for each in self._serving()))
+        return pins_pb2.RemovePinResponse(removed=max(len(ids), *(sum(map(is_meant, held)) for held in taken), 0))
 
     async def _give(self, worker_id: str, epoch: str | None) -> None:
         """Give one epoch of a worker its pins, again and again with growing pauses, until it has them or ends."""
         pause_s = GIVE_AGAIN_S
         while epoch is not None and self._epoch(worker_id) == epoch:
-            async with self._order:
-                self._expire()
-                holder = next((each for each in self._serving() if each.worker_id == worker_id), None)
-                if holder is None or await self._given(holder):
-                    return
+            self._expire()
+            holder = self._served_by(worker_id)
+            if holder is None or await self._given(holder):
+                return
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
 
@@ -196,64 +232,83 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
         """Let a worker that did not answer have its pins later."""
         assert holder.serving is not None
         self._unanswered[holder.worker_id] = problem
+        self._behind.add(holder.worker_id)
         key = holder.worker_id, holder.serving.epoch
         if key not in self._giving:
-            self._giving[key] = task = asyncio.create_task(self._give_later(*key))
-            task.add_done_callback(lambda _: self._giving.pop(key, None))
+            self._giving[key] = asyncio.create_task(self._give_later(*key))
 
     async def _give_later(self, worker_id: str, epoch: str) -> None:
-        await asyncio.sleep(GIVE_AGAIN_S)
-        await self._give(worker_id, epoch)
+        try:
+            await asyncio.sleep(GIVE_AGAIN_S)
+            await self._give(worker_id, epoch)
+        finally:
+            del self._giving[worker_id, epoch]
 
     async def _given(self, holder: PinHolder) -> bool:
-        """Bring one worker to what is stored: all of its pins, and no other. Return False if it is away."""
-        pins = [pin for pin in self._pins.values() if _lies_at(pin, holder)]
+        """Bring one worker to what is wanted: all of its pins, and no other. Return False if it is away or behind."""
+        self._behind.discard(holder.worker_id)
         reach(Point.SUPERVISOR_GIVING_PINS)
         try:
-            await self._take_others(holder, {pin.pin_id for pin in pins})
-            for pin in pins:
-                await self._put_or_note(pin, holder)
+            await self._take_others(holder)
+            new_pins = [new.pin for new in self._new_pins.values()]
+            ids = {pin.pin_id for pin in (*self._pins.values(), *new_pins) if _lies_at(pin, holder)}
+            for pin_id in ids:
+                await self._bring_or_note(pin_id, holder)
         except ServeError as error:
             log.warning("pins not given worker=%s error=%s", holder.worker_id, error.message)
             self._unanswered[holder.worker_id] = error.message
             return False
+        if holder.worker_id in self._behind:
+            return False
         self._unanswered.pop(holder.worker_id, None)
-        if pins:
-            log.info("pins given worker=%s pins=%d", holder.worker_id, len(pins))
+        if ids:
+            log.info("pins given worker=%s pins=%d", holder.worker_id, len(ids))
         return True
 
-    async def _put_or_note(self, pin: pins_pb2.Pin, holder: PinHolder) -> None:
-        """Put a pin, or note why the worker refuses it. Raises ServeError if it is away."""
-        self._problems.pop((holder.worker_id, pin.pin_id), None)
+    async def _bring_or_note(self, pin_id: str, holder: PinHolder) -> None:
+        """Bring a worker to what is wanted of a pin, or note why it refuses. Raises ServeError if it is away."""
+        self._problems.pop((holder.worker_id, pin_id), None)
         try:
-            await self._put(_as_known_by(holder, pin), holder)
+            await self._bring(pin_id, holder)
         except _REFUSALS as error:
-            log.warning("pin refused worker=%s pin=%s error=%s", holder.worker_id, pin.pin_id, error.message)
-            self._problems[holder.worker_id, pin.pin_id] = error.message
+            log.warning("pin refused worker=%s pin=%s error=%s", holder.worker_id, pin_id, error.message)
+            self._problems[holder.worker_id, pin_id] = error.message
 
-    async def _take_others(self, holder: PinHolder, kept: set[str]) -> None:
-        """Take back the pins that a worker is not to hold. Raises ServeError if it is away.
+    async def _take_back(self, holder: PinHolder) -> list[pins_pb2.HeldPin]:
+        """Take back what a worker is not to hold, and return it; later, if the worker is away."""
+        try:
+            return await self._take_others(holder)
+        except ServeError as error:
+            log.warning("pins not removed worker=%s error=%s", holder.worker_id, error.message)
+            self._give_again(holder, error.message)
+            return []
 
-        It has some where it did not answer while they were undone or removed, or where a supervisor died before it had
-        stored them, or before it had told the worker that they were removed.
+    async def _take_others(self, holder: PinHolder) -> list[pins_pb2.HeldPin]:
+        """Take back the pins that a worker is not to hold, and return them. Raises ServeError if it is away.
+
+        It has some where they were removed, where it did not answer while they were undone or removed, or where a
+        supervisor died before it had stored them, or before it had told the worker that they were removed.
         """
         assert holder.serving is not None
-        address = holder.serving.address
-        listed: pins_pb2.ListPinsResponse = await self._call(address, "List", pins_pb2.ListPinsRequest())
-        for held in listed.held:
-            if held.pin_id not in kept:
-                log.info("pin taken back worker=%s pin=%s", holder.worker_id, held.pin_id)
-                await self._call(address, "Remove", pins_pb2.RemovePinRequest(pin_id=held.pin_id))
+        async with self._turn(holder):
+            listed: pins_pb2.ListPinsResponse = await self._call(
+                holder.serving.address, "List", pins_pb2.ListPinsRequest()
+            )
+        others = [held for held in listed.held if self._wanted(held.pin_id, holder) is None]
+        for held in others:
+            log.info("pin taken back worker=%s pin=%s", holder.worker_id, held.pin_id)
+            await self._bring(held.pin_id, holder)
+        return others
 
-    async def _put_everywhere(self, pin: pins_pb2.Pin, holders: Sequence[PinHolder]) -> list[pins_pb2.HeldPin]:
-        """Put a pin on all of its workers that serve. If one refuses it, the others let it go, and this raises that.
+    async def _put_everywhere(self, pin: pins_pb2.Pin) -> list[pins_pb2.HeldPin]:
+        """Put a new pin on all of its workers that serve. Raises what the first one says that refuses it.
 
         Those that do not answer are given it again later.
         """
-        results = await asyncio.gather(*(self._put(pin, each) for each in holders), return_exceptions=True)
+        holders = [each for each in self._holders() if _lies_at(pin, each)]
+        results = await asyncio.gather(*(self._put_new(pin, each) for each in holders), return_exceptions=True)
         refusal = next((result for result in results if isinstance(result, _REFUSALS)), None)
         if refusal is not None:
-            await self._undo(pin.pin_id, [each for each in holders if each.serving is not None])
             where = holders[results.index(refusal)].worker_id
             raise type(refusal)(f"{where}: {refusal.message}", field=refusal.field)
         held: list[pins_pb2.HeldPin] = []
@@ -267,44 +322,59 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
                 raise result
         return held
 
-    async def _leave_others(self, pin: pins_pb2.Pin) -> None:
-        """Take the earlier pin of this id from the workers that are not to hold it any more."""
-        known = self._pins.get(pin.pin_id)
-        if known is not None:
-            left = [each for each in self._serving() if _lies_at(known, each) and not _lies_at(pin, each)]
-            request = pins_pb2.RemovePinRequest(pin_id=pin.pin_id)
-            await asyncio.gather(*(self._take_back(request, each) for each in left))
-
-    async def _undo(self, pin_id: str, holders: Sequence[PinHolder]) -> None:
-        """Bring the workers back to what is stored: the earlier pin of this id, or none."""
-        known = self._pins.get(pin_id)
-        for holder in holders:
-            try:
-                if known is not None and _lies_at(known, holder):
-                    await self._put(_as_known_by(holder, known), holder)
-                elif holder.serving is not None:
-                    request = pins_pb2.RemovePinRequest(pin_id=pin_id)
-                    await self._call(holder.serving.address, "Remove", request)
-            except ServeError as error:
-                log.warning("pin not undone worker=%s pin=%s error=%s", holder.worker_id, pin_id, error.message)
-                self._give_again(holder, error.message)
-
-    async def _put(self, pin: pins_pb2.Pin, holder: PinHolder) -> pins_pb2.HeldPin:
+    async def _put_new(self, pin: pins_pb2.Pin, holder: PinHolder) -> pins_pb2.HeldPin:
         if holder.serving is None:
             return _absent(pin, holder.worker_id)
+        async with self._turn(holder):
+            return await self._put(pin, holder)
+
+    async def _bring_all(self, pin_id: str, holders: Sequence[PinHolder]) -> None:
+        """Bring workers to what is wanted of a pin, all at once; those that are away, or refuse that, later."""
+        results = await asyncio.gather(*(self._bring(pin_id, each) for each in holders), return_exceptions=True)
+        for holder, result in zip(holders, results, strict=True):
+            if isinstance(result, ServeError):
+                log.warning("pin not changed worker=%s pin=%s error=%s", holder.worker_id, pin_id, result.message)
+                self._give_again(holder, result.message)
+            elif result is not None:
+                raise result
+
+    async def _bring(self, pin_id: str, holder: PinHolder) -> None:
+        """Bring a worker to what is wanted of a pin: it holds that, or none. Raises ServeError."""
+        async with self._turn(holder):
+            serving = self._served_by(holder.worker_id)
+            if serving is None or serving.serving is None:
+                return
+            pin = self._wanted(pin_id, serving)
+            if pin is not None:
+                await self._put(_as_known_by(serving, pin), serving)
+            else:
+                await self._call(serving.serving.address, "Remove", pins_pb2.RemovePinRequest(pin_id=pin_id))
+
+    def _wanted(self, pin_id: str, holder: PinHolder) -> pins_pb2.Pin | None:
+        """Return the pin of this id that a worker is to hold, or None."""
+        new = self._new_pins.get(pin_id)
+        pin = self._pins.get(pin_id) if new is None else new.pin
+        return pin if pin is not None and _lies_at(pin, holder) else None
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, holder: PinHolder) -> AsyncIterator[None]:
+        """Let earlier calls to a worker end first. Raises PeerLost where they do not."""
+        turn = self._turns[holder.worker_id]
+        try:
+            async with asyncio.timeout(CALL_S):
+                await turn.acquire()
+        except TimeoutError:
+            raise PeerLost(f"earlier calls to {holder.worker_id} take more than {CALL_S:g} s") from None
+        try:
+            yield
+        finally:
+            turn.release()
+
+    async def _put(self, pin: pins_pb2.Pin, holder: PinHolder) -> pins_pb2.HeldPin:
+        assert holder.serving is not None
         request = pins_pb2.PutPinRequest(pin=pin, source=self._source(pin, holder))
         reply: pins_pb2.PutPinResponse = await self._call(holder.serving.address, "Put", request)
         return reply.held[0]
-
-    async def _take_back(self, request: pins_pb2.RemovePinRequest, holder: PinHolder) -> int:
-        assert holder.serving is not None
-        try:
-            reply: pins_pb2.RemovePinResponse = await self._call(holder.serving.address, "Remove", request)
-        except ServeError as error:
-            log.warning("pins not removed worker=%s error=%s", holder.worker_id, error.message)
-            self._give_again(holder, error.message)
-            return 0
-        return reply.removed
 
     async def _listed(self, request: pins_pb2.ListPinsRequest, holder: PinHolder) -> pins_pb2.ListPinsResponse:
         assert holder.serving is not None
@@ -352,7 +422,8 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
     def _check_room(self, pin: pins_pb2.Pin) -> None:
         if PIN_ID.fullmatch(pin.pin_id) is None or len(pin.block_hashes) < HASH_BYTES:
             raise InvalidRequest("a pin needs an id of hexadecimal digits, and a block", field="pin_id")
-        others = [each for pin_id, each in self._pins.items() if pin_id != pin.pin_id]
+        all_pins = self._pins | {pin_id: new.pin for pin_id, new in self._new_pins.items()}
+        others = [each for pin_id, each in all_pins.items() if pin_id != pin.pin_id]
         if len(others) >= MOST_PINS:
             raise PinRefused(f"the fleet has {len(others)} pins, and keeps at most {MOST_PINS}", field="pins")
         tokens = sum(len(each.tokens) for each in others)
@@ -381,11 +452,13 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
     def _serving(self) -> list[PinHolder]:
         return [each for each in self._holders() if each.serving is not None]
 
+    def _served_by(self, worker_id: str) -> PinHolder | None:
+        """Return a worker if it serves."""
+        return next((each for each in self._serving() if each.worker_id == worker_id), None)
+
     def _epoch(self, worker_id: str) -> str | None:
-        epochs: Iterable[str] = (
-            each.serving.epoch for each in self._holders() if each.worker_id == worker_id and each.serving is not None
-        )
-        return next(iter(epochs), None)
+        holder = self._served_by(worker_id)
+        return None if holder is None or holder.serving is None else holder.serving.epoch
 
 
 def _as_known_by(holder: PinHolder, pin: pins_pb2.Pin) -> pins_pb2.Pin:

@@ -35,8 +35,18 @@ class Worker(pins_pb2_grpc.PinsServicer):
     going_on: asyncio.Event | None = None
     """Set once it may answer."""
     held: dict[str, pins_pb2.PutPinRequest] = field(default_factory=dict)
+    puts: int = 0
+    """Pins that it was given, held or not."""
+
+    async def until_asked(self) -> None:
+        """Wait until it is given a pin."""
+        puts = self.puts
+        async with asyncio.timeout(5):
+            while self.puts == puts:
+                await asyncio.sleep(0.005)
 
     async def Put(self, request: pins_pb2.PutPinRequest, context: object) -> pins_pb2.PutPinResponse:  # noqa: N802
+        self.puts += 1
         if self.going_on is not None:
             await self.going_on.wait()
         if self.refusal is not None:
@@ -63,7 +73,9 @@ class Worker(pins_pb2_grpc.PinsServicer):
         return pins_pb2.ListPinsResponse(held=held + [hint] * (2 * request.hints), uses=[use])
 
     def _one(self, pin: pins_pb2.Pin) -> pins_pb2.HeldPin:
-        return pins_pb2.HeldPin(worker_id=self.worker_id, pin_id=pin.pin_id, state=pins_pb2.PIN_STATE_READY)
+        return pins_pb2.HeldPin(
+            worker_id=self.worker_id, pin_id=pin.pin_id, state=pins_pb2.PIN_STATE_READY, owner=pin.owner
+        )
 
 
 class Fleet:
@@ -271,10 +283,117 @@ async def test_a_put_whose_caller_goes_away_is_carried_out_or_undone_as_a_whole(
         with pytest.raises(asyncio.CancelledError):
             await putting
         slow.going_on.set()
-        assert await fleet.remove(pin_id="0a") == 0, "it comes after the change"
         expected = 0 if refusal is not None else 1
-        assert fleet.held_at() == {"decode-0": expected, "decode-1": expected}
-        assert len(fleet.store.stored_pins) == expected
+        for name in fleet.workers:
+            await fleet.until_held(name, expected)
+        async with asyncio.timeout(5):
+            while len(fleet.store.stored_pins) != expected:
+                await asyncio.sleep(0.005)
+
+
+async def test_a_worker_that_does_not_answer_keeps_no_other_worker_and_no_other_pin_waiting(monkeypatch) -> None:
+    monkeypatch.setattr(fleet_pins, "CALL_S", 30)
+    async with fleet_of() as fleet, asyncio.timeout(15), asyncio.TaskGroup() as tasks:
+        frozen = fleet.workers["decode-1"]
+        frozen.going_on = asyncio.Event()
+        putting = tasks.create_task(fleet.put(pin_of()))
+        await fleet.until_held("decode-0", 1)
+        giving = tasks.create_task(fleet.pins.give("decode-1"))
+        await fleet.put(pin_of(5), "decode-0")
+        fleet.workers["decode-0"].held.clear()
+        await fleet.pins.give("decode-0")
+        assert set(fleet.workers["decode-0"].held) == {pin_of().pin_id, pin_of(5).pin_id}
+        removing = tasks.create_task(fleet.remove(pin_id=pin_of(5).pin_id))
+        await fleet.until_held("decode-0", 1)
+        assert list(fleet.store.stored_pins) == []
+        assert not any(task.done() for task in (putting, giving, removing))
+        frozen.going_on.set()
+    assert fleet.held_at() == {"prefill-0": 1, "decode-0": 1, "decode-1": 1}
+    assert list(fleet.store.stored_pins) == [pin_of().pin_id]
+
+
+async def test_a_pin_that_is_removed_while_a_worker_is_given_its_pins_is_not_given_to_it() -> None:
+    async with fleet_of("decode-0") as fleet, asyncio.timeout(15):
+        for first in range(3):
+            await fleet.put(pin_of(first))
+        worker = fleet.workers["decode-0"]
+        worker.held.clear()
+        worker.going_on = asyncio.Event()
+        giving = asyncio.create_task(fleet.pins.give("decode-0"))
+        await worker.until_asked()
+        removing = [asyncio.create_task(fleet.remove(pin_id=pin_of(first).pin_id)) for first in range(3)]
+        while fleet.store.stored_pins:
+            await asyncio.sleep(0.005)
+        worker.going_on.set()
+        assert await asyncio.gather(*removing) == [1, 1, 1]
+        await giving
+        assert fleet.held_at() == {"decode-0": 0}
+        assert worker.puts == 4, "three, and the one that was under way"
+
+
+async def test_a_worker_that_is_given_its_pins_keeps_one_that_others_have_not_answered_yet() -> None:
+    async with fleet_of("decode-0", "decode-1") as fleet, asyncio.timeout(15):
+        slow = fleet.workers["decode-1"]
+        slow.going_on = asyncio.Event()
+        putting = asyncio.create_task(fleet.put(pin_of()))
+        await fleet.until_held("decode-0", 1)
+        await fleet.pins.give("decode-0")
+        assert not putting.done()
+        slow.going_on.set()
+        await putting
+        assert fleet.held_at() == {"decode-0": 1, "decode-1": 1}
+
+
+async def test_a_pin_that_comes_while_a_busy_worker_is_given_others_is_given_to_it_later(monkeypatch) -> None:
+    monkeypatch.setattr(fleet_pins, "GIVE_AGAIN_S", 0.01)
+    async with fleet_of("decode-0") as fleet, asyncio.timeout(15):
+        worker = fleet.workers["decode-0"]
+        worker.refusal = PeerLost("it is busy")
+        await fleet.put(pin_of())
+        worker.refusal, worker.going_on = None, asyncio.Event()
+        await worker.until_asked()  # it is given the first one now
+        monkeypatch.setattr(fleet_pins, "CALL_S", 0.05)
+        (held,) = await fleet.put(pin_of(5))
+        assert "earlier calls to decode-0 take more than 0.05 s" in held.problem
+        monkeypatch.setattr(fleet_pins, "CALL_S", 5)
+        worker.going_on.set()
+        await fleet.until_held("decode-0", 2)
+
+
+async def test_a_pin_that_is_put_or_removed_while_it_is_put_already_is_changed_afterwards() -> None:
+    async with fleet_of("decode-0", "decode-1") as fleet, asyncio.timeout(15):
+        slow = fleet.workers["decode-1"]
+        slow.going_on = asyncio.Event()
+        first = asyncio.create_task(fleet.put(pin_of(), "all"))
+        await fleet.until_held("decode-0", 1)
+        second = asyncio.create_task(fleet.put(pin_of(), "decode-1"))
+        await asyncio.sleep(0.05)
+        assert fleet.held_at() == {"decode-0": 1, "decode-1": 0}
+        slow.going_on.set()
+        assert len(await first) == 2
+        assert len(await second) == 1
+        assert fleet.held_at() == {"decode-0": 0, "decode-1": 1}
+        slow.going_on = asyncio.Event()
+        third = asyncio.create_task(fleet.put(pin_of(), "all"))
+        await fleet.until_held("decode-0", 1)
+        removing = asyncio.create_task(fleet.remove(owner="ops"))
+        await asyncio.sleep(0.05)
+        assert not removing.done()
+        slow.going_on.set()
+        await third
+        assert await removing == 1
+        assert fleet.held_at() == {"decode-0": 0, "decode-1": 0}
+        assert fleet.store.stored_pins == {}
+
+
+async def test_removing_an_owners_pins_takes_those_that_only_workers_have_and_no_others() -> None:
+    async with fleet_of("decode-0") as fleet:
+        await fleet.put(pin_of(owner="team"))
+        await fleet.put(pin_of(5))
+        fleet.store.stored_pins.pop(pin_of(owner="team").pin_id)
+        fleet.pins = fleet.restarted()
+        assert await fleet.remove(owner="team") == 1
+        assert list(fleet.workers["decode-0"].held) == [pin_of(5).pin_id]
 
 
 async def test_hints_are_listed_where_they_are_asked_for_and_not_more_than_fit(monkeypatch) -> None:
