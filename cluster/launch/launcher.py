@@ -37,6 +37,7 @@ from twostroke.config import PACED_PREFIX, ClusterConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.models.catalog.places import locate
+from twostroke.models.weights.stored.check import check_weights
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
     from cluster.launch.supervisor_client import SupervisorClient
@@ -283,12 +284,12 @@ class _Launch:
 
 
 def _with_absolute_model(config: ClusterConfig) -> ClusterConfig:
-    """Make a model's folder absolute, because workers have another working directory.
+    """Make a model's folder or file absolute, because workers have another working directory.
 
     Its public name stays the same.
     """
     model = config.model
-    if model.is_paced or not Path(model.model).is_dir():
+    if model.is_paced or not Path(model.model).exists():
         return config
     absolute = model.replace(model=str(Path(model.model).resolve()), served_model_name=model.public_name)
     return config.replace(model=absolute)
@@ -300,4 +301,6 @@ def _model_dir(config: ClusterConfig) -> str:
     if model.is_paced:
         PacedSpec.parse(model.model.removeprefix(PACED_PREFIX)).page_bytes_for(config.cache.block_size)
         return ""
-    return str(locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype))
+    directory = locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype)
+    check_weights(directory)
+    return str(directory)

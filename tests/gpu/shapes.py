@@ -58,6 +58,9 @@ class RandomSource:
         # So that no layer makes its input much larger or smaller, whatever its width.
         return tensor.normal_(0.0, shape[-1] ** -0.5, generator=self.generator).to(self.device)
 
+    def take_matrix(self, name: str, rows: int, inputs: int) -> torch.Tensor:
+        return self.take(name, rows, inputs)
+
 
 def decode_batch(contexts: Sequence[int], tables: np.ndarray, vocab: int) -> Batch:  # type: ignore[type-arg]
     """One greedy token each; row n of `tables` holds the pages of sequence n."""

@@ -13,6 +13,7 @@
 #include "check.h"
 #include "fused.h"
 #include "linear.h"
+#include "stored.h"
 
 using namespace twostroke;
 
@@ -189,6 +190,46 @@ void check_norms(int64_t width) {
     expect(is_same, "rows of an embedding of width " + std::to_string(width));
 }
 
+// Codes of a file: vectors unpack what `gather_stored` reads one by one. Inputs are integers that int8 holds.
+void check_stored(const Layout &layout) {
+    const int64_t outputs = 70, inputs = 256, panels = 3, most = 29, groups = inputs / layout.group;
+    std::uniform_int_distribution<int> byte(0, 255), input(-127, 127);
+    std::vector<uint8_t> codes(size_t(panels * inputs / unit_of(layout) * unit_bytes(layout) + 65536));
+    for (auto &value : codes) value = uint8_t(byte(source));
+    std::vector<float> scales(size_t(panels * groups * PANEL));
+    for (auto &scale : scales) scale = float(1 + byte(source)) / 4096;
+    Linear w = {codes.data(), scales.data(), nullptr, nullptr, outputs, inputs, CODES, false};
+    w.layout = layout;
+    std::vector<int32_t> tokens;
+    for (int64_t o = 0; o < outputs; o++) tokens.push_back(int32_t(o));
+    std::vector<float> weights(size_t(outputs * inputs));
+    gather_stored(w, tokens.data(), outputs, weights.data());
+    std::vector<uint16_t> x;
+    for (int64_t i = 0; i < most * inputs; i++) x.push_back(to_bfloat16(float(i % 16 ? input(source) : 127)));
+    auto product = [&](int64_t rows) {
+        std::vector<float> y(size_t(rows * outputs), 99.0f);
+        Prepared prepared;
+        linear(&two_threads, w, {x.data(), inputs, rows, y.data(), outputs}, Into::FLOAT32, prepared);
+        return y;
+    };
+    const std::string what = "codes of " + std::to_string(layout.bits) + " bits" + (layout.is_fp4 ? " of FP4" : "");
+    const auto all = product(most);
+    bool is_exact = true, is_independent = true;
+    for (int64_t r = 0; r < most; r++)
+        for (int64_t o = 0; o < outputs; o++) {
+            double truth = 0;
+            for (int64_t i = 0; i < inputs; i++)
+                truth += double(as_float(x[size_t(r * inputs + i)])) * double(weights[size_t(o * inputs + i)]);
+            is_exact = is_exact && is_close(all[size_t(r * outputs + o)], truth, 1e-5, 0.02);
+        }
+    for (int64_t rows : {1, 2, 3, 4, 8, 9, 13}) {
+        const auto some = product(rows);
+        is_independent = is_independent && std::equal(some.begin(), some.end(), all.begin());
+    }
+    expect(is_exact, what + ": not what loops give");
+    expect(is_independent, what + ": a row depends on its neighbours");
+}
+
 }  // namespace
 
 int main() {
@@ -198,6 +239,10 @@ int main() {
     for (auto [outputs, inputs] : {std::pair<int64_t, int64_t>{1, 64}, {70, 192}})
         for (bool is_gated : {false, true}) check_product(outputs, inputs, true, is_gated, is_gated ? SILU : NONE);
     for (int64_t width : {1, 16, 96, 100, 576}) check_norms(width);
+    for (const Layout &layout : {Layout{4, 0, 32, 8, Scales::FLOAT32, Mins::NONE}, Layout{4, 1, 32, 12, Scales::FLOAT32, Mins::NONE},
+                                 Layout{5, 0, 64, 16, Scales::FLOAT32, Mins::NONE}, Layout{6, 0, 16, 32, Scales::FLOAT32, Mins::NONE},
+                                 Layout{8, 0, 256, 0, Scales::FLOAT32, Mins::NONE}})
+        check_stored(layout);
 #if !defined(ONLY_PRODUCTS)  // which is all that some variants have of their own
     check_attention();
 #endif

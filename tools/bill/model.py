@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tools.bill.options import BillFlags, ModelFlags
 from twostroke.config import PACED_PREFIX, ScheduleConfig
@@ -23,11 +23,11 @@ from twostroke.models.memory_needs import (
     packed_weights,
     plain_weights,
     step_bytes,
+    stored_weights,
     working_bytes,
 )
 from twostroke.models.spec import ModelSpec
-
-GGUF_SUFFIX: Final = ".gguf"
+from twostroke.models.weights.stored.model_files import GGUF_SUFFIX, LayoutOf, layouts_in, layouts_of_gguf
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,8 @@ def billed_model(flags: BillFlags) -> BilledModel:
         )
     group = LayerGroup(_attention_of(spec), spec.layers, spec.kv_heads, spec.head_dim)
     on_gpu = flags.memory.device_memory_bytes is not None
-    weights, kind = _weights(spec, model, on_gpu=on_gpu)
+    layouts = _layouts_of(model)
+    weights, kind = _weights(spec, model, layouts, on_gpu=on_gpu)
     working = _working_on_gpu(spec, model) if on_gpu else _working_on_cpu(spec, model)
     return BilledModel(model.model, longest, (group,), 0, spec.has_key_bias, weights, kind, working)
 
@@ -113,10 +114,21 @@ def _paced(model: ModelFlags, block_size: int) -> BilledModel:
     return BilledModel(model.model, longest, (), page_bytes, False, WeightBytes(0, 0), "none", 0)
 
 
-def _weights(spec: ModelSpec, model: ModelFlags, *, on_gpu: bool) -> tuple[WeightBytes, str]:
+def _layouts_of(model: ModelFlags) -> LayoutOf | None:
+    """Return the layouts of quantised files; None for plain numbers, and for a directory that has its config alone."""
+    path = Path(model.model).expanduser()
+    if path.suffix == GGUF_SUFFIX and path.is_file():
+        return layouts_of_gguf(path)
+    directory = path if path.is_dir() else places.locate(model.model, model.dtype)
+    return None if directory is None else layouts_in(directory)
+
+
+def _weights(spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None, *, on_gpu: bool) -> tuple[WeightBytes, str]:
     """Native kernels pack bfloat16 and int8; every other dtype is torch's on CPUs, and all are on devices."""
     if on_gpu or model.dtype != "bfloat16":
         return plain_weights(spec, model.dtype), model.dtype
+    if layouts is not None:
+        return stored_weights(spec, layouts), "packed as in the file"
     is_int8 = model.weights == "int8"
     return packed_weights(spec, is_int8=is_int8), f"packed {'int8' if is_int8 else model.dtype}"
 

@@ -12,7 +12,10 @@ PACED_PREFIX = "paced:"
 
 
 class ModelConfig(Settings):
-    model: str = setting(DEFAULT_MODEL, help="a name of the catalogue, a directory, a hub id, or paced:SPEC")
+    model: str = setting(
+        DEFAULT_MODEL,
+        help="a name of the catalogue (NAME:gguf: its file as it is), a directory, a GGUF file, a hub id or paced:SPEC",
+    )
     served_model_name: str | None = setting(None, unit="NAME", help="what clients call it", default_text="as --model")
     dtype: str = setting(
         "bfloat16", choices=("bfloat16", "float16", "float32"), help="number format of weights and activations"

@@ -22,8 +22,9 @@ from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.form import LAYOUT_VERSION, Conversion, KvForm, PageShape, page_form
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages
-from twostroke.models.memory_needs import packed_weights, plain_weights
+from twostroke.models.memory_needs import packed_weights, plain_weights, stored_weights
 from twostroke.models.weights.digest import DIGEST_BYTES, weights_digest
+from twostroke.models.weights.stored.model_files import layouts_in
 from twostroke.profiler import Profiler
 from twostroke.scheduler.batch import Runner
 from twostroke.scheduler.lateness import WaitingPrompts
@@ -213,18 +214,22 @@ def _build_on_cpu(
         conversion = replace(conversion, has_pieces=is_native and shape.block % PIECE_TOKENS == 0)
     fingerprint = f"{facts.fingerprint}{NATIVE_ORDER if is_native else ''}{arithmetic}"
     in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads)
-    weights = _weights_use(config, spec, is_packed=built.runner.has_packed_weights)
+    weights = _weights_use(config, spec, model_dir, is_packed=built.runner.has_packed_weights)
     model = replace(facts, fingerprint=fingerprint, conversion=conversion)
     return replace(built, model=model, kernels=in_use, weights=weights)
 
 
-def _weights_use(config: WorkerConfig, spec: ModelSpec, *, is_packed: bool) -> MemoryUse:
+def _weights_use(config: WorkerConfig, spec: ModelSpec, model_dir: Path, *, is_packed: bool) -> MemoryUse:
     from twostroke.models.weights.packed_file import mapped_bytes
     from twostroke.models.weights.packed_weights import packed_folder
 
     if not is_packed:
         return MemoryUse("weights", plain_weights(spec, config.model.dtype, with_head=config.can_sample).total, None)
-    billed = packed_weights(spec, is_int8=config.model.weights == "int8", with_head=config.can_sample)
+    layouts = layouts_in(model_dir)
+    if layouts is not None:
+        billed = stored_weights(spec, layouts, with_head=config.can_sample)
+    else:
+        billed = packed_weights(spec, is_int8=config.model.weights == "int8", with_head=config.can_sample)
     return MemoryUse("weights", billed.total, mapped_bytes(packed_folder()) or None)
 
 
@@ -237,7 +242,7 @@ def _build_on_device(
     from twostroke.engine.accelerator import accelerator_for
     from twostroke.engine.device_build import DevicePlan, make_device_runner
     from twostroke.kernels.nibble_pool import check_shape
-    from twostroke.models.weights.files import TensorFiles
+    from twostroke.models.weights.stored.formats import open_weights
 
     if config.model.weights == "int8":
         raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="weights")
@@ -256,7 +261,7 @@ def _build_on_device(
     conversion = _conversion_of(config, spec.page_shape(config.cache.block_size), centers)
 
     def load(memory: DeviceMemory) -> Loaded:
-        with TensorFiles(model_dir, plan.torch_dtype, device) as files:
+        with open_weights(model_dir, plan.torch_dtype, device) as files:
             return make_device_runner(plan, files, memory.tensor, accelerator_for(device)), DEVICE, None
 
     facts = replace(facts, conversion=conversion)
@@ -273,9 +278,9 @@ def _key_centers(model_dir: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.
     from twostroke.models.families.table import named
     from twostroke.models.key_centers import key_centers
     from twostroke.models.weights.balanced_keys import balanced
-    from twostroke.models.weights.files import TensorFiles
+    from twostroke.models.weights.stored.formats import open_weights
 
-    with TensorFiles(model_dir, dtype) as files:
+    with open_weights(model_dir, dtype) as files:
         return key_centers(balanced(named(files, spec), spec), spec)
 
 

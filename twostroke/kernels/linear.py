@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from twostroke.kernels.activation import Activation
+from twostroke.kernels.stored import Weight, plain
 
 FUNCTIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "silu": functional.silu,
@@ -28,21 +29,21 @@ class Linear(Protocol):
 class Linears(Protocol):
     """Makes the products of a model in the form that its kernels want."""
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """For `weight` [out, in]."""
 
-    def activated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> Linear:
+    def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> Linear:
         """The activation of x W^T + b. Where it is gated, y has half as many columns."""
 
 
 class TorchLinears:
     """Products that torch computes, on any device."""
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        return make_linear(weight, bias)
+    def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
+        return make_linear(plain(weight), bias)
 
-    def activated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> Linear:
-        return ActivatedLinear(make_linear(weight, bias), activation)
+    def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> Linear:
+        return ActivatedLinear(make_linear(plain(weight), bias), activation)
 
 
 class ActivatedLinear:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from twostroke.errors import ConfigError
 from twostroke.kernels.activation import Activation
 from twostroke.kernels.linear import Linear, activated, make_linear
+from twostroke.kernels.stored import Weight, plain
 
 SIZES: Final = (4, 16, 64)
 """Rows of a tile. The first is always used: it costs what one row does, where weights must be read anyway."""
@@ -64,15 +65,16 @@ class SteadyLinears:
         self._tried: dict[tuple[torch.Size, torch.dtype, bool], tuple[int, ...]] = {}
         """Sizes that agree, by what a library picks its kernel by."""
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> SteadyLinear:
+    def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> SteadyLinear:
+        weight = plain(weight)
         kind = (weight.shape, weight.dtype, bias is not None)
         if kind not in self._tried:
             trial = make_linear(telling_weight(weight), None if bias is None else torch.zeros_like(bias))
             self._tried[kind] = agreeing_sizes(trial, weight.shape[1], weight.dtype)
         return SteadyLinear(make_linear(weight, bias), self._tried[kind])
 
-    def activated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> SteadyActivated:
-        return SteadyActivated(self.linear(weight, bias), len(weight) // activation.width, activation)
+    def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> SteadyActivated:
+        return SteadyActivated(self.linear(weight, bias), len(plain(weight)) // activation.width, activation)
 
 
 def telling_weight(like: torch.Tensor) -> torch.Tensor:

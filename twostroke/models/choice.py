@@ -21,6 +21,7 @@ from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import Model, Transformer
 from twostroke.models.weights.packed_weights import PackedModel
 from twostroke.models.weights.products import load_weights
+from twostroke.models.weights.stored.model_files import layouts_in
 
 
 def load_model(
@@ -39,6 +40,12 @@ def load_model(
     Raises ConfigError where int8 weights are asked for and there is no kernel for them, and where torch cannot keep
     what `is_deterministic` asks for; the native call always does.
     """
+    if is_int8 and layouts_in(directory) is not None:
+        raise ConfigError(
+            "--weights int8 rounds weights that are plain numbers, but those of this model are quantised already; "
+            "leave --weights away to serve them as they are",
+            field="weights",
+        )
     if kernels is not None and isinstance(backend, NativeAttention) and dtype == SERVED:
         linears = functools.partial(_native_linears, kernels, backend.team, is_int8)
         weights = PackedModel(directory, spec, dtype, is_int8, linears).load(with_head=with_head)

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from twostroke.kernels.attention import AttentionStep
 from twostroke.kernels.elementwise import Elementwise
+from twostroke.kernels.stored import plain
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.tensors import DenseWeights, DeviceLayer, DeviceWeights
 
@@ -62,4 +63,4 @@ class DeviceModel:
 
 
 def _dense(x: torch.Tensor, weights: DenseWeights) -> torch.Tensor:
-    return functional.linear(x, weights.weight, weights.bias)
+    return functional.linear(x, plain(weights.weight), weights.bias)

@@ -6,15 +6,24 @@ count with this module.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Final
 
 from twostroke.config import MIN_PAGES, CacheConfig
 from twostroke.errors import ConfigError
-from twostroke.kernels.cpu.packing import LARGE_PAGE_BYTES, copied_bytes, matrix_bytes, padded
+from twostroke.kernels.cpu.packing import (
+    BFLOAT16_BYTES,
+    LARGE_PAGE_BYTES,
+    copied_bytes,
+    matrix_bytes,
+    padded,
+    stored_bytes,
+)
 from twostroke.kv_cache.form import FORMS, AnyForm, PageShape
 from twostroke.kv_cache.pool_size import SCRATCH_PAGES, enough_pages
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.stored.model_files import LayoutOf
 
 CONTEXT_BYTES: Final = 1 << 30
 """For what we do not count on a device: the driver's context, libraries' workspaces, recorded graphs, fragmentation."""
@@ -52,6 +61,53 @@ def packed_weights(spec: ModelSpec, *, is_int8: bool, with_head: bool = True) ->
     embedding = copied_bytes(spec.table_bytes("bfloat16")) + copied_bytes(spec.position_bytes("bfloat16"))
     layers = spec.layers * layer
     return WeightBytes(padded(embedding + layers + head, LARGE_PAGE_BYTES), layers + head * with_head)
+
+
+def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = True) -> WeightBytes:
+    """Return the weights as the native CPU kernels hold those of a quantised file: one file for all workers of a host.
+
+    A table that is quantised and tied to the head is there once.
+    """
+    q_rows, kv_rows, hidden, inner = (
+        *(spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim),
+        *(spec.hidden_size, spec.intermediate_size),
+    )
+    layers = 0
+    for layer in range(spec.layers):
+        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        qkv = [(f"{attention}.{part}_proj", rows) for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))]
+        layers += _product_bytes(qkv, hidden, layout_of)
+        layers += _product_bytes([(f"{attention}.o_proj", hidden)], q_rows, layout_of)
+        is_gated = spec.activation.is_gated
+        firsts = [(f"{mlp}.{part}_proj", inner) for part in (("gate", "up") if is_gated else ("up",))]
+        layers += _product_bytes(firsts, hidden, layout_of, is_gated=is_gated)
+        layers += _product_bytes([(f"{mlp}.down_proj", hidden)], inner, layout_of)
+    is_coded = layout_of("model.embed_tokens.weight") is not None
+    table = copied_bytes(spec.vocab_size * hidden * BFLOAT16_BYTES)
+    if is_coded:
+        table = _product_bytes([("model.embed_tokens", spec.vocab_size)], hidden, layout_of)
+    head = table
+    if not spec.tie_word_embeddings or not is_coded:
+        name = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
+        head = _product_bytes([(name, spec.vocab_size)], hidden, layout_of)
+    own = head if not (is_coded and spec.tie_word_embeddings) else 0
+    positions = copied_bytes(spec.position_bytes("bfloat16"))
+    return WeightBytes(padded(table + positions + layers + own, LARGE_PAGE_BYTES), layers + head * with_head)
+
+
+def _product_bytes(parts: list[tuple[str, int]], inputs: int, layout_of: LayoutOf, *, is_gated: bool = False) -> int:
+    """Return the bytes of matrices one below the other: neighbours in one layout are one matrix."""
+    layouts = [(layout_of(f"{name}.weight"), rows) for name, rows in parts]
+    if is_gated and layouts[0][0] != layouts[1][0]:
+        return matrix_bytes(layouts[0][1], inputs, is_int8=False, is_gated=True)
+    total = 0
+    for layout, neighbours in itertools.groupby(layouts, key=lambda each: each[0]):
+        rows = sum(rows for _, rows in neighbours)
+        if layout is not None:
+            total += stored_bytes(rows, inputs, layout, is_gated=is_gated)
+        else:
+            total += matrix_bytes(rows // 2 if is_gated else rows, inputs, is_int8=False, is_gated=is_gated)
+    return total
 
 
 def plain_weights(spec: ModelSpec, dtype: str, *, with_head: bool = True) -> WeightBytes:

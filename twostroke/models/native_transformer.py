@@ -21,7 +21,7 @@ class NativeTransformer:
     def __init__(self, spec: ModelSpec, weights: ModelWeights, backend: NativeAttention, kernels: Kernels) -> None:
         self._backend = backend
         model = ForwardModel(
-            embedding=weights.embedding,
+            embedding=weights.embedding if isinstance(weights.embedding, torch.Tensor) else _packed(weights.embedding),
             layers=[_layer(layer) for layer in weights.layers],
             norm=_norm(weights.norm),
             head=None if weights.head is None else _packed(weights.head),
@@ -30,7 +30,7 @@ class NativeTransformer:
             head_dim=spec.head_dim,
             epsilon=spec.norm_epsilon,
             positions=weights.positions,
-            embedding_scale=torch.tensor(spec.embedding_scale, dtype=weights.embedding.dtype).item(),
+            embedding_scale=torch.tensor(spec.embedding_scale, dtype=torch.bfloat16).item(),
             final_softcap=spec.final_softcap,
             is_parallel=spec.is_parallel,
         )

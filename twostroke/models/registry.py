@@ -16,6 +16,7 @@ from twostroke.models.families.ropes import KINDS
 from twostroke.models.families.table import FAMILIES
 from twostroke.models.families.tensors import Family
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.stored.schemes import scheme_of
 
 
 def read_spec(directory: Path, max_model_len: int | None = None) -> ModelSpec:
@@ -68,8 +69,7 @@ def _family(published: PublishedConfig) -> Family:
 def _refuse_unknown_features(published: PublishedConfig) -> None:
     quantization = published.raw.get("quantization_config")
     if quantization is not None:
-        method = quantization.get("quant_method", "of unknown method")
-        raise published.refusal(f"quantised weights ({method})")
+        scheme_of(quantization, str(published.directory / "config.json"))
     for key in ("num_experts", "num_local_experts"):
         if getattr(published.config, key, None):
             raise published.refusal(f"a mixture of experts ({key})")

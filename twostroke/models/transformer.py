@@ -58,7 +58,9 @@ class Transformer:
         return reference.capped(self._weights.head(self._norm(x, self._weights.norm)), self._spec.final_softcap)
 
     def _embedded(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        x = self._weights.embedding[tokens]
+        embedding = self._weights.embedding
+        assert isinstance(embedding, torch.Tensor), "torch takes plain numbers"
+        x = embedding[tokens]
         if self._spec.embedding_scale != 1:
             x = x * torch.tensor(self._spec.embedding_scale, dtype=x.dtype, device=x.device)
         return x if self._weights.positions is None else x + self._weights.positions[positions]

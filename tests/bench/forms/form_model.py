@@ -27,7 +27,7 @@ from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.balanced_keys import balanced
-from twostroke.models.weights.files import TensorFiles
+from twostroke.models.weights.stored.formats import open_weights
 
 BLOCK: Final = 16
 CHUNK: Final = 256
@@ -70,7 +70,7 @@ def local_model(config: ModelConfig, threads: int) -> Iterator[LocalModel]:
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     try:
         spec = read_spec(directory)
-        with TensorFiles(directory, getattr(torch, config.dtype)) as files:
+        with open_weights(directory, getattr(torch, config.dtype)) as files:
             centers = key_centers(balanced(files, spec), spec)
         yield LocalModel(config, directory, spec, tokenizer, kernels, team, centers)
     finally:

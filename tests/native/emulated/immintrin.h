@@ -137,6 +137,16 @@ inline __m512i _mm512_srai_epi16(__m512i x, unsigned n) {
     typedef int16_t I16 __attribute__((vector_size(64)));
     return (__m512i)((I16)x >> n);
 }
+inline __m512i _mm512_or_si512(__m512i a, __m512i b) { return a | b; }
+inline __m512i _mm512_xor_si512(__m512i a, __m512i b) { return a ^ b; }
+inline __m512i _mm512_broadcast_i32x4(__m128i x) {
+    return (__m512i)emulated::lanes<emulated::U8>([=](size_t i) { return ((const uint8_t *)&x)[i % 16]; });
+}
+inline __m512i _mm512_shuffle_epi8(__m512i x, __m512i at) {
+    const auto from = (emulated::U8)x, chosen = (emulated::U8)at;
+    return (__m512i)emulated::lanes<emulated::U8>(
+        [=](size_t i) { return chosen[i] & 128 ? uint8_t(0) : from[i / 16 * 16 + chosen[i] % 16]; });
+}
 inline __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
 inline __m512i _mm512_add_epi32(__m512i a, __m512i b) { return (__m512i)((emulated::U32)a + (emulated::U32)b); }
 inline __m512i _mm512_add_epi16(__m512i a, __m512i b) { return (__m512i)((emulated::U16)a + (emulated::U16)b); }

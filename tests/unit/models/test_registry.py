@@ -125,7 +125,7 @@ def test_rope_scaling_stretches_the_served_length(tmp_path: Path) -> None:
     ("changes", "named"),
     [
         ({"hidden_act": "relu2"}, "activation 'relu2'"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantised weights (awq)"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised weights (bitsandbytes)"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope type 'dynamic'"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"model_type": "never-heard-of"}, "never-heard-of"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
+from collections.abc import Callable
 from typing import BinaryIO, Final, Protocol
 
 import numpy as np
@@ -19,6 +21,9 @@ class Arena(Protocol):
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor`'s elements end to end, behind what was copied before."""
+
+    def place(self, shape: tuple[int, ...], make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The elements of what `make` returns, uint8 of this shape; it is called only where they are not there yet."""
 
 
 class PrivateArena:
@@ -37,6 +42,9 @@ class PrivateArena:
         self._free = self._free[copied_bytes(count) :]
         return place.copy_(tensor)
 
+    def place(self, shape: tuple[int, ...], make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return self.copy(_checked(make(), shape))
+
 
 class WritingArena:
     """Writes into a file what a `MappedArena` will find there."""
@@ -50,6 +58,9 @@ class WritingArena:
         self._file.write(content.data)
         self._file.write(bytes(copied_bytes(len(content)) - len(content)))
         return whole
+
+    def place(self, shape: tuple[int, ...], make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return self.copy(_checked(make(), shape))
 
     def finish(self) -> None:
         """Fill up the last large page."""
@@ -67,10 +78,21 @@ class MappedArena:
         self._offset = 0
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        offset, count = self._offset, tensor.numel()
-        assert offset + _bytes_of(tensor) <= len(self._bytes), "the file was written for these tensors"
-        self._offset += copied_bytes(_bytes_of(tensor))
-        return torch.frombuffer(self._bytes, dtype=tensor.dtype, count=count, offset=offset).view(tensor.shape)
+        return self._next(tensor.dtype, tensor.shape)
+
+    def place(self, shape: tuple[int, ...], make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return self._next(torch.uint8, shape)
+
+    def _next(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        offset, count = self._offset, math.prod(shape)
+        assert offset + count * dtype.itemsize <= len(self._bytes), "the file was written for these tensors"
+        self._offset += copied_bytes(count * dtype.itemsize)
+        return torch.frombuffer(self._bytes, dtype=dtype, count=count, offset=offset).view(shape)
+
+
+def _checked(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    assert (tensor.dtype, tensor.shape) == (torch.uint8, shape), "what another worker will expect here"
+    return tensor
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:

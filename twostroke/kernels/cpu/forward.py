@@ -46,6 +46,7 @@ class NativeModel(ctypes.Structure):
 
     _fields_ = (
         ("embedding", _POINTER),
+        ("table", ctypes.POINTER(NativeLinear)),
         ("layers", ctypes.POINTER(NativeLayer)),
         ("layer_count", _NUMBER),
         ("norm", NativeNorm),
@@ -102,7 +103,8 @@ class ForwardLayer:
 class ForwardModel:
     """What a forward pass computes with: bfloat16 tensors and packed weights."""
 
-    embedding: torch.Tensor
+    embedding: torch.Tensor | PanelLinear
+    """bfloat16 [vocab, hidden], or the product with it in a file's form."""
     layers: Sequence[ForwardLayer]
     norm: ForwardNorm
     head: PanelLinear | None
@@ -125,18 +127,21 @@ class NativeForward:
         self._run = kernels.function("twostroke_forward_run", (_POINTER, _POINTER, ctypes.POINTER(NativeCall)))
         self._team = team
         self._head = model.head
-        assert model.embedding.is_contiguous(), "the kernel walks it by index"
+        table = model.embedding if isinstance(model.embedding, PanelLinear) else None
+        plain = model.embedding if isinstance(model.embedding, torch.Tensor) else None
+        assert plain is None or plain.is_contiguous(), "the kernel walks it by index"
         self._keep: list[Any] = [model]
         """What the native model points into."""
         layers = (NativeLayer * len(model.layers))(*(self._layer(layer) for layer in model.layers))
         self._keep.append(layers)
         native = NativeModel(
-            embedding=model.embedding.data_ptr(),
+            embedding=None if plain is None else plain.data_ptr(),
+            table=None if table is None else ctypes.pointer(table.native),
             layers=layers,
             layer_count=len(layers),
             norm=self._row_norm(model.norm),
             head=None if model.head is None else ctypes.pointer(model.head.native),
-            hidden=model.embedding.shape[1],
+            hidden=len(model.norm.weight),
             heads=model.heads,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
@@ -164,7 +169,7 @@ class NativeForward:
         if sampled is not None:
             assert self._head is not None, "sampling on a worker without a head"
             assert sampled.dtype == torch.int64
-            logits = torch.empty(len(sampled), self._head.native.outputs)
+            logits = torch.empty(len(sampled), self._head.outputs)
             call.sampled, call.samples, call.logits = sampled.data_ptr(), len(sampled), logits.data_ptr()
         self._run(self._address, None if self._team is None else self._team.address, call)
         return logits

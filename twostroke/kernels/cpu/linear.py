@@ -1,9 +1,10 @@
-"""Products with weights packed for the native kernels: bfloat16, or int8 with a scale per group of inputs."""
+"""Products with weights packed for the native kernels: bfloat16, int8 with a scale per group of inputs, or codes."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -13,15 +14,42 @@ from twostroke.kernels.activation import ACTIVATIONS, Activation
 from twostroke.kernels.cpu.arena import Arena, PrivateArena
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.packing import GROUP, PANEL, is_quantised
+from twostroke.kernels.cpu.stored_packing import PackedMatrix, ordered
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.layout import MINS, SCALES, Layout
+from twostroke.kernels.stored import Matrix, StoredMatrix, Weight, can_stack, stacked
 
-BFLOAT16, INT8 = 0, 1
+BFLOAT16, INT8, CODES, FP8 = 0, 1, 2, 3
 """`Kind` of native/linear.h."""
 
 INTO_BFLOAT16: Final = 0
 
 SERVED: Final = torch.bfloat16
 """The dtype of the activations, and of the weights before they are packed."""
+
+
+class NativeLayout(ctypes.Structure):
+    """`Layout` of native/linear.h, field by field."""
+
+    _fields_ = (
+        ("bits", ctypes.c_int32),
+        ("is_fp4", ctypes.c_int32),
+        ("group", ctypes.c_int32),
+        ("offset", ctypes.c_int32),
+        ("scales", ctypes.c_int32),
+        ("mins", ctypes.c_int32),
+    )
+
+    @classmethod
+    def of(cls, layout: Layout) -> NativeLayout:
+        return cls(
+            bits=layout.bits,
+            is_fp4=layout.is_fp4,
+            group=layout.group,
+            offset=12 if layout.is_fp4 else layout.offset,  # which makes the numbers of FP4, in halves, unsigned
+            scales=SCALES.index(layout.scales),
+            mins=MINS.index(layout.mins),
+        )
 
 
 class NativeLinear(ctypes.Structure):
@@ -37,14 +65,29 @@ class NativeLinear(ctypes.Structure):
         ("kind", ctypes.c_int32),
         ("is_gated", ctypes.c_int32),
         ("activation", ctypes.c_int32),
+        ("mins", ctypes.c_void_p),
+        ("supers", ctypes.c_void_p),
+        ("factors", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
+        ("next", ctypes.c_void_p),
+        ("layout", NativeLayout),
     )
 
 
 class PanelLinear:
     """One weight in panels. `native` is what other kernels take; it lives as long as this."""
 
-    def __init__(self, product: Callable[..., None], team: Team | None, native: NativeLinear, keep: Any) -> None:
+    def __init__(
+        self,
+        product: Callable[..., None],
+        team: Team | None,
+        native: NativeLinear,
+        keep: Any,
+        outputs: int | None = None,
+    ) -> None:
+        """`outputs`: those of a chain of products; of the first alone where it is None."""
         self.native = native
+        self.outputs: int = native.outputs if outputs is None else outputs
         self._product = product
         self._team = team
         self._keep = keep
@@ -57,7 +100,7 @@ class PanelLinear:
             x = functional.pad(x, (0, short))
         if x.stride(1) != 1:
             x = x.contiguous()
-        y = torch.empty(len(x), self.native.outputs, dtype=torch.bfloat16)
+        y = torch.empty(len(x), self.outputs, dtype=torch.bfloat16)
         team = None if self._team is None else self._team.address
         self._product(team, self.native, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), y.stride(0), INTO_BFLOAT16)
         return y
@@ -79,11 +122,28 @@ class NativeLinears:
         self._is_int8 = is_int8
         self._arena = arena or PrivateArena()
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PanelLinear:
-        return self._pack(weight, bias, len(weight), None)
+    def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> PanelLinear:
+        if isinstance(weight, torch.Tensor):
+            return self._pack(weight, bias, len(weight), None)
+        parts = _merged(weight)
+        sizes = [_rows(part) for part in parts]
+        biases = [None] * len(parts) if bias is None else torch.split(bias, sizes)
+        products = [
+            self._stored(part, of, None) if isinstance(part, StoredMatrix) else self._pack(part, of, len(part), None)
+            for part, of in zip(parts, biases, strict=True)
+        ]
+        for product, following in itertools.pairwise(products):
+            product.native.next = ctypes.addressof(following.native)
+        first = products[0]
+        return PanelLinear(self._product, self._team, first.native, products, sum(sizes))
 
-    def activated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> PanelLinear:
+    def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> PanelLinear:
         """The activation of x W^T + b. If it is gated, the first half of those are gates, the second half values."""
+        if not isinstance(weight, torch.Tensor):
+            merged = _merged(weight)
+            if len(merged) == 1 and isinstance(merged[0], StoredMatrix):
+                return self._stored(merged[0], bias, activation)
+            weight = _stacked_plain(weight)
         outputs = len(weight) // activation.width
         if activation.is_gated:
             weight, bias = _interleaved(weight), None if bias is None else _interleaved(bias[:, None])[:, 0]
@@ -110,6 +170,78 @@ class NativeLinears:
             keep.append(functional.pad(bias.float(), (0, -len(bias) % PANEL)))
             native.bias = keep[-1].data_ptr()
         return PanelLinear(self._product, self._team, native, keep)
+
+    def _stored(self, matrix: StoredMatrix, bias: torch.Tensor | None, activation: Activation | None) -> PanelLinear:
+        layout, is_gated = matrix.layout, activation is not None and activation.is_gated
+        if not layout.can_pack(matrix.inputs):
+            weight = _plain(matrix)
+            return self.linear(weight, bias) if activation is None else self.activated(weight, bias, activation)
+        packed = PackedMatrix(matrix, self._arena, is_gated=is_gated)
+        native = NativeLinear(
+            outputs=matrix.rows // 2 if is_gated else matrix.rows,
+            inputs=matrix.inputs,
+            kind=FP8 if layout.is_fp8 else CODES,
+            panels=_address(packed.codes),
+            scales=_address(packed.scales),
+            mins=_address(packed.mins),
+            supers=_address(packed.supers),
+            layout=NativeLayout.of(layout),
+        )
+        if activation is not None:
+            native.is_gated, native.activation = activation.is_gated, 1 + ACTIVATIONS.index(activation.function)
+        keep: list[Any] = [packed]
+        for name, each in (("bias", bias), ("factors", matrix.factors)):
+            if each is not None:
+                keep.append(ordered(each.float(), is_gated=is_gated))
+                setattr(native, name, _address(keep[-1]))
+        if matrix.order is not None:
+            keep.append(matrix.order.int().contiguous())
+            native.order = _address(keep[-1])
+        return PanelLinear(self._product, self._team, native, keep)
+
+
+def _merged(parts: Sequence[Matrix]) -> list[Matrix]:
+    """Neighbours of one kind become one matrix."""
+    merged: list[Matrix] = []
+    for neighbours in _alike(parts):
+        stored = [part for part in neighbours if isinstance(part, StoredMatrix)]
+        plain = [part for part in neighbours if isinstance(part, torch.Tensor)]
+        merged.append(stacked(stored) if stored else _stacked_plain(plain))
+    return merged
+
+
+def _alike(parts: Sequence[Matrix]) -> list[list[Matrix]]:
+    """Cut the parts where one is stored in another way than the one before it."""
+    cut: list[list[Matrix]] = []
+    for part in parts:
+        if cut and can_stack(cut[-1][-1], part):
+            cut[-1].append(part)
+        else:
+            cut.append([part])
+    return cut
+
+
+def _stacked_plain(parts: Sequence[Matrix]) -> torch.Tensor:
+    """Return the parts one below the other as plain numbers; their shape alone where one part is a shape alone."""
+    is_meta = any(isinstance(part, torch.Tensor) and part.is_meta for part in parts)
+    counts = [_rows(part) for part in parts]
+    width = parts[0].inputs if isinstance(parts[0], StoredMatrix) else parts[0].shape[1]
+    whole = torch.empty(sum(counts), width, dtype=SERVED, device="meta" if is_meta else "cpu")
+    for place, part in zip(() if is_meta else torch.split(whole, counts), parts, strict=not is_meta):
+        place.copy_(_plain(part))
+    return whole
+
+
+def _plain(part: Matrix) -> torch.Tensor:
+    return part if isinstance(part, torch.Tensor) else part.dense().to(SERVED)
+
+
+def _rows(part: Matrix) -> int:
+    return len(part) if isinstance(part, torch.Tensor) else part.rows
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _with_zeros(weight: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from twostroke.kernels.layout import Layout
+
 PANEL: Final = 32
 GROUP: Final = 64
 """Outputs of a panel, and inputs that share a scale where weights are int8: both as in native/linear.h."""
@@ -36,3 +38,14 @@ def matrix_bytes(outputs: int, inputs: int, *, is_int8: bool, is_gated: bool = F
         return copied_bytes(rows * padded(inputs, 2) * BFLOAT16_BYTES)
     facts = copied_bytes(rows * (inputs // GROUP) * FACT_BYTES)
     return 2 * facts + copied_bytes(rows * inputs)
+
+
+def packed_rows(rows: int, *, is_gated: bool) -> int:
+    """Return how many rows of a stored matrix so many become in whole panels."""
+    return 2 * padded(rows // 2, PANEL // 2) if is_gated else padded(rows, PANEL)
+
+
+def stored_bytes(rows: int, inputs: int, layout: Layout, *, is_gated: bool = False) -> int:
+    """Return what one matrix in a file's layout takes in an arena."""
+    whole = packed_rows(rows, is_gated=is_gated)
+    return sum(copied_bytes(whole * of_row) for of_row in layout.row_bytes(inputs))

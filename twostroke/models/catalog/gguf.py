@@ -1,6 +1,7 @@
-"""Turn a GGUF file into a model directory, dequantised: `python -m twostroke.models.catalog.gguf FILE DIRECTORY DTYPE`.
+"""Turn a GGUF file into a model directory: `python -m twostroke.models.catalog.gguf FILE DIRECTORY DTYPE`.
 
-A process of its own, so that the launcher that fetches a model never loads torch and gets its memory back.
+Weights are dequantised into DTYPE; "header" in its place writes all but the weights. It is a process of its own, so
+that the launcher that fetches a model never loads torch and gets its memory back.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 
 def convert(gguf_file: Path, directory: Path, dtype: str) -> None:
@@ -32,5 +33,18 @@ def convert(gguf_file: Path, directory: Path, dtype: str) -> None:
     model.generation_config.save_pretrained(directory)
 
 
+def describe(gguf_file: Path, directory: Path) -> None:
+    """Write config.json, generation_config.json and tokenizer files into `directory`."""
+    where: dict[str, Any] = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
+    AutoTokenizer.from_pretrained(**where).save_pretrained(directory)
+    config = AutoConfig.from_pretrained(**where)
+    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    config.save_pretrained(directory)
+    GenerationConfig.from_model_config(config).save_pretrained(directory)
+
+
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    if sys.argv[3] == "header":
+        describe(Path(sys.argv[1]), Path(sys.argv[2]))
+    else:
+        convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -14,11 +14,15 @@ from urllib.parse import quote, unquote
 from twostroke.errors import ConfigError
 from twostroke.models.catalog.recommended import Recommended, read_recommended
 from twostroke.models.catalog.wheel_models import CATALOG
+from twostroke.models.weights.stored.model_files import GGUF_SUFFIX, gguf_in
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """Any one of them; from the others transformers makes a tokenizer.json (see models.fetch)."""
 
 SHARD_INDEX: Final = "model.safetensors.index.json"
+
+AS_STORED: Final = ":gguf"
+"""Behind a name of the catalogue: its file is used as it is, not dequantised."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -35,9 +39,8 @@ def locate(model: str, dtype: str) -> Path | None:
 
     Raises ConfigError for a local directory that misses a file, and for what is no model's name at all.
     """
-    if model in CATALOG:
-        ready = catalog_dir(model, dtype)
-        return ready if ready.is_dir() else None
+    if (target := made_dir(model, dtype)) is not None:
+        return _existing(target)
     if (directory := local_dir(model)) is not None:
         check_files(directory)
         return directory if (directory / "tokenizer.json").exists() else _existing(converted_dir(directory))
@@ -45,6 +48,34 @@ def locate(model: str, dtype: str) -> Path | None:
     if not marker.exists():
         return None
     return _existing(Path(marker.read_text(encoding="utf-8")))
+
+
+def made_dir(model: str, dtype: str) -> Path | None:
+    """Return the directory that is made of a GGUF file: of the catalogue's, or of one that `model` names."""
+    if model in CATALOG:
+        return catalog_dir(model, dtype)
+    if model.endswith(AS_STORED) and (name := model.removesuffix(AS_STORED)) in CATALOG:
+        return cache_dir() / "models" / CATALOG[name].folder / "gguf"
+    file = gguf_file(model)
+    return None if file is None else _dir_of_file(file)
+
+
+def gguf_file(model: str) -> Path | None:
+    """Return the GGUF file that `model` names. Raises ConfigError where it is not there."""
+    path = Path(model).expanduser()
+    if path.suffix != GGUF_SUFFIX or path.is_dir():
+        return None
+    if not path.is_file():
+        raise ConfigError(f"--model {model}: no such file", field="model")
+    return path.resolve()
+
+
+def _dir_of_file(file: Path) -> Path:
+    """A file that was changed gets a new directory."""
+    status = file.stat()
+    facts = f"{file} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    key = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+    return cache_dir() / "models" / "files" / f"{file.stem}-{key}"
 
 
 def local_dir(model: str) -> Path | None:
@@ -66,9 +97,10 @@ def check_files(directory: Path) -> None:
         raise ConfigError(f"model directory {directory} has no config.json", field="model")
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ConfigError(f"model directory {directory} has no tokenizer.json", field="model")
-    if not any(directory.glob("*.safetensors")):
+    if not any(directory.glob("*.safetensors")) and gguf_in(directory) is None:
         raise ConfigError(
-            f"model directory {directory} has no *.safetensors weights (other formats are not loaded)", field="model"
+            f"model directory {directory} has no *.safetensors or *.gguf weights (other formats are not loaded)",
+            field="model",
         )
     for shard in _shards(directory):
         if not (directory / shard).is_file():
@@ -83,9 +115,13 @@ def _shards(directory: Path) -> list[str]:
     if not index.is_file():
         return []
     try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{index} is not an index of weight files: {error!r}", field="model") from error
+    for shard in shards:
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ConfigError(f"{index} names {shard!r}, which is no weight file beside it", field="model")
+    return shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

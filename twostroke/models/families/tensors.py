@@ -17,6 +17,7 @@ from typing import Final
 
 import torch
 
+from twostroke.kernels.stored import Matrix
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.tensors import WeightSource
@@ -106,6 +107,16 @@ class _FamilySource:
         if part in _HEADS and self.rotary_order is not None and not tensor.is_meta:
             tensor = tensor.view(-1, self.spec.head_dim, *shape[1:])[:, self.rotary_order].view(shape)
         return tensor
+
+    def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
+        """Raises what the source raises. Matrices whose rows are put together or reordered here are plain numbers."""
+        module, _, kind = name.rpartition(".")
+        found = _LAYER.fullmatch(module)
+        part = found[2] if found else module
+        is_reordered = part in _HEADS and self.rotary_order is not None
+        if part in self.fused or is_reordered or (self.family.is_transposed and found is not None):
+            return self.take(name, rows, inputs)
+        return self.source.take_matrix(f"{self.family.name_of(module)}.{kind}", rows, inputs)
 
     def _whole(self, name: str, shape: tuple[int, ...], fused: FusedRows | None, is_in_layer: bool) -> torch.Tensor:
         """Return a tensor as the model multiplies it, without the rows that it shares a file's tensor with."""

@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from twostroke.kernels.stored import Matrix, StoredMatrix
 from twostroke.models.rope import mean_rotation
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.tensors import WeightSource
@@ -44,10 +45,20 @@ class _ScaledRows:
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Raises what the source raises."""
-        tensor, factors = self.source.take(name, *shape), self.factors.get(name.rpartition(".")[0])
+        tensor, factors = self.source.take(name, *shape), self._factors(name)
         if factors is None or tensor.is_meta:
             return tensor
         return tensor * factors.to(tensor.device, tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
+
+    def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
+        """Raises what the source raises."""
+        matrix, factors = self.source.take_matrix(name, rows, inputs), self._factors(name)
+        if factors is None:
+            return matrix
+        return matrix.scaled(factors.float()) if isinstance(matrix, StoredMatrix) else self.take(name, rows, inputs)
+
+    def _factors(self, name: str) -> torch.Tensor | None:
+        return self.factors.get(name.rpartition(".")[0])
 
 
 def _divisors(source: WeightSource, spec: ModelSpec) -> torch.Tensor:

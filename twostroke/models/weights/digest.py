@@ -53,7 +53,7 @@ def weights_digest(directory: Path) -> str:
     started_s = time.monotonic()
     whole, read_bytes = hashlib.blake2b(digest_size=DIGEST_BYTES), 0
     with ThreadPoolExecutor(THREADS, thread_name_prefix="digest") as threads:
-        for path in sorted(directory.glob("*.safetensors")):
+        for path in sorted([*directory.glob("*.safetensors"), *directory.glob("*.gguf")]):
             version = _Version.of(path.resolve())
             digest = _remembered(version)
             if digest is None:

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from twostroke.errors import ConfigError
+from twostroke.kernels.stored import Matrix
 
 
 class TensorFiles(ExitStack):
@@ -44,4 +45,14 @@ class TensorFiles(ExitStack):
                 f"{self._directory}: tensor {name} has shape {tuple(tensor.shape)}, the config says {shape}",
                 field="model",
             )
+        if not tensor.is_floating_point() or tensor.dtype.itemsize == 1:
+            raise ConfigError(
+                f"{self._directory}: tensor {name} has type {tensor.dtype}, which is served only where "
+                "quantization_config says what it means",
+                field="model",
+            )
         return tensor.to(self._device, self._dtype)
+
+    def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
+        """The same: these files hold plain numbers."""
+        return self.take(name, rows, inputs)

@@ -11,9 +11,10 @@ from typing import BinaryIO
 import torch
 
 from twostroke.kernels.cpu import arena as arenas
-from twostroke.kernels.cpu import linear, packing
+from twostroke.kernels.cpu import linear, packing, stored_packing
 from twostroke.kernels.cpu.arena import Arena, MappedArena, PrivateArena, WritingArena
 from twostroke.kernels.cpu.linear import NativeLinears
+from twostroke.kernels.stored import Matrix
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.families import tensors as naming
 from twostroke.models.families.table import named
@@ -22,9 +23,10 @@ from twostroke.models.weights import balanced_keys as balancing
 from twostroke.models.weights import products as loading
 from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.digest import weights_digest
-from twostroke.models.weights.files import TensorFiles
 from twostroke.models.weights.packed_file import SUFFIX, mapped
 from twostroke.models.weights.products import LayerWeights, ModelWeights, take_positions, take_products
+from twostroke.models.weights.stored import coded, gguf
+from twostroke.models.weights.stored.formats import OpenWeights, open_weights
 from twostroke.models.weights.tensors import WeightSource
 
 
@@ -32,12 +34,17 @@ from twostroke.models.weights.tensors import WeightSource
 class MatrixShapes:
     """Takes vectors whole, and only the shapes of matrices, whose elements a mapped file has already."""
 
-    files: TensorFiles
+    files: WeightSource
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Raises what the files raise."""
         tensor = self.files.take(name, *shape)
         return tensor if len(shape) == 1 else tensor.to("meta")
+
+    def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
+        """Raises what the files raise."""
+        matrix = self.files.take_matrix(name, rows, inputs)
+        return matrix.to("meta") if isinstance(matrix, torch.Tensor) else matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +63,8 @@ class PackedModel:
         if region is None:
             return self._load(PrivateArena(), with_head=with_head)
         # To quantise shapes alone, torch would load its compiler, which takes longer than the weights.
-        with TensorFiles(self.directory, self.dtype) as files:
-            source = files if self.is_int8 else MatrixShapes(files)
+        with self._open() as files:
+            source: WeightSource = files if self.is_int8 else MatrixShapes(files)
             matched = balanced(named(source, self.spec), self.spec, whole=named(files, self.spec))
             return self._take(matched, MappedArena(region), with_head=with_head)
 
@@ -68,25 +75,29 @@ class PackedModel:
         arena.finish()
 
     def _load(self, arena: Arena, *, with_head: bool) -> ModelWeights:
-        with TensorFiles(self.directory, self.dtype) as files:
+        with self._open() as files:
             return self._take(balanced(named(files, self.spec), self.spec), arena, with_head=with_head)
+
+    def _open(self) -> OpenWeights:
+        return open_weights(self.directory, self.dtype, keeps_codes=True)
 
     def _take(self, source: WeightSource, arena: Arena, *, with_head: bool) -> ModelWeights:
         """Nothing that is returned lies in the model's own files, so that they do not stay mapped."""
         spec = self.spec
-        embedding = arena.copy(source.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size))
+        table = source.take_matrix("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        plain = arena.copy(table) if isinstance(table, torch.Tensor) else None
         positions = take_positions(source, spec)
         if positions is not None:
             positions = arena.copy(positions)
         weights = take_products(source, spec, with_head=with_head, linears=self.make_linears(arena))
+        embedding = weights.embedding if plain is None else plain
         layers = tuple(_detached(layer) for layer in weights.layers)
         norm = weights.norm.detached()
         return replace(weights, embedding=embedding, layers=layers, norm=norm, positions=positions)
 
     def _path(self) -> Path:
-        code = b"".join(
-            Path(module.__file__ or "").read_bytes() for module in (arenas, linear, packing, loading, balancing, naming)
-        )
+        modules = (arenas, linear, packing, stored_packing, loading, balancing, naming, gguf, coded)
+        code = b"".join(Path(module.__file__ or "").read_bytes() for module in modules)
         facts = f"{weights_digest(self.directory)} {self.spec} {self.dtype} {self.is_int8}".encode()
         return packed_folder() / f"{hashlib.blake2b(facts + code, digest_size=16).hexdigest()}{SUFFIX}"
 

@@ -10,10 +10,11 @@ import torch
 
 from twostroke.kernels.activation import Activation
 from twostroke.kernels.linear import Linear, Linears, TorchLinears
+from twostroke.kernels.stored import StoredMatrix
 from twostroke.models.families.table import named
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.balanced_keys import balanced
-from twostroke.models.weights.files import TensorFiles
+from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.tensors import DeviceLayer, NormWeights, WeightSource, take_layer, take_norm
 
 
@@ -35,7 +36,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelWeights:
-    embedding: torch.Tensor
+    embedding: torch.Tensor | Linear
+    """[vocab, hidden]; the product with it, where its file's form is kept."""
     layers: tuple[LayerWeights, ...]
     norm: NormWeights
     head: Linear | None
@@ -51,22 +53,22 @@ def load_weights(
 
     Raises ConfigError naming a tensor that is missing or has another shape than the config says.
     """
-    with TensorFiles(directory, dtype) as files:
+    with open_weights(directory, dtype) as files:
         source = balanced(named(files, spec), spec)
         return take_products(source, spec, with_head=with_head, linears=linears or TorchLinears())
 
 
 def take_products(source: WeightSource, spec: ModelSpec, *, with_head: bool, linears: Linears) -> ModelWeights:
     """Raises what the source raises."""
-    embedding = source.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+    table = source.take_matrix("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+    embedding = linears.linear((table,)) if isinstance(table, StoredMatrix) else table
     positions = take_positions(source, spec)
     packed = functools.partial(_packed, linears=linears, activation=spec.activation)
     layers = tuple(packed(take_layer(source, layer, spec)) for layer in range(spec.layers))
     norm = take_norm(source, "model.norm", spec)
     head = None
     if with_head:
-        name = "model.embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
-        head = linears.linear(source.take(name, spec.vocab_size, spec.hidden_size))
+        head = _head(source, spec, embedding, linears)
     return ModelWeights(embedding, layers, norm, head, positions)
 
 
@@ -74,6 +76,16 @@ def take_positions(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None
     """Return the learned positions, if the model has them. Raises what the source raises."""
     shape = (spec.max_position_embeddings, spec.hidden_size)
     return source.take("model.position_embeddings.weight", *shape) if spec.has_position_table else None
+
+
+def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor | Linear, linears: Linears) -> Linear:
+    """A table that is a product already is the head, too, where they are tied."""
+    if not spec.tie_word_embeddings:
+        matrix = source.take_matrix("lm_head.weight", spec.vocab_size, spec.hidden_size)
+        return linears.linear(matrix if isinstance(matrix, torch.Tensor) else (matrix,))
+    if isinstance(embedding, torch.Tensor):
+        return linears.linear(source.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size))
+    return embedding
 
 
 def _packed(layer: DeviceLayer, linears: Linears, activation: Activation) -> LayerWeights:

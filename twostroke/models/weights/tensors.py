@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from twostroke.kernels.stored import Matrix, Weight
 from twostroke.models.spec import ModelSpec
 
 
@@ -17,10 +18,13 @@ class WeightSource(Protocol):
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor of this name, on the device and in the dtype of the model."""
 
+    def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
+        """The same, or the matrix in the form of its file, where that is what products are made of."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseWeights:
-    weight: torch.Tensor
+    weight: Weight
     """[out, in]"""
     bias: torch.Tensor | None
 
@@ -112,9 +116,15 @@ def _take_dense(
     source: WeightSource, parts: Sequence[tuple[str, int]], columns: int, *, has_bias: bool
 ) -> DenseWeights:
     """Several projections of the same input, stacked in the order given."""
-    weight = _stacked([source.take(f"{name}.weight", rows, columns) for name, rows in parts])
+    weight = _weight([source.take_matrix(f"{name}.weight", rows, columns) for name, rows in parts])
     bias = _stacked([source.take(f"{name}.bias", rows) for name, rows in parts]) if has_bias else None
     return DenseWeights(weight, bias)
+
+
+def _weight(parts: Sequence[Matrix]) -> Weight:
+    """Plain numbers become one matrix; what is stored in another form stays a row of matrices."""
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    return _stacked(tensors) if len(tensors) == len(parts) else tuple(parts)
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -8,6 +8,7 @@
 #include "fused.h"
 #include "linear.h"
 #include "profile.h"
+#include "stored.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -30,7 +31,8 @@ struct Layer {
 
 // `NativeModel` of kernels/cpu/forward.py.
 struct Model {
-    const uint16_t *embedding;  // [vocab, hidden]
+    const uint16_t *embedding;  // bfloat16 [vocab, hidden], or null
+    const Linear *table;        // else: the embedding in a file's form
     const Layer *layers;
     int64_t layer_count;
     Norm norm;
@@ -99,9 +101,7 @@ class Forward {
         layer_ = 0;
         profiled(team, KernelKind::EMBEDDING, work_of_rows(rows_, model_.hidden), [&] {
             float *x = x_.rows(rows_, model_.hidden);
-            gather(model_.embedding, call.tokens, rows_, model_.hidden, model_.embedding_scale, x);
-            if (model_.positions)
-                add_gathered(model_.positions, call.steps->positions, rows_, model_.hidden, x);
+            embed(call, x);
         });
         for (int64_t layer = 0; layer < model_.layer_count; layer++) {
             const bool is_last = layer == model_.layer_count - 1;
@@ -119,6 +119,16 @@ class Forward {
     }
 
   private:
+    void embed(const Call &call, float *x) {
+        if (model_.table) {
+            gather_stored(*model_.table, call.tokens, rows_, x);
+            for (int64_t i = 0; i < rows_ * model_.hidden; i++) x[i] *= model_.embedding_scale;
+        } else {
+            gather(model_.embedding, call.tokens, rows_, model_.hidden, model_.embedding_scale, x);
+        }
+        if (model_.positions) add_gathered(model_.positions, call.steps->positions, rows_, model_.hidden, x);
+    }
+
     template <class F>
     void profiled(const Team *team, KernelKind kind, const Work &work, F kernel) {
         if (!kernels_) return kernel();

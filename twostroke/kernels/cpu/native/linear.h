@@ -16,15 +16,50 @@ namespace twostroke {
 constexpr int64_t PANEL = 32;  // outputs side by side
 constexpr int64_t GROUP = 64;  // inputs that share a scale where weights are int8
 
-enum Kind : int32_t { BFLOAT16 = 0, INT8 = 1 };
+enum Kind : int32_t {
+    BFLOAT16 = 0,
+    INT8 = 1,   // rounded by us, activations in groups of the same size
+    CODES = 2,  // integers of a file's own format: `stored.h`
+    FP8 = 3,    // e4m3 of a file, made bfloat16 panel by panel
+};
+
+// How the scales of a file's format lie, each [panel][inputs / group][32]. Constants of kernels/layout.py.
+enum class Scales : int32_t {
+    FLOAT16 = 0,
+    BFLOAT16 = 1,
+    FLOAT32 = 2,
+    EXPONENT = 3,  // one byte: 2^(it - 128)
+    UINT8 = 4,     // times a float16 of 256 inputs, `supers` [panel][inputs / 256][32]
+    INT8 = 5,      // the same, signed
+};
+
+// What is added to a code times its scale.
+enum class Mins : int32_t {
+    NONE = 0,
+    FLOAT16 = 1,  // the number
+    ZERO = 2,     // one byte: minus it times the scale
+    UINT8 = 3,    // one byte: minus it times a float16 of 256 inputs; `supers` have two then, [panel][inputs / 256][2][32]
+    BFLOAT16 = 4,
+    SIGNED_ZERO = 5,  // as ZERO
+};
+
+// `NativeLayout` of kernels/cpu/linear.py, field by field.
+struct Layout {
+    int32_t bits;    // of a code: 4, 5, 6 or 8
+    int32_t is_fp4;  // a code of 4 bits names a number of FP4, in halves, plus `offset`
+    int32_t group;   // inputs that share a scale
+    int32_t offset;  // subtracted from every code
+    Scales scales;
+    Mins mins;
+};
 
 // What becomes of a sum before it is written: one more than its index in kernels/activation.py.
 enum Activation : int32_t { NONE = 0, SILU = 1, GELU_TANH = 2, GELU = 3 };
 
 // `NativeLinear` of kernels/cpu/linear.py, field by field.
 struct Linear {
-    const void *panels;    // BFLOAT16: [panel][inputs / 2][32][2]; INT8: [panel][inputs / 4][32][4]
-    const float *scales;   // INT8: [panel][inputs / GROUP][32], of the weights
+    const void *panels;    // BFLOAT16: [panel][inputs / 2][32][2]; INT8, FP8: [panel][inputs / 4][32][4]; CODES: `stored.h`
+    const void *scales;    // INT8: float [panel][inputs / GROUP][32], of the weights; others: as `layout` says
     const int32_t *sums;   // INT8: the same shape: -128 times the sum of a group's weights
     const float *bias;     // [panels * 32] or null
     int64_t outputs;       // what is written of a row
@@ -32,6 +67,12 @@ struct Linear {
     int32_t kind;
     int32_t is_gated;      // panels of 16 gates and the 16 values that they let through: W has two rows per output
     int32_t activation;    // of a sum, or of the gates alone
+    const void *mins;      // CODES: as `layout` says
+    const void *supers;    // CODES: float16 of 256 inputs, or null
+    const float *factors;  // [panels * 32] of the sums, before the bias; or null
+    const int32_t *order;  // CODES: of the inputs, as their weights lie; null where that is their own
+    const Linear *next;    // the outputs that follow these, in another layout; or null
+    Layout layout;         // CODES and FP8
 };
 
 // What becomes of a sum.
@@ -52,7 +93,9 @@ struct Rows {
 // Activations in the form in which a machine multiplies them with one kind of weights.
 struct Prepared {
     std::vector<uint8_t> values;
-    std::vector<float> scales;  // INT8: [row][inputs / GROUP]
+    std::vector<float> scales;  // INT8: [row][inputs / GROUP]; CODES: [row][inputs / unit]
+    std::vector<float> sums;    // CODES: the same shape: the sum of a unit's inputs
+    std::vector<int32_t> starts;  // CODES: the same shape: what its integers add up from
 };
 
 // One of the passes that a panel's rows are cut into.

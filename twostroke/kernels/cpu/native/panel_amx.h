@@ -125,7 +125,7 @@ void multiply_int8(const Linear &w, int64_t panel, const uint8_t *x, const float
             _tile_dpbusd(3, 5, 7);
         }
         store_tiles<HAS_TWO>(dots);
-        const __m512 left = _mm512_loadu_ps(w.scales + facts), right = _mm512_loadu_ps(w.scales + facts + LANES);
+        const __m512 left = _mm512_loadu_ps((const float *)w.scales + facts), right = _mm512_loadu_ps((const float *)w.scales + facts + LANES);
         for (int64_t r = 0; r < rows; r++) {
             const __m512 scale = _mm512_set1_ps(x_scales[r * groups + group]);
             const int32_t *dot = dots + r * PANEL;

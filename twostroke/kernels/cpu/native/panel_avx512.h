@@ -55,7 +55,7 @@ template <int R, bool IS_ONLY_PASS>
 void multiply_int8(const Linear &w, int64_t panel, const uint8_t *x, const float *x_scales, const Ahead &ahead, float *sums) {
     const int64_t groups = w.inputs / GROUP;
     const char *weights = (const char *)w.panels + panel * PANEL * w.inputs;
-    const float *scales = w.scales + panel * groups * PANEL;
+    const float *scales = (const float *)w.scales + panel * groups * PANEL;
     const int32_t *starts = w.sums + panel * groups * PANEL;
     std::fill(sums, sums + R * PANEL, 0.0f);
     for (int64_t group = 0; group < groups; group++) {

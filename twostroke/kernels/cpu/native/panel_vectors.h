@@ -165,7 +165,7 @@ void multiply_as(const Linear &w, int64_t panel, const Prepared &prepared, int64
             multiply_bfloat16<R, V, IS_FIRST_PASS>(weights, steps, (const BFloat16Parts::Input *)x, sums);
         } else {
             const float *x_scales = prepared.scales.data() + first * groups;
-            const float *scales = w.scales + panel * groups * PANEL + column;
+            const float *scales = (const float *)w.scales + panel * groups * PANEL + column;
             multiply_int8<R, V, IS_FIRST_PASS>(weights, scales, groups, (const int32_t *)x, x_scales, sums);
         }
     }

@@ -52,7 +52,9 @@ struct KernelRecords {
 // Weights are read once. Activations lie in caches: they count where there is nothing else to read.
 inline Work work_of(const Linear &w, int64_t rows) {
     const double weights = double(w.inputs) * double(w.outputs) * (w.is_gated ? 2 : 1);
-    return {weights * (w.kind == INT8 ? 1 : 2), 2 * weights * double(rows)};
+    const double bits = w.kind == BFLOAT16 ? 16 : w.kind == INT8 ? 8 : w.layout.bits;
+    const Work rest = w.next ? work_of(*w.next, rows) : Work{};
+    return {weights * bits / 8 + rest.bytes, 2 * weights * double(rows) + rest.operations};
 }
 
 // One pass over rows of activations.

@@ -1,0 +1,114 @@
+"""GGUF files are served as they are: with the numbers of llama.cpp, and with logits near those of the same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from tests.unit.models.test_native_transformer import logits_of, native, plain, prompt
+from tests.unit.models.test_registry import saved as model_of
+from tests.unit.models.weights.stored.gguf_models import MIXED, SIZES, random_blocks, written
+from twostroke.errors import ConfigError
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.stored import StoredMatrix
+from twostroke.models.catalog.places import cache_dir
+from twostroke.models.memory_needs import stored_weights
+from twostroke.models.registry import read_spec
+from twostroke.models.weights import packed_file
+from twostroke.models.weights.digest import weights_digest
+from twostroke.models.weights.stored.formats import open_weights
+from twostroke.models.weights.stored.gguf import READERS
+from twostroke.models.weights.stored.gguf_file import TYPES
+from twostroke.models.weights.stored.model_files import layouts_in
+
+MODELS: dict[str, tuple[PreTrainedConfig, str]] = {
+    "llama": (LlamaConfig(**SIZES), "llama"),
+    "llama tied": (LlamaConfig(**SIZES, tie_word_embeddings=True), "llama"),
+    "llama biased": (LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True), "llama"),
+    "qwen2": (Qwen2Config(**SIZES), "qwen2"),
+    "qwen3": (Qwen3Config(**SIZES, head_dim=32), "qwen3"),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernels").symlink_to(cache_dir() / "kernels")
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(packed_file, "share_in_large_pages", lambda region: 1.0)
+
+
+@pytest.mark.parametrize("number", [number for number, kind in TYPES.items() if kind.layout])
+def test_numbers_are_those_of_llama_cpp(number: int) -> None:
+    kind = TYPES[number]
+    assert kind.layout is not None
+    blocks = random_blocks(6, 512 // kind.block, kind.block_bytes)
+    numbers = READERS[kind.name](torch.from_numpy(blocks))
+    ours = StoredMatrix(kind.layout, 6, 512, lambda: numbers).dense().numpy()
+    theirs = quants.dequantize(blocks.reshape(6, -1), GGMLQuantizationType(number))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_near_those_of_the_same_numbers(name: str, tmp_path: Path, kernels: Kernels) -> None:
+    config, architecture = MODELS[name]
+    written(config, architecture, tmp_path)
+    tokens = prompt(37)
+    truth = logits_of(plain(tmp_path, torch.float32), tokens)
+    wide = (logits_of(plain(tmp_path, torch.bfloat16), tokens) - truth).abs()
+    ours = logits_of(native(tmp_path, kernels), tokens)
+    assert (ours - truth).abs().mean() < 4 * wide.mean(), "inputs rounded to int8 cost no more than that"
+    again = logits_of(native(tmp_path, kernels), tokens)
+    assert torch.equal(again, ours), "a mapped file has what was packed"
+
+
+@pytest.mark.parametrize("name", ["llama biased", "qwen3"])
+def test_tensors_are_as_the_model_has_them(name: str, tmp_path: Path) -> None:
+    config, architecture = MODELS[name]
+    state = model_of(config, tmp_path / "plain").state_dict()
+    written(config, architecture, tmp_path / "file", ("F32",))
+    with open_weights(tmp_path / "file", torch.float32) as files:
+        for key, tensor in state.items():
+            assert torch.equal(files.take(key, *tensor.shape), tensor), key
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("types", [MIXED, ("Q4_0",), ("F16",), ("BF16", "Q8_0")])
+def test_the_bill_knows_the_size_of_the_packed_file(
+    name: str, types: tuple[str, ...], tmp_path: Path, kernels: Kernels
+) -> None:
+    config, architecture = MODELS[name]
+    written(config, architecture, tmp_path, types)
+    native(tmp_path, kernels)
+    layouts = layouts_in(tmp_path)
+    assert layouts is not None
+    file = next((tmp_path / "cache" / "packed").glob("*.weights"))
+    assert stored_weights(read_spec(tmp_path), layouts).total == file.stat().st_size
+
+
+def test_another_file_has_another_digest(tmp_path: Path) -> None:
+    config, architecture = MODELS["qwen3"]
+    written(config, architecture, tmp_path)
+    before = weights_digest(tmp_path)
+    written(config, architecture, tmp_path, ("Q8_0",))
+    assert weights_digest(tmp_path) != before
+
+
+def test_int8_weights_of_quantised_files_are_refused(tmp_path: Path, kernels: Kernels) -> None:
+    config, architecture = MODELS["qwen3"]
+    written(config, architecture, tmp_path)
+    with pytest.raises(ConfigError, match="quantised already"):
+        native(tmp_path, kernels, is_int8=True)
+
+
+def test_two_files_in_a_directory_are_refused(tmp_path: Path) -> None:
+    config, architecture = MODELS["qwen3"]
+    path = written(config, architecture, tmp_path)
+    (tmp_path / "other.gguf").write_bytes(path.read_bytes())
+    with pytest.raises(ConfigError, match=r"several GGUF files \(model.gguf, other.gguf\)"):
+        layouts_in(tmp_path)

@@ -1,0 +1,72 @@
+// What becomes of a panel's sums: factors, bias, gates, and where they are put.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "linear.h"
+#include "simd.h"
+
+namespace twostroke {
+
+inline void put(void *y, int64_t at, simd::F sum, int count, Into into) {
+    if (count <= 0) return;
+    if (into == Into::BFLOAT16) return simd::store_up_to((BFloat16 *)y + at, sum, count);
+    if (into == Into::ADD) sum = simd::add(sum, simd::load_up_to((const float *)y + at, count));
+    simd::store_up_to((float *)y + at, sum, count);
+}
+
+// f with the activation, as a function of one vector.
+template <class F>
+void with_activation(int32_t activation, F f) {
+    switch (activation) {
+        case SILU: return f([](simd::F x) { return simd::silu(x); });
+        case GELU_TANH: return f([](simd::F x) { return simd::gelu_tanh(x); });
+        case GELU: return f([](simd::F x) { return simd::gelu(x); });
+        default: return f([](simd::F x) { return x; });
+    }
+}
+
+// From sums [count][32] of a panel to where they belong.
+template <class Activate>
+void finish(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int64_t count, Into into,
+            const float *sums, Activate activate) {
+    const int64_t width = w.is_gated ? PANEL / 2 : PANEL, output = panel * width;
+    for (int64_t at = 0; at < width; at += simd::W) {
+        auto with_bias = [&](int64_t r, int64_t column) {
+            simd::F sum = simd::load(sums + r * PANEL + column);
+            if (w.factors) sum = simd::mul(sum, simd::load(w.factors + panel * PANEL + column));
+            return w.bias ? simd::add(sum, simd::load(w.bias + panel * PANEL + column)) : sum;
+        };
+        const int left = int(std::min<int64_t>(simd::W, w.outputs - output - at));
+        for (int64_t r = 0; r < count; r++) {
+            simd::F sum = activate(with_bias(r, at));
+            if (w.is_gated) sum = simd::mul(sum, with_bias(r, at + width));
+            put(rows.y, (first + r) * rows.y_stride + output + at, sum, left, into);
+        }
+    }
+}
+
+// The same with the activation of the product.
+inline void finish_activated(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int64_t count, Into into,
+                             const float *sums) {
+    with_activation(w.activation, [&](auto activate) { finish(w, panel, rows, first, count, into, sums, activate); });
+}
+
+// Panels of a task. It takes some ten microseconds: long beside taking the next one, and short beside the wait for a
+// thread whose core somebody else has got meanwhile.
+inline int64_t panels_of_task(const Linear &w, int64_t rows, int64_t panels) {
+    constexpr int64_t TASK_PRODUCTS = 4 << 20;
+    constexpr int64_t ROWS_OF_READING = 12;  // reading a panel takes as long as multiplying so many rows with it
+    constexpr int64_t TASKS = 8;             // of a kernel, at least, where it has so many panels
+    const int64_t products = PANEL * w.inputs * (rows + ROWS_OF_READING);
+    return std::max<int64_t>(1, std::min(TASK_PRODUCTS / products, panels / TASKS));
+}
+
+inline int64_t panels_of(const Linear &w) {
+    const int64_t width = w.is_gated ? PANEL / 2 : PANEL;
+    return (w.outputs + width - 1) / width;
+}
+
+}  // namespace twostroke

@@ -1,0 +1,80 @@
+"""How files store the numbers of quantised matrices: codes of some bits, and scales of groups of inputs. No torch here.
+
+A weight is (code - offset) * scale + min. Two-level scales are small integers times a float16 that 256 inputs share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+SUPER: Final = 256
+"""Inputs that share the float16 of two-level scales, as in the K formats of GGUF."""
+
+NUMBER_BYTES: Final = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "exponent": 1,
+    "uint8": 1,
+    "int8": 1,
+    "zero": 1,
+    "signed zero": 1,
+    "none": 0,
+}
+"""Bytes of one scale or min of each kind."""
+
+SCALES: Final = ("float16", "bfloat16", "float32", "exponent", "uint8", "int8")
+"""Kinds of scales, as `Scales` of native/linear.h has them: numbers, powers of two (E8M0), and the two-level ones."""
+MINS: Final = ("none", "float16", "zero", "uint8", "bfloat16", "signed zero")
+"""Kinds of mins, in the order of `Mins` in native/linear.h. "zero" and "signed zero": a code whose number is 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One way to store a matrix, whose rows are outputs."""
+
+    bits: int
+    """Bits of a code: 4, 5, 6 or 8."""
+    group: int
+    """Inputs that share a scale."""
+    scales: str
+    mins: str = "none"
+    offset: int = 0
+    """What is subtracted from every code. Codes of 8 bits are signed and have none."""
+    is_fp4: bool = False
+    """Codes name numbers of FP4 (E2M1). They count in halves."""
+    is_fp8: bool = False
+    """Codes are numbers of FP8 (E4M3)."""
+
+    def __post_init__(self) -> None:
+        assert self.scales in SCALES, "a kind that the kernels know"
+        assert self.mins in MINS, "a kind that the kernels know"
+
+    @property
+    def unit(self) -> int:
+        """Inputs whose integer products the native kernels add up before they scale them."""
+        return 16 if self.bits == 6 else 32
+
+    @property
+    def super_parts(self) -> int:
+        """float16 numbers of 256 inputs of a row: of the scales, and of the mins where these have two levels too."""
+        return (self.scales in {"uint8", "int8"}) + (self.mins == "uint8")
+
+    def can_pack(self, inputs: int) -> bool:
+        """Whether the kernels can multiply a matrix with so many inputs in this layout."""
+        return inputs % (SUPER if self.super_parts else self.unit) == 0 and self.group % self.unit == 0
+
+    def groups(self, inputs: int) -> int:
+        """Return how many scales a row has; the last group may be shorter."""
+        return -(-inputs // self.group)
+
+    def row_bytes(self, inputs: int) -> tuple[int, ...]:
+        """Return the bytes of a row's codes, scales, mins and float16 of 256 inputs."""
+        groups = self.groups(inputs)
+        return (
+            inputs * self.bits // 8,
+            groups * NUMBER_BYTES[self.scales],
+            groups * NUMBER_BYTES[self.mins],
+            inputs // SUPER * self.super_parts * 2,
+        )

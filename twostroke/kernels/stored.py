@@ -1,0 +1,148 @@
+"""Matrices in the form of a file: read when they are packed, or made plain numbers for kernels that know no codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from twostroke.kernels.layout import Layout
+
+FP4_HALVES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""The numbers of FP4 by their codes, twice."""
+
+SCALE_DTYPES: Final = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "exponent": torch.uint8,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "zero": torch.uint8,
+    "signed zero": torch.int8,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredNumbers:
+    """The content of a stored matrix."""
+
+    codes: torch.Tensor
+    """uint8 [rows, inputs], one code each: int8 for signed codes of 8 bits, float8_e4m3fn for FP8."""
+    scales: torch.Tensor
+    """[rows, groups]"""
+    mins: torch.Tensor | None = None
+    """[rows, groups]; zeros where the layout says so."""
+    supers: torch.Tensor | None = None
+    """float16 [rows, inputs / 256, parts]"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredMatrix:
+    """A matrix [rows, inputs] of a file, in the layout in which the file has it."""
+
+    layout: Layout
+    rows: int
+    inputs: int
+    read: Callable[[], StoredNumbers]
+    """Reads the content, each time it is called. Raises ConfigError where it cannot be used."""
+    factors: torch.Tensor | None = None
+    """float32 [rows], powers of two that multiply the rows."""
+    order: torch.Tensor | None = None
+    """int32 [inputs]: which of the model's inputs each column of codes multiplies; None where that is its own."""
+
+    def scaled(self, factors: torch.Tensor) -> StoredMatrix:
+        """Return the matrix whose rows are multiplied by these powers of two."""
+        return replace(self, factors=factors if self.factors is None else self.factors * factors)
+
+    def dense(self) -> torch.Tensor:
+        """float32 [rows, inputs], as the kernels see each weight."""
+        numbers = self.read()
+        scales, mins = scales_and_mins(numbers, self.layout)
+        codes = numbers.codes.float() if self.layout.is_fp8 else decoded(numbers.codes, self.layout)
+        dense = codes * scales.repeat_interleave(self.layout.group, 1)[:, : self.inputs]
+        if mins is not None:
+            dense += mins.repeat_interleave(self.layout.group, 1)[:, : self.inputs]
+        if self.order is not None:
+            dense = torch.empty_like(dense).index_copy_(1, self.order.long(), dense)
+        return dense if self.factors is None else dense * self.factors[:, None]
+
+
+Matrix = torch.Tensor | StoredMatrix
+Weight = torch.Tensor | tuple[Matrix, ...]
+"""What a product multiplies: a matrix, or several one below the other where some are stored in a file's form."""
+
+
+def decoded(codes: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return codes as float32 integers, less their offset."""
+    if layout.is_fp4:
+        return torch.tensor(FP4_HALVES, dtype=torch.float32)[codes.int()]
+    return codes.float() - layout.offset
+
+
+def scales_and_mins(numbers: StoredNumbers, layout: Layout) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return float32 [rows, groups] each; None for mins that there are not."""
+    per_super = 256 // layout.group if numbers.supers is not None else 0
+    scales = _times_supers(numbers, numbers.scales, 0, per_super)
+    if layout.scales == "exponent":
+        scales = torch.exp2(numbers.scales.float() - 128)
+    if numbers.mins is None:
+        return scales, None
+    if layout.mins in {"zero", "signed zero"}:
+        return scales, -numbers.mins.float() * scales
+    if layout.mins == "uint8":
+        return scales, -_times_supers(numbers, numbers.mins, 1, per_super)
+    return scales, numbers.mins.float()
+
+
+def _times_supers(numbers: StoredNumbers, small: torch.Tensor, part: int, per_super: int) -> torch.Tensor:
+    if numbers.supers is None or small.is_floating_point():
+        return small.float()
+    return small.float() * numbers.supers[..., part].float().repeat_interleave(per_super, dim=1)
+
+
+def plain(weight: Weight) -> torch.Tensor:
+    """Return the weight of a product that knows no codes: whoever makes such products reads plain numbers."""
+    assert isinstance(weight, torch.Tensor), "only packed products take codes"
+    return weight
+
+
+def stacked(parts: Sequence[StoredMatrix]) -> StoredMatrix:
+    """Return one matrix with the rows of all parts, which have one layout."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = sum(part.rows for part in parts)
+    factors = None
+    if any(part.factors is not None for part in parts):
+        factors = torch.cat([torch.ones(part.rows) if part.factors is None else part.factors for part in parts])
+
+    def read() -> StoredNumbers:
+        each = [part.read() for part in parts]
+        return StoredNumbers(*(_below(of) for of in zip(*map(_fields, each), strict=True)))
+
+    return StoredMatrix(parts[0].layout, rows, parts[0].inputs, read, factors, parts[0].order)
+
+
+def can_stack(one: Matrix, other: Matrix) -> bool:
+    """Whether both can be one matrix: plain numbers, or codes in one layout of inputs in one order."""
+    if not isinstance(one, StoredMatrix) or not isinstance(other, StoredMatrix):
+        return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    if one.layout != other.layout or (one.order is None) != (other.order is None):
+        return False
+    return one.order is None or other.order is None or torch.equal(one.order, other.order)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8 [rows, bytes of a row]"""
+    return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def _fields(numbers: StoredNumbers) -> tuple[torch.Tensor | None, ...]:
+    return numbers.codes, numbers.scales, numbers.mins, numbers.supers
+
+
+def _below(tensors: Sequence[torch.Tensor | None]) -> Any:
+    found = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat([as_bytes(tensor) for tensor in found]).view(found[0].dtype) if found else None
