@@ -41,6 +41,8 @@ class Weights:
     """What every epoch begins with from now on."""
     routed: Checkpoint = Checkpoint()
     """What the workers have that new requests go to."""
+    latest: int = 0
+    """Number of the latest reload, also if it was given up: no two reloads have the same number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

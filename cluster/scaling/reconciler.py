@@ -256,10 +256,10 @@ class Reconciler:
             raise PeerLost("the fleet is loading other weights already: try again when it has them")
         served = self._spec.workers[0].model
         await asyncio.to_thread(check_replacement, served, weights.wanted.model or served.model, model)
-        wanted = Checkpoint(model or weights.wanted.model, weights.wanted.number + 1)
+        wanted = Checkpoint(model or weights.wanted.model, weights.latest + 1)
         self._drain_s, self._load_error = deadline_s, None
         reason = f"the fleet was told to load {wanted.model or served.model}"
-        self._write(replace(self.desired, weights=Weights(wanted, weights.routed), reason=reason))
+        self._write(replace(self.desired, weights=Weights(wanted, weights.routed, wanted.number), reason=reason))
         log.info("weights change model=%s number=%d", wanted.model or served.model, wanted.number)
         while any(each.checkpoint != wanted for each in self._loaded_workers()):
             if self.desired.weights.wanted != wanted:
@@ -275,7 +275,7 @@ class Reconciler:
         self._load_error = type(error)(f"{worker_id} cannot load the weights: {error.message}", field=error.field)
         log.error("weights given up worker=%s model=%s error=%s", worker_id, weights.wanted.model, error.message)
         reason = f"weights of {weights.wanted.model} were given up: {error.message}"
-        self._write(replace(self.desired, weights=Weights(weights.routed, weights.routed), reason=reason))
+        self._write(replace(self.desired, weights=replace(weights, wanted=weights.routed), reason=reason))
 
     def _slot(self, worker_id: str) -> Slot:
         slot = self.desired.slots.get(worker_id)
@@ -294,7 +294,7 @@ class Reconciler:
 
     def _look_at_weights(self, tasks: asyncio.TaskGroup) -> None:
         """Let new requests go to the new weights once enough workers have them, and begin the next reload."""
-        if not self.desired.weights.wanted.number:
+        if not self.desired.weights.latest:
             return
         workers = self._loaded_workers()
         weights = weights_now(workers, self.desired.weights)

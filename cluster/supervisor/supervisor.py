@@ -199,7 +199,7 @@ class Supervisor:
         routed = self._reconciler.desired.weights.routed
         serving = (worker.serving for worker in self._workers.values() if worker.serving is not None)
         found = next((each.fingerprint for each in serving if each.checkpoint == routed), "")
-        return found if self._reconciler.desired.weights.wanted.number else ""
+        return found if self._reconciler.desired.weights.latest else ""
 
     def wake(self) -> None:
         self._changed.set()

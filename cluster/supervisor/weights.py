@@ -8,7 +8,7 @@ with them, if it ends within the drain's deadline.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.scaling.desired_state import Checkpoint, Weights
 from twostroke.config import Role
@@ -35,7 +35,7 @@ def has_enough(workers: Sequence[LoadedWorker], role: Role, wanted: Checkpoint) 
 def weights_now(workers: Sequence[LoadedWorker], weights: Weights) -> Weights:
     """Return the weights with what new requests go to from now on."""
     if all(has_enough(workers, role, weights.wanted) for role in (Role.PREFILL, Role.DECODE)):
-        return Weights(weights.wanted, weights.wanted)
+        return replace(weights, routed=weights.wanted)
     return weights
 
 

@@ -78,7 +78,7 @@ async def test_a_reload_gives_every_worker_a_new_epoch_with_the_new_weights() ->
         assert len(backend.control.drains) == 4
         assert all(worker.incarnations == [1, 2] for worker in backend.workers.values())
         assert backend.written is not None
-        assert backend.written.weights == Weights(Checkpoint("", 1), Checkpoint("", 1))
+        assert backend.written.weights == Weights(Checkpoint("", 1), Checkpoint("", 1), latest=1)
         await supervisor.reload("", 1.0)
         assert set(checkpoints(supervisor).values()) == {Checkpoint("", 2)}
 
