@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 
 from router.routing.prefix_index import PrefixIndex
-from twostroke.ids import WorkerId
+from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES
-from twostroke.kv_cache.events import EventBatch, parts_of
+from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest
 
@@ -47,6 +48,7 @@ class EventRelay:
                     yield message
         finally:
             self._readers.remove(reader)
+            reader.close()
 
     def _is_next(self, worker: WorkerId, request: SubscribeKvEventsRequest) -> bool:
         epoch = self._index.epoch_of(worker)
@@ -63,18 +65,24 @@ class _Reader:
         self._batches: deque[KvEventBatch] = deque()
         self._restarts: list[WorkerId] = []
         """Workers of which it is sent a snapshot next."""
-        self._parts: Iterator[KvEventBatch] = iter(())
+        self._parts: Generator[KvEventBatch] | None = None
         """The rest of a snapshot that is being sent."""
         self._incomplete: set[WorkerId] = set()
         """Workers of which it is sent a snapshot once the index has all of a batch, or is right again."""
         self._changed = asyncio.Event()
 
     def start_again(self, workers: list[WorkerId]) -> None:
+        self.close()
         self._batches.clear()
-        self._parts = iter(())
         self._incomplete.clear()
         self._restarts = [worker for worker in workers if self._only in (None, worker)]
         self._changed.set()
+
+    def close(self) -> None:
+        """Give up a snapshot that is being sent."""
+        if self._parts is not None:
+            self._parts.close()
+            self._parts = None
 
     def offer(self, message: KvEventBatch, workers: list[WorkerId]) -> None:
         if self._only not in (None, message.worker_id) or message.worker_id in self._restarts:
@@ -89,25 +97,29 @@ class _Reader:
         self._changed.set()
 
     async def next(self, index: PrefixIndex) -> KvEventBatch | None:
-        part = next(self._parts, None)
-        if part is not None:
-            return part
+        if self._parts is not None:
+            part = next(self._parts, None)
+            if part is not None:
+                return part
+            self._parts = None
         while not self._restarts and not self._batches:
             self._changed.clear()
             await self._changed.wait()
         if not self._restarts:
             return self._batches.popleft()
-        self._begin_snapshot(self._restarts.pop(0), index)
-        return None
+        return self._begin_snapshot(self._restarts.pop(0), index)
 
-    def _begin_snapshot(self, worker: WorkerId, index: PrefixIndex) -> None:
-        epoch, batch = index.epoch_of(worker), index.snapshot(worker)
+    def _begin_snapshot(self, worker: WorkerId, index: PrefixIndex) -> KvEventBatch | None:
+        """Return the first part of a snapshot, or None if there is none now."""
+        epoch = index.epoch_of(worker)
         if epoch is None:
-            return
-        if batch is None:
+            return None
+        self._parts = _messages(worker, epoch, index.snapshot_parts(worker))
+        first = next(self._parts, None)
+        if first is None:
+            self._parts = None
             self._incomplete.add(worker)
-        else:
-            self._parts = (batch_to_message(worker, epoch, part) for part in parts_of(batch))
+        return first
 
     def _complete(self, message: KvEventBatch) -> None:
         if not message.more:
@@ -115,3 +127,9 @@ class _Reader:
             self._incomplete.remove(worker)
             self._restarts.append(worker)
             self._changed.set()
+
+
+def _messages(worker: WorkerId, epoch: Epoch, parts: Generator[EventBatch]) -> Generator[KvEventBatch]:
+    with contextlib.closing(parts):
+        for part in parts:
+            yield batch_to_message(worker, epoch, part)

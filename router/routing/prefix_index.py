@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeVar
 
+from router.routing.held_blocks import BUCKETS, HeldBlocks
 from twostroke.ids import BlockHash, Epoch, WorkerId
-from twostroke.kv_cache.events import EventBatch, TierChange, batch_of, digest_term
+from twostroke.kv_cache.block import HASH_BYTES
+from twostroke.kv_cache.events import EventBatch, TierChange, batch_of, digest_term, in_parts
 from twostroke.kv_cache.tier import Tier
 
 Mask = int
@@ -95,9 +97,7 @@ class _WorkerBlocks:
     """Number of the last batch applied; None: a part of one is missing, or only a snapshot helps."""
     awaited: tuple[int, int] | None = None
     """The part that must come next, as (number of the batch, number of the part)."""
-    blocks: dict[BlockHash, int] = field(default_factory=dict)
-    """Hash to tiers, one bit each. A dict is never less than a third full, a set down to a seventh; and Python keeps
-    these numbers anyway."""
+    blocks: HeldBlocks = field(default_factory=HeldBlocks)
     counts: list[int] = field(default_factory=lambda: [0] * len(Tier))
     """Number of blocks per tier."""
     xor: int = 0
@@ -154,9 +154,8 @@ class PrefixIndex:
         self._bits: dict[Mask, Mask] = {}
         """Each worker's bit to itself: all hashes that only that worker holds share this one object."""
         self._masks = _WorkerMasks()
-        self._gone: list[tuple[Mask, dict[BlockHash, int]]] = []
-        """Bits of workers that are gone, and what each held, as in `_WorkerBlocks.blocks`, as far as it is not swept.
-        Nobody else gets such a bit."""
+        self._gone: list[tuple[Mask, HeldBlocks]] = []
+        """Bits of workers that are gone, and what each held, as far as it is not swept. Nobody else gets such a bit."""
         self._gone_mask: Mask = 0
         self.re_reference = ReReferenceRate()
         """Counts evicted blocks that are asked for again."""
@@ -224,12 +223,10 @@ class PrefixIndex:
         most = self._sweep_blocks
         while self._gone and most > 0:
             bit, blocks = self._gone[-1]
-            count = min(most, len(blocks))
-            for _ in range(count):
-                block_hash, tiers = blocks.popitem()
+            for block_hash, tiers in blocks.take_out(most):
                 for holders in self._on_tiers[tiers]:
                     self._drop_holder(holders, block_hash, bit)
-            most -= count
+                most -= 1
             if not blocks:
                 self._gone.pop()
                 self._gone_mask ^= bit
@@ -240,8 +237,26 @@ class PrefixIndex:
         held = self._workers.get(worker)
         if held is None or held.sequence is None:
             return None
-        changes = [TierChange(tier, tuple(_on(held, tier)) if held.counts[tier] else (), ()) for tier in Tier]
+        changes = [TierChange(tier, tuple(held.blocks.on(tier)) if held.counts[tier] else (), ()) for tier in Tier]
         return batch_of(held.sequence, changes, held.block_count, held.xor, snapshot=True)
+
+    def snapshot_parts(self, worker: WorkerId) -> Generator[EventBatch]:
+        """Yields that snapshot in parts, which are made as they are asked for; none while it is not known to be right.
+
+        It is the set as of when the first part was asked for, also if the worker's blocks change between two parts, or
+        if it is forgotten.
+        """
+        held = self._workers.get(worker)
+        if held is None or held.sequence is None:
+            return
+        digest = held.xor.to_bytes(HASH_BYTES, "big")
+        whole = EventBatch(held.sequence, (), (), held.block_count, digest, snapshot=True)
+        blocks = held.blocks
+        frozen = blocks.freeze([tier for tier in Tier if held.counts[tier]])
+        try:
+            yield from in_parts(whole, frozen.pieces())
+        finally:
+            blocks.readers.remove(frozen)
 
     def leading_blocks(
         self, hashes: Sequence[BlockHash], also: Coming | None = None
@@ -323,12 +338,16 @@ class PrefixIndex:
 
     def _store(self, held: _WorkerBlocks, change: TierChange) -> None:
         tier, bit, blocks, holders = change.tier, held.bit, held.blocks, self._holders[change.tier]
+        buckets, is_read = blocks.buckets, bool(blocks.readers)
         here, xor, count = 1 << tier, held.xor, 0
         for block_hash in change.stored:
-            tiers = blocks.get(block_hash, 0)
+            bucket = buckets[block_hash[0] % BUCKETS]
+            tiers = bucket.get(block_hash, 0)
             if tiers & here:
                 continue
-            blocks[block_hash] = tiers | here
+            if is_read:
+                blocks.keep(block_hash, tiers)
+            bucket[block_hash] = tiers | here
             others = holders.get(block_hash)
             holders[block_hash] = bit if others is None else others | bit
             xor ^= digest_term(block_hash, tier)
@@ -340,13 +359,16 @@ class PrefixIndex:
         tier, blocks = change.tier, held.blocks
         here = 1 << tier
         for block_hash in change.removed:
-            tiers = blocks.get(block_hash, 0)
+            bucket = blocks.buckets[block_hash[0] % BUCKETS]
+            tiers = bucket.get(block_hash, 0)
             if not tiers & here:
                 continue
+            if blocks.readers:
+                blocks.keep(block_hash, tiers)
             if tiers == here:
-                del blocks[block_hash]
+                del bucket[block_hash]
             else:
-                blocks[block_hash] = tiers ^ here
+                bucket[block_hash] = tiers ^ here
             self._drop_holder(self._holders[tier], block_hash, held.bit)
             held.counts[tier] -= 1
             held.xor ^= digest_term(block_hash, tier)
@@ -355,7 +377,7 @@ class PrefixIndex:
         """Let a worker that goes on hold nothing: it gets another bit."""
         self._retire(held)
         held.bit = self._take_bit(worker)
-        held.blocks = {}
+        held.blocks = HeldBlocks()
         held.counts = [0] * len(Tier)
         held.xor = 0
 
@@ -380,11 +402,6 @@ def _refusal(held: _WorkerBlocks, batch: EventBatch) -> Applied | None:
     if batch.part or held.sequence is None or batch.sequence > held.sequence + 1:
         return Applied.GAP
     return None
-
-
-def _on(held: _WorkerBlocks, tier: Tier) -> Iterable[BlockHash]:
-    here = 1 << tier
-    return (block_hash for block_hash, tiers in held.blocks.items() if tiers & here)
 
 
 REMEMBERED_EVICTIONS = 200_000

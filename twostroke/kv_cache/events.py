@@ -149,7 +149,7 @@ class EventLog:
             self._sequence, (), (), self._count(), self._xor().to_bytes(HASH_BYTES, "big"), snapshot=True
         )
         try:
-            yield from _in_parts(whole, (piece for tier in tiers for piece in tier.pieces()))
+            yield from in_parts(whole, (piece for tier in tiers for piece in tier.pieces()))
         finally:
             for tier_blocks, frozen in zip(self._tiers.values(), tiers, strict=True):
                 tier_blocks.readers.remove(frozen)
@@ -257,10 +257,10 @@ def parts_of(batch: EventBatch) -> Iterator[EventBatch]:
         return
     stored = (TierChange(change.tier, change.stored, ()) for change in changes)
     removed = (TierChange(change.tier, (), change.removed) for change in changes)
-    yield from _in_parts(batch, [*stored, *removed])
+    yield from in_parts(batch, [*stored, *removed])
 
 
-def _in_parts(whole: EventBatch, pieces: Iterable[TierChange]) -> Iterator[EventBatch]:
+def in_parts(whole: EventBatch, pieces: Iterable[TierChange]) -> Iterator[EventBatch]:
     """Yield a batch like `whole`, but of these pieces, in parts."""
     groups = _groups(pieces)
     part, group = 0, next(groups, ())

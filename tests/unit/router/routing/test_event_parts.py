@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 
 import pytest
 
@@ -226,3 +226,64 @@ async def test_a_subscriber_gets_what_happens_while_it_reads_a_snapshot_after_th
     verdicts = [copy.apply(A, EPOCH, batch_from_message(message)) for message in messages]
     assert verdicts[-2:] == [Applied.APPLIED, Applied.APPLIED]
     assert copy.block_count(A) == BLOCKS + 1
+
+
+def everything_changes(index: PrefixIndex, log: EventLog) -> None:
+    blocks = block_hashes_of(range(BLOCKS), 1)
+    for block_hash in blocks[BLOCKS // 2 :]:
+        log.removed(block_hash)
+        log.stored(block_hash, Tier.HOST)
+    for block_hash in block_hashes_of(range(1, BLOCKS), 1):
+        log.stored(block_hash)
+    assert index.apply(A, EPOCH, log.publish()) is Applied.APPLIED
+
+
+def it_holds_nothing(index: PrefixIndex, log: EventLog) -> None:
+    assert apply_all(index, EventLog(EPOCH).snapshot_parts()) is Applied.APPLIED
+
+
+def it_leaves(index: PrefixIndex, log: EventLog) -> None:
+    index.forget(A)
+
+
+@pytest.mark.parametrize("change", [everything_changes, it_holds_nothing, it_leaves])
+@pytest.mark.parametrize("parts_before", [1, 2, 5])
+def test_a_snapshot_of_the_index_is_as_of_its_first_part_whatever_changes_between_two(
+    change: Callable[[PrefixIndex, EventLog], None], parts_before: int
+) -> None:
+    log, index, copy = log_of(), PrefixIndex(sweep_blocks=30), PrefixIndex()
+    apply_all(index, log.snapshot_parts())
+    parts = index.snapshot_parts(A)
+    taken = [next(parts) for _ in range(parts_before)]
+    change(index, log)
+    while index.has_gone:
+        index.sweep()
+    taken += parts
+    assert len(taken) > 5
+    assert apply_all(copy, taken) is Applied.APPLIED
+    assert hashes_of(copy, A) == set(block_hashes_of(range(BLOCKS), 1))
+    assert not hashes_of(copy, A, Tier.HOST)
+
+
+async def test_a_snapshot_for_a_subscriber_is_made_part_by_part_and_given_up_when_it_leaves() -> None:
+    log, index = log_of(), PrefixIndex()
+    apply_all(index, log.snapshot_parts())
+    made: list[EventBatch] = []
+    make = index.snapshot_parts
+
+    def counted(worker: WorkerId) -> Generator[EventBatch]:
+        try:
+            for part in make(worker):
+                made.append(part)
+                yield part
+        finally:
+            ended.set()
+
+    ended = asyncio.Event()
+    index.snapshot_parts = counted  # type: ignore[method-assign]  # it tells when a part is made
+    stream = EventRelay(index).subscribe(SubscribeKvEventsRequest())
+    for count in (1, 2, 3):
+        await anext(stream)
+        assert len(made) == count
+    await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+    assert ended.is_set()
