@@ -87,3 +87,8 @@ async def written(running: Running) -> None:
 
 def on_disk(running: Running) -> set[bytes]:
     return announced(running, Tier.DISK)
+
+
+def bytes_in(folder: Path) -> int:
+    """Size of all segments below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*.pages"))
