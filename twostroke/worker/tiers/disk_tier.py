@@ -94,6 +94,8 @@ class DiskTier:
         """Pages on their way that are still wanted."""
         self.writes = 0
         """Pages on their way, wanted or not."""
+        self._left: list[Path] = []
+        """Files that are left to the next worker."""
         self._buffer = AlignedBuffer(self.form.record_bytes)
         self._writer = CopyThreads("tier-write", [self._buffer.view])
         self.adopt(opened.found)
@@ -143,13 +145,14 @@ class DiskTier:
         return was_here
 
     def forget_all(self) -> None:
-        """Remove every record and every file."""
+        """Remove every record and every file, also those that were left."""
         self._writing.clear()
-        self._remove(self.store.forget_all())
+        self._remove([*self._left, *self.store.forget_all()])
+        self._left.clear()
 
     def leave(self) -> None:
         """Forget every record, and leave the files to the next worker."""
-        self.store.forget_all()
+        self._left += self.store.forget_all()
 
     async def wait_idle(self) -> None:
         """Wait for the writes under way."""

@@ -84,6 +84,8 @@ class PageTiers:
             self._staging.map_in()
             self._staged = [PageId(page) for page in range(self._staging.pages)]
             self._disk_readers = TierReaders.of("tier-disk", functools.partial(DiskFetcher, self.disk), pool_memory)
+        self._opened_disk = self.disk
+        """The disk tier even after it was turned off: its files are still here."""
         self._closing = tuple(each for each in (self.disk, self.host) if each is not None)
         """The tiers even after they were turned off: their threads and memory end when the worker does."""
         self._wants_host = host_memory is not None
@@ -267,14 +269,17 @@ class PageTiers:
             self._drop(tier, block_hash, "forgotten")
 
     def forget_all(self) -> int:
-        """Forget every block of every tier, and remove the files; return how many there were."""
+        """Forget every block of every tier, and remove the files, also of a disk tier that is turned off.
+
+        Return how many blocks there were. A file that cannot be removed is a warning in the log.
+        """
         held = list(self._held())
         for tier, block_hash in held:
             if tier is Tier.HOST and self.host is not None:
                 self.host.store.remove(block_hash)
             self._removed(tier, block_hash, "forgotten")
-        if self.disk is not None:
-            self.disk.forget_all()
+        if self._opened_disk is not None:
+            self._opened_disk.forget_all()
         return len(held)
 
     # What loads tell

@@ -254,3 +254,19 @@ async def test_a_short_load_is_done_while_a_long_one_waits_for_the_disk(
         held.set()
         await long
         assert of_tier(worker, "given_up_loads_total") == 0
+
+
+async def test_forgetting_the_cache_removes_the_files_of_a_disk_that_was_turned_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = faulty(monkeypatch)
+    async with tiered(tmp_path) as worker, router_to(worker) as router:
+        await ask(router, A)
+        await ask(router, B, request_id="b")
+        await written(worker)
+        faults.read_errno = errno.EIO
+        await ask(router, A, request_id="again")
+        await eventually(lambda: worker.host.tiers.disk is None)
+        assert bytes_in(tmp_path) > 0
+        worker.host.tiers.forget_all()
+        await eventually(lambda: bytes_in(tmp_path) == 0)
