@@ -121,11 +121,17 @@ def test_rope_scaling_stretches_the_served_length(tmp_path: Path) -> None:
     assert lengths == {"llama": 256, "llama3 rope": 256, "linear rope": 512, "yarn rope": 256}
 
 
+def test_a_way_to_quantise_that_is_not_served_is_refused_by_name(tmp_path: Path) -> None:
+    options = {"quant_method": "bitsandbytes"}
+    LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"], quantization_config=options).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"quantised weights \(bitsandbytes\) are not served; served: gptq, awq"):
+        read_spec(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"hidden_act": "relu2"}, "activation 'relu2'"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised weights (bitsandbytes)"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope type 'dynamic'"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"model_type": "never-heard-of"}, "never-heard-of"),
