@@ -78,8 +78,10 @@ class Reconciler:
         """Changes of the desired workers, and switches of role, since the supervisor started."""
         self._load_error: ServeError | None = None
         """Why the last reload was given up."""
-        self._drain_s = DEADLINE_S
-        """Seconds that requests have on a worker that is to load other weights, or to sleep."""
+        self._reload_s = DEADLINE_S
+        """Seconds that requests have on a worker that is to load other weights."""
+        self._sleep_s: dict[str, float] = {}
+        """Seconds that requests have on a worker that is to sleep, by worker."""
         self._asked: WorkerCounts | None = None
         """Workers that nodes were last requested for; None before any request."""
         written = backend.desired()
@@ -131,8 +133,7 @@ class Reconciler:
         if self._fleet.stage(worker_id) is not WorkerStage.SERVING:
             return
         role = self._fleet.role(worker_id)
-        others = (name for name in self.desired.workers(role) if name != worker_id and name not in self._busy)
-        if not any(self._stage(name) is WorkerStage.SERVING and self._fleet.role(name) is role for name in others):
+        if not self._others_take_requests(worker_id, role):
             raise InvalidRequest(
                 f"{worker_id} is the last {role} worker that serves: add one first (twostroke scale), or pass --force",
                 field="--force",
@@ -231,7 +232,7 @@ class Reconciler:
         slot = self._slot(worker_id)
         if self._stage(worker_id) not in (WorkerStage.SERVING, WorkerStage.ASLEEP):
             raise PeerLost(f"{worker_id} is {self._stage(worker_id)}: only a worker that serves can sleep")
-        self._drain_s = deadline_s
+        self._sleep_s[worker_id] = deadline_s
         slot = replace(slot, is_asleep=True)
         self._write(replace(self.desired.with_slot(worker_id, slot), reason=f"{worker_id} was told to sleep"))
         await self._until_stage(worker_id, slot, WorkerStage.ASLEEP)
@@ -257,7 +258,7 @@ class Reconciler:
         served = self._spec.workers[0].model
         await asyncio.to_thread(check_replacement, served, weights.wanted.model or served.model, model)
         wanted = Checkpoint(model or weights.wanted.model, weights.latest + 1)
-        self._drain_s, self._load_error = deadline_s, None
+        self._reload_s, self._load_error = deadline_s, None
         reason = f"the fleet was told to load {wanted.model or served.model}"
         self._write(replace(self.desired, weights=Weights(wanted, weights.routed, wanted.number), reason=reason))
         log.info("weights change model=%s number=%d", wanted.model or served.model, wanted.number)
@@ -321,13 +322,13 @@ class Reconciler:
 
     async def _reload(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
         try:
-            await self._drains.drain(worker_id, self._drain_s, True, tasks)
+            await self._drains.drain(worker_id, self._reload_s, True, tasks)
         except PeerLost as error:
             log.warning("worker does not load the weights yet worker=%s error=%s", worker_id, error)
 
     async def _fall_asleep(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
         try:
-            await self._drains.put_to_sleep(worker_id, self._drain_s, tasks)
+            await self._drains.put_to_sleep(worker_id, self._sleep_s.get(worker_id, DEADLINE_S), tasks)
         except PeerLost as error:
             log.warning("worker does not sleep yet worker=%s error=%s", worker_id, error)
 
@@ -339,11 +340,15 @@ class Reconciler:
 
         Prompts need no prefill workers, but only decode workers generate.
         """
-        if self._fleet.role(worker_id) is Role.PREFILL:
-            return True
-        others = (name for name in self.desired.slots if name != worker_id and name not in self._busy)
+        return self._fleet.role(worker_id) is Role.PREFILL or self._others_take_requests(worker_id, Role.DECODE)
+
+    def _others_take_requests(self, worker_id: str, role: Role) -> bool:
+        """Tell whether another worker of this role takes new requests, with the weights that they go to, and stays."""
+        routed = self.desired.weights.routed
         return any(
-            self._stage(name) is WorkerStage.SERVING and self._fleet.role(name) is Role.DECODE for name in others
+            self._checkpoint(name) == routed and self._fleet.role(name) is role
+            for name, slot in self.desired.slots.items()
+            if name not in (worker_id, *self._busy) and not slot.is_retiring and not slot.is_asleep
         )
 
     def _stage(self, worker_id: str) -> WorkerStage:

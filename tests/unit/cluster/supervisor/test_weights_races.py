@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
+from cluster.scaling.capacity import WorkerCounts
 from cluster.scaling.desired_state import Checkpoint
+from cluster.supervisor.plan import WorkerStage
+from cluster.supervisor.supervisor import Supervisor
 from tests.unit.cluster.fake_backend import until
-from tests.unit.cluster.scaling.fleets import Backend
+from tests.unit.cluster.scaling.fleets import PATIENCE_S, Backend
 from tests.unit.cluster.supervisor.test_weights import checkpoints, serving
-from twostroke.errors import ConfigError
+from twostroke.errors import ConfigError, InvalidRequest
 
 OLD = Checkpoint()
 
@@ -44,3 +51,57 @@ async def test_routers_that_start_after_a_reload_was_given_up_are_told_the_weigh
             await supervisor.reload("", 1.0)
         await until(supervisor, "serving", "decode-0")
         assert supervisor._routed_fingerprint() == "fingerprint"
+
+
+async def test_of_two_last_workers_that_are_told_to_sleep_at_once_one_stays() -> None:
+    backend = Backend()
+    async with serving(backend) as supervisor:
+        told = (supervisor.sleep("decode-0", 1.0), supervisor.sleep("decode-1", 1.0))
+        first, second = await asyncio.gather(*told, return_exceptions=True)
+        assert (first, type(second)) == (None, InvalidRequest)
+        assert supervisor.stage("decode-1") is WorkerStage.SERVING
+
+
+@asynccontextmanager
+async def half_way(backend: Backend) -> AsyncIterator[tuple[Supervisor, asyncio.Event]]:
+    """A reload in which decode-0 takes all requests: prefill-1 loads until the event is set, then decode-1 does."""
+    async with serving(backend) as supervisor:
+        room = backend.workers["prefill-1"].room = asyncio.Event()
+        reload = asyncio.create_task(supervisor.reload("", 300.0))
+        await until(supervisor, "starting", "prefill-1")
+        assert checkpoints(supervisor)["decode-0"] == supervisor._reconciler.desired.weights.routed == Checkpoint("", 1)
+        yield supervisor, room
+        room.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await reload
+
+
+async def test_the_last_worker_with_the_weights_that_requests_go_to_may_not_leave() -> None:
+    async with half_way(Backend()) as (supervisor, _):
+        with pytest.raises(InvalidRequest, match="decode-0 is the last decode worker"):
+            await supervisor.sleep("decode-0", 1.0)
+        with pytest.raises(InvalidRequest, match="decode-0 is the last decode worker"):
+            await supervisor.drain("decode-0", 1.0, False)
+
+
+async def test_a_worker_with_the_new_weights_retires_once_another_one_has_them() -> None:
+    async with half_way(Backend()) as (supervisor, room):
+        held = {"decode-1": 9}
+        supervisor._reconciler.scale(WorkerCounts(2, 1), held, is_automatic=False, reason="decode-0 has fewer blocks")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert supervisor.stage("decode-0") is WorkerStage.SERVING
+        room.set()
+        async with asyncio.timeout(PATIENCE_S):
+            while "decode-0" in supervisor._workers:
+                await supervisor.until_change()
+        assert checkpoints(supervisor)["decode-1"] == Checkpoint("", 1)
+
+
+async def test_a_worker_that_is_put_to_sleep_during_a_reload_leaves_the_others_their_deadline() -> None:
+    backend = Backend()
+    async with half_way(backend) as (supervisor, room):
+        await supervisor.sleep("prefill-0", 0.0, force=True)
+        room.set()
+        await until(supervisor, "serving", "decode-1", epoch="2.00")
+        assert [asked.deadline_s for asked in backend.control.drains] == [300.0, 300.0, 300.0, 0.0, 300.0]
