@@ -212,7 +212,8 @@ class Reconciler:
             except NotFound:
                 self._fleet.add(self._spec.worker(worker_id, slot.role))
                 continue
-            if worker_id in self._busy or (stage is WorkerStage.SERVING and self._drains.lingers(worker_id)):
+            at_rest = stage in (WorkerStage.SERVING, WorkerStage.ASLEEP)
+            if worker_id in self._busy or (at_rest and self._drains.lingers(worker_id)):
                 continue
             if slot.is_retiring:
                 if stage is WorkerStage.ABSENT:  # its process may still be found
@@ -252,11 +253,11 @@ class Reconciler:
 
     async def reload(self, model: str, deadline_s: float) -> None:
         """Return when all workers that serve have these weights. Raises ConfigError or PeerLost."""
+        served = self._spec.workers[0].model
+        await asyncio.to_thread(check_replacement, served, self.desired.weights.wanted.model or served.model, model)
         weights = self.desired.weights
         if weights.wanted != weights.routed:
             raise PeerLost("the fleet is loading other weights already: try again when it has them")
-        served = self._spec.workers[0].model
-        await asyncio.to_thread(check_replacement, served, weights.wanted.model or served.model, model)
         wanted = Checkpoint(model or weights.wanted.model, weights.latest + 1)
         self._reload_s, self._load_error = deadline_s, None
         reason = f"the fleet was told to load {wanted.model or served.model}"

@@ -168,7 +168,10 @@ class Drains:
     async def _bring_back(self, worker_id: str) -> None:
         self._backend.set_after_drain(worker_id, None)
         self._fleet.enter(worker_id, WorkerStage.ABSENT)
-        await self._fleet.until(worker_id, lambda stage: stage in (WorkerStage.SERVING, WorkerStage.FAILED))
+        settled = (WorkerStage.SERVING, WorkerStage.FAILED, WorkerStage.ASLEEP)
+        await self._fleet.until(worker_id, lambda stage: stage in settled)
+        if self._fleet.stage(worker_id) is WorkerStage.ASLEEP:
+            raise PeerLost(f"{worker_id} was told to sleep: it serves again with: twostroke wake {worker_id}")
 
     async def _drain(self, worker_id: str, address: str, deadline_s: float) -> int:
         fleet = self._fleet

@@ -26,11 +26,13 @@ def check_replacement(served: ModelConfig, now: str, wanted: str) -> None:
     An empty `wanted` means the same model again, whose directory may have other weights by now.
     """
     if not wanted or wanted == now:
+        if not now.startswith(PACED_PREFIX):
+            locate(now, served.dtype)
         return
     if served.is_paced or wanted.startswith(PACED_PREFIX):
         _check_paced(now, wanted)
         return
-    before, after = _directory(now, served.dtype), _directory(wanted, served.dtype)
+    before, after = _known_directory(served, now), _directory(wanted, served.dtype)
     known, new = _config(before), _config(after)
     differing = sorted(key for key in known.keys() | new.keys() if known.get(key) != new.get(key))
     if differing:
@@ -39,7 +41,7 @@ def check_replacement(served: ModelConfig, now: str, wanted: str) -> None:
             f"{wanted} is another model than {now}: {said}. Only weights can be reloaded: start another cluster for it",
             field="model",
         )
-    if (before / TOKENIZER).read_bytes() != (after / TOKENIZER).read_bytes():
+    if _read(before / TOKENIZER) != _read(after / TOKENIZER):
         raise ConfigError(
             f"{wanted} has another {TOKENIZER} than {now}, and routers keep theirs: only weights can be reloaded",
             field="model",
@@ -54,6 +56,14 @@ def _check_paced(now: str, wanted: str) -> None:
         raise ConfigError(f"{wanted} is another model than {now}: only weights=N may differ", field="model")
 
 
+def _known_directory(served: ModelConfig, now: str) -> Path:
+    """Return the directory of the model served now, or of the one before all reloads where the former is gone."""
+    try:
+        return _directory(now, served.dtype)
+    except ConfigError:
+        return _directory(served.model, served.dtype)
+
+
 def _directory(model: str, dtype: str) -> Path:
     directory = locate(model, dtype)
     if directory is None:
@@ -64,9 +74,16 @@ def _directory(model: str, dtype: str) -> Path:
 def _config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     try:
-        read = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        read = json.loads(_read(path))
+    except ValueError as error:
         raise ConfigError(f"{path} cannot be read: {error}", field="model") from error
     if not isinstance(read, dict):
         raise ConfigError(f"{path} holds no object", field="model")
     return {key: value for key, value in read.items() if key not in IGNORED}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}", field="model") from error

@@ -26,6 +26,7 @@ from cluster.supervisor.node_watch import NodeWatch
 from cluster.supervisor.pins import FleetPins, PinHolder
 from cluster.supervisor.plan import Create, Observed, PlacedWorker, WorkerStage, backoff_s, plan
 from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
+from cluster.supervisor.weights import routed_fingerprint
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ConfigError, InternalError, NotFound, PeerLost, ServeError
 from twostroke.fault_points import Point, reach
@@ -183,23 +184,17 @@ class Supervisor:
     def publish(self) -> None:
         """Tell watchers and launchers the current state."""
         self._version += 1
-        workers = [worker for worker in self._workers.values() if worker.observed.stage is not WorkerStage.DRAINED]
-        messages = [worker.to_message() for worker in workers]
+        away = (WorkerStage.DRAINED, WorkerStage.ASLEEP)  # routers wait for what is listed and does not serve
+        messages = [worker.to_message() for worker in self._workers.values() if worker.observed.stage not in away]
+        serving = [worker.serving for worker in self._workers.values() if worker.serving is not None]
         view = fleet_pb2.FleetView(
             version=self._version,
             workers=messages,
             scaling=self._reconciler.to_message(),
-            fingerprint=self._routed_fingerprint(),
+            fingerprint=routed_fingerprint(serving, self._reconciler.desired.weights),
         )
         self._service.publish(view)
         self.wake()
-
-    def _routed_fingerprint(self) -> str:
-        """Return the fingerprint of the workers that new requests go to; empty while all have the first weights."""
-        routed = self._reconciler.desired.weights.routed
-        serving = (worker.serving for worker in self._workers.values() if worker.serving is not None)
-        found = next((each.fingerprint for each in serving if each.checkpoint == routed), "")
-        return found if self._reconciler.desired.weights.latest else ""
 
     def wake(self) -> None:
         self._changed.set()
@@ -359,6 +354,7 @@ class Supervisor:
             self._change(worker_id, place=place)
             if place.is_idle and self._reconciler.shall_sleep(worker_id):
                 await handle.release()
+                self._drains.ended(worker_id)  # an earlier process of the supervisor may have begun it
                 self._change(worker_id, WorkerStage.ASLEEP)
                 return
             incarnation, role = self._backend.next_incarnation(worker_id), self._reconciler.shall_be(worker_id)

@@ -7,11 +7,14 @@ with them, if it ends within the drain's deadline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.scaling.desired_state import Checkpoint, Weights
+from cluster.supervisor.actors import Serving
 from twostroke.config import Role
+from twostroke.ids import Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +51,18 @@ def next_to_reload(workers: Sequence[LoadedWorker], weights: Weights) -> str | N
         outdated = [each for each in outdated if not has_enough(workers, each.role, weights.wanted)]
     outdated.sort(key=lambda each: each.role is Role.DECODE)  # a decode worker computes prompts meanwhile
     return outdated[0].worker_id if outdated else None
+
+
+def routed_fingerprint(serving: Iterable[Serving], weights: Weights) -> str:
+    """Return the fingerprint of the workers that new requests go to; empty before the first reload, or without any.
+
+    A worker that restarted after its directory was written anew, before the reload, has other weights under the same
+    checkpoint. So what most decode workers have counts, among equals what the fewest restarts have led to.
+    """
+    if not weights.latest:
+        return ""
+    routed = [each for each in serving if each.checkpoint == weights.routed]
+    routed.sort(key=lambda each: Epoch.parse(each.epoch).incarnation)
+    generating = [each.fingerprint for each in routed if each.role is Role.DECODE]
+    counted = Counter(generating or [each.fingerprint for each in routed]).most_common(1)
+    return counted[0][0] if counted else ""

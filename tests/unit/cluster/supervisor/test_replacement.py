@@ -56,3 +56,28 @@ def test_a_paced_model_may_change_nothing_but_its_weights(wanted: str) -> None:
     check_replacement(ModelConfig(model="paced:"), "paced:", "paced:weights=2")
     with pytest.raises(ConfigError, match="only weights=N may differ"):
         check_replacement(ModelConfig(model="paced:"), "paced:", wanted)
+
+
+def test_a_model_whose_directory_is_gone_can_be_replaced(tmp_path: Path) -> None:
+    base, third = directory(tmp_path / "base"), directory(tmp_path / "third")
+    check_replacement(ModelConfig(model=base), str(tmp_path / "gone"), third)
+    with pytest.raises(ConfigError, match="is no directory here"):
+        check_replacement(ModelConfig(model=base), str(tmp_path / "gone"), str(tmp_path / "gone too"))
+
+
+def test_a_directory_that_is_gone_or_lacks_a_file_is_not_loaded_again(tmp_path: Path) -> None:
+    base = directory(tmp_path / "base")
+    (tmp_path / "base" / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="weights \\(other formats"):
+        check_replacement(ModelConfig(model=base), base, "")
+    with pytest.raises(ConfigError, match="is no directory here"):
+        check_replacement(ModelConfig(model=base), str(tmp_path / "gone"), "")
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    base, tuned = directory(tmp_path / "base"), directory(tmp_path / "tuned")
+    (tmp_path / "tuned" / "tokenizer.json").unlink()
+    (tmp_path / "tuned" / "tokenizer.json").mkdir()
+    (tmp_path / "tuned" / "vocab.json").write_text("{}")
+    with pytest.raises(ConfigError, match="json cannot be read"):
+        check_replacement(ModelConfig(model=base), base, tuned)

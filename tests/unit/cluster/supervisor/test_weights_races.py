@@ -9,13 +9,16 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cluster.scaling.capacity import WorkerCounts
-from cluster.scaling.desired_state import Checkpoint
+from cluster.scaling.desired_state import Checkpoint, Weights
+from cluster.supervisor.actors import Serving
 from cluster.supervisor.plan import WorkerStage
 from cluster.supervisor.supervisor import Supervisor
+from cluster.supervisor.weights import routed_fingerprint
 from tests.unit.cluster.fake_backend import until
-from tests.unit.cluster.scaling.fleets import PATIENCE_S, Backend
+from tests.unit.cluster.scaling.fleets import PATIENCE_S, Backend, die
 from tests.unit.cluster.supervisor.test_weights import checkpoints, serving
-from twostroke.errors import ConfigError, InvalidRequest
+from twostroke.config import Role
+from twostroke.errors import ConfigError, InvalidRequest, PeerLost
 
 OLD = Checkpoint()
 
@@ -50,7 +53,7 @@ async def test_routers_that_start_after_a_reload_was_given_up_are_told_the_weigh
         with pytest.raises(ConfigError):
             await supervisor.reload("", 1.0)
         await until(supervisor, "serving", "decode-0")
-        assert supervisor._routed_fingerprint() == "fingerprint"
+        assert supervisor._service._view().fingerprint == "fingerprint"
 
 
 async def test_of_two_last_workers_that_are_told_to_sleep_at_once_one_stays() -> None:
@@ -105,3 +108,74 @@ async def test_a_worker_that_is_put_to_sleep_during_a_reload_leaves_the_others_t
         room.set()
         await until(supervisor, "serving", "decode-1", epoch="2.00")
         assert [asked.deadline_s for asked in backend.control.drains] == [300.0, 300.0, 300.0, 0.0, 300.0]
+
+
+def shown(worker_id: str, fingerprint: str, incarnation: int = 1, number: int = 0) -> Serving:
+    role = Role(worker_id.rpartition("-")[0])
+    return Serving(worker_id, f"{incarnation}.00", fingerprint, "", role, checkpoint=Checkpoint("", number))
+
+
+def test_a_worker_that_restarted_before_the_reload_of_its_directory_does_not_take_the_requests_of_the_others() -> None:
+    weights = Weights(Checkpoint("", 1), Checkpoint(), latest=1)
+    restarted = [shown("prefill-0", "new", 2), shown("decode-0", "new", 2)]
+    assert routed_fingerprint([*restarted, shown("decode-1", "old")], weights) == "old"
+    assert routed_fingerprint([restarted[0], shown("decode-1", "old")], weights) == "old"
+    assert routed_fingerprint([shown("decode-0", "newer", 2, number=1), shown("prefill-0", "old")], weights) == "old"
+    assert routed_fingerprint([shown("decode-0", "newer", 2, number=1)], weights) == ""
+
+
+async def test_a_worker_whose_supervisor_died_as_it_fell_asleep_serves_on_once_it_is_woken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = Backend()
+    async with serving(backend) as supervisor:
+        sleeping = backend.workers["decode-1"]
+        with monkeypatch.context() as patched:
+            patched.setattr(sleeping, "release", asyncio.Event().wait)
+            told = asyncio.create_task(supervisor.sleep("decode-1", 1.0))
+            await until(supervisor, "asleep", "decode-1")
+            await die(supervisor)
+            told.cancel()
+        sleeping.is_idle = True
+        again = Supervisor(supervisor._spec, backend)
+        run_task = asyncio.create_task(again.run())
+        await until(again, "asleep", "decode-1")
+        drains = len(backend.control.drains)
+        async with asyncio.timeout(PATIENCE_S):
+            await again.wake_up("decode-1")
+        assert (again.stage("decode-1"), len(backend.control.drains)) == (WorkerStage.SERVING, drains)
+        await again.stop()
+        await asyncio.gather(run_task, return_exceptions=True)
+
+
+async def test_routers_are_not_told_to_wait_for_a_worker_that_is_asleep() -> None:
+    async with serving(Backend()) as supervisor:
+        await supervisor.sleep("decode-1", 1.0)
+        listed = [each.worker_id for each in supervisor._service._view().workers]
+        assert listed == ["prefill-0", "prefill-1", "decode-0"]
+
+
+async def test_a_drained_worker_that_was_told_to_sleep_is_asked_back_in_vain_at_once() -> None:
+    backend = Backend()
+    async with serving(backend) as supervisor:
+        backend.control.may_end.clear()
+        told = asyncio.create_task(supervisor.sleep("decode-1", 5.0))
+        await until(supervisor, "draining", "decode-1")
+        left = asyncio.create_task(supervisor.drain("decode-1", 5.0, False, force=True))
+        await asyncio.sleep(0)
+        backend.control.may_end.set()
+        await left
+        with pytest.raises(PeerLost, match="decode-1 is drained"):
+            await told
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(PeerLost, match="twostroke wake decode-1"):
+                await supervisor.drain("decode-1", 5.0, True)
+            await supervisor.wake_up("decode-1")
+
+
+async def test_of_two_reloads_at_once_the_first_goes_on() -> None:
+    async with serving(Backend()) as supervisor:
+        told = (supervisor.reload("", 1.0), supervisor.reload("", 1.0))
+        first, second = await asyncio.gather(*told, return_exceptions=True)
+        assert {type(first), type(second)} == {type(None), PeerLost}
+        assert set(checkpoints(supervisor).values()) == {Checkpoint("", 1)}
