@@ -41,6 +41,8 @@ class Weights:
     """What every epoch begins with from now on."""
     routed: Checkpoint = Checkpoint()
     """What the workers have that new requests go to."""
+    before: Checkpoint = Checkpoint()
+    """What requests went to before the latest reload."""
     latest: int = 0
     """Number of the latest reload, also if it was given up: no two reloads have the same number."""
 

@@ -20,7 +20,7 @@ from cluster.spec import FleetSpec
 from cluster.supervisor.drains import DEADLINE_S, SWITCH_S, Drains
 from cluster.supervisor.plan import WorkerStage
 from cluster.supervisor.replacement import check_replacement
-from cluster.supervisor.weights import LoadedWorker, next_to_reload, weights_now
+from cluster.supervisor.weights import LoadedWorker, next_to_reload, weights_after_failure, weights_now
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ConfigError, InvalidRequest, NotFound, PeerLost, ServeError
 from twostroke.rpc.v1 import fleet_pb2
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 FOUND_WORKER_S = 5.0
 """Seconds for a process that was found to report that it serves. A process that starts takes longer."""
 CRASHES_TO_GIVE_UP = 3
-"""Crashes of a worker that loads new weights before the fleet stays with those that it has."""
+"""Crashes in a row of a worker with new weights before the fleet stays with, or returns to, those that it had."""
 
 
 class ReconciledFleet(Protocol):
@@ -261,23 +261,24 @@ class Reconciler:
         wanted = Checkpoint(model or weights.wanted.model, weights.latest + 1)
         self._reload_s, self._load_error = deadline_s, None
         reason = f"the fleet was told to load {wanted.model or served.model}"
-        self._write(replace(self.desired, weights=Weights(wanted, weights.routed, wanted.number), reason=reason))
+        weights = Weights(wanted, weights.routed, before=weights.routed, latest=wanted.number)
+        self._write(replace(self.desired, weights=weights, reason=reason))
         log.info("weights change model=%s number=%d", wanted.model or served.model, wanted.number)
         while any(each.checkpoint != wanted for each in self._loaded_workers()):
             if self.desired.weights.wanted != wanted:
                 raise self._load_error or PeerLost("another command has changed the fleet's weights meanwhile")
             await self._fleet.until_change()
 
-    def could_not_load(self, worker_id: str, error: ServeError, crashes: int) -> None:
-        """Note that an epoch ended before it served. While new weights are tried first, they are given up for that."""
+    def could_not_serve(self, worker_id: str, error: ServeError, crashes: int) -> None:
+        """Note that an epoch has failed. New weights are given up for that while other workers have the old ones."""
         weights = self.desired.weights
-        is_death = isinstance(error, WorkerDied) and crashes < CRASHES_TO_GIVE_UP
-        if weights.wanted == weights.routed or is_death:
+        before = weights_after_failure(self._loaded_workers(), weights)
+        if before == weights or (isinstance(error, WorkerDied) and crashes < CRASHES_TO_GIVE_UP):
             return
         self._load_error = type(error)(f"{worker_id} cannot load the weights: {error.message}", field=error.field)
         log.error("weights given up worker=%s model=%s error=%s", worker_id, weights.wanted.model, error.message)
         reason = f"weights of {weights.wanted.model} were given up: {error.message}"
-        self._write(replace(self.desired, weights=replace(weights, wanted=weights.routed), reason=reason))
+        self._write(replace(self.desired, weights=before, reason=reason))
 
     def _slot(self, worker_id: str) -> Slot:
         slot = self.desired.slots.get(worker_id)

@@ -17,7 +17,7 @@ from cluster.launch.exits import ProcessExit
 from cluster.ray.backend import Backend, RayBackend, WorkerDied, WorkerHandle
 from cluster.scaling.autoscaler import Autoscaler
 from cluster.scaling.desired_state import Checkpoint
-from cluster.scaling.reconciler import Reconciler
+from cluster.scaling.reconciler import CRASHES_TO_GIVE_UP, Reconciler
 from cluster.spec import NODE_ADDRESS, FleetSpec
 from cluster.supervisor.actors import ActorLocation, Serving
 from cluster.supervisor.drains import Drains
@@ -392,8 +392,8 @@ class Supervisor:
         observed = worker.observed.end(self._clock(), misconfigured=isinstance(ending, ConfigError))
         self._workers[worker_id] = replace(worker, observed=observed, last_error=ending)
         self.publish()
-        if worker.observed.stage is WorkerStage.STARTING:
-            self._reconciler.could_not_load(worker_id, ending, observed.crashes)
+        if worker.observed.stage is WorkerStage.STARTING or observed.crashes >= CRASHES_TO_GIVE_UP:
+            self._reconciler.could_not_serve(worker_id, ending, observed.crashes)
         switches = self._drains.switches(worker_id) and ending is RETURNED
         if observed.stage is WorkerStage.FAILED:
             log.error("worker cannot start worker=%s error=%s", worker_id, ending)

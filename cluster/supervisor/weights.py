@@ -37,9 +37,23 @@ def has_enough(workers: Sequence[LoadedWorker], role: Role, wanted: Checkpoint) 
 
 def weights_now(workers: Sequence[LoadedWorker], weights: Weights) -> Weights:
     """Return the weights with what new requests go to from now on."""
-    if all(has_enough(workers, role, weights.wanted) for role in (Role.PREFILL, Role.DECODE)):
+    decode = [each.checkpoint for each in workers if each.role is Role.DECODE]
+    is_needed = weights.wanted in decode and weights.routed not in decode  # nobody else generates
+    if is_needed or all(has_enough(workers, role, weights.wanted) for role in (Role.PREFILL, Role.DECODE)):
         return replace(weights, routed=weights.wanted)
     return weights
+
+
+def weights_after_failure(workers: Sequence[LoadedWorker], weights: Weights) -> Weights:
+    """Return the weights where a worker cannot serve the wanted ones: those before, if others still have them.
+
+    Requests that go to the new weights already go back as in a reload. That is tried once, in one direction.
+    """
+    if weights.wanted != weights.routed:
+        is_going_back = weights.wanted.number < weights.routed.number
+        return weights if is_going_back else replace(weights, wanted=weights.routed)
+    has_old = any(each.checkpoint == weights.before for each in workers)
+    return replace(weights, wanted=weights.before) if has_old else weights
 
 
 def next_to_reload(workers: Sequence[LoadedWorker], weights: Weights) -> str | None:

@@ -46,6 +46,7 @@ def fleet(prefill: str, decode: str) -> list[LoadedWorker]:
         pytest.param("n", "-", None, False, id="nobody serves meanwhile"),
         pytest.param("n", "n", None, True, id="both have them"),
         pytest.param("no", "n-", None, True, id="a worker that died comes back with the new weights"),
+        pytest.param("o", "n", "prefill-0", True, id="only a worker with the new weights generates"),
         pytest.param("-", "n-", None, True, id="no worker is left with the old ones"),
     ],
 )

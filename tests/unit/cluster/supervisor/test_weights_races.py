@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from cluster.ray.backend import WorkerDied
 from cluster.scaling.capacity import WorkerCounts
 from cluster.scaling.desired_state import Checkpoint, Weights
 from cluster.supervisor.actors import Serving
@@ -179,3 +180,43 @@ async def test_of_two_reloads_at_once_the_first_goes_on() -> None:
         first, second = await asyncio.gather(*told, return_exceptions=True)
         assert {type(first), type(second)} == {type(None), PeerLost}
         assert set(checkpoints(supervisor).values()) == {Checkpoint("", 1)}
+
+
+async def until_all_have_the_old_weights(supervisor: Supervisor) -> None:
+    while supervisor._reconciler.desired.weights.routed != OLD or set(checkpoints(supervisor).values()) != {OLD}:
+        await supervisor.until_change()
+
+
+async def test_weights_that_a_worker_dies_of_again_and_again_are_given_up_while_others_have_the_old_ones() -> None:
+    backend = Backend()
+    async with serving(backend) as supervisor:
+        room = backend.workers["prefill-1"].room = asyncio.Event()
+        reload = asyncio.create_task(supervisor.reload("", 5.0))
+        await until(supervisor, "starting", "prefill-1")
+        for epoch in ("2.00", "3.00", "4.00"):
+            await until(supervisor, "serving", "decode-0", epoch)
+            backend.workers["decode-0"].die(WorkerDied("illegal instruction"))
+        await until(supervisor, "serving", "decode-0", "5.00")
+        room.set()
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(WorkerDied, match="decode-0 cannot load the weights: illegal instruction"):
+                await reload
+            while supervisor._reconciler.desired.weights.routed != OLD or set(checkpoints(supervisor).values()) != {
+                OLD
+            }:
+                await supervisor.until_change()
+        assert backend.workers["decode-1"].incarnations == [1]
+
+
+async def test_weights_that_a_later_worker_cannot_load_are_given_up_while_another_one_has_the_old_ones() -> None:
+    backend = Backend()
+    async with serving(backend, decode=4) as supervisor:
+        backend.workers["decode-2"].fails_to_load = ConfigError("the directory is gone", field="model")
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(ConfigError, match="decode-2 cannot load the weights: the directory is gone"):
+                await supervisor.reload("", 1.0)
+            while supervisor._reconciler.desired.weights.routed != OLD or set(checkpoints(supervisor).values()) != {
+                OLD
+            }:
+                await supervisor.until_change()
+        assert backend.workers["decode-3"].incarnations == [1]
