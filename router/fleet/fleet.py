@@ -136,7 +136,7 @@ class Fleet:
     @property
     def hears_workers(self) -> bool:
         """A decode worker is there, though it may be silent since a moment, or take no new requests."""
-        here = (WorkerStatus.SERVING, WorkerStatus.SUSPECT, WorkerStatus.DRAINING)
+        here = (WorkerStatus.SERVING, WorkerStatus.SUSPECT, WorkerStatus.DRAINING, WorkerStatus.OTHER_WEIGHTS)
         return any(w.status in here for w in self.decode_workers())
 
     @property

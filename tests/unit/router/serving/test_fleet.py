@@ -406,3 +406,16 @@ async def test_what_can_be_promised_follows_the_workers_that_are_there(fleet, so
 
 def starting_entry(worker_id: str) -> fleet_pb2.WorkerEntry:
     return fleet_pb2.WorkerEntry(worker_id=worker_id, role="decode", state=control_pb2.WORKER_STATE_STARTING)
+
+
+async def test_a_worker_whose_weights_take_no_new_requests_is_heard_and_ends_what_it_has(fleet, ask, statuses):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+    core._fleet._route_to("fingerprint of other weights")
+    assert statuses(core) == {"decode-0": "other_weights"}
+    assert (core._fleet.can_serve, core._fleet.hears_workers) == (False, True)
+    worker.hold_at = None
+    assert (await answer.task).is_right
+    assert len(worker.opens) == 1
