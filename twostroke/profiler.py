@@ -33,10 +33,11 @@ ITEM_BYTES: Final = 1000
 KERNELS: Final = (
     *("embedding", "norm", "qkv", "head norm", "rope and store", "attention"),
     *("output", "gate and up", "down", "head"),
+    *("router", "experts' gate and up", "experts' down", "experts' sum"),
 )
 """Names of the kinds of kernels: `KernelKind` of kernels/cpu/native/profile.h, in that order."""
 MOST_KERNELS: Final = 2048
-"""Kernels of one forward pass that are recorded: those of 200 layers."""
+"""Kernels of one forward pass that are recorded: those of 170 layers."""
 
 
 KernelRecord: Final = struct.Struct("=qqddiiii")

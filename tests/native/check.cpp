@@ -142,6 +142,25 @@ void check_product(int64_t outputs, int64_t inputs, bool is_int8, bool is_gated,
     expect(is_independent, what + ": a row depends on its neighbours or on the threads");
 }
 
+// Groups of rows, each with weights of its own: what each weight gives for its rows.
+void check_groups(bool is_int8, bool is_gated) {
+    const int64_t outputs = 70, inputs = 128, most = 60;
+    const auto x = numbers(most * inputs);
+    std::vector<Weight> weights;
+    for (int i = 0; i < 3; i++) weights.emplace_back(outputs, inputs, is_int8, is_gated, is_gated ? SILU : NONE);
+    const std::vector<int64_t> starts = {0, 1, 40, most};
+    std::vector<RowGroup> groups;
+    std::vector<float> expected, y(size_t(most * outputs), 99.0f);
+    for (size_t i = 0; i < weights.size(); i++) {
+        groups.push_back({&weights[i].native, starts[i], starts[i + 1]});
+        const auto alone = product(nullptr, weights[i], x, inputs, starts[i], starts[i + 1] - starts[i]);
+        expected.insert(expected.end(), alone.begin(), alone.end());
+    }
+    Prepared prepared;
+    linear(&two_threads, groups, {x.data(), inputs, most, y.data(), outputs}, Into::FLOAT32, prepared);
+    expect(y == expected, std::string("groups of rows") + (is_int8 ? " int8" : "") + (is_gated ? " gated" : ""));
+}
+
 void check_norms(int64_t width) {
     const int64_t rows = 5;
     std::normal_distribution<float> normal(0.0f, 3.0f);
@@ -238,6 +257,8 @@ int main() {
         for (bool is_gated : {false, true}) check_product(outputs, inputs, false, is_gated, is_gated ? SILU : NONE);
     for (auto [outputs, inputs] : {std::pair<int64_t, int64_t>{1, 64}, {70, 192}})
         for (bool is_gated : {false, true}) check_product(outputs, inputs, true, is_gated, is_gated ? SILU : NONE);
+    for (bool is_int8 : {false, true})
+        for (bool is_gated : {false, true}) check_groups(is_int8, is_gated);
     for (int64_t width : {1, 16, 96, 100, 576}) check_norms(width);
     for (const Layout &layout : {Layout{4, 0, 32, 8, Scales::FLOAT32, Mins::NONE}, Layout{4, 1, 32, 12, Scales::FLOAT32, Mins::NONE},
                                  Layout{5, 0, 64, 16, Scales::FLOAT32, Mins::NONE}, Layout{6, 0, 16, 32, Scales::FLOAT32, Mins::NONE},

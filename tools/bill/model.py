@@ -140,13 +140,13 @@ def _schedule(model: ModelFlags) -> ScheduleConfig:
 def _working_on_cpu(spec: ModelSpec, model: ModelFlags) -> int:
     tokens = _schedule(model).step_tokens()
     logits = model.max_num_seqs * spec.vocab_size * DRAW_BYTES
-    return HOST_PROCESS_BYTES + step_bytes(spec.hidden_size, spec.intermediate_size, tokens=tokens) + logits
+    return HOST_PROCESS_BYTES + step_bytes(spec.hidden_size, spec.widest_mlp, tokens=tokens) + logits
 
 
 def _working_on_gpu(spec: ModelSpec, model: ModelFlags) -> int:
     return working_bytes(
         spec.hidden_size,
-        spec.intermediate_size,
+        spec.widest_mlp,
         spec.vocab_size,
         tokens=_schedule(model).step_tokens(on_gpu=True),
         samples=model.max_num_seqs,

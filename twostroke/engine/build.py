@@ -22,6 +22,7 @@ from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.form import LAYOUT_VERSION, Conversion, KvForm, PageShape, page_form
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages
+from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.memory_needs import packed_weights, plain_weights, stored_weights
 from twostroke.models.weights.digest import DIGEST_BYTES, weights_digest
 from twostroke.models.weights.stored.model_files import layouts_in
@@ -117,6 +118,8 @@ class BuiltEngine:
     """None where a device computes, or nothing does."""
     weights: MemoryUse | None = None
     """None for a paced model, which has none."""
+    expert_load: ExpertLoad | None = None
+    """How much each expert had to do; None for a model without experts."""
 
     @property
     def memory_use(self) -> tuple[MemoryUse, ...]:
@@ -216,7 +219,7 @@ def _build_on_cpu(
     in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads)
     weights = _weights_use(config, spec, model_dir, is_packed=built.runner.has_packed_weights)
     model = replace(facts, fingerprint=fingerprint, conversion=conversion)
-    return replace(built, model=model, kernels=in_use, weights=weights)
+    return replace(built, model=model, kernels=in_use, weights=weights, expert_load=built.runner.expert_load)
 
 
 def _weights_use(config: WorkerConfig, spec: ModelSpec, model_dir: Path, *, is_packed: bool) -> MemoryUse:

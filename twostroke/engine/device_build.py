@@ -41,6 +41,7 @@ PLAIN: Final[Mapping[str, Any]] = {
     "has_position_table": False,
     "embedding_scale": 1.0,
     "final_softcap": None,
+    "experts": None,
 }
 """What a spec says of the models that are computed on devices."""
 

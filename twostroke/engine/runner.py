@@ -23,6 +23,7 @@ from twostroke.kernels.parted_pool import AnyPool
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.choice import load_model
+from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
@@ -119,6 +120,11 @@ class ModelRunner:
     def has_packed_weights(self) -> bool:
         """Whether its weights are packed for the native kernels."""
         return isinstance(self._model, NativeTransformer)
+
+    @property
+    def expert_load(self) -> ExpertLoad | None:
+        """How much each expert had to do, counted as steps run; None for a dense model."""
+        return self._model.expert_load
 
     @property
     def can_borrow(self) -> bool:

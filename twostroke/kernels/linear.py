@@ -32,6 +32,9 @@ class Linears(Protocol):
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """For `weight` [out, in]."""
 
+    def exact(self, weight: torch.Tensor) -> Linear:
+        """For a router's `weight`, which is never rounded: y is float32, and so are the sums."""
+
     def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> Linear:
         """The activation of x W^T + b. Where it is gated, y has half as many columns."""
 
@@ -42,8 +45,21 @@ class TorchLinears:
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         return make_linear(plain(weight), bias)
 
+    def exact(self, weight: torch.Tensor) -> Linear:
+        return ExactLinear(make_linear(weight.float()))
+
     def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> Linear:
         return ActivatedLinear(make_linear(plain(weight), bias), activation)
+
+
+class ExactLinear:
+    """A float32 product, whatever the dtype of its rows."""
+
+    def __init__(self, product: Linear) -> None:
+        self._product = product
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._product(x.float())
 
 
 class ActivatedLinear:

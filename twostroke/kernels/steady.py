@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.activation import Activation
-from twostroke.kernels.linear import Linear, activated, make_linear
+from twostroke.kernels.linear import ExactLinear, Linear, activated, make_linear
 from twostroke.kernels.stored import Weight, plain
 
 SIZES: Final = (4, 16, 64)
@@ -72,6 +72,9 @@ class SteadyLinears:
             trial = make_linear(telling_weight(weight), None if bias is None else torch.zeros_like(bias))
             self._tried[kind] = agreeing_sizes(trial, weight.shape[1], weight.dtype)
         return SteadyLinear(make_linear(weight, bias), self._tried[kind])
+
+    def exact(self, weight: torch.Tensor) -> ExactLinear:
+        return ExactLinear(self.linear(weight.float()))
 
     def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> SteadyActivated:
         return SteadyActivated(self.linear(weight, bias), len(plain(weight)) // activation.width, activation)

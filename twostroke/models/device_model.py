@@ -44,9 +44,10 @@ class DeviceModel:
                 x, attended = x[sample_rows], attended[sample_rows]
             attention = _dense(attended, layer.attention_output)
             normed, x = elementwise.add_norm(attention, x, layer.mlp_norm.weight, epsilon)
-            inner = elementwise.silu_mul(_dense(normed, layer.inner))
+            assert layer.mlp is not None, "devices compute no experts"
+            inner = elementwise.silu_mul(_dense(normed, layer.mlp.inner))
             next_norm = (weights.norm if index == last else weights.layers[index + 1].attention_norm).weight
-            normed, x = elementwise.add_norm(_dense(inner, layer.down), x, next_norm, epsilon)
+            normed, x = elementwise.add_norm(_dense(inner, layer.mlp.down), x, next_norm, epsilon)
         assert weights.head is not None, "sampling on a worker without a head"
         return functional.linear(normed, weights.head)
 

@@ -51,16 +51,29 @@ def packed_weights(spec: ModelSpec, *, is_int8: bool, with_head: bool = True) ->
     read. Norms and biases, some kilobytes, lie elsewhere.
     """
     q_rows, kv_rows = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    layer = (
-        matrix_bytes(q_rows + 2 * kv_rows, spec.hidden_size, is_int8=is_int8)
-        + matrix_bytes(spec.hidden_size, q_rows, is_int8=is_int8)
-        + matrix_bytes(spec.intermediate_size, spec.hidden_size, is_int8=is_int8, is_gated=spec.activation.is_gated)
-        + matrix_bytes(spec.hidden_size, spec.intermediate_size, is_int8=is_int8)
-    )
+    layer = matrix_bytes(q_rows + 2 * kv_rows, spec.hidden_size, is_int8=is_int8)
+    layer += matrix_bytes(spec.hidden_size, q_rows, is_int8=is_int8)
+    if spec.experts is not None:
+        router = spec.expert_layers * matrix_bytes(spec.experts.router_outputs, spec.hidden_size, is_int8=False)
+    else:
+        router = 0
+    layers = spec.layers * layer + router
     head = matrix_bytes(spec.vocab_size, spec.hidden_size, is_int8=is_int8)
     embedding = copied_bytes(spec.table_bytes("bfloat16")) + copied_bytes(spec.position_bytes("bfloat16"))
-    layers = spec.layers * layer
-    return WeightBytes(padded(embedding + layers + head, LARGE_PAGE_BYTES), layers + head * with_head)
+    whole, read = (layers + _mlp_bytes(spec, is_int8=is_int8, of_one_token=one) for one in (False, True))
+    return WeightBytes(padded(embedding + whole + head, LARGE_PAGE_BYTES), read + head * with_head)
+
+
+def _mlp_bytes(spec: ModelSpec, *, is_int8: bool, of_one_token: bool) -> int:
+    """Return the bytes of all MLPs; or of those that one token has."""
+    return sum(
+        count
+        * (
+            matrix_bytes(width, spec.hidden_size, is_int8=is_int8, is_gated=spec.activation.is_gated)
+            + matrix_bytes(spec.hidden_size, width, is_int8=is_int8)
+        )
+        for width, count in spec.mlp_widths(of_one_token=of_one_token).items()
+    )
 
 
 def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = True) -> WeightBytes:
@@ -68,20 +81,25 @@ def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = Tr
 
     A table that is quantised and tied to the head is there once.
     """
-    q_rows, kv_rows, hidden, inner = (
-        *(spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim),
-        *(spec.hidden_size, spec.intermediate_size),
-    )
-    layers = 0
+    q_rows, kv_rows, hidden = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.hidden_size
+    layers = read = 0
     for layer in range(spec.layers):
         attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
         qkv = [(f"{attention}.{part}_proj", rows) for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))]
-        layers += _product_bytes(qkv, hidden, layout_of)
-        layers += _product_bytes([(f"{attention}.o_proj", hidden)], q_rows, layout_of)
-        is_gated = spec.activation.is_gated
-        firsts = [(f"{mlp}.{part}_proj", inner) for part in (("gate", "up") if is_gated else ("up",))]
-        layers += _product_bytes(firsts, hidden, layout_of, is_gated=is_gated)
-        layers += _product_bytes([(f"{mlp}.down_proj", hidden)], inner, layout_of)
+        common = _product_bytes(qkv, hidden, layout_of)
+        common += _product_bytes([(f"{attention}.o_proj", hidden)], q_rows, layout_of)
+        experts = spec.experts_of(layer)
+        if experts is None:
+            common += _stored_mlp(spec, mlp, spec.intermediate_size, layout_of)
+        else:
+            common += matrix_bytes(experts.router_outputs, hidden, is_int8=False)
+            common += _stored_mlp(spec, f"{mlp}.shared_expert", experts.shared_width, layout_of)
+            names = (f"{mlp}.experts.{expert}" for expert in range(experts.count))
+            mlps = sorted(_stored_mlp(spec, name, experts.width, layout_of) for name in names)
+            layers += sum(mlps)
+            read += sum(mlps[: experts.per_token])
+        layers += common
+        read += common
     is_coded = layout_of("model.embed_tokens.weight") is not None
     table = copied_bytes(spec.vocab_size * hidden * BFLOAT16_BYTES)
     if is_coded:
@@ -92,7 +110,17 @@ def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = Tr
         head = _product_bytes([(name, spec.vocab_size)], hidden, layout_of)
     own = head if not (is_coded and spec.tie_word_embeddings) else 0
     positions = copied_bytes(spec.position_bytes("bfloat16"))
-    return WeightBytes(padded(table + positions + layers + own, LARGE_PAGE_BYTES), layers + head * with_head)
+    return WeightBytes(padded(table + positions + layers + own, LARGE_PAGE_BYTES), read + head * with_head)
+
+
+def _stored_mlp(spec: ModelSpec, name: str, width: int, layout_of: LayoutOf) -> int:
+    """Return the bytes of one MLP; none where it has no width."""
+    if not width:
+        return 0
+    is_gated = spec.activation.is_gated
+    firsts = [(f"{name}.{part}_proj", width) for part in (("gate", "up") if is_gated else ("up",))]
+    first_bytes = _product_bytes(firsts, spec.hidden_size, layout_of, is_gated=is_gated)
+    return first_bytes + _product_bytes([(f"{name}.down_proj", spec.hidden_size)], width, layout_of)
 
 
 def _product_bytes(parts: list[tuple[str, int]], inputs: int, layout_of: LayoutOf, *, is_gated: bool = False) -> int:

@@ -7,11 +7,12 @@ import torch
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.cpu.forward import ForwardLayer, ForwardModel, ForwardNorm, NativeForward
+from twostroke.kernels.cpu.forward import ForwardExperts, ForwardLayer, ForwardModel, ForwardNorm, NativeForward
 from twostroke.kernels.cpu.linear import PanelLinear
 from twostroke.kernels.linear import Linear
+from twostroke.models.mixture import counters
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.products import LayerWeights, ModelWeights
+from twostroke.models.weights.products import Experts, LayerWeights, ModelWeights
 from twostroke.models.weights.tensors import NormWeights
 
 
@@ -20,9 +21,13 @@ class NativeTransformer:
 
     def __init__(self, spec: ModelSpec, weights: ModelWeights, backend: NativeAttention, kernels: Kernels) -> None:
         self._backend = backend
+        self.expert_load, tokens = counters(spec)
         model = ForwardModel(
             embedding=weights.embedding if isinstance(weights.embedding, torch.Tensor) else _packed(weights.embedding),
-            layers=[_layer(layer) for layer in weights.layers],
+            layers=[
+                _layer(layer, None if layer.experts is None else _experts(layer.experts, spec, tokens[index]))
+                for index, layer in enumerate(weights.layers)
+            ],
             norm=_norm(weights.norm),
             head=None if weights.head is None else _packed(weights.head),
             heads=spec.heads,
@@ -44,7 +49,7 @@ class NativeTransformer:
         return self._forward(tokens.int(), step.address, sample_rows, batch.kernels)
 
 
-def _layer(layer: LayerWeights) -> ForwardLayer:
+def _layer(layer: LayerWeights, experts: ForwardExperts | None) -> ForwardLayer:
     return ForwardLayer(
         attention_norm=_norm(layer.attention_norm),
         qkv=_packed(layer.qkv),
@@ -52,10 +57,22 @@ def _layer(layer: LayerWeights) -> ForwardLayer:
         k_norm=layer.k_norm,
         output=_packed(layer.attention_output),
         mlp_norm=_norm(layer.mlp_norm),
-        inner=_packed(layer.inner),
-        down=_packed(layer.down),
+        inner=None if layer.mlp is None else _packed(layer.mlp.inner),
+        down=None if layer.mlp is None else _packed(layer.mlp.down),
+        experts=experts,
         output_norm=None if layer.attention_output_norm is None else layer.attention_output_norm.weight,
         down_norm=None if layer.mlp_output_norm is None else layer.mlp_output_norm.weight,
+    )
+
+
+def _experts(experts: Experts, spec: ModelSpec, tokens: torch.Tensor) -> ForwardExperts:
+    assert spec.experts is not None
+    return ForwardExperts(
+        router=_packed(experts.router),
+        table=[(_packed(mlp.inner), _packed(mlp.down)) for mlp in experts.table],
+        per_token=spec.experts.per_token,
+        is_normalised=spec.experts.is_normalised,
+        tokens=tokens,
     )
 
 

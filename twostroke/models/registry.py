@@ -38,7 +38,11 @@ def read_spec(directory: Path, max_model_len: int | None = None) -> ModelSpec:
     published = PublishedConfig(directory, config, _raw_config(directory), max_model_len, _supported())
     family = _family(published)
     _refuse_unknown_features(published)
-    return family.read(published)
+    spec = family.read(published)
+    for key in ("num_experts", "num_local_experts"):
+        if spec.experts is None and getattr(config, key, None):
+            raise published.refusal(f"a mixture of experts ({key})")
+    return spec
 
 
 def _supported() -> str:
@@ -70,6 +74,3 @@ def _refuse_unknown_features(published: PublishedConfig) -> None:
     quantization = published.raw.get("quantization_config")
     if quantization is not None:
         scheme_of(quantization, str(published.directory / "config.json"))
-    for key in ("num_experts", "num_local_experts"):
-        if getattr(published.config, key, None):
-            raise published.refusal(f"a mixture of experts ({key})")

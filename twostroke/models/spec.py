@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +34,28 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertSpec:
+    """Experts of a layer, of which each token has some: those of its highest router logits, weighted by a softmax.
+
+    A softmax over all experts whose chosen weights are then normalised is a softmax over the chosen ones alone.
+    """
+
+    count: int
+    per_token: int
+    width: int
+    """The width between the two products of one expert."""
+    is_normalised: bool
+    """Whether the weights of a token's experts sum up to 1."""
+    shared_width: int = 0
+    """The width of a dense MLP that all tokens have besides, times the sigmoid of a gate of its own. 0: none."""
+
+    @property
+    def router_outputs(self) -> int:
+        """Return how many logits a token has: one for each expert, and one for the gate of a shared one."""
+        return self.count + bool(self.shared_width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     architecture: str
     """A name among `families.FAMILIES`, which says how its tensors are called."""
@@ -41,6 +65,7 @@ class ModelSpec:
     kv_heads: int
     head_dim: int
     intermediate_size: int
+    """The width between the two products of a dense MLP."""
     vocab_size: int
     max_position_embeddings: int
     """Tokens that the model was made for, rope scaling included."""
@@ -72,11 +97,41 @@ class ModelSpec:
     """Factor of the embedding, rounded to the model's dtype."""
     final_softcap: float | None = None
     """Logits l become final_softcap * tanh(l / final_softcap)."""
+    experts: ExpertSpec | None = None
+    """What stands for the MLP in all layers but `dense_layers`."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers with a dense MLP in a model that has experts."""
 
     @property
     def rules(self) -> tuple[AttentionRule, ...]:
         """Return the rule of each layer's attention."""
         return self.layer_rules or (AttentionRule(scale=self.head_dim**-0.5),) * self.layers
+
+    def experts_of(self, layer: int) -> ExpertSpec | None:
+        """Return the experts of a layer; None for a dense one."""
+        return None if layer in self.dense_layers else self.experts
+
+    @property
+    def expert_layers(self) -> int:
+        """Return how many layers have experts."""
+        return 0 if self.experts is None else self.layers - len(self.dense_layers)
+
+    def mlp_widths(self, *, of_one_token: bool = False) -> Mapping[int, int]:
+        """Return how many MLPs of each width there are in all layers; or of those that one token has."""
+        widths = Counter({self.intermediate_size: self.layers - self.expert_layers})
+        if self.experts is not None:
+            each = self.experts.per_token if of_one_token else self.experts.count
+            widths[self.experts.width] += each * self.expert_layers
+            widths[self.experts.shared_width] += self.expert_layers
+        return {width: count for width, count in widths.items() if width and count}
+
+    @property
+    def widest_mlp(self) -> int:
+        """Return the width of what one token is between and behind the products of the widest MLP."""
+        if self.experts is None:
+            return self.intermediate_size
+        mixed = self.experts.per_token * (self.experts.width + self.hidden_size) + self.experts.shared_width
+        return max(self.intermediate_size, mixed) if self.dense_layers else mixed
 
     @property
     def has_key_bias(self) -> bool:
@@ -97,16 +152,19 @@ class ModelSpec:
         linears = [
             (q_rows + 2 * kv_rows, self.hidden_size, self.qkv_bias),
             (self.hidden_size, q_rows, self.attention_output_bias),
-            (self.activation.width * self.intermediate_size, self.hidden_size, self.mlp_bias),
-            (self.hidden_size, self.intermediate_size, self.mlp_bias),
         ]
-        layer = sum(rows * (columns + has_bias) for rows, columns, has_bias in linears)
+        layers = self.layers * sum(rows * (columns + has_bias) for rows, columns, has_bias in linears)
+        for width, count in self.mlp_widths().items():
+            inner = self.activation.width * width * (self.hidden_size + self.mlp_bias)
+            layers += count * (inner + self.hidden_size * (width + self.mlp_bias))
+        if self.experts is not None:
+            layers += self.expert_layers * self.experts.router_outputs * self.hidden_size
         norm = self.hidden_size * (1 + self.is_layer_norm)
         norms = self.layers * (norm * (4 if self.has_output_norms else 2) + 2 * self.head_dim * self.qk_norm) + norm
         norm_bytes = norms * (NORM_BYTES if self.has_wide_norms else DTYPE_BYTES[dtype])
         tables = 2 if with_head and not self.tie_word_embeddings else 1
         table_bytes = tables * self.table_bytes(dtype) + self.position_bytes(dtype)
-        return self.layers * layer * DTYPE_BYTES[dtype] + norm_bytes + table_bytes
+        return layers * DTYPE_BYTES[dtype] + norm_bytes + table_bytes
 
     def table_bytes(self, dtype: str) -> int:
         """Return the bytes of the embedding, which are as many as those of a head."""

@@ -1,7 +1,9 @@
-"""A dense decoder as a straight line over one ragged batch.
+"""A decoder as a straight line over one ragged batch.
 
 x --norm--> qkv --[head norm]--> rope, pages <- k v, attend --> output --[norm]--(+)-->
     norm --> inner --> down --[norm]--(+)--> x
+
+A layer with experts has a mixture of such MLPs.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from torch.nn import functional
 
 from twostroke.kernels import reference
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
+from twostroke.models.expert_load import ExpertLoad
+from twostroke.models.mixture import counters, mixture
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.products import LayerWeights, ModelWeights
 from twostroke.models.weights.tensors import NormWeights
@@ -20,6 +24,9 @@ from twostroke.models.weights.tensors import NormWeights
 
 class Model(Protocol):
     """What a runner steps."""
+
+    expert_load: ExpertLoad | None
+    """How much each expert had to do; None for a dense model."""
 
     def forward(
         self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
@@ -38,6 +45,7 @@ class Transformer:
         self._weights = weights
         self._backend = backend
         self._qkv_heads = [spec.heads, spec.kv_heads, spec.kv_heads]
+        self.expert_load, self._expert_tokens = counters(spec)
 
     @torch.inference_mode()
     def forward(
@@ -53,7 +61,7 @@ class Transformer:
             attended = step.attend(index, q)
             if index == last:
                 x, attended = x[sample_rows], attended[sample_rows]
-            x = self._finish(layer, x, attended)
+            x = self._finish(index, layer, x, attended)
         assert self._weights.head is not None, "sampling on a worker without a head"
         return reference.capped(self._weights.head(self._norm(x, self._weights.norm)), self._spec.final_softcap)
 
@@ -74,17 +82,21 @@ class Transformer:
             q, k = self._rms_norm(q, layer.q_norm), self._rms_norm(k, layer.k_norm)
         return step.store(index, q, k, v)
 
-    def _finish(self, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def _finish(self, index: int, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         attention = layer.attention_output(attended)
         if layer.attention_output_norm is not None:
             attention = self._norm(attention, layer.attention_output_norm)
         if self._spec.is_parallel:
-            return self._mlp(layer, x) + attention + x
+            return self._mlp(index, layer, x) + attention + x
         x = x + attention
-        return x + self._mlp(layer, x)
+        return x + self._mlp(index, layer, x)
 
-    def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-        y = layer.down(layer.inner(self._norm(x, layer.mlp_norm)))
+    def _mlp(self, index: int, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+        normed, experts = self._norm(x, layer.mlp_norm), self._spec.experts_of(index)
+        if experts is not None and layer.experts is not None:
+            return mixture(normed, layer.experts, layer.mlp, experts, self._expert_tokens[index])
+        assert layer.mlp is not None, "a dense layer has an MLP"
+        y = layer.mlp.down(layer.mlp.inner(normed))
         return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
 
     def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:

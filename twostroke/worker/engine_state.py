@@ -60,6 +60,7 @@ class EngineState:
         self.determinism = built.determinism
         self.kernels = built.kernels
         self.memory_use = built.memory_use
+        self.expert_load = built.expert_load
         self.engine = EngineThread(built.runner, profiler)
         self.neighbours = built.neighbours
         self.rates = Rates()

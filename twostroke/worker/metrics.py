@@ -16,6 +16,7 @@ from twostroke.engine.memory_use import MemoryUse
 from twostroke.errors import Overloaded, PeerLost, StaleEpoch, TransferFailed
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.pool import BlockPool, PageState
+from twostroke.models.expert_load import ExpertLoad
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
@@ -125,6 +126,11 @@ class WorkerMetrics:
             if use.measured_bytes is not None:
                 measured.labels(self._role, use.part).set(use.measured_bytes)
 
+    def watch_experts(self, load: ExpertLoad | None) -> None:
+        """Report at every scrape how much each expert had to do; nothing for a model without experts."""
+        if load is not None:
+            self.registry.register(_ExpertLoads(self._role, load))
+
     def watch_pages(
         self,
         digests: PageDigests,
@@ -202,6 +208,29 @@ class _Gauges(Collector):
             gauge = GaugeMetricFamily(f"twostroke_{name}", text, labels=("role",))
             gauge.add_metric((self._role,), value())
             yield gauge
+
+
+class _ExpertLoads(Collector):
+    def __init__(self, role: str, load: ExpertLoad) -> None:
+        self._role = role
+        self._load = load
+
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        tokens = CounterMetricFamily(
+            "twostroke_expert_tokens",
+            "Tokens that an expert was chosen for, over all layers.",
+            labels=("role", "expert"),
+        )
+        for expert, count in enumerate(self._load.by_expert()):
+            tokens.add_metric((self._role, str(expert)), count)
+        yield tokens
+        imbalance = GaugeMetricFamily(
+            "twostroke_expert_imbalance_ratio",
+            "Tokens of a layer's busiest expert beside the mean of its experts, on average over all layers.",
+            labels=("role",),
+        )
+        imbalance.add_metric((self._role,), self._load.imbalance())
+        yield imbalance
 
 
 class _PageCounters(Collector):

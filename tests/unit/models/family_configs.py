@@ -10,10 +10,13 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     MistralConfig,
+    MixtralConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from tests.unit.models.test_registry import SIZES
@@ -24,6 +27,9 @@ WIDE: Final[dict[str, Any]] = SIZES | {"hidden_size": 64, "pad_token_id": 0, "bo
 GEMMA: Final[dict[str, Any]] = WIDE | {"head_dim": 24, "sliding_window": WINDOW, "query_pre_attn_scalar": 20}
 MIXED: Final = ["sliding_attention", "full_attention"]
 NEOX: Final[dict[str, Any]] = {key: value for key, value in WIDE.items() if key != "num_key_value_heads"}
+EXPERTS: Final[dict[str, Any]] = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
+SHARED: Final[dict[str, Any]] = EXPERTS | {"shared_expert_intermediate_size": 44}
+DEEP: Final[dict[str, Any]] = SIZES | {"num_hidden_layers": 4}
 GPT: Final[dict[str, Any]] = {
     "n_embd": 64,
     "n_layer": 2,
@@ -75,6 +81,22 @@ CONFIGS: Final[dict[str, PreTrainedConfig]] = {
         **NEOX, use_parallel_residual=False, attention_bias=False, hidden_act="gelu_fast"
     ),
     "gpt_neox, rotated whole": GPTNeoXConfig(**NEOX, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 1.0}),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=5, num_experts_per_tok=2),
+    "mixtral, window": MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=1, sliding_window=WINDOW),
+    "qwen2_moe": Qwen2MoeConfig(**SIZES, **SHARED),
+    "qwen2_moe, some layers dense": Qwen2MoeConfig(
+        **DEEP, **SHARED, norm_topk_prob=True, decoder_sparse_step=2, mlp_only_layers=[3], qkv_bias=False
+    ),
+    "qwen2_moe, windows": Qwen2MoeConfig(
+        **SIZES, **SHARED, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=16, norm_topk_prob=True),
+    "qwen3_moe, some layers dense": Qwen3MoeConfig(
+        **DEEP, **EXPERTS, head_dim=16, decoder_sparse_step=2, mlp_only_layers=[1], attention_bias=True
+    ),
+    "qwen3_moe, window": Qwen3MoeConfig(
+        **SIZES, **EXPERTS, head_dim=16, use_sliding_window=True, sliding_window=WINDOW, tie_word_embeddings=True
+    ),
     "gpt2": GPT2Config(**GPT),
     "gpt2, scores by layer": GPT2Config(
         **GPT, scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True, n_inner=80

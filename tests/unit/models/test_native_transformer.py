@@ -12,6 +12,7 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from tests.bench.kernels.bench_linear import products_of
 from tests.unit.models import test_deterministic as steady
+from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_registry import SIZES, saved
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
@@ -39,6 +40,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     "llama wide": LlamaConfig(**WIDE),
     "qwen2": Qwen2Config(**SIZES),
     "qwen3": Qwen3Config(**SIZES, head_dim=16),
+    "qwen2_moe": CONFIGS["qwen2_moe"],
 }
 BLOCK, PAGES = 4, 40
 
@@ -122,7 +124,7 @@ def test_int8_weights_stay_near_the_truth(tmp_path: Path, kernels: Kernels) -> N
     assert (rounded - truth).abs().mean() < 0.1 * truth.std()
 
 
-@pytest.mark.parametrize("name", ["llama biased", "qwen3"])
+@pytest.mark.parametrize("name", ["llama biased", "qwen3", "qwen2_moe"])
 def test_a_sequence_is_the_same_bits_in_chunks_and_beside_others(name: str, tmp_path: Path, kernels: Kernels) -> None:
     saved(MODELS[name], tmp_path)
     served = native(tmp_path, kernels)

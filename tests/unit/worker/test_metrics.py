@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 from prometheus_client import generate_latest
 
 from twostroke.config import Role
 from twostroke.engine.build import KernelsInUse
 from twostroke.engine.memory_use import MemoryUse
+from twostroke.models.expert_load import ExpertLoad
 from twostroke.worker.metrics import WorkerMetrics
 
 
@@ -31,4 +33,15 @@ def test_memory_is_exported_as_billed_and_as_measured_where_it_is() -> None:
         'twostroke_memory_billed_bytes{part="pages",role="decode"} 100.0',
         'twostroke_memory_billed_bytes{part="weights",role="decode"} 50.0',
         'twostroke_memory_measured_bytes{part="pages",role="decode"} 104.0',
+    ]
+
+
+def test_experts_are_exported_with_their_tokens_and_how_uneven_they_are() -> None:
+    metrics = WorkerMetrics(Role.DECODE, 16)
+    metrics.watch_experts(ExpertLoad(np.array([[6, 2], [4, 4], [0, 0]])))
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    assert [line for line in lines if line.startswith("twostroke_expert_")] == [
+        'twostroke_expert_tokens_total{expert="0",role="decode"} 10.0',
+        'twostroke_expert_tokens_total{expert="1",role="decode"} 6.0',
+        'twostroke_expert_imbalance_ratio{role="decode"} 1.25',
     ]

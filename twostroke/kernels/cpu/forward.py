@@ -1,4 +1,4 @@
-"""All layers of a dense decoder in one native call, which holds no lock of Python's."""
+"""All layers of a decoder in one native call, which holds no lock of Python's."""
 
 from __future__ import annotations
 
@@ -24,6 +24,26 @@ class NativeNorm(ctypes.Structure):
     _fields_ = (("weight", _POINTER), ("bias", _POINTER))
 
 
+class NativeExpert(ctypes.Structure):
+    """`Expert` of native/experts.h, field by field."""
+
+    _fields_ = (("inner", NativeLinear), ("down", NativeLinear))
+
+
+class NativeExperts(ctypes.Structure):
+    """`Experts` of native/experts.h."""
+
+    _fields_ = (
+        ("router", NativeLinear),
+        ("table", ctypes.POINTER(NativeExpert)),
+        ("count", _NUMBER),
+        ("per_token", _NUMBER),
+        ("tokens", _POINTER),
+        ("is_normalised", ctypes.c_int32),
+        ("has_shared", ctypes.c_int32),
+    )
+
+
 class NativeLayer(ctypes.Structure):
     """`Layer` of native/forward.cpp, field by field."""
 
@@ -38,6 +58,7 @@ class NativeLayer(ctypes.Structure):
         ("down", NativeLinear),
         ("output_norm", _POINTER),
         ("down_norm", _POINTER),
+        ("experts", ctypes.POINTER(NativeExperts)),
     )
 
 
@@ -84,6 +105,21 @@ class ForwardNorm:
     """None for an RMS norm."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ForwardExperts:
+    """The experts of a layer."""
+
+    router: PanelLinear
+    """hidden -> a logit of each expert, then that of the shared expert's gate"""
+    table: Sequence[tuple[PanelLinear, PanelLinear]]
+    """The products of each expert, before and after the activation. All experts have the same shapes."""
+    per_token: int
+    is_normalised: bool
+    """Whether the weights of a row's experts sum up to 1."""
+    tokens: torch.Tensor
+    """int64 [experts]: rows that each was ever chosen for, which the kernel counts."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardLayer:
     attention_norm: ForwardNorm
@@ -92,8 +128,10 @@ class ForwardLayer:
     k_norm: torch.Tensor | None
     output: PanelLinear
     mlp_norm: ForwardNorm
-    inner: PanelLinear
-    down: PanelLinear
+    inner: PanelLinear | None
+    """None, as `down` is, where the layer has experts and no shared one."""
+    down: PanelLinear | None
+    experts: ForwardExperts | None = None
     output_norm: torch.Tensor | None = None
     """RMS norms of what attention and MLP add to the residual stream: both or neither."""
     down_norm: torch.Tensor | None = None
@@ -182,11 +220,29 @@ class NativeForward:
             k_norm=self._norm(layer.k_norm),
             output=layer.output.native,
             mlp_norm=self._row_norm(layer.mlp_norm),
-            inner=layer.inner.native,
-            down=layer.down.native,
+            inner=NativeLinear() if layer.inner is None else layer.inner.native,
+            down=NativeLinear() if layer.down is None else layer.down.native,
+            experts=None if layer.experts is None else ctypes.pointer(self._experts(layer.experts, layer)),
             output_norm=self._norm(layer.output_norm),
             down_norm=self._norm(layer.down_norm),
         )
+
+    def _experts(self, experts: ForwardExperts, layer: ForwardLayer) -> NativeExperts:
+        assert experts.tokens.dtype == torch.int64, "the kernel counts in these"
+        table = (NativeExpert * len(experts.table))(
+            *(NativeExpert(inner=inner.native, down=down.native) for inner, down in experts.table)
+        )
+        native = NativeExperts(
+            router=experts.router.native,
+            table=table,
+            count=len(table),
+            per_token=experts.per_token,
+            tokens=experts.tokens.data_ptr(),
+            is_normalised=experts.is_normalised,
+            has_shared=layer.inner is not None,
+        )
+        self._keep += [table, native]
+        return native
 
     def _row_norm(self, norm: ForwardNorm) -> NativeNorm:
         return NativeNorm(self._norm(norm.weight), self._norm(norm.bias))

@@ -137,6 +137,10 @@ class NativeLinears:
         first = products[0]
         return PanelLinear(self._product, self._team, first.native, products, sum(sizes))
 
+    def exact(self, weight: torch.Tensor) -> PanelLinear:
+        """Return the product in bfloat16 even where others are int8. Whoever multiplies asks for float32 sums."""
+        return self._pack(weight, None, len(weight), None, may_be_int8=False)
+
     def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> PanelLinear:
         """The activation of x W^T + b. If it is gated, the first half of those are gates, the second half values."""
         if not isinstance(weight, torch.Tensor):
@@ -150,10 +154,16 @@ class NativeLinears:
         return self._pack(weight, bias, outputs, activation)
 
     def _pack(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, outputs: int, activation: Activation | None
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        outputs: int,
+        activation: Activation | None,
+        *,
+        may_be_int8: bool = True,
     ) -> PanelLinear:
         rows, inputs = weight.shape
-        is_int8 = is_quantised(inputs, is_int8=self._is_int8)
+        is_int8 = is_quantised(inputs, is_int8=self._is_int8 and may_be_int8)
         weight = _with_zeros(weight, -rows % PANEL, inputs % 2)
         native = NativeLinear(outputs=outputs, inputs=weight.shape[1], kind=INT8 if is_int8 else BFLOAT16)
         if activation is not None:

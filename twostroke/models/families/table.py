@@ -10,9 +10,12 @@ from twostroke.models.families.gpt2 import GPT2
 from twostroke.models.families.gpt_neox import GPT_NEOX
 from twostroke.models.families.llama import LLAMA
 from twostroke.models.families.mistral import MISTRAL
+from twostroke.models.families.mixtral import MIXTRAL
 from twostroke.models.families.phi3 import PHI3
 from twostroke.models.families.qwen2 import QWEN2
+from twostroke.models.families.qwen2_moe import QWEN2_MOE
 from twostroke.models.families.qwen3 import QWEN3
+from twostroke.models.families.qwen3_moe import QWEN3_MOE
 from twostroke.models.families.tensors import family_source
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.tensors import WeightSource
@@ -29,6 +32,9 @@ FAMILIES: Final = {
         PHI3,
         GPT_NEOX,
         GPT2,
+        MIXTRAL,
+        QWEN2_MOE,
+        QWEN3_MOE,
     )
 }
 

@@ -3,6 +3,8 @@
 model.position_embeddings                          the table of learned positions
 model.layers.N.attention_output_norm, mlp_output_norm   norms before the sum with the residual stream
 mlp.up_proj, where the MLP is not gated            its first product
+mlp.gate, mlp.shared_expert_gate                    the router of a layer with experts, and the gate of a shared one
+mlp.experts.E.gate_proj .., mlp.shared_expert.gate_proj ..   their products
 
 Rows that a file has fused are taken apart. Where only part of a head is rotated, the rows of q and k are put in another
 order, in which each rotated pair lies half a head apart, as in heads that are rotated whole. That changes no score.
@@ -23,6 +25,7 @@ from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.tensors import WeightSource
 
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_EXPERT: Final = re.compile(r"mlp\.experts\.(\d+)\.(.+)")
 _HEADS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.q_norm", "self_attn.k_norm")
 """Modules whose rows are channels of heads that rope rotates."""
 
@@ -58,7 +61,10 @@ class Family:
     read: Callable[[PublishedConfig], ModelSpec]
     """Turns a published config into the spec. Raises UnsupportedModel, naming the key, for what is not computed."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """The file's names of modules that it calls differently: whole ones, or those behind model.layers.N."""
+    """The file's names of modules that it calls differently: whole ones, or those behind model.layers.N.
+
+    A * stands for the number of an expert.
+    """
     layers: str = "model.layers"
     fused: Callable[[ModelSpec], Mapping[str, FusedRows]] = field(default=lambda _: {})
     """Projections, by our name behind model.layers.N, that share a tensor of the file."""
@@ -70,7 +76,14 @@ class Family:
         found = _LAYER.fullmatch(module)
         if found is None:
             return self.names.get(module, module)
-        return f"{self.layers}.{found[1]}.{self.names.get(found[2], found[2])}"
+        return f"{self.layers}.{found[1]}.{self._part(found[2])}"
+
+    def _part(self, part: str) -> str:
+        found = _EXPERT.fullmatch(part)
+        if found is None:
+            return self.names.get(part, part)
+        of_all = f"mlp.experts.*.{found[2]}"
+        return self.names.get(of_all, of_all).replace("*", found[1])
 
 
 def family_source(source: WeightSource, family: Family, spec: ModelSpec) -> WeightSource:

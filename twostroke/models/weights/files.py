@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.stored import Matrix
+from twostroke.models.weights.fused_experts import FusedExpert
 
 
 class TensorFiles(ExitStack):
@@ -32,14 +33,21 @@ class TensorFiles(ExitStack):
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor of this name, on the device and in the dtype asked for.
 
-        Files of a model that was saved without its head may leave the first part of all names away.
+        Files of a model that was saved without its head may leave the first part of all names away. A file may have the
+        weights of all experts of a layer in one tensor.
         """
         headless = name.partition(".")[2]
         if name not in self._file_of and headless in self._file_of:
             name = headless
+        fused = FusedExpert.of(name)
+        if name not in self._file_of and fused is not None and fused.name in self._file_of:
+            part = self._file_of[fused.name].get_slice(fused.name)
+            return self._checked(name, fused.take(part), shape)
         if name not in self._file_of:
             raise ConfigError(f"weights in {self._directory} have no tensor {name}", field="model")
-        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        return self._checked(name, self._file_of[name].get_tensor(name), shape)
+
+    def _checked(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         if tensor.shape != shape:
             raise ConfigError(
                 f"{self._directory}: tensor {name} has shape {tuple(tensor.shape)}, the config says {shape}",

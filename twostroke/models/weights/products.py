@@ -15,7 +15,32 @@ from twostroke.models.families.table import named
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.stored.formats import open_weights
-from twostroke.models.weights.tensors import DeviceLayer, NormWeights, WeightSource, take_layer, take_norm
+from twostroke.models.weights.tensors import (
+    DeviceLayer,
+    ExpertWeights,
+    MlpWeights,
+    NormWeights,
+    WeightSource,
+    take_layer,
+    take_norm,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mlp:
+    inner: Linear
+    """hidden -> what the activation leaves"""
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """The experts of a layer."""
+
+    router: Linear
+    """hidden -> a logit of each expert in float32, and then that of a shared expert's gate"""
+    table: tuple[Mlp, ...]
+    """The products of each expert: whatever computes with experts finds them here, by their number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,9 +52,9 @@ class LayerWeights:
     k_norm: torch.Tensor | None
     attention_output: Linear
     mlp_norm: NormWeights
-    inner: Linear
-    """hidden -> what the activation leaves"""
-    down: Linear
+    mlp: Mlp | None
+    """What all rows have; None where the layer has experts and no shared one."""
+    experts: Experts | None
     attention_output_norm: NormWeights | None
     mlp_output_norm: NormWeights | None
 
@@ -96,8 +121,18 @@ def _packed(layer: DeviceLayer, linears: Linears, activation: Activation) -> Lay
         k_norm=layer.k_norm,
         attention_output=linears.linear(layer.attention_output.weight, layer.attention_output.bias),
         mlp_norm=layer.mlp_norm,
-        inner=linears.activated(layer.inner.weight, layer.inner.bias, activation),
-        down=linears.linear(layer.down.weight, layer.down.bias),
+        mlp=None if layer.mlp is None else _packed_mlp(layer.mlp, linears, activation),
+        experts=None if layer.experts is None else _packed_experts(layer.experts, linears, activation),
         attention_output_norm=layer.attention_output_norm,
         mlp_output_norm=layer.mlp_output_norm,
     )
+
+
+def _packed_mlp(mlp: MlpWeights, linears: Linears, activation: Activation) -> Mlp:
+    inner = linears.activated(mlp.inner.weight, mlp.inner.bias, activation)
+    return Mlp(inner, linears.linear(mlp.down.weight, mlp.down.bias))
+
+
+def _packed_experts(experts: ExpertWeights, linears: Linears, activation: Activation) -> Experts:
+    router = linears.exact(experts.router)
+    return Experts(router, tuple(_packed_mlp(mlp, linears, activation) for mlp in experts.table))

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from twostroke.kernels.stored import Matrix, Weight
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import ExpertSpec, ModelSpec
 
 
 class WeightSource(Protocol):
@@ -42,6 +42,23 @@ class NormWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class MlpWeights:
+    inner: DenseWeights
+    """hidden -> gate, then up; or the only product before the activation"""
+    down: DenseWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertWeights:
+    """The experts of a layer."""
+
+    router: torch.Tensor
+    """[experts, hidden], and a last row for the gate of a shared expert"""
+    table: tuple[MlpWeights, ...]
+    """The weights of each expert."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceLayer:
     attention_norm: NormWeights
     qkv: DenseWeights
@@ -50,9 +67,9 @@ class DeviceLayer:
     k_norm: torch.Tensor | None
     attention_output: DenseWeights
     mlp_norm: NormWeights
-    inner: DenseWeights
-    """hidden -> gate, then up; or the only product before the activation"""
-    down: DenseWeights
+    mlp: MlpWeights | None
+    """None where the layer has experts and no shared one."""
+    experts: ExpertWeights | None = None
     attention_output_norm: NormWeights | None = None
     """The norm of what attention adds to the residual stream."""
     mlp_output_norm: NormWeights | None = None
@@ -81,12 +98,11 @@ def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> D
 
 def take_layer(source: WeightSource, layer: int, spec: ModelSpec) -> DeviceLayer:
     """Raises what the source raises."""
-    prefix, hidden, width = f"model.layers.{layer}", spec.hidden_size, spec.intermediate_size
+    prefix, hidden = f"model.layers.{layer}", spec.hidden_size
     q_rows, kv_rows = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    experts = spec.experts_of(layer)
     qkv = [(f"{attention}.{part}_proj", rows) for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))]
-    firsts = ("gate", "up") if spec.activation.is_gated else ("up",)
-    inner = [(f"{mlp}.{part}_proj", width) for part in firsts]
     output = [(f"{attention}.o_proj", hidden)]
     of_outputs = [
         take_norm(source, f"{prefix}.{part}_output_norm", spec) if spec.has_output_norms else None
@@ -99,10 +115,36 @@ def take_layer(source: WeightSource, layer: int, spec: ModelSpec) -> DeviceLayer
         k_norm=source.take(f"{attention}.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
         attention_output=_take_dense(source, output, q_rows, has_bias=spec.attention_output_bias),
         mlp_norm=take_norm(source, f"{prefix}.post_attention_layernorm", spec),
-        inner=_take_dense(source, inner, hidden, has_bias=spec.mlp_bias),
-        down=_take_dense(source, [(f"{mlp}.down_proj", hidden)], width, has_bias=spec.mlp_bias),
+        mlp=_take_mlp(source, mlp, spec.intermediate_size, spec) if experts is None else _shared(source, mlp, spec),
+        experts=None if experts is None else _take_experts(source, mlp, experts, spec),
         attention_output_norm=of_outputs[0],
         mlp_output_norm=of_outputs[1],
+    )
+
+
+def _take_mlp(source: WeightSource, name: str, width: int, spec: ModelSpec) -> MlpWeights:
+    firsts = ("gate", "up") if spec.activation.is_gated else ("up",)
+    inner = [(f"{name}.{part}_proj", width) for part in firsts]
+    down = [(f"{name}.down_proj", spec.hidden_size)]
+    return MlpWeights(
+        _take_dense(source, inner, spec.hidden_size, has_bias=spec.mlp_bias),
+        _take_dense(source, down, width, has_bias=spec.mlp_bias),
+    )
+
+
+def _shared(source: WeightSource, name: str, spec: ModelSpec) -> MlpWeights | None:
+    assert spec.experts is not None
+    width = spec.experts.shared_width
+    return _take_mlp(source, f"{name}.shared_expert", width, spec) if width else None
+
+
+def _take_experts(source: WeightSource, name: str, experts: ExpertSpec, spec: ModelSpec) -> ExpertWeights:
+    router = [source.take(f"{name}.gate.weight", experts.count, spec.hidden_size)]
+    if experts.shared_width:
+        router.append(source.take(f"{name}.shared_expert_gate.weight", 1, spec.hidden_size))
+    return ExpertWeights(
+        _stacked(router),
+        tuple(_take_mlp(source, f"{name}.experts.{expert}", experts.width, spec) for expert in range(experts.count)),
     )
 
 

@@ -17,6 +17,7 @@ from twostroke.kernels.cpu.arena import Arena
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import NativeLinears, PanelLinear
 from twostroke.kernels.cpu.packing import PANEL
+from twostroke.kernels.linear import Linear
 from twostroke.models.memory_needs import packed_weights as packed_weight_bytes
 from twostroke.models.registry import read_spec
 from twostroke.models.weights import packed_file, packed_weights
@@ -29,6 +30,7 @@ CONFIGS = {
     "gemma3": families.CONFIGS["gemma3"],
     "phi3": families.CONFIGS["phi3, long and partly rotated"],
     "gpt2": families.CONFIGS["gpt2"],
+    "qwen2_moe": families.CONFIGS["qwen2_moe, some layers dense"],
 }
 
 
@@ -56,9 +58,12 @@ def packed(directory: Path, *, is_int8: bool = False) -> PackedModel:
 
 
 def panels(weights: ModelWeights) -> list[bytes]:
-    linears = [
-        getattr(layer, name) for layer in weights.layers for name in ("qkv", "attention_output", "inner", "down")
-    ]
+    linears: list[Linear] = []
+    for layer in weights.layers:
+        experts = () if layer.experts is None else layer.experts.table
+        mlps = [*experts, *([] if layer.mlp is None else [layer.mlp])]
+        linears += [layer.qkv, layer.attention_output, *(each for mlp in mlps for each in (mlp.inner, mlp.down))]
+        linears += [] if layer.experts is None else [layer.experts.router]
     found = []
     for linear in [*linears, *([] if weights.head is None else [weights.head])]:
         assert isinstance(linear, PanelLinear)

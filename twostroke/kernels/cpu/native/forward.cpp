@@ -1,10 +1,11 @@
-// All layers of a dense decoder over one ragged batch in one call, so that nothing but arithmetic stands between them.
+// All layers of a decoder over one ragged batch in one call, so that nothing but arithmetic stands between them.
 //
 // The residual stream is float32; what products take is bfloat16. Per layer: norm, qkv, [head norm], rope and pages,
 // attention, output, [norm]; norm, inner, down, [norm]. Rows that are not sampled end with the last layer's keys and
 // values.
 
 #include "attention.h"
+#include "experts.h"
 #include "fused.h"
 #include "linear.h"
 #include "profile.h"
@@ -27,6 +28,7 @@ struct Layer {
     Norm mlp_norm;
     Linear inner, down;
     const float *output_norm, *down_norm;  // both or neither: of what is added to the residual stream
+    const Experts *experts;  // null for a dense layer; else `inner` and `down` are the shared expert's, if there is one
 };
 
 // `NativeModel` of kernels/cpu/forward.py.
@@ -189,6 +191,7 @@ class Forward {
         const Rows attended{attended_.rows(rows_, attended_stride()), attended_stride(), rows_, nullptr, 0};
         if (model_.is_parallel) begin_mlp(team, layer);
         add(team, KernelKind::OUTPUT, layer.output, attended, layer.output_norm);
+        if (layer.experts) return add_experts(team, layer, *layer.experts);
         if (!model_.is_parallel) begin_mlp(team, layer);
         const int64_t inputs = layer.down.inputs;
         add(team, KernelKind::DOWN, layer.down, {inner_.rows(rows_, inputs), inputs, rows_, nullptr, 0},
@@ -199,6 +202,45 @@ class Forward {
         uint16_t *inner = inner_.rows(rows_, layer.down.inputs);
         multiply(team, KernelKind::GATED, layer.inner, normed(team, layer.mlp_norm, layer.inner, inner, layer.down.inputs),
                  Into::BFLOAT16);
+    }
+
+    // What each row's experts make of it, added to the residual stream.
+    void add_experts(Team *team, const Layer &layer, const Experts &experts) {
+        const int64_t hidden = model_.hidden, gates = experts.router.outputs;
+        float *logits = logits_.rows(rows_, gates);
+        const Rows rows = normed(team, layer.mlp_norm, experts.router, logits, gates);
+        profiled(team, KernelKind::ROUTER, work_of(experts.router, rows_), [&] {
+            linear(team, experts.router, rows, Into::FLOAT32, prepared_);
+            routing_.route(team, experts, logits, rows_, gates);
+        });
+        const float *shared = experts.has_shared ? shared_expert(team, layer, rows) : nullptr;
+        const int64_t pairs = routing_.pairs(), inner = experts.table->down.inputs;
+        uint16_t *grouped = grouped_.rows(pairs, rows.x_stride), *between = expert_inner_.rows(pairs, inner);
+        routing_.gather(team, rows.x, rows.x_stride, grouped);
+        by_expert(team, KernelKind::EXPERTS_GATED, routing_.groups(experts, &Expert::inner),
+                  {grouped, rows.x_stride, pairs, between, inner}, Into::BFLOAT16);
+        float *answers = answers_.rows(pairs, hidden);
+        by_expert(team, KernelKind::EXPERTS_DOWN, routing_.groups(experts, &Expert::down),
+                  {between, inner, pairs, answers, hidden}, Into::FLOAT32);
+        profiled(team, KernelKind::EXPERTS_SUM, work_of_rows(pairs, hidden), [&] {
+            routing_.add(team, answers, shared, logits + experts.count, gates, hidden, x_.rows(rows_, hidden));
+        });
+    }
+
+    void by_expert(Team *team, KernelKind kind, const std::vector<RowGroup> &groups, const Rows &rows, Into into) {
+        profiled(team, kind, kernels_ ? work_of(groups) : Work{}, [&] { linear(team, groups, rows, into, prepared_); });
+    }
+
+    // What the shared expert makes of the normalised rows.
+    const float *shared_expert(Team *team, const Layer &layer, Rows rows) {
+        const int64_t inner = layer.down.inputs;
+        uint16_t *between = shared_inner_.rows(rows_, inner);
+        float *answers = added_.rows(rows_, model_.hidden);
+        rows.y = between;
+        rows.y_stride = inner;
+        multiply(team, KernelKind::GATED, layer.inner, rows, Into::BFLOAT16);
+        multiply(team, KernelKind::DOWN, layer.down, {between, inner, rows_, answers, model_.hidden}, Into::FLOAT32);
+        return answers;
     }
 
     // A product's rows, normalised if there is a norm, added to the residual stream.
@@ -217,9 +259,10 @@ class Forward {
     int64_t rows_ = 0;
     int32_t layer_ = 0;
     KernelRecords *kernels_ = nullptr;
-    Buffer<float> x_, added_;
-    Buffer<uint16_t> normed_, qkv_, attended_, inner_;
+    Buffer<float> x_, added_, logits_, answers_;
+    Buffer<uint16_t> normed_, qkv_, attended_, inner_, shared_inner_, grouped_, expert_inner_;
     Prepared prepared_;
+    Routing routing_;
 };
 
 }  // namespace twostroke

@@ -58,43 +58,95 @@ void prepare(Team *team, const Linear &w, const Rows &rows, Prepared &prepared) 
 // Bytes of a panel of bfloat16.
 int64_t wide_bytes(const Linear &w) { return PANEL * w.inputs * 2; }
 
-void multiply_panels(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &prepared) {
-    Linear wide = w;  // as it is multiplied
-    if (w.kind == FP8) wide.kind = BFLOAT16;
-    prepare(team, wide, rows, prepared);
-    const int64_t panels = panels_of(w), chunks = (rows.count + CHUNK - 1) / CHUNK;
-    const int64_t some = panels_of_task(w, rows.count, panels);
-    run_tasks(team, size_t((panels + some - 1) / some), [&](size_t task, size_t, bool) {
-        [[maybe_unused]] const TaskState state;
-        static thread_local std::vector<uint16_t> widened;
-        const int64_t end = std::min(panels, (int64_t(task) + 1) * some);
-        for (int64_t panel = int64_t(task) * some; panel < end; panel++) {
-            Linear of = wide;
-            if (w.kind == FP8) {
-                widened.resize(std::max(widened.size(), size_t(wide_bytes(w)) / 2));
-                widen_fp8(w, panel, widened.data());
-                of.panels = (const char *)widened.data() - panel * wide_bytes(w);
-            }
-            for (int64_t chunk = 0; chunk < chunks; chunk++) {
-                const int64_t first = rows.count * chunk / chunks, last = rows.count * (chunk + 1) / chunks;
-                const bool has_next = w.kind != FP8 && chunk == chunks - 1 && panel + 1 < panels;
-                unit(of, panel, rows, prepared, first, last, into, has_next);
-            }
+// A weight in the kind that it is multiplied in.
+Linear as_multiplied(Linear w) {
+    if (w.kind == FP8) w.kind = BFLOAT16;
+    return w;
+}
+
+// Panels from .. to - 1 with the rows of one group, chunk by chunk.
+void multiply_panels(const RowGroup &group, int64_t from, int64_t to, const Rows &rows, const Prepared &prepared,
+                     Into into) {
+    [[maybe_unused]] const TaskState state;
+    static thread_local std::vector<uint16_t> widened;
+    const Linear &w = *group.w;
+    const int64_t count = group.end - group.first, chunks = (count + CHUNK - 1) / CHUNK, panels = panels_of(w);
+    for (int64_t panel = from; panel < to; panel++) {
+        Linear of = as_multiplied(w);
+        if (w.kind == FP8) {
+            widened.resize(std::max(widened.size(), size_t(wide_bytes(w)) / 2));
+            widen_fp8(w, panel, widened.data());
+            of.panels = (const char *)widened.data() - panel * wide_bytes(w);
         }
+        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+            const int64_t first = group.first + count * chunk / chunks;
+            const int64_t end = group.first + count * (chunk + 1) / chunks;
+            const bool has_next = w.kind != FP8 && chunk == chunks - 1 && panel + 1 < panels;
+            unit(of, panel, rows, prepared, first, end, into, has_next);
+        }
+    }
+}
+
+// The tasks of one group, among those of all.
+struct GroupTasks {
+    int64_t panels;  // of a task
+    size_t first, end;
+
+    GroupTasks(const RowGroup &group, size_t first_task)
+        : panels(panels_of_task(*group.w, group.end - group.first, panels_of(*group.w))), first(first_task),
+          end(first_task + size_t((panels_of(*group.w) + panels - 1) / panels)) {}
+
+    void run(const RowGroup &group, size_t task, const Rows &rows, const Prepared &prepared, Into into) const {
+        const int64_t from = int64_t(task - first) * panels;
+        multiply_panels(group, from, std::min(panels_of(*group.w), from + panels), rows, prepared, into);
+    }
+};
+
+// Whether rows are prepared alike for all groups, and multiplied panel by panel.
+bool are_alike(const std::vector<RowGroup> &groups) {
+    return std::all_of(groups.begin(), groups.end(), [&](const RowGroup &each) {
+        return each.w->kind == groups.front().w->kind && each.w->kind != CODES && !each.w->next;
     });
+}
+
+Rows rows_of(const RowGroup &group, const Rows &rows, Into into) {
+    const int64_t element = into == Into::BFLOAT16 ? sizeof(uint16_t) : sizeof(float);
+    return {rows.x + group.first * rows.x_stride, rows.x_stride, group.end - group.first,
+            (char *)rows.y + group.first * rows.y_stride * element, rows.y_stride};
 }
 
 }  // namespace
 
 void linear(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &prepared) {
-    if (w.kind == CODES)
+    if (w.kind == CODES) {
         multiply_codes(team, w, rows, into, prepared);
-    else
-        multiply_panels(team, w, rows, into, prepared);
+    } else {
+        prepare(team, as_multiplied(w), rows, prepared);
+        const RowGroup all{&w, 0, rows.count};
+        const GroupTasks tasks(all, 0);
+        run_tasks(team, tasks.end, [&](size_t task, size_t, bool) { tasks.run(all, task, rows, prepared, into); });
+    }
     if (!w.next) return;
     Rows rest = rows;
     rest.y = (char *)rows.y + w.outputs * int64_t(into == Into::BFLOAT16 ? sizeof(uint16_t) : sizeof(float));
     linear(team, *w.next, rest, into, prepared);
+}
+
+void linear(Team *team, const std::vector<RowGroup> &groups, const Rows &rows, Into into, Prepared &prepared) {
+    if (!are_alike(groups)) {
+        for (const RowGroup &group : groups) linear(team, *group.w, rows_of(group, rows, into), into, prepared);
+        return;
+    }
+    if (groups.empty()) return;
+    prepare(team, as_multiplied(*groups.front().w), rows, prepared);
+    std::vector<GroupTasks> tasks;
+    tasks.reserve(groups.size());
+    for (const RowGroup &group : groups) tasks.emplace_back(group, tasks.empty() ? 0 : tasks.back().end);
+    run_tasks(team, tasks.back().end, [&](size_t task, size_t, bool) {
+        const auto of = std::upper_bound(tasks.begin(), tasks.end(), task,
+                                         [](size_t at, const GroupTasks &each) { return at < each.end; });
+        of->run(groups[size_t(of - tasks.begin())], task, rows, prepared, into);
+    });
 }
 
 }  // namespace twostroke

@@ -107,4 +107,13 @@ struct Pass {
 // Where it is gated, y is activation(gate) * value, of the sums.
 void linear(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &prepared);
 
+// Rows first .. end - 1 of a product, and the weights that they are multiplied with.
+struct RowGroup {
+    const Linear *w;
+    int64_t first, end;
+};
+
+// The same for groups of rows, each with weights of its own. All weights have one shape.
+void linear(Team *team, const std::vector<RowGroup> &groups, const Rows &rows, Into into, Prepared &prepared);
+
 }  // namespace twostroke

@@ -13,7 +13,10 @@
 namespace twostroke {
 
 // Named by `KERNELS` of twostroke/profiler.py, in this order.
-enum class KernelKind : int32_t { EMBEDDING, NORM, QKV, HEAD_NORM, STORE, ATTENTION, OUTPUT, GATED, DOWN, HEAD };
+enum class KernelKind : int32_t {
+    EMBEDDING, NORM, QKV, HEAD_NORM, STORE, ATTENTION, OUTPUT, GATED, DOWN, HEAD,
+    ROUTER, EXPERTS_GATED, EXPERTS_DOWN, EXPERTS_SUM
+};
 
 // Bytes that a kernel reads and writes at least once, and its multiplications and additions.
 struct Work {
@@ -55,6 +58,16 @@ inline Work work_of(const Linear &w, int64_t rows) {
     const double bits = w.kind == BFLOAT16 ? 16 : w.kind == INT8 ? 8 : w.layout.bits;
     const Work rest = w.next ? work_of(*w.next, rows) : Work{};
     return {weights * bits / 8 + rest.bytes, 2 * weights * double(rows) + rest.operations};
+}
+
+// Products of groups of rows, each with weights of its own, which are read once.
+inline Work work_of(const std::vector<RowGroup> &groups) {
+    Work sum{0, 0};
+    for (const RowGroup &group : groups) {
+        const Work one = work_of(*group.w, group.end - group.first);
+        sum = {sum.bytes + one.bytes, sum.operations + one.operations};
+    }
+    return sum;
 }
 
 // One pass over rows of activations.

@@ -1,0 +1,30 @@
+"""How evenly the experts of a model are used: tokens that each was chosen for. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertLoad:
+    """Counts that the forward pass adds to, and that anybody may read at any time."""
+
+    tokens: npt.NDArray[np.int64]
+    """[layers with experts, experts]: tokens that each expert was ever chosen for."""
+
+    def by_expert(self) -> list[int]:
+        """Return the tokens of each expert, over all layers."""
+        counts: list[int] = self.tokens.sum(0).tolist()
+        return counts
+
+    def imbalance(self) -> float:
+        """Return by how much the busiest expert of a layer exceeds their mean, over all layers; 1 while all are equal.
+
+        So much longer a layer takes when each expert has a rank of its own.
+        """
+        means = self.tokens.mean(1)
+        used = means > 0
+        return float((self.tokens.max(1)[used] / means[used]).mean()) if used.any() else 1.0
