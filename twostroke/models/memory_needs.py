@@ -141,7 +141,7 @@ def _product_bytes(parts: list[tuple[str, int]], inputs: int, layout_of: LayoutO
 def plain_weights(spec: ModelSpec, dtype: str, *, with_head: bool = True) -> WeightBytes:
     """Return the weights as torch and devices hold them."""
     total = spec.weight_bytes(dtype, with_head=with_head)
-    headless = spec.weight_bytes(dtype, with_head=False)
+    headless = spec.weight_bytes(dtype, with_head=False, of_one_token=True)
     embedding = spec.table_bytes(dtype)
     unread = embedding + spec.position_bytes(dtype)
     return WeightBytes(total, headless - unread + embedding * with_head)

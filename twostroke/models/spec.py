@@ -146,15 +146,18 @@ class ModelSpec:
         """Return the bytes of K and V of all layers of one block in a form that `page_form` takes."""
         return page_form(form).page_bytes(self.page_shape(block_size))
 
-    def weight_bytes(self, dtype: str, *, with_head: bool) -> int:
-        """Bytes of all weights as a worker holds them; a head that is tied to the embedding takes none of its own."""
+    def weight_bytes(self, dtype: str, *, with_head: bool, of_one_token: bool = False) -> int:
+        """Bytes of all weights as a worker holds them; a head that is tied to the embedding takes none of its own.
+
+        `of_one_token` leaves away experts that a token has not.
+        """
         q_rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
         linears = [
             (q_rows + 2 * kv_rows, self.hidden_size, self.qkv_bias),
             (self.hidden_size, q_rows, self.attention_output_bias),
         ]
         layers = self.layers * sum(rows * (columns + has_bias) for rows, columns, has_bias in linears)
-        for width, count in self.mlp_widths().items():
+        for width, count in self.mlp_widths(of_one_token=of_one_token).items():
             inner = self.activation.width * width * (self.hidden_size + self.mlp_bias)
             layers += count * (inner + self.hidden_size * (width + self.mlp_bias))
         if self.experts is not None:

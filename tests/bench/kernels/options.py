@@ -14,7 +14,9 @@ from twostroke.errors import ConfigError
 
 Item = TypeVar("Item")
 
-PARTS = ("decode", "forms", "prefill", "linear", "step")
+USUAL_PARTS = ("decode", "forms", "prefill", "linear", "step")
+PARTS = (*USUAL_PARTS, "experts")
+"""The last one has models of its own, whose weights take a gigabyte: it is timed where it is asked for."""
 BEST = "best"
 """The value of `--kernels` that stands for what a worker would choose."""
 
@@ -64,7 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default %(default)s)",
     )
     parser.add_argument(
-        "--only", default=",".join(PARTS), metavar="PART,...", help="some of these parts (default %(default)s)"
+        "--only",
+        default=",".join(USUAL_PARTS),
+        metavar="PART,...",
+        help=f"some of {', '.join(PARTS)} (default %(default)s)",
     )
     parser.add_argument("--repeats", type=int, default=7, metavar="N", help="of each timing (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help='"-": to standard output')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.bench.kernels import run, session
 from tests.bench.kernels.bench_attention import Span, attention_work
+from tests.bench.kernels.bench_experts import QWEN3, bench_experts
 from tests.bench.kernels.bench_linear import products_of
 from tests.bench.kernels.bench_step import step_work
 from tests.bench.kernels.options import options_from
@@ -108,6 +110,25 @@ def test_every_part_is_timed_with_every_choice_of_kernels(
     printed = capsys.readouterr().out
     assert "512 tokens at the end of 2048" in printed
     assert "threads 1: reads" in printed
+
+
+def test_a_model_with_experts_is_timed_beside_a_dense_one_of_equal_active_size(setting: Setting) -> None:
+    assert QWEN3.experts is not None
+    spec = replace(
+        QWEN3, layers=2, vocab_size=64, hidden_size=32, intermediate_size=64, experts=replace(QWEN3.experts, width=8)
+    )
+    found = list(bench_experts(setting, spec))
+    by_kind = {each.what: each.work for each in found}
+    assert len(by_kind) == 6
+    router = 2 * 64 * 32
+    for what, work in by_kind.items():
+        if what.startswith("experts"):
+            dense = by_kind[what.replace("experts", "dense")]
+            tokens = 512 if "prefill" in what else 16 if "16 x" in what else 1
+            assert work.operations == pytest.approx(dense.operations + 2 * router * tokens)
+            assert work.bytes >= dense.bytes + 2 * router
+    one, many = (by_kind[f"experts, decode, {count} x 128 context"].bytes for count in (1, 16))
+    assert many > 2 * one, "16 tokens have most of the experts between them"
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def test_a_device_that_is_too_small_is_refused_before_a_weight_is_read(
         ("gemma2", "Gemma2ForCausalLM (activation, has_wide_norms, has_output_norms, embedding_scale, final_softcap"),
         ("mistral, window", "MistralForCausalLM (sliding window); use --device cpu"),
         ("gpt_neox", "GPTNeoXForCausalLM (activation, is_layer_norm, is_parallel)"),
+        ("mixtral", "MixtralForCausalLM (experts); use --device cpu"),
     ],
 )
 def test_families_that_only_cpus_compute_are_refused_by_name(tmp_path: Path, name: str, named: str) -> None:
