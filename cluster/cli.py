@@ -34,6 +34,7 @@ COMMANDS = {
     "trace": Command("cluster.commands.trace", "show where the time of one request went, by its id"),
     "profile": Command("cluster.commands.profile", "record where routers and workers spend their time, as a trace"),
     "pin": Command("cluster.commands.pin", "keep prefixes of prompts, as system prompts, in the workers' caches"),
+    "adapter": Command("cluster.commands.adapter", "load and unload LoRA adapters, which clients call as models"),
     "keys": Command("cluster.commands.keys", "add, list and revoke the API keys of clients"),
     "model": Command("cluster.commands.model", "fetch models ahead of time, and list those that are here"),
     "drain": Command("cluster.commands.drain", "let a worker hand over what it has and leave"),

@@ -107,6 +107,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             model=config.model,
             cache=cache,
             schedule=config.schedule,
+            adapters=config.adapters,
             slo_ttft_s=config.routing.slo_ttft_s,
             slo_itl_s=scaling.slo_itl_s,
             runtime=config.runtime.replace(threads=config.role(role).threads or config.runtime.threads),
@@ -179,6 +180,7 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
             routing=config.routing,
             rank=index,
             patience=config.patience,
+            adapters=config.adapters,
             tracing=config.tracing,
         )
         for index, ports in enumerate(router_ports(config))

@@ -299,6 +299,7 @@ class RequestManager(RoleServices):
             request.salt,
             request.sampling,
             request.public_blocks,
+            request.adapter,
             due_s=first_token_due_s(self._host),
         )
 
@@ -319,6 +320,7 @@ class RequestManager(RoleServices):
             peer,
             deadline_s=state.request.deadline_s,
             trace=state.trace.span,
+            adapter=sequence.adapter,
         )
         return self._host.pulls.start(spec, self._tasks)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from twostroke.errors import ServeError
 from twostroke.lifetime import Instant, Lifetime
 from twostroke.request import FinishReason, Request, SampledToken
-from twostroke.rpc.convert import error_to_message, sampling_to_message, tokens_to_messages
+from twostroke.rpc.convert import adapter_to_message, error_to_message, sampling_to_message, tokens_to_messages
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.sequence import Sequence
@@ -188,4 +188,5 @@ class RequestState:
             tokens=tokens_to_messages([*request.emitted, *self.tokens]),
             finish_reason=reason.value if reason is not None else "",
             cached_tokens=self.cached_tokens,
+            adapter=adapter_to_message(request.adapter),
         )

@@ -96,7 +96,8 @@ class BuildJobs(RoleServices):
         """Queue the building of all blocks. Raises InvalidRequest for what can never be built, or Overloaded."""
         host = self._host
         _check(wanted.tokens, host.facts)
-        sequence = building(wanted.request_id, host.new_session(), wanted.tokens, wanted.block_hashes)
+        session = host.new_session()
+        sequence = building(wanted.request_id, session, wanted.tokens, wanted.block_hashes, wanted.adapter)
         sequence.pulled_blocks = 0 if wanted.peer is None else wanted.peer.blocks
         sequence.due_s = first_token_due_s(host)
         host.scheduler.enqueue(sequence)

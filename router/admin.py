@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from router.adapter_admin import AdapterAdminService
 from router.addresses import bind_listener
 from router.control_service import RouterControlService
 from router.frontend.http.health_pages import HealthPages
@@ -15,7 +16,7 @@ from router.routing.reservations import Reservations
 from twostroke.config import RouterConfig
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import Callers, RpcServer, TlsPort, host_port
-from twostroke.rpc.v1 import control_pb2_grpc, pins_pb2_grpc, routing_pb2_grpc
+from twostroke.rpc.v1 import adapters_pb2_grpc, control_pb2_grpc, pins_pb2_grpc, routing_pb2_grpc
 
 _LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Addresses of a router that listens on every interface: the routers of one `twostroke serve` are on one machine."""
@@ -54,12 +55,14 @@ class AdminServer:
         )
         self.address = self._rpc.address
 
-    def serve(self, control: RouterControlService, pins: PinAdminService) -> None:
+    def serve(self, control: RouterControlService, pins: PinAdminService, adapters: AdapterAdminService) -> None:
         """Adds the services. Call it before `start`."""
         control_pb2_grpc.add_ControlServicer_to_server(control, self._rpc.server)
         self._rpc.offer("twostroke.v1.Control", waits_for_ready=False, is_described=True)
         pins_pb2_grpc.add_PinAdminServicer_to_server(pins, self._rpc.server)
         self._rpc.offer("twostroke.v1.PinAdmin", waits_for_ready=False, is_described=True)
+        adapters_pb2_grpc.add_AdapterAdminServicer_to_server(adapters, self._rpc.server)
+        self._rpc.offer("twostroke.v1.AdapterAdmin", waits_for_ready=False, is_described=True)
         routing_pb2_grpc.add_RoutingServicer_to_server(self._routing, self._rpc.server)
         self._rpc.offer("twostroke.v1.Routing", waits_for_ready=False)
 

@@ -8,12 +8,14 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
+from router.adapter_admin import AdapterAdmin, AdapterAdminService
 from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
 from router.control_service import RouterControlService
 from router.frontend.auth.auth import Authenticator, KeyAuthenticator, NoAuthentication
 from router.frontend.grpc.service import SERVICE_NAME, AuthenticatedCalls, InferenceService
 from router.frontend.http.app import build_http_app
+from router.frontend.http.lora import LoraEndpoints
 from router.frontend.http.middleware import browser_middleware
 from router.frontend.http.server import HttpServer, http_config
 from router.frontend.preparation.preparer import Preparer
@@ -88,12 +90,18 @@ class RouterServer:
             raise
         http = host_port(listen.host, self._listener.getsockname()[1])
         self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
+        membership = Membership.of(config.cluster_token, config.cluster_tls)
+        self._adapters = AdapterAdmin(
+            config.adapters, config.served_model_name, config.model_dir, dispatcher, config.fleet_address, membership
+        )
+        allows_loads = config.adapters.allow_runtime_lora_updating
         app = build_http_app(
             handler,
             self._authenticator,
             max_body_bytes=config.endpoints.max_request_bytes,
             with_metrics=self._admin.metrics_address is None,
             outer=browser_middleware(config.endpoints, listen.host),
+            lora=LoraEndpoints(self._adapters, config.cluster_token) if allows_loads else None,
         )
         self._http = HttpServer(
             http_config(
@@ -106,8 +114,8 @@ class RouterServer:
         InferenceService(handler, calls).add_to(self._rpc.server)
         self._rpc.offer(SERVICE_NAME, is_described=True)
         control = RouterControlService(handler, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
-        membership = Membership.of(config.cluster_token, config.cluster_tls)
-        self._admin.serve(control, PinAdminService(handler, config.fleet_address, membership))
+        pins = PinAdminService(handler, config.fleet_address, membership)
+        self._admin.serve(control, pins, AdapterAdminService(self._adapters))
 
     @property
     def peer_address(self) -> str:
@@ -117,6 +125,7 @@ class RouterServer:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Opens all endpoints; at the end they close, and what is still open is cancelled."""
+        await self._adapters.load_first()
         await self._rpc.start()
         async with asyncio.TaskGroup() as group:
             await self._admin.start(group)

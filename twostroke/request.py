@@ -133,6 +133,16 @@ class CacheHint:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """An adapter that a request is computed with."""
+
+    digest: bytes
+    """Digest of its weights and scale: two with the same digest are the same adapter."""
+    path: str = ""
+    """The folder that it was loaded from; whoever reads it there checks the digest."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One answer to produce, or to go on with: `emitted` holds what earlier attempts have already sent."""
@@ -149,6 +159,7 @@ class Request:
     """Salt of the blocks after the public ones: only requests with the same salt share them."""
     public_blocks: int = 0
     """How many of the prompt's first blocks have hashes without a salt, so that everybody shares them."""
+    adapter: AdapterRef | None = None
     sampling: SamplingParams
     deadline_s: float | None = None
     """Unix seconds (time.time)."""

@@ -63,6 +63,7 @@ def config_from(args: argparse.Namespace) -> RouterConfig:
         rank=command.rank,
         drain_grace_s=command.drain_grace_s,
         routing=command.routing,
+        adapters=command.adapters,
         tracing=command.tracing,
         patience=command.patience,
     )

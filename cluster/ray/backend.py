@@ -117,6 +117,12 @@ class Backend(Protocol):
     def pins(self) -> Mapping[str, bytes]:
         """Return the pins that were stored, by their ids."""
 
+    def adapters(self) -> Mapping[str, bytes]:
+        """Return the names of adapters that were stored, by key."""
+
+    def set_adapter(self, key: str, adapter: bytes) -> None:
+        """Raises PeerLost where Ray's head does not answer."""
+
     def set_pin(self, pin_id: str, pin: bytes | None) -> None:
         """Store a pin, or delete it. Raises PeerLost where Ray's head does not answer."""
 
@@ -232,10 +238,16 @@ class RayBackend:
         internal_kv._internal_kv_put(DESIRED_KEY, to_json(desired), overwrite=True, namespace=KV_NAMESPACE)
 
     def pins(self) -> dict[str, bytes]:
-        prefix = _pin_key("").encode()
-        keys = sorted(internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE))
-        values = {key: internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE) for key in keys}
-        return {key.removeprefix(prefix).decode(): value for key, value in values.items() if value}
+        return _values(_pin_key(""))
+
+    def adapters(self) -> dict[str, bytes]:
+        return _values(_adapter_key(""))
+
+    def set_adapter(self, key: str, adapter: bytes) -> None:
+        try:
+            internal_kv._internal_kv_put(_adapter_key(key), adapter, overwrite=True, namespace=KV_NAMESPACE)
+        except ray.exceptions.RayError as error:
+            raise PeerLost(f"Ray's store of adapters does not answer: {_first_line(error)}") from error
 
     def set_pin(self, pin_id: str, pin: bytes | None) -> None:
         try:
@@ -261,7 +273,14 @@ class RayBackend:
     def forget(self) -> None:
         if internal_kv._internal_kv_get(NODE_REQUEST_KEY, namespace=KV_NAMESPACE):
             request_resources(bundles=[])
-        for prefix in (_incarnation_key(""), _after_drain_key(""), _pin_key(""), DESIRED_KEY, NODE_REQUEST_KEY):
+        for prefix in (
+            _incarnation_key(""),
+            _after_drain_key(""),
+            _pin_key(""),
+            _adapter_key(""),
+            DESIRED_KEY,
+            NODE_REQUEST_KEY,
+        ):
             for key in internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE):
                 internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
 
@@ -287,6 +306,17 @@ def _incarnation_key(worker_id: str) -> str:
 
 def _after_drain_key(worker_id: str) -> str:
     return f"after_drain/{worker_id}"
+
+
+def _values(prefix: str) -> dict[str, bytes]:
+    """Return what is stored below a prefix, without it."""
+    keys = sorted(internal_kv._internal_kv_list(prefix.encode(), namespace=KV_NAMESPACE))
+    values = {key.decode(): internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE) for key in keys}
+    return {key.removeprefix(prefix): value for key, value in values.items() if value}
+
+
+def _adapter_key(key: str) -> str:
+    return f"adapter/{key}"
 
 
 def _pin_key(pin_id: str) -> str:

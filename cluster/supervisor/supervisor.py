@@ -20,6 +20,7 @@ from cluster.scaling.desired_state import Checkpoint
 from cluster.scaling.reconciler import CRASHES_TO_GIVE_UP, Reconciler
 from cluster.spec import NODE_ADDRESS, FleetSpec
 from cluster.supervisor.actors import ActorLocation, Serving
+from cluster.supervisor.adapters import NamedAdapters
 from cluster.supervisor.drains import Drains
 from cluster.supervisor.fleet_service import FleetService
 from cluster.supervisor.node_watch import NodeWatch
@@ -33,7 +34,7 @@ from twostroke.fault_points import Point, reach
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.silence import listening
-from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, pins_pb2_grpc
+from twostroke.rpc.v1 import adapters_pb2_grpc, control_pb2, fleet_pb2, fleet_pb2_grpc, pins_pb2_grpc
 from twostroke.telemetry import configure_logging
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Supervisor:
         self._autoscaler = Autoscaler(self._reconciler, spec, clock)
         self._service = FleetService(self.drain, self._autoscaler.report)
         self._pins = FleetPins(self._pin_holders, self._backend, self._membership)
+        self._adapters = NamedAdapters(self._backend, self._publish_now, self._addresses, self._membership)
         self._nodes = NodeWatch(self._backend, self.placed_workers, self._drains)
         self._worker_tasks: asyncio.TaskGroup | None = None
         self._version = 0
@@ -192,9 +194,18 @@ class Supervisor:
             workers=messages,
             scaling=self._reconciler.to_message(),
             fingerprint=routed_fingerprint(serving, self._reconciler.desired.weights),
+            adapters=self._adapters.to_messages(),
         )
         self._service.publish(view)
         self.wake()
+
+    def _publish_now(self) -> int:
+        """Publish, and return the version that watchers get."""
+        self.publish()
+        return self._version
+
+    def _addresses(self) -> list[str]:
+        return [each.serving.address for each in self._pin_holders() if each.serving is not None]
 
     def wake(self) -> None:
         self._changed.set()
@@ -271,6 +282,7 @@ class Supervisor:
         self._stopping.set()
         exits = await asyncio.gather(*(_remove(worker_id, handle) for worker_id, handle in self._handles.items()))
         self._handles.clear()
+        await self._adapters.stop()
         await self._pins.stop()  # what is stored now would outlive the fleet
         self._backend.forget()
         return tuple(exits)
@@ -281,6 +293,8 @@ class Supervisor:
         server.offer("twostroke.v1.Fleet")
         pins_pb2_grpc.add_PinsServicer_to_server(self._pins, server.server)
         server.offer("twostroke.v1.Pins")
+        adapters_pb2_grpc.add_AdaptersServicer_to_server(self._adapters, server.server)
+        server.offer("twostroke.v1.Adapters")
         self.publish()
         await server.start()
         await server.set_serving(True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from router.routing.policy import Decision
 from twostroke.ids import BlockHash, RequestId, WorkerId
-from twostroke.request import Siblings
+from twostroke.request import AdapterRef, Siblings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,7 @@ class QueuedRequest:
     """Hashes of their full blocks."""
     most_output_tokens: int
     """Tokens that the output may still get."""
+    adapter: AdapterRef | None = None
     takes_converted: bool = True
     """It may be served by pages that were converted from another form."""
     priority: int = 0

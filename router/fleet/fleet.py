@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import grpc.aio
 
+from router.fleet.adapters import Adapters, adapters_of
 from router.fleet.failure_detector import FailureDetector
 from router.fleet.feed import EventSink, Feed, FeedDependencies
 from router.fleet.liveness import Change, Liveness
@@ -69,6 +70,8 @@ class Fleet:
         """
         self._is_told_fingerprint = False
         """The supervisor says which weights requests go to, because workers change them one by one."""
+        self.adapters: Adapters = {}
+        """Adapters that are served beside the model, as the supervisor's last view says."""
         self._forms: dict[Role, KvForm] = {}
         """Those of the first worker of each role; all others of the role must have the same."""
         self._config = config
@@ -210,6 +213,7 @@ class Fleet:
             self._route_to(view.fingerprint)
         self._events.follow_routers(view.routers, tasks)
         self._scaling.take(view.scaling)
+        self.adapters = adapters_of(view.adapters)
         self._note_change()
 
     def _route_to(self, fingerprint: str) -> None:

@@ -174,6 +174,8 @@ class ClientRequest:
     options: AnswerOptions = field(default_factory=AnswerOptions)
     cache_salt: bytes = b""
     """The client's own salt: its requests share prefixes only with those of its tenant that bring the same."""
+    model: str = ""
+    """The name that the client called: an adapter's, or empty or the model's own."""
     needs_exact: bool = False
     """No page of the prompt may have been converted from another number format."""
     deadline_s: float | None = None

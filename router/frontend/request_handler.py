@@ -28,9 +28,9 @@ from router.metrics import RouterMetrics
 from router.serving.generate_request import Dispatcher, GenerateRequest
 from twostroke.errors import Cancelled, DeadlineExceeded, Draining, InternalError, InvalidRequest, ServeError
 from twostroke.fault_points import Point, reach
-from twostroke.kv_cache.block import exact_salt, owner_salt
+from twostroke.kv_cache.block import adapter_salt, exact_salt, owner_salt
 from twostroke.models.catalog.recommended import UNKNOWN, Recommended
-from twostroke.request import CacheHint, FinishReason, SampledToken, Siblings
+from twostroke.request import AdapterRef, CacheHint, FinishReason, SampledToken, Siblings
 from twostroke.tracing.context import TraceContext
 from twostroke.tracing.recorder import Recorder
 
@@ -125,7 +125,7 @@ class RequestHandler:
         """Open requests by name of the stream."""
 
     def check_model(self, model: str | None) -> None:
-        check_model(model, self.model)
+        check_model(model, self.model, self.dispatcher.adapters)
 
     async def prepare(
         self,
@@ -143,7 +143,7 @@ class RequestHandler:
         in Unix seconds, are given where they are known before the body is read.
         """
         self._refuse_if_draining()
-        work = Work(kind, body, self.model, self.dispatcher.facts)
+        work = Work(kind, body, self.model, self.dispatcher.facts, frozenset(self.dispatcher.adapters))
         try:
             async with _until(deadline_s):
                 outcome = await self._preparer.prepare(work, auth.tenant or client)
@@ -229,8 +229,8 @@ class RequestHandler:
         """Makes one request for the dispatcher of each prompt, after every check that the frontend can make."""
         self._refuse_if_draining()
         facts, options = self.dispatcher.facts, request.options
-        salt = owner_salt(request.tenant, request.cache_salt)
-        is_apart = request.needs_exact and facts.kv_form.converted_from is not None
+        adapter = self._adapter(request.model)
+        salt, is_apart = _salt(request, facts, adapter)
         requests = []
         for rank, (request_id, prompt) in enumerate(zip(ids, request.prompts, strict=True)):
             sent = request.point.sent[rank * options.n : (rank + 1) * options.n]
@@ -242,7 +242,8 @@ class RequestHandler:
                 GenerateRequest(
                     request_id=request_id,
                     prompt=tokens,
-                    salt=exact_salt(salt) if is_apart else salt,
+                    adapter=adapter,
+                    salt=salt,
                     public_blocks=0 if is_apart else self._public.blocks_of(tokens, facts.block_size),
                     takes_converted=not request.needs_exact,
                     hints=tuple(CacheHint(hint.tokens // facts.block_size, hint.seconds) for hint in prompt.hints),
@@ -259,6 +260,12 @@ class RequestHandler:
                 )
             )
         return facts, tuple(requests)
+
+    def _adapter(self, model: str) -> AdapterRef | None:
+        """Returns what is served under a name now. Raises NotFound for a name that was withdrawn meanwhile."""
+        self.check_model(model)
+        served = self.dispatcher.adapters.get(model)
+        return None if served is None else served.ref
 
     @contextlib.contextmanager
     def _named(self, request: ClientRequest) -> Iterator[tuple[str, ...]]:
@@ -457,6 +464,17 @@ class _Prompt:
     choices: dict[int, _Choice]
     waits: bool = False
     """Tokens of it wait for their turn, or for the client: what comes now must not overtake them."""
+
+
+def _salt(request: ClientRequest, facts: ServingFacts, adapter: AdapterRef | None) -> tuple[bytes, bool]:
+    """Returns the salt of a request's blocks, and whether not even public prefixes are shared with others."""
+    salt = owner_salt(request.tenant, request.cache_salt)
+    is_exact = request.needs_exact and facts.kv_form.converted_from is not None
+    if is_exact:
+        salt = exact_salt(salt)
+    if adapter is not None:
+        salt = adapter_salt(salt, adapter.digest)
+    return salt, is_exact or adapter is not None
 
 
 def _log_failure(request_id: str, error: ServeError) -> None:

@@ -22,6 +22,7 @@ from router.routing.prediction_residual import PredictionResidual
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
 from twostroke.ids import BlockHash, RequestId, WorkerId
+from twostroke.request import AdapterRef
 
 OUTPUT_MEMORY = 0.02
 """Weight of the latest output in the expected length of the next one: the last fifty count most."""
@@ -48,6 +49,10 @@ class Routable(Protocol):
     @property
     def most_output_tokens(self) -> int:
         """Tokens that the output may still get."""
+
+    @property
+    def adapter(self) -> AdapterRef | None:
+        """Computes it; a worker that has not loaded it does so first."""
 
     @property
     def takes_converted(self) -> bool:
@@ -190,7 +195,11 @@ class Selector:
 
         def views(role: Sequence[Worker], candidates: Candidates) -> tuple[WorkerView, ...]:
             seen = candidates.among(role, workers.by_id, need) if self._narrows else role
-            return tuple(self._view(worker, prefixes, passes_s.get(worker.worker_id, 0.0), now_s) for worker in seen)
+            return tuple(view(worker) for worker in seen)
+
+        def view(worker: Worker) -> WorkerView:
+            passed_s, load_s = passes_s.get(worker.worker_id, 0.0), _adapter_load_s(worker, request.adapter)
+            return self._view(worker, prefixes, passed_s, now_s, load_s)
 
         hashes = request.block_hashes
         sources = workers.prefill if request.takes_converted else _computing_the_same(workers)
@@ -228,14 +237,14 @@ class Selector:
         residual_s = seconds - decision.forecast.foreseen_s
         self._residual.observe(residual_s, now_s, is_local=decision.source is None)
 
-    def _view(self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float) -> WorkerView:
+    def _view(self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, load_s: float) -> WorkerView:
         load, worker_id = worker.load, worker.worker_id
         reserved = self._reservations.on(worker_id)
         ahead_s = max(0.0, reserved.seconds - passed_s)
         streams_ahead = reserved.streams * ahead_s / reserved.seconds if reserved.seconds else reserved.streams
         return WorkerView(
             worker=worker_id,
-            queue_s=worker.queue_s(now_s) + ahead_s,
+            queue_s=worker.queue_s(now_s) + ahead_s + load_s,
             queued_tokens=load.queued_tokens + reserved.tokens,
             requests=load.running + load.waiting + self._reservations.requests_on(worker_id),
             running=load.running + reserved.streams,
@@ -276,6 +285,12 @@ class Selector:
         sources = {view.worker for view in snapshot.prefill}
         coming_from = next((w for w in self._reservations.coming(hashes[-1]) if w in sources), None)
         return dataclasses.replace(decision, source=coming_from)
+
+
+def _adapter_load_s(worker: Worker, adapter: AdapterRef | None) -> float:
+    """Returns the seconds until a worker has the request's adapter; nothing while it has not measured any load."""
+    is_there = adapter is None or adapter.digest in worker.load.adapters
+    return 0.0 if is_there else worker.load.adapter_load_s
 
 
 def _computing_the_same(workers: Workers) -> Sequence[Worker]:

@@ -7,9 +7,10 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 
+from router.fleet.adapters import Adapters
 from router.fleet.broadcast import forget_cached, traces_at
 from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
@@ -126,6 +127,16 @@ class RouterCore:
     @property
     def facts(self) -> ServingFacts:
         return self._fleet.facts
+
+    @property
+    def adapters(self) -> Adapters:
+        return self._fleet.adapters
+
+    async def until_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
+        """Returns once that is so of the adapters that are served, or when the time is over."""
+        until_s = time.monotonic() + timeout_s
+        while not holds(self._fleet.adapters) and (left_s := until_s - time.monotonic()) > 0:
+            await self._fleet.wait_for_change(left_s)
 
     @property
     def is_ready(self) -> bool:

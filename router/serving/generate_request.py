@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from router.fleet.adapters import Adapters
 from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker_link import TokenDelta
-from twostroke.request import CacheHint, SamplingParams, Siblings
+from twostroke.request import AdapterRef, CacheHint, SamplingParams, Siblings
 from twostroke.rpc.v1.control_pb2 import (
     ForgetCachedResponse,
     GetTraceResponse,
@@ -32,6 +33,8 @@ class GenerateRequest:
     """Says who may share the prompt's blocks, past the public ones."""
     public_blocks: int = 0
     """How many of the prompt's first blocks everyone shares."""
+    adapter: AdapterRef | None = None
+    """Computes the answer; None: the model alone."""
     takes_converted: bool = True
     """It may be served by pages that were converted from another form."""
     hints: tuple[CacheHint, ...] = ()
@@ -71,6 +74,13 @@ class Dispatcher(Protocol):
     @property
     def facts(self) -> ServingFacts:
         """Raises PeerLost while no decode worker is known."""
+
+    @property
+    def adapters(self) -> Adapters:
+        """Adapters that are served beside the model, by name."""
+
+    async def until_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
+        """Returns once that is so of the adapters, or when the time is over."""
 
     @property
     def is_ready(self) -> bool: ...

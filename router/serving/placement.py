@@ -252,6 +252,7 @@ def _queued(request: Request) -> QueuedRequest:
         known_tokens=len(request.prompt) + len(request.emitted),
         block_hashes=request.block_hashes,
         most_output_tokens=request.sampling.max_tokens - len(request.emitted),
+        adapter=request.adapter,
         takes_converted=request.takes_converted,
         priority=request.priority,
         tenant=request.tenant,

@@ -63,7 +63,9 @@ async def _find(link: WorkerLink, stream: str) -> list[worker_pb2.RequestSnapsho
 
 def _read(link: WorkerLink, message: worker_pb2.RequestSnapshot, request: GenerateRequest, choice: int) -> Recovered:
     sampling = sampling_from_message(message.sampling)
-    if tuple(message.prompt) != request.prompt or not _is_same(sampling, request.sampling[choice]):
+    adapter = b"" if request.adapter is None else request.adapter.digest
+    is_same = tuple(message.prompt) == request.prompt and message.adapter.digest == adapter
+    if not is_same or not _is_same(sampling, request.sampling[choice]):
         raise InvalidRequest("the stream that is to be resumed answers another request", field="resume_from")
     return Recovered(
         link=link,

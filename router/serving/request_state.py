@@ -271,6 +271,7 @@ class RequestState:
             block_hashes=tuple(self._block_hashes),
             salt=request.salt,
             public_blocks=request.public_blocks,
+            adapter=request.adapter,
             takes_converted=request.takes_converted,
             sampling=self._sampling,
             deadline_s=request.deadline_s,

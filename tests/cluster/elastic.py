@@ -124,6 +124,7 @@ class ProcessBackend:
         self._departures: dict[str, AfterDrain] = {}
         self._desired: DesiredState | None = None
         self._pins: dict[str, bytes] = {}
+        self._adapters: dict[str, bytes] = {}
 
     def find(self, config: WorkerConfig) -> ProcessWorker | None:
         worker = self.workers.get(config.worker_id)
@@ -151,6 +152,12 @@ class ProcessBackend:
 
     def set_desired(self, desired: DesiredState) -> None:
         self._desired = desired
+
+    def adapters(self) -> dict[str, bytes]:
+        return dict(self._adapters)
+
+    def set_adapter(self, key: str, adapter: bytes) -> None:
+        self._adapters[key] = adapter
 
     def pins(self) -> dict[str, bytes]:
         return dict(self._pins)

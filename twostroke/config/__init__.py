@@ -5,6 +5,7 @@
 imports torch or ray: routers and launchers read it too.
 """
 
+from twostroke.config.adapters import AdapterConfig
 from twostroke.config.cache import DEVICE_SHARE, HOST_CACHE_BYTES, MIN_PAGES, CacheConfig
 from twostroke.config.cluster import ClusterConfig
 from twostroke.config.endpoints import EndpointsConfig, ListenConfig
@@ -25,6 +26,7 @@ __all__ = [
     "HOST_CACHE_BYTES",
     "MIN_PAGES",
     "PACED_PREFIX",
+    "AdapterConfig",
     "Bounds",
     "CacheConfig",
     "CertificatesConfig",

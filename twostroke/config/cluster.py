@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from twostroke.config.adapters import AdapterConfig
 from twostroke.config.cache import CacheConfig
 from twostroke.config.endpoints import EndpointsConfig, ListenConfig
 from twostroke.config.model import ModelConfig
@@ -74,6 +75,7 @@ class ClusterConfig(Settings):
     patience: PatienceConfig = group(PatienceConfig, "routing")
     cache: CacheConfig = group(CacheConfig, "cache", "memory")
     schedule: ScheduleConfig = group(ScheduleConfig, "schedule")
+    adapters: AdapterConfig = group(AdapterConfig, "adapters")
     scaling: ScalingConfig = group(ScalingConfig, "scaling")
     endpoints: EndpointsConfig = group(EndpointsConfig, "security", "endpoints")
     """Those of the first router; ports of the others count up, as those for clients do."""

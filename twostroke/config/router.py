@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from twostroke.config.adapters import AdapterConfig
 from twostroke.config.endpoints import EndpointsConfig, ListenConfig
 from twostroke.config.model import DEFAULT_MODEL
 from twostroke.config.routing import PatienceConfig, RoutingConfig
@@ -47,6 +48,7 @@ class RouterConfig(Settings):
         above=0,
         help="how long a request waits for a decode worker to come (back) before it fails as PeerLost",
     )
+    adapters: AdapterConfig = group(AdapterConfig, "adapters")
     tracing: TracingConfig = group(TracingConfig, "tracing")
     drain_grace_s: float = setting(
         3.0, is_hidden=True, least=0, help="time for open requests after SIGTERM; launchers kill after five"
@@ -99,4 +101,5 @@ class RouterCommand(Settings):
     )
     routing: RoutingConfig = group(RoutingConfig, "routing")
     patience: PatienceConfig = group(PatienceConfig, "routing")
+    adapters: AdapterConfig = group(AdapterConfig, "adapters")
     tracing: TracingConfig = group(TracingConfig, "tracing")

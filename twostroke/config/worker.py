@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from twostroke.config.adapters import AdapterConfig
 from twostroke.config.cache import CacheConfig, check_exact_layers, form_name
 from twostroke.config.model import ModelConfig
 from twostroke.config.placement import MOST_THREADS, WorkerPorts
@@ -63,6 +64,7 @@ class WorkerConfig(Settings):
     model: ModelConfig = group(ModelConfig, "model")
     cache: CacheConfig = group(CacheConfig, "cache")
     schedule: ScheduleConfig = group(ScheduleConfig, "schedule")
+    adapters: AdapterConfig = group(AdapterConfig, "adapters")
     runtime: RuntimeConfig = group(RuntimeConfig, "workers")
     slo_ttft_s: float | None = None
     """Time to the first token that the cluster promises: streams are slowed down for prompts that would miss it."""

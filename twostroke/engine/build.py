@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from twostroke.config import PACED_PREFIX, Role, WorkerConfig
 from twostroke.config.worker import kv_format_of
+from twostroke.engine.adapter_slots import AdapterSlots, NoSlots
 from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import DEVICE, PACED, Determinism
 from twostroke.engine.memory_use import MemoryUse, pages_use
@@ -116,6 +117,7 @@ class BuiltEngine:
     """Workers that this one lends its cores to and borrows from, if it has any use for that."""
     kernels: KernelsInUse | None = None
     """None where a device computes, or nothing does."""
+    adapters: AdapterSlots = NoSlots()  # noqa: RUF009  # it has no state
     weights: MemoryUse | None = None
     """None for a paced model, which has none."""
     expert_load: ExpertLoad | None = None
@@ -333,7 +335,9 @@ def _build_paced(config: WorkerConfig) -> BuiltEngine:
         revision=f"vocab-{spec.vocab}-page-{page_bytes}-weights-{spec.weights};tokenizer=bytes",
     )
     memory = PageMemory(facts.pages, page_bytes)
-    return _with_memory(facts, memory, lambda memory: (PacedRunner(spec, memory, block_size=block_size), PACED, None))
+    built = _with_memory(facts, memory, lambda memory: (PacedRunner(spec, memory, block_size=block_size), PACED, None))
+    assert isinstance(built.runner, PacedRunner)
+    return replace(built, adapters=built.runner.adapters)
 
 
 def _facts(

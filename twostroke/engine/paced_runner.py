@@ -27,6 +27,7 @@ import dataclasses
 import functools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +36,7 @@ import numpy.typing as npt
 
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import PageMemory
+from twostroke.models.adapters.peft import Adapter
 from twostroke.request import SampledToken
 from twostroke.scheduler.batch import Batch, SampleRow, StepResult
 from twostroke.scheduler.cost import StepCost, StepTerms
@@ -127,6 +129,26 @@ class PacedSpec:
         )
 
 
+class PacedAdapters:
+    """Adapters of a paced model: every running hash, and every token, depends on the adapter's digest."""
+
+    def __init__(self) -> None:
+        self._seeds: dict[bytes | None, int] = {None: 0}
+
+    def prepare(self, adapter: Adapter) -> int:
+        return int.from_bytes(adapter.digest[:8], "little") | 1
+
+    def put(self, digest: bytes, prepared: int) -> None:
+        self._seeds[digest] = prepared
+
+    def drop(self, digest: bytes) -> None:
+        del self._seeds[digest]
+
+    def seeds(self, adapters: Sequence[bytes | None]) -> Hashes:
+        """Return a number for each, 0 for none. Raises KeyError for one that is not loaded."""
+        return np.array([self._seeds[adapter] for adapter in adapters], np.uint64)
+
+
 class PacedRunner:
     """The contract of a ModelRunner; sampling parameters other than seed and choice do not matter."""
 
@@ -135,6 +157,7 @@ class PacedRunner:
         self._cost = spec.cost
         self._block_size = block_size
         self._weights = np.uint64(spec.weights * int(_STRIDE) % (1 << 64))
+        self.adapters = PacedAdapters()
         self._slots: Hashes = memory.data[:, : block_size * SLOT_BYTES].view(np.uint64)
 
     def run(self, batch: Batch) -> StepResult:
@@ -155,6 +178,8 @@ class PacedRunner:
         first = positions[starts]
         before = np.where(first > 0, self._slots_at(batch.block_tables, np.maximum(first - 1, 0)), np.uint64(0))
         shares = _mix((batch.tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) ^ self._weights)
+        if batch.adapters:
+            shares = _mix(shares ^ np.repeat(self.adapters.seeds(batch.adapters), np.diff(batch.query_starts)))
         sums = np.cumsum(shares, dtype=np.uint64)
         before += shares[starts] - sums[starts]
         pages, offsets = np.divmod(batch.write_slots, self._block_size)
@@ -177,6 +202,8 @@ class PacedRunner:
         states += self._slots_at(tables, context_lens - 1)
         whole = tables[np.arange(len(rows)), context_lens % np.maximum(blocks, 1)]
         states += np.where(blocks > 0, _mix(self._slots[whole]).sum(axis=1, dtype=np.uint64), np.uint64(0))
+        if batch.adapters:
+            states ^= self.adapters.seeds([batch.adapters[row] for row in rows])
         seeds = [sample.params.seed + sample.params.choice * int(_STRIDE) for sample in batch.samples]
         draws = np.array([sample.params.temperature > 0 for sample in batch.samples])
         states ^= np.where(draws, _mix(np.array([seed % (1 << 64) for seed in seeds], np.uint64)), np.uint64(0))

@@ -21,7 +21,7 @@ HASH_SCHEME = "blake2b-128/tokens-u32le/v2"
 """Part of the fingerprint: workers with another scheme would never share a block."""
 
 _KEY = b"twostroke.block.v1"
-_ROOT, _SALTED, _OWNER, _EXACT = b"root", b"salted", b"owner", b"exact"
+_ROOT, _SALTED, _OWNER, _EXACT, _ADAPTER = b"root", b"salted", b"owner", b"exact", b"adapter"
 """These keep roots, salted parents and salts apart from blocks: a client that chooses the content of one must not
 be able to produce the hash of another client's block."""
 
@@ -39,6 +39,14 @@ def owner_salt(tenant: str, cache_salt: bytes) -> bytes:
     if not tenant and not cache_salt:
         return b""
     return _hash(_framed(tenant.encode()) + _framed(cache_salt), _OWNER)
+
+
+def adapter_salt(salt: bytes, adapter: bytes) -> bytes:
+    """Return the salt of blocks that an adapter computes: its digest keeps them apart from every other adapter's.
+
+    Not one block of them has the KV of the model alone, so that none may be public.
+    """
+    return _hash(_framed(salt) + _framed(adapter), _ADAPTER)
 
 
 def exact_salt(salt: bytes) -> bytes:

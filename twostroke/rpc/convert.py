@@ -9,10 +9,12 @@ from twostroke.errors import InternalError, InvalidRequest, ServeError
 from twostroke.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.form import KvForm
-from twostroke.request import CacheHint, Request, SampledToken, SamplingParams
+from twostroke.request import AdapterRef, CacheHint, Request, SampledToken, SamplingParams
 from twostroke.rpc.peer import PeerPrefix
-from twostroke.rpc.v1 import control_pb2, worker_pb2
+from twostroke.rpc.v1 import adapters_pb2, control_pb2, worker_pb2
 from twostroke.tracing.context import TraceContext, header_of
+
+ADAPTER_DIGEST_BYTES = 16
 
 
 def hashes_to_bytes(hashes: Iterable[BlockHash]) -> bytes:
@@ -101,6 +103,7 @@ def request_to_message(
         source=source,
         source_forecast=source_forecast,
         traceparent=header_of(request.trace),
+        adapter=adapter_to_message(request.adapter),
         tenant=request.hint_tenant,
         hints=[worker_pb2.CacheHint(blocks=hint.blocks, seconds=hint.seconds) for hint in request.hints],
     )
@@ -122,9 +125,21 @@ def request_from_message(message: worker_pb2.OpenRequest) -> Request:
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
         router_id=message.router_id,
         trace=TraceContext.parse(message.traceparent),
+        adapter=adapter_from_message(message.adapter) if message.HasField("adapter") else None,
         hint_tenant=message.tenant,
         hints=tuple(CacheHint(hint.blocks, hint.seconds) for hint in message.hints),
     )
+
+
+def adapter_to_message(adapter: AdapterRef | None) -> adapters_pb2.Adapter | None:
+    return None if adapter is None else adapters_pb2.Adapter(digest=adapter.digest, path=adapter.path)
+
+
+def adapter_from_message(message: adapters_pb2.Adapter) -> AdapterRef:
+    """Raises InvalidRequest for what is no digest: it names files."""
+    if len(message.digest) != ADAPTER_DIGEST_BYTES:
+        raise InvalidRequest(f"the digest of an adapter has {ADAPTER_DIGEST_BYTES} bytes", field="adapter.digest")
+    return AdapterRef(message.digest, message.path)
 
 
 def tokens_to_messages(tokens: Sequence[SampledToken]) -> list[worker_pb2.Token]:

@@ -44,6 +44,8 @@ class Batch:
     write_slots: npt.NDArray[np.int64]
     """[T] page * block_size + offset where the token's KV goes; the scratch page takes what is not kept."""
     samples: tuple[SampleRow, ...] = ()
+    adapters: tuple[bytes | None, ...] = ()
+    """[S] digest of the adapter of each sequence; empty where none has one."""
     released: tuple[int, ...] = ()
     """Pages whose blocks were finished or given up since the step before: what is kept beside them can go."""
 

@@ -73,6 +73,7 @@ class BatchBuilder:
             block_tables=tables,
             write_slots=slots,
             samples=tuple([self._sample_row(row, each[0]) for row, each in enumerate(chunks) if each.samples]),
+            adapters=_adapters(chunks),
         )
         return Step(tuple(chunks), batch)
 
@@ -103,3 +104,10 @@ class BatchBuilder:
             prompt = tuple(sequence.known[: sequence.prompt_tokens])
             output = tuple(sequence.known[sequence.prompt_tokens :])
         return SampleRow(row, params, len(sequence.known), banned, prompt, output)
+
+
+def _adapters(chunks: ListOf[Chunk]) -> tuple[bytes | None, ...]:
+    adapters = [chunk.sequence.adapter for chunk in chunks]
+    if not any(adapters):
+        return ()
+    return tuple([None if adapter is None else adapter.digest for adapter in adapters])

@@ -15,16 +15,17 @@ import sys
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from twostroke.config import ScheduleConfig
 from twostroke.errors import Overloaded
-from twostroke.ids import BlockHash, PageId, SessionId
+from twostroke.ids import PageId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SampledToken
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.cost import Budget, Queued
+from twostroke.scheduler.gates import AdapterGate, ClaimGate, NoAdapters, OpenGate
 from twostroke.scheduler.lateness import DuePrompt
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.waiting_queue import WaitingQueue
@@ -65,20 +66,6 @@ class Emission(NamedTuple):
     """Reason of the end, if it ended; ERROR means that its logits were not finite and there is no token."""
 
 
-class ClaimGate(Protocol):
-    """Decides when a waiting sequence may claim its pages."""
-
-    def may_claim(self, session: SessionId, hashes: ListOf[BlockHash], private: int) -> bool:
-        """Return False while blocks that the claim would evict are being saved; it is asked again after that."""
-
-
-class OpenGate:
-    """Lets every claim be made at once."""
-
-    def may_claim(self, session: SessionId, hashes: ListOf[BlockHash], private: int) -> bool:
-        return True
-
-
 class Scheduler:
     def __init__(
         self,
@@ -87,6 +74,7 @@ class Scheduler:
         limits: SchedulerLimits,
         builder: StepBuilder | None = None,
         gate: ClaimGate | None = None,
+        adapters: AdapterGate | None = None,
     ) -> None:
         self._pool = pool
         self._config = config
@@ -95,6 +83,7 @@ class Scheduler:
         """Most tokens in one step; a worker may allow more once it has measured what they cost."""
         self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
         self._gate = gate or OpenGate()
+        self._adapters = adapters or NoAdapters()
         self._waiting = WaitingQueue()
         self._released: dict[PageId, None] = {}
         """Pages whose exact blocks steps let go of, until one that was told so has not failed: at first, of all that
@@ -220,6 +209,10 @@ class Scheduler:
         self._in_flight = frozenset([chunk.sequence for chunk in chunks])
         return self._step_of(chunks)
 
+    def waiting_for(self, adapter: bytes) -> list[Sequence]:
+        """Return the waiting sequences with the adapter of this digest."""
+        return [each for each in self._waiting if each.adapter is not None and each.adapter.digest == adapter]
+
     def take_preempted(self) -> list[Sequence]:
         """Return the sequences that `plan` preempted since the last call."""
         preempted, self._preempted = self._preempted, []
@@ -281,6 +274,8 @@ class Scheduler:
         sequence.set_pending(self._pool.hits(sequence.block_hashes), self._limits.block_size)
 
     def _claim(self, sequence: Sequence) -> AdmittedSequence | None:
+        if sequence.adapter is not None and not self._adapters.is_loaded(sequence.adapter):
+            return None
         block_size = self._limits.block_size
         sequence.extend_hashes(block_size)
         wanted_tokens = len(sequence.known) + (1 if sequence.sampling else 0)
@@ -291,6 +286,7 @@ class Scheduler:
         if claim is None:
             return None
         sequence.pages = claim.pages
+        self._adapters.hold(sequence)
         sequence.computed = claim.hits * block_size
         if not sequence.preemptions:
             sequence.hit_blocks = claim.hits
@@ -457,6 +453,7 @@ class Scheduler:
             if self._pool.writer(page) == sequence.session:
                 self._pool.clear_writer(page)
         self._pool.release(sequence.pages)
+        self._adapters.release(sequence)
         sequence.pages = []
 
     def _unfinished(self, sequence: Sequence) -> Iterator[PageId]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from twostroke.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import extend_hashes, root_hash
-from twostroke.request import SamplingParams
+from twostroke.request import AdapterRef, SamplingParams
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +31,7 @@ class Sequence:
     """None: build pages only (a prefill job)."""
     public_blocks: int = 0
     """Leading blocks whose hashes carry no salt."""
+    adapter: AdapterRef | None = None
     computed: int = 0
     pages: list[PageId] = field(default_factory=list)
     hit_blocks: int = 0
@@ -79,7 +80,11 @@ class Sequence:
 
 
 def building(
-    request_id: RequestId, session: SessionId, tokens: TokenSequence[int], hashes: TokenSequence[BlockHash]
+    request_id: RequestId,
+    session: SessionId,
+    tokens: TokenSequence[int],
+    hashes: TokenSequence[BlockHash],
+    adapter: AdapterRef | None = None,
 ) -> Sequence:
     """Return a sequence that only builds the pages of `hashes`; `tokens` fill them exactly."""
-    return Sequence(request_id, session, list(tokens), len(tokens), list(hashes))
+    return Sequence(request_id, session, list(tokens), len(tokens), list(hashes), adapter=adapter)

@@ -63,6 +63,7 @@ class EngineState:
         self.expert_load = built.expert_load
         self.engine = EngineThread(built.runner, profiler)
         self.neighbours = built.neighbours
+        self.adapters = built.adapters
         self.rates = Rates()
         self.is_calibrated = False
         self.tiers = tiers

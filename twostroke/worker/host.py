@@ -23,6 +23,8 @@ from twostroke.rpc.v1 import control_pb2
 from twostroke.telemetry import MetricsServer
 from twostroke.tracing.setup import recorder_of
 from twostroke.transfer.base import Identity
+from twostroke.worker.adapters.cache import AdapterCache
+from twostroke.worker.adapters.metrics import AdapterMetrics
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.event_feed import EventFeed
 from twostroke.worker.metrics import WorkerMetrics
@@ -78,7 +80,8 @@ class WorkerHost:
         )
         self._sessions = itertools.count(1)
         self.eviction_copies = EvictionCopies(self.tiers, self.pool, self.memory, self._wake)
-        self.steps = EngineSteps(config, engine_state, self.metrics, self.eviction_copies)
+        self.adapters = self._adapter_cache()
+        self.steps = EngineSteps(config, engine_state, self.metrics, self.eviction_copies, self.adapters)
         self.scheduler, self.loop, self.progress = self.steps.scheduler, self.steps.loop, self.steps.progress
         self.loads = self._tier_loads()
         self.prefetch = self._prefetch()
@@ -106,11 +109,22 @@ class WorkerHost:
         self.prefetch.stop()
         self.loads.stop()
         self.eviction_copies.stop()
+        await self.adapters.close()
         await self.tiers.wait_idle()
         await self.exchange.close()
         await self.engine.wait_idle()
         await asyncio.to_thread(self._metrics_server.close)
         await asyncio.to_thread(self.recorder.close)
+
+    def _adapter_cache(self) -> AdapterCache:
+        return AdapterCache(
+            self._engine_state.adapters,
+            self.engine,
+            self.config.adapters,
+            AdapterMetrics(self.config.role.value, self.metrics.registry),
+            is_awaited=lambda digest: bool(self.scheduler.waiting_for(digest)),
+            wake=self._wake,
+        )
 
     def _tier_loads(self) -> TierLoads:
         return TierLoads(
@@ -249,6 +263,8 @@ class WorkerHost:
             ],
             tiers=[_tier_report(tier, use) for tier, use in self.tiers.uses().items() if use.is_up],
             conversion_page_s=self.exchange.conversion_page_s,
+            adapters=self.adapters.loaded,
+            adapter_load_s=self.adapters.load_s,
         )
 
 

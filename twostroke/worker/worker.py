@@ -9,13 +9,14 @@ import abc
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from twostroke.config import WorkerConfig
-from twostroke.errors import EngineLost, PeerLost
+from twostroke.errors import EngineLost, PeerLost, ServeError
 from twostroke.fault_points import Point, reach
 from twostroke.ids import Epoch
-from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, pins_pb2_grpc, worker_pb2_grpc
+from twostroke.rpc.v1 import adapters_pb2_grpc, control_pb2, control_pb2_grpc, pins_pb2_grpc, worker_pb2_grpc
+from twostroke.worker.adapters.service import WorkerAdaptersService
 from twostroke.worker.control import WorkerControlService
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.host import ReadyInfo, WorkerHost
@@ -149,6 +150,7 @@ class BaseWorker(abc.ABC):
             running = [
                 tasks.create_task(self._work(host, role, pins)),
                 tasks.create_task(pins.watch()),
+                tasks.create_task(host.adapters.run(_without_adapter(host, HandlersWithPins(role, pins)))),
                 tasks.create_task(host.feed.beat()),
                 tasks.create_task(_publish_progress(host)),
                 tasks.create_task(adopt_left(host.tiers, host.feed.publish_changes)),
@@ -193,8 +195,25 @@ class BaseWorker(abc.ABC):
         host.rpc.offer("twostroke.v1.Control", waits_for_ready=False)
         pins_pb2_grpc.add_PinsServicer_to_server(PinsService(host, pins), host.rpc.server)
         host.rpc.offer("twostroke.v1.Pins")
+        service = WorkerAdaptersService(host.adapters)
+        adapters_pb2_grpc.add_WorkerAdaptersServicer_to_server(service, host.rpc.server)
+        host.rpc.offer("twostroke.v1.WorkerAdapters")
         role.register(host, pins)
         return pages
+
+
+def _without_adapter(host: WorkerHost, handlers: RoleHandlers) -> Callable[[bytes, ServeError], None]:
+    """Return what ends the sequences that wait for an adapter that cannot be loaded."""
+
+    def end(digest: bytes, error: ServeError) -> None:
+        sequences = host.scheduler.waiting_for(digest)
+        for sequence in sequences:
+            host.scheduler.end(sequence)
+        handlers.failed(sequences, error)
+        host.progress.notify()
+        host.loop.wake()
+
+    return end
 
 
 async def _close(host: WorkerHost) -> None:

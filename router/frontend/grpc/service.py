@@ -234,6 +234,7 @@ def _client_request(
         prompts=(prompt,),
         options=options,
         cache_salt=check_salt(request.cache_salt),
+        model=request.model,
         needs_exact=needs_exact(request.kv_exactness or "any"),
         deadline_s=None if left_s is None else time.time() + call_timeout_s(left_s),
         priority=min(priority_class(request.priority), auth.max_priority),

@@ -16,8 +16,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from router.fleet.adapters import ServedAdapter
 from router.frontend.auth.auth import Authenticator, NoAuthentication
 from router.frontend.http.health_pages import HealthPages, with_index
+from router.frontend.http.lora import LOAD_PATH, UNLOAD_PATH, LoraEndpoints
 from router.frontend.http.middleware import Authentication, RequestIds
 from router.frontend.json_body import as_number
 from router.frontend.openai.http import AnswerResponse, error_response, unless_gone
@@ -61,6 +63,7 @@ def build_http_app(
     max_body_bytes: int,
     with_metrics: bool = True,
     outer: Sequence[Middleware] = (),
+    lora: LoraEndpoints | None = None,
 ) -> Starlette:
     """`outer` sees every request first."""
     endpoints = HttpEndpoints(handler, max_body_bytes)
@@ -71,6 +74,7 @@ def build_http_app(
         Route("/v1/models/{model:path}", _funnel(endpoints.model), methods=["GET"]),
         Route("/tokenize", _funnel(partial(endpoints.prepared, "tokenize")), methods=["POST"]),
         Route("/detokenize", _funnel(partial(endpoints.prepared, "detokenize")), methods=["POST"]),
+        *([] if lora is None else _lora_routes(lora)),
         *HealthPages(handler).routes(with_metrics=with_metrics),
     ]
     return Starlette(
@@ -84,6 +88,11 @@ def build_http_app(
     )
 
 
+def _lora_routes(lora: LoraEndpoints) -> list[Route]:
+    calls = ((LOAD_PATH, lora.load), (UNLOAD_PATH, lora.unload))
+    return [Route(path, _funnel(call), methods=["POST"]) for path, call in calls]
+
+
 class HttpEndpoints:
     def __init__(self, handler: RequestHandler, max_body_bytes: int) -> None:
         self._handler = handler
@@ -91,11 +100,14 @@ class HttpEndpoints:
         self._created = int(time.time())
 
     async def models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model_card()]})
+        cards = [self._model_card(), *map(self._adapter_card, self._handler.dispatcher.adapters.values())]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        self._handler.check_model(request.path_params["model"])
-        return JSONResponse(self._model_card())
+        name = request.path_params["model"]
+        self._handler.check_model(name)
+        adapter = self._handler.dispatcher.adapters.get(name)
+        return JSONResponse(self._model_card() if adapter is None else self._adapter_card(adapter))
 
     async def prepared(self, kind: str, request: Request) -> Response:
         """Answers what preparation alone can answer."""
@@ -119,6 +131,7 @@ class HttpEndpoints:
             prompts=prompts,
             options=wanted.options,
             cache_salt=wanted.cache_salt,
+            model=wanted.model or "",
             needs_exact=wanted.needs_exact,
             # The header wins: proxies set it, and they know how long they will wait.
             deadline_s=_deadline(wanted.timeout_s, received_at_s) if deadline_s is None else deadline_s,
@@ -130,7 +143,8 @@ class HttpEndpoints:
             received_s=received_s,
         )
         progress = SentProgress(client_request.point, is_told=client_request.is_resumable)
-        reply = Reply(wanted, client_request.point, self._handler.model, self._handler.text, progress)
+        model = wanted.model or self._handler.model
+        reply = Reply(wanted, client_request.point, model, self._handler.text, progress)
         return AnswerResponse(self._handler, client_request, reply, stream=wanted.stream)
 
     async def _prepare(self, request: Request, kind: str, body: bytes, deadline_s: float | None = None) -> Any:
@@ -146,12 +160,19 @@ class HttpEndpoints:
             "object": "model",
             "created": self._created,
             "owned_by": "twostroke",
+            "root": self._handler.model,
+            "parent": None,
         }
         if recommended := self._handler.recommended.said():
             card["recommended_sampling"] = recommended
         if self._handler.dispatcher.is_ready:
             card["max_model_len"] = self._handler.dispatcher.facts.context_tokens
         return card
+
+    def _adapter_card(self, adapter: ServedAdapter) -> dict[str, object]:
+        """Returns what vLLM says of an adapter: its root is the folder that it came from."""
+        own = {"id": adapter.name, "created": int(adapter.loaded_s), "root": adapter.ref.path}
+        return {**self._model_card(), **own, "parent": self._handler.model}
 
     async def _body(self, request: Request) -> bytes:
         check_content_type(request)

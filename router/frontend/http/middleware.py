@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.frontend.auth.auth import Authenticator
 from router.frontend.http.health_pages import HEALTH_PATHS, INDEX
+from router.frontend.http.lora import LOAD_PATH, UNLOAD_PATH
 from router.frontend.openai.http import SHOULD_RETRY_HEADER, error_response
 from router.frontend.params import check_request_id
 from twostroke.config import EndpointsConfig
@@ -54,8 +55,9 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX}
-"""Paths without authentication. Metrics are among them only where they have no port of their own."""
+OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX, LOAD_PATH, UNLOAD_PATH}
+"""Paths that take no client's key: those for adapters take the cluster's token. Metrics are among them only where they
+have no port of their own."""
 
 PREFLIGHT_S = 600
 """Time for which a browser remembers what it may send."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,8 @@ class Work:
     body: bytes
     model: str
     facts: ServingFacts
+    adapters: frozenset[str] = frozenset()
+    """Names of adapters that are served beside the model."""
 
 
 @dataclass(slots=True)
@@ -77,8 +79,9 @@ def prepare(work: Work, text: Text) -> PreparationOutcome:
     return outcome
 
 
-def check_model(model: str | None, served: str) -> None:
-    if model and model != served:
+def check_model(model: str | None, served: str, adapters: Collection[str] = ()) -> None:
+    """Raises NotFound for a name that nothing is served under: it never means the model that is there."""
+    if model and model != served and model not in adapters:
         raise NotFound(f"the model {shown(model)} does not exist; this server serves {served!r}", field="model")
 
 
@@ -99,7 +102,7 @@ class _Preparation:
         """Returns the body of the response."""
         body = parse_json(self._work.body)
         wanted, prompt = TokenizeBody.read(body), tokenize_prompt(body)
-        check_model(wanted.model, self._work.model)
+        check_model(wanted.model, self._work.model, self._work.adapters)
         adds = wanted.add_special_tokens
         tokens = self._counted(prompt, isinstance(prompt, TextPrompt) if adds is None else adds)
         strings = [token_text(self._text, token) for token in tokens] if wanted.return_token_strs else None
@@ -110,7 +113,7 @@ class _Preparation:
         """Returns the body of the response."""
         wanted = DetokenizeBody.read(parse_json(self._work.body))
         tokens = wanted.tokens
-        check_model(wanted.model, self._work.model)
+        check_model(wanted.model, self._work.model, self._work.adapters)
         check_length(len(tokens), "tokens", self._facts)
         check_token_ids(tokens, "tokens", self._facts.vocab_size)
         self._outcome.tokens += len(tokens)
@@ -119,7 +122,7 @@ class _Preparation:
     def grpc_generate(self) -> tuple[inference_pb2.GenerateRequest, TokenPrompt]:
         """Returns the message without its prompt, and the prompt as tokens."""
         message = _message(inference_pb2.GenerateRequest, self._work.body)
-        check_model(message.model or None, self._work.model)
+        check_model(message.model or None, self._work.model, self._work.adapters)
         options_of(message)
         (prompt,) = self._prompts([prompt_of(message)])
         message.ClearField("token_ids")
@@ -130,7 +133,7 @@ class _Preparation:
     def grpc_tokenize(self) -> bytes:
         """Returns the serialized response."""
         message = _message(inference_pb2.TokenizeRequest, self._work.body)
-        check_model(message.model or None, self._work.model)
+        check_model(message.model or None, self._work.model, self._work.adapters)
         prompt = prompt_of(message)
         tokens = self._counted(prompt, isinstance(prompt, TextPrompt))
         return inference_pb2.TokenizeResponse(token_ids=tokens).SerializeToString()
@@ -158,7 +161,7 @@ class _Preparation:
 
     def _openai(self, parse: Callable[[Mapping[str, Any]], OpenAIRequest]) -> OpenAIRequest:
         wanted = parse(parse_json(self._work.body))
-        check_model(wanted.model, self._work.model)
+        check_model(wanted.model, self._work.model, self._work.adapters)
         return wanted.model_copy(update={"prompts": self._prompts(wanted.prompts)})
 
     def _prompts(self, prompts: Sequence[Prompt]) -> tuple[TokenPrompt, ...]:

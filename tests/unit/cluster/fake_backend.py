@@ -134,6 +134,7 @@ class FakeBackend:
         self.asked: WorkerCounts | None = None
         """For room."""
         self.stored_pins: dict[str, bytes] = {}
+        self.stored_adapters: dict[str, bytes] = {}
         self.store_error: ServeError | None = None
         self._incarnations: dict[str, int] = {}
 
@@ -164,6 +165,12 @@ class FakeBackend:
 
     def set_desired(self, desired: DesiredState) -> None:
         self.written = desired
+
+    def adapters(self) -> dict[str, bytes]:
+        return dict(self.stored_adapters)
+
+    def set_adapter(self, key: str, adapter: bytes) -> None:
+        self.stored_adapters[key] = adapter
 
     def pins(self) -> dict[str, bytes]:
         return dict(self.stored_pins)

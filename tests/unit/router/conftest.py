@@ -12,6 +12,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from router.fleet.adapters import Adapters
 from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker_link import TokenDelta
 from router.frontend.http.app import build_http_app
@@ -60,6 +61,7 @@ class ScriptedDispatcher:
     """Tokens of each choice before `failure` is raised or, with `stalls`, before nothing more comes."""
     stalls: bool = False
     is_draining: bool = False
+    adapters: Adapters = field(default_factory=dict)
     drained_until_s: float | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     early: list[tuple[str, int]] = field(default_factory=list)
@@ -68,6 +70,9 @@ class ScriptedDispatcher:
     stalled: asyncio.Event = field(default_factory=asyncio.Event)
     two_open: asyncio.Event = field(default_factory=asyncio.Event)
     _aborted: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    async def until_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
+        assert holds(self.adapters)
 
     @property
     def facts(self) -> ServingFacts:

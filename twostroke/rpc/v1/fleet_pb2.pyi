@@ -1,3 +1,4 @@
+from twostroke.rpc.v1 import adapters_pb2 as _adapters_pb2
 from twostroke.rpc.v1 import control_pb2 as _control_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -16,18 +17,20 @@ class WatchRequest(_message.Message):
     def __init__(self, watcher: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class FleetView(_message.Message):
-    __slots__ = ("version", "workers", "routers", "scaling", "fingerprint")
+    __slots__ = ("version", "workers", "routers", "scaling", "fingerprint", "adapters")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     SCALING_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerEntry]
     routers: _containers.RepeatedCompositeFieldContainer[RouterEntry]
     scaling: Scaling
     fingerprint: str
-    def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerEntry, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterEntry, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[_adapters_pb2.NamedAdapter]
+    def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerEntry, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterEntry, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ..., fingerprint: _Optional[str] = ..., adapters: _Optional[_Iterable[_Union[_adapters_pb2.NamedAdapter, _Mapping]]] = ...) -> None: ...
 
 class Scaling(_message.Message):
     __slots__ = ("wanted_prefill", "wanted_decode", "automatic", "changes", "switches")

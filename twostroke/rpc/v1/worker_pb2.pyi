@@ -1,3 +1,4 @@
+from twostroke.rpc.v1 import adapters_pb2 as _adapters_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -29,7 +30,7 @@ class FetchResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent", "kv_form", "peer_load_s", "conversion")
+    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent", "kv_form", "peer_load_s", "conversion", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +45,7 @@ class PullRequest(_message.Message):
     KV_FORM_FIELD_NUMBER: _ClassVar[int]
     PEER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     CONVERSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     requester: str
     fingerprint: str
@@ -58,7 +60,8 @@ class PullRequest(_message.Message):
     kv_form: str
     peer_load_s: float
     conversion: PullerConversion
-    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ..., kv_form: _Optional[str] = ..., peer_load_s: _Optional[float] = ..., conversion: _Optional[_Union[PullerConversion, _Mapping]] = ...) -> None: ...
+    adapter: _adapters_pb2.Adapter
+    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ..., kv_form: _Optional[str] = ..., peer_load_s: _Optional[float] = ..., conversion: _Optional[_Union[PullerConversion, _Mapping]] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ...) -> None: ...
 
 class PullerConversion(_message.Message):
     __slots__ = ("page_s", "wait_s", "bytes_per_s")
@@ -161,7 +164,7 @@ class PageSource(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "block_hashes", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks", "public_blocks", "traceparent", "hints", "tenant", "source_forecast", "peer_load_s")
+    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "block_hashes", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks", "public_blocks", "traceparent", "hints", "tenant", "source_forecast", "peer_load_s", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +185,7 @@ class OpenRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FORECAST_FIELD_NUMBER: _ClassVar[int]
     PEER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     router_id: str
@@ -202,7 +206,8 @@ class OpenRequest(_message.Message):
     tenant: str
     source_forecast: SourceForecast
     peer_load_s: float
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., public_blocks: _Optional[int] = ..., traceparent: _Optional[str] = ..., hints: _Optional[_Iterable[_Union[CacheHint, _Mapping]]] = ..., tenant: _Optional[str] = ..., source_forecast: _Optional[_Union[SourceForecast, _Mapping]] = ..., peer_load_s: _Optional[float] = ...) -> None: ...
+    adapter: _adapters_pb2.Adapter
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., public_blocks: _Optional[int] = ..., traceparent: _Optional[str] = ..., hints: _Optional[_Iterable[_Union[CacheHint, _Mapping]]] = ..., tenant: _Optional[str] = ..., source_forecast: _Optional[_Union[SourceForecast, _Mapping]] = ..., peer_load_s: _Optional[float] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ...) -> None: ...
 
 class SourceForecast(_message.Message):
     __slots__ = ("cached_blocks", "fetch_s", "wait_s", "compute_s")
@@ -350,7 +355,7 @@ class FindResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestSnapshot, _Mapping]]] = ...) -> None: ...
 
 class RequestSnapshot(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt", "sampling", "tokens", "finish_reason", "cached_tokens")
+    __slots__ = ("request_id", "attempt", "prompt", "sampling", "tokens", "finish_reason", "cached_tokens", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +363,7 @@ class RequestSnapshot(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
@@ -365,4 +371,5 @@ class RequestSnapshot(_message.Message):
     tokens: _containers.RepeatedCompositeFieldContainer[Token]
     finish_reason: str
     cached_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    adapter: _adapters_pb2.Adapter
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ...) -> None: ...

@@ -20,7 +20,8 @@ from twostroke.ids import BlockHash, PageId, RequestId
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.rpc.convert import hashes_from_bytes
+from twostroke.request import AdapterRef
+from twostroke.rpc.convert import adapter_from_message, hashes_from_bytes
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.context import TraceContext
@@ -49,6 +50,8 @@ class RequestedBlocks:
     """A worker that holds a prefix: missing blocks are fetched there before any is computed."""
     trace: TraceContext | None = None
     """The span of the pull."""
+    adapter: AdapterRef | None = None
+    """Missing blocks are computed with it."""
 
 
 class PageJob(Protocol):
@@ -200,8 +203,9 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         if len(tokens) < blocks * self._block_size and not request.cached_only:
             raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
         trace = TraceContext.parse(request.traceparent)
+        adapter = adapter_from_message(request.adapter) if request.HasField("adapter") else None
         return RequestedBlocks(
-            RequestId(request.request_id), tokens, hashes[:blocks], wanted, PeerPrefix.of(request), trace
+            RequestId(request.request_id), tokens, hashes[:blocks], wanted, PeerPrefix.of(request), trace, adapter
         )
 
     async def _announce(

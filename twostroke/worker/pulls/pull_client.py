@@ -26,8 +26,9 @@ from twostroke.errors import (
 from twostroke.fault_points import Point, reach
 from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.request import AdapterRef
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
-from twostroke.rpc.convert import hashes_to_bytes
+from twostroke.rpc.convert import adapter_to_message, hashes_to_bytes
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
@@ -71,6 +72,8 @@ class PullSpec:
     """Called with each block as it becomes readable."""
     trace: OpenSpan | None = None
     """The parent span."""
+    adapter: AdapterRef | None = None
+    """The source computes the blocks with it."""
 
     @property
     def is_from_peer(self) -> bool:
@@ -309,6 +312,7 @@ class PullClient:
             wanted=sorted(spec.pages),
             cached_only=spec.is_from_peer,
             kv_form=self._validator.kv_form,
+            adapter=adapter_to_message(spec.adapter),
             conversion=self._conversion(WorkerId(spec.source.worker_id)),
             traceparent="" if session.span is None else session.span.context.header,
         )

@@ -16,7 +16,8 @@ from twostroke.kv_cache.memory import PageMemory
 from twostroke.profiler import WORK_LOOP, Profiler
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.cost import Queued
-from twostroke.scheduler.scheduler import ClaimGate, Scheduler, SchedulerLimits
+from twostroke.scheduler.gates import AdapterGate, ClaimGate
+from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.worker.condition import Condition
 from twostroke.worker.engine_state import EngineState
@@ -34,12 +35,17 @@ class EngineSteps:
     """Steps over an engine that may be older than the epoch; `prepare` before the first one."""
 
     def __init__(
-        self, config: WorkerConfig, engine_state: EngineState, metrics: WorkerMetrics, gate: ClaimGate
+        self,
+        config: WorkerConfig,
+        engine_state: EngineState,
+        metrics: WorkerMetrics,
+        gate: ClaimGate,
+        adapters: AdapterGate | None = None,
     ) -> None:
-        """`gate` may let a claim of pages wait."""
+        """`gate` may let a claim of pages wait, and `adapters` a sequence with an adapter."""
         self._config = config
         self._engine_state = engine_state
-        self.scheduler = _scheduler_of(config, engine_state, gate)
+        self.scheduler = _scheduler_of(config, engine_state, gate, adapters)
         self.progress = Condition()
         """Notified after each step."""
         self.check = _check_of(config, engine_state)
@@ -114,7 +120,9 @@ def _check_of(config: WorkerConfig, engine_state: EngineState) -> EngineCheck:
     return EngineCheck(engine_state.engine, probe, time.monotonic)
 
 
-def _scheduler_of(config: WorkerConfig, engine_state: EngineState, gate: ClaimGate) -> Scheduler:
+def _scheduler_of(
+    config: WorkerConfig, engine_state: EngineState, gate: ClaimGate, adapters: AdapterGate | None
+) -> Scheduler:
     facts = engine_state.facts
     limits = SchedulerLimits(
         facts.block_size,
@@ -126,7 +134,7 @@ def _scheduler_of(config: WorkerConfig, engine_state: EngineState, gate: ClaimGa
     )
     builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids)
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
-    return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate)
+    return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate, adapters)
 
 
 def _is_on_gpu(engine_state: EngineState) -> bool:

@@ -29,7 +29,14 @@ CHOOSING = (
         ("bench", "compare"),
         ("bench", "goodput"),
     ),
-    *(("pin", "add"), ("pin", "list"), ("pin", "remove")),
+    *(
+        ("adapter", "load"),
+        ("adapter", "unload"),
+        ("adapter", "list"),
+        ("pin", "add"),
+        ("pin", "list"),
+        ("pin", "remove"),
+    ),
     *(("drain",), ("scale",), ("role",), ("restart",), ("down",)),
 )
 """Commands that go to a server of this user where no address is given."""

@@ -96,7 +96,7 @@ def test_the_command_line_has_the_last_word_about_the_ray_cluster() -> None:
         ("modle: {}", "cluster.yaml:1: unknown key modle; did you mean model?"),
         ("prefill:\n  cuont: 1", "cluster.yaml:2: unknown key prefill.cuont; did you mean prefill.count?"),
         ("\n\nrouting: {policie: kv}", "cluster.yaml:3: unknown key routing.policie; did you mean routing.policy?"),
-        ("x: 1", "cluster.yaml:1: unknown key x; known are: cache, decode,"),
+        ("x: 1", "cluster.yaml:1: unknown key x; known are: adapters, cache, decode,"),
         ("model: 3", "cluster.yaml:1: model must be a section with keys, got a number"),
         ("- a", "cluster.yaml:1: the file must be sections"),
         ("just text", "cluster.yaml:1: the file must be sections"),

@@ -264,7 +264,8 @@ async def test_reflection_lists_the_services_of_each_port_and_clients_have_no_co
 
 async def test_health_knows_the_services_of_each_port_by_name_and_lists_them(frontend):
     status = health_pb2.HealthCheckResponse
-    for channel, offers in ((frontend.channel, ["Inference"]), (frontend.admin, ["Control", "PinAdmin", "Routing"])):
+    admin = ["Control", "PinAdmin", "AdapterAdmin", "Routing"]
+    for channel, offers in ((frontend.channel, ["Inference"]), (frontend.admin, admin)):
         health, services = health_pb2_grpc.HealthStub(channel), [f"twostroke.v1.{name}" for name in offers]
         service = services[0]
         states = aiter(health.Watch(health_pb2.HealthCheckRequest(service=service)))

@@ -1,0 +1,154 @@
+"""The names under which adapters are served: the supervisor remembers them, and every fleet view has them.
+
+They are stored in Ray, as pins are, so that they outlive supervisor, routers and workers. A name that was removed stays
+stored without an adapter: a router that starts again with it on its command line does not bring it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from twostroke.errors import InvalidRequest, NotFound, Overloaded, ServeError
+from twostroke.models.adapters.store import forget_others
+from twostroke.rpc.channel import PeerChannel
+from twostroke.rpc.membership import Membership
+from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+MOST_ADAPTERS: Final = 4096
+"""Names of one fleet, those that were removed included: some hundred bytes each in every view."""
+DIGEST_BYTES: Final = 16
+CALL_S: Final = 3.0
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AdapterStore(Protocol):
+    """Storage in which names of adapters outlive the supervisor."""
+
+    def adapters(self) -> Mapping[str, bytes]:
+        """Return what was stored, by key."""
+
+    def set_adapter(self, key: str, adapter: bytes) -> None:
+        """Raises PeerLost where the store does not answer."""
+
+
+class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
+    def __init__(
+        self,
+        store: AdapterStore,
+        publish: Callable[[], int],
+        workers: Callable[[], Sequence[str]],
+        membership: Membership,
+    ) -> None:
+        """`publish` sends every watcher a new view and returns its version; `workers` returns their addresses."""
+        self._store = store
+        self._publish = publish
+        self._workers = workers
+        self._membership = membership
+        self._known = _stored(store)
+        """Every name that was ever put; one that was removed has no digest."""
+        self._releases: set[asyncio.Task[None]] = set()
+
+    def to_messages(self) -> list[adapters_pb2.NamedAdapter]:
+        return [each for each in self._known.values() if each.adapter.digest]
+
+    async def Put(  # noqa: N802  # the name in the .proto
+        self, request: adapters_pb2.PutAdapterRequest, context: Context
+    ) -> adapters_pb2.PutAdapterResponse:
+        """Raises InvalidRequest where the name has another adapter, or PeerLost where the store does not answer."""
+        wanted = request.adapter
+        known = self._known.get(wanted.name)
+        if request.first and known is not None:
+            return adapters_pb2.PutAdapterResponse()
+        if len(wanted.adapter.digest) != DIGEST_BYTES or not wanted.name:
+            raise InvalidRequest("an adapter needs a name and a digest", field="adapter")
+        if known is not None and known.adapter.digest and not request.replace:
+            raise InvalidRequest(f"The lora adapter {wanted.name!r} has already been loaded.", field="lora_name")
+        if known is None and len(self._known) >= MOST_ADAPTERS:
+            raise Overloaded(f"the fleet has had {MOST_ADAPTERS} names of adapters, and takes no more")
+        version = self._keep(wanted)
+        log.info("adapter named name=%r adapter=%s", wanted.name, wanted.adapter.digest.hex())
+        if known is not None:
+            self._release(known.adapter.digest)
+        return adapters_pb2.PutAdapterResponse(version=version)
+
+    async def Remove(  # noqa: N802
+        self, request: adapters_pb2.RemoveAdapterRequest, context: Context
+    ) -> adapters_pb2.RemoveAdapterResponse:
+        """Raises NotFound, or PeerLost where the store does not answer."""
+        known = self._known.get(request.name)
+        if known is None or not known.adapter.digest:
+            raise NotFound(f"The lora adapter {request.name!r} cannot be found.", field="lora_name")
+        version = self._keep(adapters_pb2.NamedAdapter(name=request.name))
+        log.info("adapter withdrawn name=%r adapter=%s", request.name, known.adapter.digest.hex())
+        self._release(known.adapter.digest)
+        return adapters_pb2.RemoveAdapterResponse(version=version)
+
+    async def stop(self) -> None:
+        for task in self._releases:
+            task.cancel()
+        await asyncio.gather(*self._releases, return_exceptions=True)
+
+    def _keep(self, adapter: adapters_pb2.NamedAdapter) -> int:
+        message = adapter.SerializeToString()
+        self._store.set_adapter(_key(adapter.name), _digest(message) + message)
+        self._known[adapter.name] = adapter
+        return self._publish()
+
+    def _release(self, digest: bytes) -> None:
+        """Let workers free an adapter that no name leads to any more."""
+        if not digest or any(each.adapter.digest == digest for each in self._known.values()):
+            return
+        task = asyncio.create_task(self._release_everywhere(digest))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release_everywhere(self, digest: bytes) -> None:
+        """Tell the workers; one that does not answer frees it when it needs the room."""
+        await asyncio.gather(*(self._release_at(address, digest) for address in self._workers()))
+        kept = [each.adapter.digest for each in self._known.values()]
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(forget_others, kept)
+
+    async def _release_at(self, address: str, digest: bytes) -> None:
+        channel = PeerChannel(address, self._membership)
+        try:
+            stub = adapters_pb2_grpc.WorkerAdaptersStub(channel.channel)
+            await channel.call(stub.Release, adapters_pb2.ReleaseAdapterRequest(digest=digest), CALL_S)
+        except ServeError as error:
+            log.info("adapter not released address=%s error=%s", address, error.message)
+        finally:
+            await channel.close()
+
+
+def _stored(store: AdapterStore) -> dict[str, adapters_pb2.NamedAdapter]:
+    """Return the stored names; a damaged one is left out, with a warning: its clients get 404 until it is loaded."""
+    known: dict[str, adapters_pb2.NamedAdapter] = {}
+    for key, stored in store.adapters().items():
+        message = stored[DIGEST_BYTES:]
+        try:
+            adapter = adapters_pb2.NamedAdapter.FromString(message)
+        except DecodeError:
+            adapter = adapters_pb2.NamedAdapter()
+        if stored[:DIGEST_BYTES] != _digest(message) or _key(adapter.name) != key:
+            log.warning("stored adapter is damaged, load it again key=%s bytes=%d", key, len(stored))
+            continue
+        known[adapter.name] = adapter
+    return known
+
+
+def _key(name: str) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _digest(message: bytes) -> bytes:
+    return hashlib.blake2b(message, digest_size=DIGEST_BYTES, person=b"twostroke.name").digest()

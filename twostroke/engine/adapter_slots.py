@@ -1,0 +1,35 @@
+"""Adapters as the engine sees them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from twostroke.errors import UnsupportedFeature
+from twostroke.models.adapters.peft import Adapter
+
+
+class AdapterSlots(Protocol):
+    """Adapters that steps may name in `Batch.adapters`."""
+
+    def prepare(self, adapter: Adapter) -> Any:
+        """Return the adapter in the form that steps compute with; on any thread. Raises ConfigError if it does not
+        fit the model."""
+
+    def put(self, digest: bytes, prepared: Any) -> None:
+        """Let steps use it; on the engine thread, in a moment."""
+
+    def drop(self, digest: bytes) -> None:
+        """Forget an adapter that no step uses any more; on the engine thread."""
+
+
+class NoSlots:
+    """Slots of an engine that computes the model alone."""
+
+    def prepare(self, adapter: Adapter) -> Any:
+        raise UnsupportedFeature("adapters are not computed by this engine")
+
+    def put(self, digest: bytes, prepared: Any) -> None:
+        """Nothing is ever prepared."""
+
+    def drop(self, digest: bytes) -> None:
+        """Nothing was ever put."""

@@ -1,0 +1,218 @@
+"""Reads an adapter from a folder that PEFT wrote: `adapter_config.json` and `adapter_model.safetensors`.
+
+What is not computed is refused by its key: an answer of an adapter that was half understood would be wrong silently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from twostroke.errors import ConfigError
+from twostroke.models.adapters.safetensors_file import Floats, StoredTensor, read_tensors
+from twostroke.models.adapters.shapes import FUSED, PROJECTIONS, ProjectionShapes
+
+CONFIG_FILE: Final = "adapter_config.json"
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
+PICKLED_FILE: Final = "adapter_model.bin"
+DIGEST_BYTES: Final = 16
+MOST_RANK: Final = 512
+"""The most that vLLM serves."""
+MOST_CONFIG_BYTES: Final = 1 << 20
+MOST_WEIGHT_BYTES: Final = 4 << 30
+"""Rank 512 on every projection of a model with 8 billion parameters has about 3 GiB."""
+
+_TENSOR = re.compile(r"base_model\.model\.(?:model\.)?layers\.(\d{1,5})\.(self_attn|mlp)\.(\w+)\.lora_([AB])\.weight")
+_OF_ATTENTION: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"})
+
+_IGNORED: Final = frozenset({
+    "peft_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights",
+    "auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode",
+    "lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "peft_version",
+    "runtime_config", "loftq_config", "eva_config", "qalora_group_size", "megatron_core", "lora_ga_config",
+})  # fmt: skip
+"""Keys that are read below, or that say nothing about what is computed: the names of tensors say which modules are."""
+
+_PLAIN_STARTS: Final = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Values of init_lora_weights that leave the base model's weights as they are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """What is added to one projection: y += (x A^T) B^T * scale."""
+
+    a: Floats
+    """[rank, inputs]"""
+    b: Floats
+    """[outputs, rank]"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """A LoRA adapter. Adapters with the same digest compute the same."""
+
+    digest: bytes
+    """DIGEST_BYTES over the tensors, their names and the scale."""
+    rank: int
+    scale: float
+    parts: Mapping[tuple[int, str], LowRank]
+    """What is added, by layer and projection (a name of PROJECTIONS)."""
+
+    @property
+    def parameters(self) -> int:
+        return sum(part.a.size + part.b.size for part in self.parts.values())
+
+    def check_fits(self, shapes: ProjectionShapes) -> None:
+        """Raise ConfigError naming the first projection that the model does not have in this size."""
+        for (layer, name), part in sorted(self.parts.items()):
+            if layer >= shapes.layers:
+                raise _refused(f"layer {layer} is adapted, and the model has {shapes.layers} layers")
+            found, wanted = (part.a.shape[1], part.b.shape[0]), shapes.sizes[name]
+            if found != wanted:
+                raise _refused(
+                    f"layers.{layer}.{name} is adapted from {found[0]} to {found[1]} channels; the model's goes from "
+                    f"{wanted[0]} to {wanted[1]}"
+                )
+
+
+def read_adapter(folder: Path, *, most_rank: int = MOST_RANK) -> Adapter:
+    """Return the adapter in a folder. Raises ConfigError, in one line, for one that is broken or is not computed."""
+    config = _config(folder)
+    rank, scale = _rank(config, most_rank), _scale(config)
+    _refuse_unknown(config)
+    weights = folder / WEIGHTS_FILE
+    if not weights.is_file():
+        if (folder / PICKLED_FILE).exists():
+            raise _refused(f"{PICKLED_FILE} is a pickle, which is never read; save the adapter as {WEIGHTS_FILE}")
+        raise _refused(f"{folder} has no {WEIGHTS_FILE}")
+    if weights.stat().st_size > MOST_WEIGHT_BYTES:
+        raise _refused(f"{WEIGHTS_FILE} has {weights.stat().st_size} bytes; at most {MOST_WEIGHT_BYTES} are read")
+    tensors = read_tensors(weights)
+    return Adapter(_digest(tensors, scale), rank, scale, _parts(tensors, rank))
+
+
+def _refused(why: str) -> ConfigError:
+    return ConfigError(f"adapter refused: {why}", field="adapter")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    try:
+        if not path.is_file():
+            raise _refused(f"{folder} has no {CONFIG_FILE}")
+        if path.stat().st_size > MOST_CONFIG_BYTES:
+            raise _refused(f"{CONFIG_FILE} has {path.stat().st_size} bytes; at most {MOST_CONFIG_BYTES} are read")
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise _refused(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise _refused(f"{CONFIG_FILE} is not JSON") from error
+    if not isinstance(config, dict):
+        raise _refused(f"{CONFIG_FILE} is no JSON object")
+    return config
+
+
+def _rank(config: Mapping[str, Any], most_rank: int) -> int:
+    if config.get("peft_type") != "LORA":
+        raise _refused(f"peft_type is {_shown(config.get('peft_type'))}; LORA is served")
+    rank = config.get("r")
+    if type(rank) is not int or not 1 <= rank <= most_rank:
+        raise _refused(f"r (the rank) is {_shown(rank)}; from 1 to {most_rank} is served")
+    return rank
+
+
+def _scale(config: Mapping[str, Any]) -> float:
+    alpha, rank = config.get("lora_alpha"), config["r"]
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= 1e6:
+        raise _refused(f"lora_alpha is {_shown(alpha)}; it must be a finite number")
+    is_rooted = config.get("use_rslora", False)
+    if not isinstance(is_rooted, bool | None):
+        raise _refused(f"use_rslora is {_shown(is_rooted)}; it must be true or false")
+    return float(alpha / (math.sqrt(rank) if is_rooted else rank))
+
+
+def _refuse_unknown(config: Mapping[str, Any]) -> None:
+    if config.get("bias", "none") != "none":
+        raise _refused(f"bias is {_shown(config['bias'])}; none is served")
+    start = config.get("init_lora_weights")
+    if start not in _PLAIN_STARTS or (isinstance(start, int | float) and not isinstance(start, bool)):
+        raise _refused(f"init_lora_weights is {_shown(start)}, which changes the base model's weights")
+    for key, value in config.items():
+        if key not in _IGNORED and value:
+            raise _refused(f"{str(key)[:60]} is {_shown(value)}, which is not computed")
+
+
+def _parts(tensors: Mapping[str, StoredTensor], rank: int) -> dict[tuple[int, str], LowRank]:
+    found: dict[tuple[int, str], dict[str, Floats]] = {}
+    for name, tensor in tensors.items():
+        matched = _TENSOR.fullmatch(name)
+        if matched is None or not _is_computed(matched[2], matched[3]):
+            raise _refused(f"tensor {name[:120]!r} is not computed")
+        key, side = (int(matched[1]), matched[3]), matched[4]
+        found.setdefault(key, {})[side] = _checked(name, side, tensor, rank)
+    if not found:
+        raise _refused(f"{WEIGHTS_FILE} has no tensors")
+    parts: dict[tuple[int, str], LowRank] = {}
+    for (layer, module), pair in found.items():
+        if len(pair) != 2:
+            raise _refused(f"layers.{layer}.{module} has lora_{next(iter(pair))} alone")
+        for part_name, part in _split(layer, module, LowRank(pair["A"], pair["B"])):
+            if (layer, part_name) in parts:
+                raise _refused(f"layers.{layer}.{part_name} is adapted twice")
+            parts[layer, part_name] = part
+    return parts
+
+
+def _is_computed(place: str, module: str) -> bool:
+    is_known = module in PROJECTIONS or module in FUSED
+    return is_known and (module in _OF_ATTENTION) == (place == "self_attn")
+
+
+def _checked(name: str, side: str, tensor: StoredTensor, rank: int) -> Floats:
+    is_ranked = len(tensor.shape) == 2 and 0 not in tensor.shape and tensor.shape[side == "B"] == rank
+    if not is_ranked:
+        raise _refused(f"tensor {name[:120]!r} has shape {list(tensor.shape)}, and r is {rank}")
+    numbers = tensor.floats()
+    if not np.isfinite(numbers).all():
+        raise _refused(f"tensor {name[:120]!r} has numbers that are not finite")
+    return numbers
+
+
+def _split(layer: int, module: str, part: LowRank) -> list[tuple[str, LowRank]]:
+    """Return the projections of a module that may stand for several: equal ones, or queries and equal keys and values.
+
+    Where queries have another size than keys, both follow from the inputs: queries are as wide as the hidden state in
+    every model that stores them fused.
+    """
+    names = FUSED.get(module)
+    if names is None:
+        return [(module, part)]
+    outputs, inputs = part.b.shape[0], part.a.shape[1]
+    rest = outputs - inputs
+    sizes = [outputs // 2] * 2 if len(names) == 2 else [inputs, rest // 2, rest // 2]
+    if sum(sizes) != outputs or min(sizes) <= 0:
+        raise _refused(f"layers.{layer}.{module} has {outputs} outputs, which are no {' and '.join(names)}")
+    stacked = np.split(part.b, np.cumsum(sizes)[:-1])
+    return [(name, LowRank(part.a, rows)) for name, rows in zip(names, stacked, strict=True)]
+
+
+def _digest(tensors: Mapping[str, StoredTensor], scale: float) -> bytes:
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES, person=b"twostroke.lora")
+    digest.update(scale.hex().encode())
+    for name, tensor in sorted(tensors.items()):
+        for part in (name.encode("utf-8", "surrogatepass"), f"{tensor.dtype} {tensor.shape}".encode(), tensor.raw):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    return digest.digest()
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:60]

@@ -1,0 +1,180 @@
+"""The adapters that a worker has loaded: on demand, a bounded number, the least recently used making room."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from twostroke.config.adapters import AdapterConfig
+from twostroke.engine.adapter_slots import AdapterSlots
+from twostroke.engine.loop import EngineThread
+from twostroke.errors import ServeError
+from twostroke.models.adapters.store import read_kept
+from twostroke.request import AdapterRef
+from twostroke.scheduler.sequence import Sequence
+from twostroke.worker.adapters.metrics import AdapterMetrics
+from twostroke.worker.condition import Condition
+
+log = logging.getLogger(__name__)
+
+UNUSED_S: Final = 2.0
+"""Seconds for which an adapter that was just loaded waits for the sequence that wanted it."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Loaded:
+    at_s: float
+    used: int
+    """Number of its latest use: a higher one is later."""
+    holders: int = 0
+    was_held: bool = False
+    is_released: bool = False
+    """No name leads to it any more."""
+
+
+class AdapterCache:
+    """The `AdapterGate` of a worker. Every method runs on the worker's event loop."""
+
+    def __init__(
+        self,
+        slots: AdapterSlots,
+        engine: EngineThread,
+        config: AdapterConfig,
+        metrics: AdapterMetrics,
+        *,
+        is_awaited: Callable[[bytes], bool],
+        wake: Callable[[], None],
+    ) -> None:
+        """`is_awaited` says whether a waiting sequence has this adapter; `wake` lets the work loop admit again."""
+        self._slots = slots
+        self._engine = engine
+        self._config = config
+        self._metrics = metrics
+        self._is_awaited = is_awaited
+        self._wake = wake
+        self._loaded: dict[bytes, _Loaded] = {}
+        self._wanted: dict[bytes, AdapterRef] = {}
+        self._held: dict[Sequence, bytes] = {}
+        self._uses = itertools.count()
+        self._changed = Condition()
+        self.load_s = 0.0
+        """Seconds that loading an adapter takes, smoothed; 0 while unknown."""
+
+    @property
+    def loaded(self) -> list[bytes]:
+        """Digests of the adapters that are loaded."""
+        return list(self._loaded)
+
+    def is_loaded(self, adapter: AdapterRef) -> bool:
+        known = self._loaded.get(adapter.digest)
+        if known is not None:
+            known.used = next(self._uses)
+            return True
+        if adapter.digest not in self._wanted:
+            self._wanted[adapter.digest] = adapter
+            self._changed.notify()
+        return False
+
+    def hold(self, sequence: Sequence) -> None:
+        if sequence.adapter is not None and sequence not in self._held:
+            known = self._loaded[sequence.adapter.digest]
+            known.holders += 1
+            known.was_held = True
+            self._held[sequence] = sequence.adapter.digest
+
+    def release(self, sequence: Sequence) -> None:
+        digest = self._held.pop(sequence, None)
+        if digest is not None:
+            self._loaded[digest].holders -= 1
+            self._changed.notify()
+
+    def forget(self, digest: bytes) -> None:
+        """Free an adapter that no name leads to, as soon as nobody holds it."""
+        known = self._loaded.get(digest)
+        if known is not None:
+            known.is_released = True
+            self._changed.notify()
+
+    async def run(self, failed: Callable[[bytes, ServeError], None]) -> None:
+        """Load what is wanted, until cancelled. `failed` ends the sequences whose adapter cannot be loaded."""
+        while True:
+            ticket = self._changed.ticket()
+            await self._free_released()
+            for digest, adapter in list(self._wanted.items()):
+                if not self._is_awaited(digest):
+                    del self._wanted[digest]
+                elif await self._has_room():
+                    await self._load(adapter, failed)
+            await self._wait(ticket.wait())
+
+    async def close(self) -> None:
+        """Drop all adapters: the next epoch of this process begins without any."""
+        if not self._engine.is_lost:
+            for digest in list(self._loaded):
+                await self._drop(digest)
+
+    async def _wait(self, changed: Any) -> None:
+        """Wait for a change. What waits for room looks again after a while: a new adapter may have stayed unused."""
+        try:
+            async with asyncio.timeout(UNUSED_S if self._wanted else None):
+                await changed
+        except TimeoutError:
+            return
+
+    async def _load(self, adapter: AdapterRef, failed: Callable[[bytes, ServeError], None]) -> None:
+        started_s, digest = time.monotonic(), adapter.digest
+        try:
+            prepared = await asyncio.to_thread(self._prepared, adapter)
+        except ServeError as error:
+            log.warning("adapter not loaded adapter=%s error=%s", digest.hex(), error.message)
+            self._metrics.failures.inc()
+            del self._wanted[digest]
+            failed(digest, error)
+            return
+        await self._engine.between_steps(partial(self._slots.put, digest, prepared))
+        seconds = time.monotonic() - started_s
+        self.load_s = seconds if not self.load_s else 0.7 * self.load_s + 0.3 * seconds
+        del self._wanted[digest]
+        self._loaded[digest] = _Loaded(time.monotonic(), next(self._uses))
+        self._metrics.loaded(seconds, len(self._loaded))
+        log.info("adapter loaded adapter=%s ms=%.1f", digest.hex(), 1e3 * seconds)
+        self._wake()
+
+    def _prepared(self, adapter: AdapterRef) -> Any:
+        read = read_kept(adapter.digest, Path(adapter.path), most_rank=self._config.max_lora_rank)
+        return self._slots.prepare(read)
+
+    async def _has_room(self) -> bool:
+        if len(self._loaded) < self._config.max_loras:
+            return True
+        now_s = time.monotonic()
+        idle = [
+            digest
+            for digest, known in self._loaded.items()
+            if not known.holders and (known.was_held or now_s - known.at_s > UNUSED_S)
+        ]
+        if not idle:
+            return False
+        await self._drop(min(idle, key=lambda digest: self._loaded[digest].used))
+        self._metrics.evictions.inc()
+        return True
+
+    async def _free_released(self) -> None:
+        for digest, known in list(self._loaded.items()):
+            if known.is_released and not known.holders and not self._is_awaited(digest):
+                await self._drop(digest)
+
+    async def _drop(self, digest: bytes) -> None:
+        del self._loaded[digest]  # first: nobody may begin with it while a step ends
+        await self._engine.between_steps(partial(self._slots.drop, digest))
+        self._metrics.count.set(len(self._loaded))
+        log.info("adapter dropped adapter=%s", digest.hex())

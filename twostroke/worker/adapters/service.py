@@ -1,0 +1,21 @@
+"""The WorkerAdapters rpc service: the supervisor says which adapters no name leads to any more."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc
+from twostroke.worker.adapters.cache import AdapterCache
+
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class WorkerAdaptersService(adapters_pb2_grpc.WorkerAdaptersServicer):
+    def __init__(self, adapters: AdapterCache) -> None:
+        self._adapters = adapters
+
+    async def Release(  # noqa: N802  # the name in the .proto
+        self, request: adapters_pb2.ReleaseAdapterRequest, context: Context
+    ) -> adapters_pb2.ReleaseAdapterResponse:
+        self._adapters.forget(request.digest)
+        return adapters_pb2.ReleaseAdapterResponse()
