@@ -37,7 +37,7 @@ CHOOSING = (
         ("pin", "list"),
         ("pin", "remove"),
     ),
-    *(("drain",), ("scale",), ("role",), ("restart",), ("down",)),
+    *(("drain",), ("scale",), ("role",), ("restart",), ("reload",), ("sleep",), ("wake",), ("down",)),
 )
 """Commands that go to a server of this user where no address is given."""
 
