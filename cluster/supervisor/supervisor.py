@@ -408,6 +408,10 @@ class Supervisor:
         self.publish()
         if worker.observed.stage is WorkerStage.STARTING or observed.crashes >= CRASHES_TO_GIVE_UP:
             self._reconciler.could_not_serve(worker_id, ending, observed.crashes)
+        self._prepare_next(worker_id, worker.observed.stage, observed, ending)
+
+    def _prepare_next(self, worker_id: str, before: WorkerStage, observed: Observed, ending: ServeError) -> None:
+        """Let the process of an ended epoch go, sleep, or make room for the next epoch."""
         switches = self._drains.switches(worker_id) and ending is RETURNED
         if observed.stage is WorkerStage.FAILED:
             log.error("worker cannot start worker=%s error=%s", worker_id, ending)
@@ -422,7 +426,7 @@ class Supervisor:
             self._handles.pop(worker_id).remove()
             self._change(worker_id, WorkerStage.DRAINED, serving=None)
             return
-        if worker.observed.stage is WorkerStage.DRAINING:
+        if before is WorkerStage.DRAINING:
             log.info("worker ended as asked worker=%s", worker_id)
         else:
             log.warning(
