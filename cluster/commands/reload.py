@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_deadline(args.deadline)
     # Workers have another working directory.
-    model = str(Path(args.model).resolve()) if args.model and Path(args.model).is_dir() else args.model
+    model = str(Path(args.model).resolve()) if args.model and Path(args.model).exists() else args.model
     supervisor_access.ask(args, "reload", model=model, deadline_s=args.deadline)
     print(f"all workers serve with the weights of {args.model or 'the same directory, loaded again'}")
     return 0

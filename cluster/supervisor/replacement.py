@@ -14,6 +14,7 @@ from twostroke.config import PACED_PREFIX, ModelConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.models.catalog.places import locate
+from twostroke.models.weights.stored.check import check_weights
 
 IGNORED: Final = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
 """Keys of a config.json that say nothing of what is computed: pages have the fleet's --dtype."""
@@ -27,7 +28,7 @@ def check_replacement(served: ModelConfig, now: str, wanted: str) -> None:
     """
     if not wanted or wanted == now:
         if not now.startswith(PACED_PREFIX):
-            locate(now, served.dtype)
+            check_weights(_directory(now, served.dtype))
         return
     if served.is_paced or wanted.startswith(PACED_PREFIX):
         _check_paced(now, wanted)
@@ -46,6 +47,7 @@ def check_replacement(served: ModelConfig, now: str, wanted: str) -> None:
             f"{wanted} has another {TOKENIZER} than {now}, and routers keep theirs: only weights can be reloaded",
             field="model",
         )
+    check_weights(after)
 
 
 def _check_paced(now: str, wanted: str) -> None:

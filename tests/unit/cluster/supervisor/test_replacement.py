@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from cluster.supervisor.replacement import check_replacement
 from twostroke.config import ModelConfig
@@ -19,7 +22,7 @@ def directory(path: Path, config: object = CONFIG, tokenizer: str = "{}") -> str
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
     (path / "tokenizer.json").write_text(tokenizer)
-    (path / "model.safetensors").write_bytes(b"weights")
+    save_file({"weight": np.zeros(4, np.float32)}, path / "model.safetensors")
     return str(path)
 
 
@@ -72,6 +75,13 @@ def test_a_directory_that_is_gone_or_lacks_a_file_is_not_loaded_again(tmp_path: 
         check_replacement(ModelConfig(model=base), base, "")
     with pytest.raises(ConfigError, match="is no directory here"):
         check_replacement(ModelConfig(model=base), str(tmp_path / "gone"), "")
+
+
+def test_weights_that_are_cut_short_are_refused_before_a_worker_loads_them(tmp_path: Path) -> None:
+    base, tuned = directory(tmp_path / "base"), directory(tmp_path / "tuned")
+    os.truncate(tmp_path / "tuned" / "model.safetensors", 20)
+    with pytest.raises(ConfigError, match=r"model\.safetensors"):
+        check_replacement(ModelConfig(model=base), base, tuned)
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
