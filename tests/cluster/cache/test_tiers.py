@@ -52,6 +52,11 @@ async def test_killed_workers_serve_from_the_disk_of_their_last_epoch(tmp_path: 
         await client.close()
 
 
+def brought_up(cluster: ProcessCluster, worker: str) -> float:
+    """Return how many pages a worker has read from its tiers for requests, whether they waited or ran."""
+    return sum(of_worker(cluster, worker, name) for name in ("loaded_pages_total", "prefetched_pages_total"))
+
+
 async def test_a_prompt_that_lies_on_one_disk_alone_is_asked_there(tmp_path: Path) -> None:
     cache = CacheConfig(kv_cache_memory_bytes=PAGES * 4096, disk_cache_bytes=8 << 20, disk_cache_dir=str(tmp_path))
     async with running_cluster(prefill=0, decode=2, model=PACED, cache=cache) as cluster:
@@ -74,11 +79,11 @@ async def test_a_prompt_that_lies_on_one_disk_alone_is_asked_there(tmp_path: Pat
             await client.tokens(prompt(number), **OPTIONS)
         else:
             raise AssertionError(f"the first prompt's pages are not on the disk of {home} alone: {shown}")
-        before = [await asyncio.to_thread(of_worker, cluster, each, "loaded_pages_total") for each in (home, other)]
+        before = [await asyncio.to_thread(brought_up, cluster, each) for each in (home, other)]
         cached = [
             each.usage.cached_tokens async for each in client.stream(prompt(0), **OPTIONS) if each.HasField("usage")
         ]
-        after = [await asyncio.to_thread(of_worker, cluster, each, "loaded_pages_total") for each in (home, other)]
+        after = [await asyncio.to_thread(brought_up, cluster, each) for each in (home, other)]
         assert cached == [16 * BLOCKS]
         assert [later - earlier for earlier, later in zip(before, after, strict=True)] == [BLOCKS, 0]
         assert not wanted & {block for _, block in (await on_tiers())[other]}, "fetched by the other worker"
