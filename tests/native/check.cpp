@@ -13,6 +13,7 @@
 #include "check.h"
 #include "fused.h"
 #include "linear.h"
+#include "low_rank.h"
 #include "stored.h"
 
 using namespace twostroke;
@@ -104,6 +105,16 @@ std::vector<float> product(Team *team, const Weight &w, const std::vector<uint16
     return y;
 }
 
+// The same in two halves.
+std::vector<float> finished_sums(const Weight &w, const std::vector<uint16_t> &x, int64_t stride, int64_t rows) {
+    const int64_t width = w.panels() * PANEL;
+    std::vector<float> sums(size_t(rows * width)), y(size_t(rows * w.outputs), 99.0f);
+    Prepared prepared;
+    linear(&two_threads, w.native, {x.data(), stride, rows, sums.data(), width}, Into::SUMS, prepared);
+    finish_sums(&two_threads, w.native, sums.data(), {x.data(), stride, rows, y.data(), w.outputs}, Into::FLOAT32);
+    return y;
+}
+
 double activated(double x, Activation activation) {
     switch (activation) {
         case SILU: return x / (1 + std::exp(-x));
@@ -139,6 +150,43 @@ void check_product(int64_t outputs, int64_t inputs, bool is_int8, bool is_gated,
         is_independent = is_independent && std::equal(some.begin(), some.end(), alone.begin() + first * outputs);
     }
     expect(is_exact, what + ": not what loops give");
+    expect(is_independent, what + ": a row depends on its neighbours or on the threads");
+    expect(finished_sums(w, x, stride, most) == alone, what + ": in two halves it has other bits");
+}
+
+// What an adapter adds to every second row of a product whose outputs lie in groups of 16, `step` columns apart.
+void check_low_rank(int64_t rank, int64_t inputs, int64_t outputs, int64_t step) {
+    const int64_t count = 9, first = 3, stride = first + (outputs + 15) / 16 * step;
+    const auto a = numbers(rank * inputs), b = numbers(rank * outputs), x = numbers(count * inputs);
+    AdapterLayer layers[2] = {};
+    layers[1].up = {a.data(), b.data(), rank, inputs, outputs, 0.5f, 0.0f};
+    std::vector<RowAdapter> of_row;
+    for (int64_t r = 0; r < count; r++) of_row.push_back(r % 2 ? layers : nullptr);
+    auto added = [&](Team *team, int64_t from, int64_t rows) {
+        std::vector<float> y(size_t(rows * stride), 1.0f);
+        add_low_rank(team, of_row.data() + from, 1, {{&AdapterLayer::up, first, step}, {&AdapterLayer::q, 0, step}},
+                     {x.data() + from * inputs, inputs, rows, y.data(), stride}, Into::ADD);
+        return y;
+    };
+    const auto all = added(&two_threads, 0, count);
+    std::vector<double> truth(all.size(), 1.0);
+    for (int64_t r = 1; r < count; r += 2)
+        for (int64_t k = 0; k < rank; k++) {
+            double t = 0;
+            for (int64_t i = 0; i < inputs; i++)
+                t += double(as_float(a[size_t(k * inputs + i)])) * double(as_float(x[size_t(r * inputs + i)]));
+            for (int64_t o = 0; o < outputs; o++)
+                truth[size_t(r * stride + first + o / 16 * step + o % 16)] += t / 2 * as_float(b[size_t(k * outputs + o)]);
+        }
+    bool is_exact = true, is_independent = true;
+    for (size_t i = 0; i < all.size(); i++)
+        is_exact = is_exact && is_close(all[i], truth[i], 1e-5, 1e-5 * double(inputs * rank));
+    for (int64_t r = 0; r < count; r++) {
+        const auto alone = added(nullptr, r, 1);
+        is_independent = is_independent && std::equal(alone.begin(), alone.end(), all.begin() + r * stride);
+    }
+    const std::string what = "an adapter of rank " + std::to_string(rank) + " for " + std::to_string(inputs) + " inputs";
+    expect(is_exact, what + ": not what loops add");
     expect(is_independent, what + ": a row depends on its neighbours or on the threads");
 }
 
@@ -259,6 +307,11 @@ int main() {
         for (bool is_gated : {false, true}) check_product(outputs, inputs, true, is_gated, is_gated ? SILU : NONE);
     for (bool is_int8 : {false, true})
         for (bool is_gated : {false, true}) check_groups(is_int8, is_gated);
+    for (int64_t step : {16, 32}) {
+        check_low_rank(1, 1, 1, step);
+        check_low_rank(7, 70, 37, step);
+        check_low_rank(16, 128, 64, step);
+    }
     for (int64_t width : {1, 16, 96, 100, 576}) check_norms(width);
     for (const Layout &layout : {Layout{4, 0, 32, 8, Scales::FLOAT32, Mins::NONE}, Layout{4, 1, 32, 12, Scales::FLOAT32, Mins::NONE},
                                  Layout{5, 0, 64, 16, Scales::FLOAT32, Mins::NONE}, Layout{6, 0, 16, 32, Scales::FLOAT32, Mins::NONE},

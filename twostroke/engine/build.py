@@ -221,7 +221,14 @@ def _build_on_cpu(
     in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads)
     weights = _weights_use(config, spec, model_dir, is_packed=built.runner.has_packed_weights)
     model = replace(facts, fingerprint=fingerprint, conversion=conversion)
-    return replace(built, model=model, kernels=in_use, weights=weights, expert_load=built.runner.expert_load)
+    return replace(
+        built,
+        model=model,
+        kernels=in_use,
+        weights=weights,
+        expert_load=built.runner.expert_load,
+        adapters=built.runner.adapters,
+    )
 
 
 def _weights_use(config: WorkerConfig, spec: ModelSpec, model_dir: Path, *, is_packed: bool) -> MemoryUse:

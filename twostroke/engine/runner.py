@@ -13,13 +13,16 @@ from twostroke.config import ModelConfig
 from twostroke.engine.borrowing import Borrowing, StepKind
 from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import NATIVE, STEADY, TORCH, check_deterministic
+from twostroke.engine.model_adapters import ModelAdapters
 from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.linear import Linears, TorchLinears
 from twostroke.kernels.parted_pool import AnyPool
+from twostroke.kernels.steady import SteadyLinears
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.choice import load_model
@@ -78,6 +81,10 @@ class ModelRunner:
                 with_head=with_head,
                 is_deterministic=model.deterministic,
             )
+            linears: Linears | None = SteadyLinears() if model.deterministic else TorchLinears()
+            if isinstance(self._model, NativeTransformer):
+                linears = None
+            self.adapters = ModelAdapters(model_dir, spec, kind, linears=linears)
             self.determinism = STEADY if model.deterministic else TORCH
             if isinstance(self._model, NativeTransformer):  # whose threads are the team's
                 torch.set_num_threads(1)
@@ -164,6 +171,7 @@ class ModelRunner:
             cosines=self._cosines[positions],
             sines=self._sines[positions],
             released=batch.released,
+            adapters=self.adapters.of(batch.adapters),
             kernels=KernelRecords() if self._profiler.is_on else None,
         )
         rows = [ragged.query_starts[row.row + 1] - 1 for row in batch.samples]

@@ -7,7 +7,7 @@ layer it stores keys and values into pages and attends to them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -35,6 +35,8 @@ class RaggedBatch:
     """Pages whose unfinished blocks are finished, or given up, since the step before."""
     exact_slots: torch.Tensor | None = None
     """int64 [T]: exact page * block + offset, on devices, in forms whose scales span a block."""
+    adapters: tuple[Any, ...] = ()
+    """[S] the adapter of each sequence, or None, in the model's own form; empty where none has one."""
     kernels: KernelRecords | None = None
     """Native kernels are recorded here while somebody profiles."""
 

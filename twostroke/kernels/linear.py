@@ -26,6 +26,21 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
+Adjust = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Changes rows of a product y of x, and returns y."""
+
+
+def unchanged(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y
+
+
+class ActivatedProduct(Protocol):
+    """The activation of x W^T + b."""
+
+    def __call__(self, x: torch.Tensor, adjust: Adjust = unchanged) -> torch.Tensor:
+        """`adjust` changes rows of the product before the activation."""
+
+
 class Linears(Protocol):
     """Makes the products of a model in the form that its kernels want."""
 
@@ -35,7 +50,7 @@ class Linears(Protocol):
     def exact(self, weight: torch.Tensor) -> Linear:
         """For a router's `weight`, which is never rounded: y is float32, and so are the sums."""
 
-    def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> Linear:
+    def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> ActivatedProduct:
         """The activation of x W^T + b. Where it is gated, y has half as many columns."""
 
 
@@ -48,7 +63,7 @@ class TorchLinears:
     def exact(self, weight: torch.Tensor) -> Linear:
         return ExactLinear(make_linear(weight.float()))
 
-    def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> Linear:
+    def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> ActivatedProduct:
         return ActivatedLinear(make_linear(plain(weight), bias), activation)
 
 
@@ -67,8 +82,8 @@ class ActivatedLinear:
         self._product = product
         self._activation = activation
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return activated(self._product(x), self._activation)
+    def __call__(self, x: torch.Tensor, adjust: Adjust = unchanged) -> torch.Tensor:
+        return activated(adjust(x, self._product(x)), self._activation)
 
 
 def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:

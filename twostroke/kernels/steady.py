@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.activation import Activation
-from twostroke.kernels.linear import ExactLinear, Linear, activated, make_linear
+from twostroke.kernels.linear import Adjust, ExactLinear, Linear, activated, make_linear, unchanged
 from twostroke.kernels.stored import Weight, plain
 
 SIZES: Final = (4, 16, 64)
@@ -51,8 +51,8 @@ class SteadyActivated:
         self._activation = activation
         self._rows = max(1, (UNDIVIDED - 1) // outputs)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = self._product(x)
+    def __call__(self, x: torch.Tensor, adjust: Adjust = unchanged) -> torch.Tensor:
+        y = adjust(x, self._product(x))
         firsts = range(0, len(y), self._rows)
         parts = [activated(y[first : first + self._rows], self._activation) for first in firsts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)

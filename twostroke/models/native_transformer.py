@@ -9,7 +9,7 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.forward import ForwardExperts, ForwardLayer, ForwardModel, ForwardNorm, NativeForward
 from twostroke.kernels.cpu.linear import PanelLinear
-from twostroke.kernels.linear import Linear
+from twostroke.kernels.linear import ActivatedProduct, Linear
 from twostroke.models.mixture import counters
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.products import Experts, LayerWeights, ModelWeights
@@ -46,7 +46,12 @@ class NativeTransformer:
         self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
     ) -> torch.Tensor | None:
         step = self._backend.begin(batch)
-        return self._forward(tokens.int(), step.address, sample_rows, batch.kernels)
+        adapters = None
+        if any(batch.adapters):
+            addresses = torch.tensor([0 if adapter is None else adapter.address for adapter in batch.adapters])
+            counts = torch.tensor(batch.query_starts).diff()
+            adapters = addresses.repeat_interleave(counts)
+        return self._forward(tokens.int(), step.address, sample_rows, batch.kernels, adapters)
 
 
 def _layer(layer: LayerWeights, experts: ForwardExperts | None) -> ForwardLayer:
@@ -80,6 +85,6 @@ def _norm(norm: NormWeights) -> ForwardNorm:
     return ForwardNorm(norm.weight, norm.bias)
 
 
-def _packed(linear: Linear) -> PanelLinear:
+def _packed(linear: Linear | ActivatedProduct) -> PanelLinear:
     assert isinstance(linear, PanelLinear), "the native forward pass takes packed weights"
     return linear

@@ -8,6 +8,7 @@ A layer with experts has a mixture of such MLPs.
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from twostroke.kernels import reference
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
+from twostroke.models.adapters.products import StepAdapters, adapters_of_rows
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.mixture import counters, mixture
 from twostroke.models.spec import ModelSpec
@@ -51,17 +53,18 @@ class Transformer:
     def forward(
         self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
     ) -> torch.Tensor | None:
-        step = self._backend.begin(batch)
+        step, adapters = self._backend.begin(batch), step_adapters(batch)
         x = self._embedded(tokens, batch.positions)
         last = len(self._weights.layers) - 1
         for index, layer in enumerate(self._weights.layers):
-            q = self._store(index, layer, x, step)
+            q = self._store(index, layer, x, step, adapters)
             if index == last and sample_rows is None:
                 return None
             attended = step.attend(index, q)
             if index == last:
                 x, attended = x[sample_rows], attended[sample_rows]
-            x = self._finish(index, layer, x, attended)
+                adapters = None if adapters is None or sample_rows is None else adapters.pruned(sample_rows)
+            x = self._finish(index, layer, x, attended, adapters)
         assert self._weights.head is not None, "sampling on a worker without a head"
         return reference.capped(self._weights.head(self._norm(x, self._weights.norm)), self._spec.final_softcap)
 
@@ -73,30 +76,36 @@ class Transformer:
             x = x * torch.tensor(self._spec.embedding_scale, dtype=x.dtype, device=x.device)
         return x if self._weights.positions is None else x + self._weights.positions[positions]
 
-    def _store(self, index: int, layer: LayerWeights, x: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+    def _store(
+        self, index: int, layer: LayerWeights, x: torch.Tensor, step: AttentionStep, adapters: StepAdapters | None
+    ) -> torch.Tensor:
         """Queries of this layer, rotated; keys and values are in their pages."""
         spec = self._spec
-        qkv = layer.qkv(self._norm(x, layer.attention_norm)).view(len(x), -1, spec.head_dim)
+        normed = self._norm(x, layer.attention_norm)
+        qkv = _with(adapters, index, "qkv", normed, layer.qkv(normed)).view(len(x), -1, spec.head_dim)
         q, k, v = torch.split(qkv, self._qkv_heads, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._rms_norm(q, layer.q_norm), self._rms_norm(k, layer.k_norm)
         return step.store(index, q, k, v)
 
-    def _finish(self, index: int, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        attention = layer.attention_output(attended)
+    def _finish(
+        self, index: int, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor, adapters: StepAdapters | None
+    ) -> torch.Tensor:
+        attention = _with(adapters, index, "output", attended, layer.attention_output(attended))
         if layer.attention_output_norm is not None:
             attention = self._norm(attention, layer.attention_output_norm)
         if self._spec.is_parallel:
-            return self._mlp(index, layer, x) + attention + x
+            return self._mlp(index, layer, x, adapters) + attention + x
         x = x + attention
-        return x + self._mlp(index, layer, x)
+        return x + self._mlp(index, layer, x, adapters)
 
-    def _mlp(self, index: int, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+    def _mlp(self, index: int, layer: LayerWeights, x: torch.Tensor, adapters: StepAdapters | None) -> torch.Tensor:
         normed, experts = self._norm(x, layer.mlp_norm), self._spec.experts_of(index)
         if experts is not None and layer.experts is not None:
             return mixture(normed, layer.experts, layer.mlp, experts, self._expert_tokens[index])
         assert layer.mlp is not None, "a dense layer has an MLP"
-        y = layer.mlp.down(layer.mlp.inner(normed))
+        inner = layer.mlp.inner(normed, functools.partial(_with, adapters, index, "gate_up"))
+        y = _with(adapters, index, "down", inner, layer.mlp.down(inner))
         return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
 
     def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
@@ -108,3 +117,15 @@ class Transformer:
         """In the dtype of the weight; the result is in that of x."""
         wide = x.to(weight.dtype)
         return functional.rms_norm(wide, weight.shape, weight, self._spec.norm_epsilon).to(x.dtype)
+
+
+def step_adapters(batch: RaggedBatch) -> StepAdapters | None:
+    """The adapters of a step's rows; None where no row has one."""
+    if not any(batch.adapters):
+        return None
+    return StepAdapters(adapters_of_rows(batch.adapters, batch.query_starts), batch.positions.device)
+
+
+def _with(adapters: StepAdapters | None, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A product y of x with what the adapters of its rows add."""
+    return y if adapters is None else adapters.add(layer, stack, x, y)

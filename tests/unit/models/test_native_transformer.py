@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,7 @@ class Served:
         starts: list[int],
         sampled: list[int] | None,
         records: KernelRecords | None = None,
+        adapters: tuple[Any, ...] = (),
     ) -> torch.Tensor | None:
         """Return the logits of one step that computes each sequence from its start on."""
         positions = [torch.arange(start, len(s)) for s, start in zip(sequences, starts, strict=True)]
@@ -73,6 +75,7 @@ class Served:
             cosines=cosines[at],
             sines=sines[at],
             kernels=records,
+            adapters=adapters,
         )
         tokens = torch.cat([s[start:] for s, start in zip(sequences, starts, strict=True)]).int()
         return self.model.forward(tokens, batch, None if sampled is None else torch.tensor(sampled))

@@ -95,6 +95,7 @@ class NativeCall(ctypes.Structure):
         ("logits", _POINTER),
         ("steps", _POINTER),
         ("kernels", _POINTER),
+        ("adapters", _POINTER),
     )
 
 
@@ -194,15 +195,22 @@ class NativeForward:
         weakref.finalize(self, kernels.function("twostroke_forward_free", (_POINTER,)), self._address)
 
     def __call__(
-        self, tokens: torch.Tensor, steps: int, sampled: torch.Tensor | None, kernels: KernelRecords | None = None
+        self,
+        tokens: torch.Tensor,
+        steps: int,
+        sampled: torch.Tensor | None,
+        kernels: KernelRecords | None = None,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """float32 logits [len(sampled), vocab] of those rows; None for `sampled` ends with the last layer's KV.
 
-        `steps` is the address of the attention's steps. Each kernel is recorded in `kernels`.
+        `steps` is the address of the attention's steps. Each kernel is recorded in `kernels`. `adapters`: int64
+        [tokens], the address of each row's `NativeAdapter`, 0 for none.
         """
         assert tokens.dtype == torch.int32, "the kernel walks these by index"
         call = NativeCall(tokens=tokens.data_ptr(), rows=len(tokens), steps=steps)
         call.kernels = None if kernels is None else ctypes.addressof(kernels)
+        call.adapters = None if adapters is None else adapters.data_ptr()
         logits = None
         if sampled is not None:
             assert self._head is not None, "sampling on a worker without a head"

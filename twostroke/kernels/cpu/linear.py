@@ -17,6 +17,7 @@ from twostroke.kernels.cpu.packing import GROUP, PANEL, is_quantised
 from twostroke.kernels.cpu.stored_packing import PackedMatrix, ordered
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.layout import MINS, SCALES, Layout
+from twostroke.kernels.linear import Adjust, unchanged
 from twostroke.kernels.stored import Matrix, StoredMatrix, Weight, can_stack, stacked
 
 BFLOAT16, INT8, CODES, FP8 = 0, 1, 2, 3
@@ -93,7 +94,9 @@ class PanelLinear:
         self._keep = keep
         """The tensors that `native` points into."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adjust: Adjust = unchanged) -> torch.Tensor:
+        """The native forward pass adjusts rows by itself."""
+        assert adjust is unchanged
         assert x.dtype == SERVED, "these kernels are for bfloat16"
         short = self.native.inputs - x.shape[1]
         if short:

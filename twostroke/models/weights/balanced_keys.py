@@ -29,12 +29,20 @@ def balanced(source: WeightSource, spec: ModelSpec, whole: WeightSource | None =
     """
     if not spec.has_key_bias:
         return source
+    factors = row_factors(source if whole is None else whole, spec)
+    names = {key: f"model.layers.{key[0]}.self_attn.{key[1]}" for key in factors}
+    return _ScaledRows(source, {names[key]: each for key, each in factors.items()})
+
+
+def row_factors(source: WeightSource, spec: ModelSpec) -> dict[tuple[int, str], torch.Tensor]:
+    """Return the factors of rows by layer and projection; none where keys have no bias. Raises what the source does."""
+    if not spec.has_key_bias:
+        return {}
     factors, groups = {}, spec.heads // spec.kv_heads
-    for layer, divisors in enumerate(_divisors(source if whole is None else whole, spec)):
-        prefix = f"model.layers.{layer}.self_attn"
-        factors[f"{prefix}.q_proj"] = divisors.repeat_interleave(groups, dim=0).flatten()
-        factors[f"{prefix}.k_proj"] = 1 / divisors.flatten()
-    return _ScaledRows(source, factors)
+    for layer, divisors in enumerate(_divisors(source, spec)):
+        factors[layer, "q_proj"] = divisors.repeat_interleave(groups, dim=0).flatten()
+        factors[layer, "k_proj"] = 1 / divisors.flatten()
+    return factors
 
 
 @dataclass(frozen=True, slots=True)

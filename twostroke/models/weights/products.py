@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from twostroke.kernels.activation import Activation
-from twostroke.kernels.linear import Linear, Linears, TorchLinears
+from twostroke.kernels.linear import ActivatedProduct, Linear, Linears, TorchLinears
 from twostroke.kernels.stored import StoredMatrix
 from twostroke.models.families.table import named
 from twostroke.models.spec import ModelSpec
@@ -28,7 +28,7 @@ from twostroke.models.weights.tensors import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mlp:
-    inner: Linear
+    inner: ActivatedProduct
     """hidden -> what the activation leaves"""
     down: Linear
 

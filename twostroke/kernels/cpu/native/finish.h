@@ -32,6 +32,11 @@ void with_activation(int32_t activation, F f) {
 template <class Activate>
 void finish(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int64_t count, Into into,
             const float *sums, Activate activate) {
+    if (into == Into::SUMS) {
+        for (int64_t r = 0; r < count; r++)
+            std::copy_n(sums + r * PANEL, PANEL, (float *)rows.y + (first + r) * rows.y_stride + panel * PANEL);
+        return;
+    }
     const int64_t width = w.is_gated ? PANEL / 2 : PANEL, output = panel * width;
     for (int64_t at = 0; at < width; at += simd::W) {
         auto with_bias = [&](int64_t r, int64_t column) {
@@ -62,11 +67,6 @@ inline int64_t panels_of_task(const Linear &w, int64_t rows, int64_t panels) {
     constexpr int64_t TASKS = 8;             // of a kernel, at least, where it has so many panels
     const int64_t products = PANEL * w.inputs * (rows + ROWS_OF_READING);
     return std::max<int64_t>(1, std::min(TASK_PRODUCTS / products, panels / TASKS));
-}
-
-inline int64_t panels_of(const Linear &w) {
-    const int64_t width = w.is_gated ? PANEL / 2 : PANEL;
-    return (w.outputs + width - 1) / width;
 }
 
 }  // namespace twostroke

@@ -8,6 +8,7 @@
 #include "experts.h"
 #include "fused.h"
 #include "linear.h"
+#include "low_rank.h"
 #include "profile.h"
 #include "stored.h"
 
@@ -16,6 +17,8 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
+#include <vector>
 
 namespace twostroke {
 
@@ -80,6 +83,7 @@ struct Call {
     float *logits;           // [samples, vocab]
     const AttentionStep *steps;  // of each part of the layers
     KernelRecords *kernels;  // null while nobody profiles
+    const RowAdapter *adapters;  // of each row; null where no row has one
 };
 
 template <class T>
@@ -101,6 +105,7 @@ class Forward {
         rows_ = call.rows;
         kernels_ = call.kernels;
         layer_ = 0;
+        adapters_.assign(call.adapters, call.adapters ? call.adapters + rows_ : nullptr);
         profiled(team, KernelKind::EMBEDDING, work_of_rows(rows_, model_.hidden), [&] {
             float *x = x_.rows(rows_, model_.hidden);
             embed(call, x);
@@ -157,8 +162,11 @@ class Forward {
         const Layer &layer = model_.layers[index];
         const int64_t dim = model_.head_dim, stride = qkv_stride();
         uint16_t *q = qkv_.rows(rows_, stride), *k = q + model_.heads * dim, *v = k + model_.kv_heads * dim;
-        multiply(team, KernelKind::QKV, layer.qkv, normed(team, layer.attention_norm, layer.qkv, q, stride),
-                 Into::BFLOAT16);
+        const Rows rows = normed(team, layer.attention_norm, layer.qkv, q, stride);
+        multiply(team, KernelKind::QKV, layer.qkv, rows, Into::BFLOAT16);
+        adapt(team, {{&AdapterLayer::q, 0, SIDE_BY_SIDE},
+                     {&AdapterLayer::k, k - q, SIDE_BY_SIDE},
+                     {&AdapterLayer::v, v - q, SIDE_BY_SIDE}}, rows, Into::BFLOAT16);
         if (layer.q_norm) {
             profiled(team, KernelKind::HEAD_NORM, work_of_rows(rows_, (model_.heads + model_.kv_heads) * dim), [&] {
                 head_norm(team, q, rows_, stride, model_.heads, dim, layer.q_norm, model_.epsilon);
@@ -182,7 +190,15 @@ class Forward {
     void prune(const int64_t *sampled, int64_t count) {
         pick(x_, rows_, sampled, count, model_.hidden);
         pick(attended_, rows_, sampled, count, attended_stride());
+        std::vector<RowAdapter> kept;
+        for (int64_t r = 0; r < count && !adapters_.empty(); r++) kept.push_back(adapters_[size_t(sampled[r])]);
+        adapters_ = std::move(kept);
         rows_ = count;
+    }
+
+    // What the adapters of rows add to parts of this layer's product, whose rows are those of `into`.
+    void adapt(Team *team, std::initializer_list<AddedPart> parts, const Rows &rows, Into into) {
+        if (!adapters_.empty()) add_low_rank(team, adapters_.data(), layer_, parts, rows, into);
     }
 
     // From what was attended to the end of the layer.
@@ -190,18 +206,30 @@ class Forward {
         const Layer &layer = model_.layers[index];
         const Rows attended{attended_.rows(rows_, attended_stride()), attended_stride(), rows_, nullptr, 0};
         if (model_.is_parallel) begin_mlp(team, layer);
-        add(team, KernelKind::OUTPUT, layer.output, attended, layer.output_norm);
+        add(team, KernelKind::OUTPUT, layer.output, attended, layer.output_norm, &AdapterLayer::output);
         if (layer.experts) return add_experts(team, layer, *layer.experts);
         if (!model_.is_parallel) begin_mlp(team, layer);
         const int64_t inputs = layer.down.inputs;
         add(team, KernelKind::DOWN, layer.down, {inner_.rows(rows_, inputs), inputs, rows_, nullptr, 0},
-            layer.down_norm);
+            layer.down_norm, &AdapterLayer::down);
     }
 
     void begin_mlp(Team *team, const Layer &layer) {
         uint16_t *inner = inner_.rows(rows_, layer.down.inputs);
-        multiply(team, KernelKind::GATED, layer.inner, normed(team, layer.mlp_norm, layer.inner, inner, layer.down.inputs),
-                 Into::BFLOAT16);
+        const Rows rows = normed(team, layer.mlp_norm, layer.inner, inner, layer.down.inputs);
+        if (adapters_.empty()) return multiply(team, KernelKind::GATED, layer.inner, rows, Into::BFLOAT16);
+        adapt_gated(team, layer.inner, rows);
+    }
+
+    // Gates and values, with what adapters add to them before one lets the other through.
+    void adapt_gated(Team *team, const Linear &w, const Rows &rows) {
+        const int64_t stride = panels_of(w) * PANEL;
+        Rows sums = rows;
+        sums.y = sums_.rows(rows_, stride);
+        sums.y_stride = stride;
+        multiply(team, KernelKind::GATED, w, sums, Into::SUMS);
+        adapt(team, {{&AdapterLayer::gate, 0, PANEL}, {&AdapterLayer::up, PANEL / 2, PANEL}}, sums, Into::ADD);
+        finish_sums(team, w, (const float *)sums.y, rows, Into::BFLOAT16);
     }
 
     // What each row's experts make of it, added to the residual stream.
@@ -243,12 +271,13 @@ class Forward {
         return answers;
     }
 
-    // A product's rows, normalised if there is a norm, added to the residual stream.
-    void add(Team *team, KernelKind kind, const Linear &w, Rows rows, const float *norm) {
+    // A product's rows and what adapters add to them, normalised if there is a norm, added to the residual stream.
+    void add(Team *team, KernelKind kind, const Linear &w, Rows rows, const float *norm, LowRank AdapterLayer::*part) {
         float *x = x_.rows(rows_, model_.hidden);
         rows.y = norm ? added_.rows(rows_, model_.hidden) : x;
         rows.y_stride = model_.hidden;
         multiply(team, kind, w, rows, norm ? Into::FLOAT32 : Into::ADD);
+        adapt(team, {{part, 0, SIDE_BY_SIDE}}, rows, Into::ADD);
         if (!norm) return;
         profiled(team, KernelKind::NORM, work_of_rows(rows_, model_.hidden), [&] {
             add_norm(team, (const float *)rows.y, rows_, model_.hidden, {norm, nullptr}, model_.epsilon, x);
@@ -259,10 +288,11 @@ class Forward {
     int64_t rows_ = 0;
     int32_t layer_ = 0;
     KernelRecords *kernels_ = nullptr;
-    Buffer<float> x_, added_, logits_, answers_;
+    Buffer<float> x_, added_, logits_, answers_, sums_;
     Buffer<uint16_t> normed_, qkv_, attended_, inner_, shared_inner_, grouped_, expert_inner_;
     Prepared prepared_;
     Routing routing_;
+    std::vector<RowAdapter> adapters_;  // of each row; empty where no row has one
 };
 
 }  // namespace twostroke

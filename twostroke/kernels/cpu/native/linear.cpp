@@ -132,6 +132,16 @@ void linear(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &
     linear(team, *w.next, rest, into, prepared);
 }
 
+void finish_sums(Team *team, const Linear &w, const float *sums, const Rows &rows, Into into) {
+    const int64_t panels = panels_of(w), width = panels * PANEL;
+    run_tasks(team, size_t((rows.count + 3) / 4), [&](size_t task, size_t, bool) {
+        const int64_t end = std::min(rows.count, int64_t(task) * 4 + 4);
+        for (int64_t r = int64_t(task) * 4; r < end; r++)
+            for (int64_t panel = 0; panel < panels; panel++)
+                finish_activated(w, panel, rows, r, 1, into, sums + r * width + panel * PANEL);
+    });
+}
+
 void linear(Team *team, const std::vector<RowGroup> &groups, const Rows &rows, Into into, Prepared &prepared) {
     if (!are_alike(groups)) {
         for (const RowGroup &group : groups) linear(team, *group.w, rows_of(group, rows, into), into, prepared);

@@ -75,11 +75,19 @@ struct Linear {
     Layout layout;         // CODES and FP8
 };
 
+// The number of panels of a product.
+inline int64_t panels_of(const Linear &w) {
+    const int64_t width = w.is_gated ? PANEL / 2 : PANEL;
+    return (w.outputs + width - 1) / width;
+}
+
 // What becomes of a sum.
 enum class Into : int32_t {
     BFLOAT16 = 0,  // rounded into y
     FLOAT32 = 1,   // written into y
     ADD = 2,       // added to y, float32
+    SUMS = 3,      // written into y, float32, as they lie in panels: [panels * 32], before factors, bias and gates.
+                   // For products without `next`.
 };
 
 struct Rows {
@@ -106,6 +114,9 @@ struct Pass {
 
 // Where it is gated, y is activation(gate) * value, of the sums.
 void linear(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &prepared);
+
+// From Into::SUMS [rows.count][panels * 32] to where `linear` would have put them: `linear` in two halves, to the bit.
+void finish_sums(Team *team, const Linear &w, const float *sums, const Rows &rows, Into into);
 
 // Rows first .. end - 1 of a product, and the weights that they are multiplied with.
 struct RowGroup {

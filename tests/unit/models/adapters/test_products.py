@@ -1,0 +1,162 @@
+"""An adapter beside its model gives what the model with merged weights gives, and nobody else's rows change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from tests.lora import random_tensors, write_adapter
+from tests.unit.models.family_configs import CONFIGS
+from tests.unit.models.test_native_transformer import BLOCK, PAGES, Served, logits_of, native, plain, prompt
+from tests.unit.models.test_registry import SIZES, saved
+from tests.unit.models.weights.stored.coded_models import FORMATS, quantised
+from twostroke.engine.model_adapters import ModelAdapters
+from twostroke.errors import ConfigError, UnsupportedFeature
+from twostroke.kernels.choice import choose_attention
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.linear import TorchLinears
+from twostroke.kernels.page_pool import PagePool
+from twostroke.kernels.steady import SteadyLinears
+from twostroke.models.adapters.peft import Adapter, read_adapter
+from twostroke.models.adapters.shapes import ProjectionShapes
+from twostroke.models.choice import load_model
+from twostroke.models.registry import read_spec
+
+MODELS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SIZES),
+    "llama biased": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+}
+"""The keys of Qwen2 have a bias: rows of its projections are balanced, and so must be those of its adapters."""
+SOME = ["q_proj", "v_proj"]
+
+
+def an_adapter(directory: Path, seed: int = 0, **options: Any) -> Adapter:
+    shapes = ProjectionShapes.of(read_spec(directory))
+    folder = directory / f"adapter{seed}"
+    return read_adapter(write_adapter(folder, random_tensors(shapes, seed=seed, **options), lora_alpha=8))
+
+
+def merged(directory: Path, adapter: Adapter, to: Path) -> Path:
+    """The directory of the model with the adapter worked into its weights, by transformers' own names."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    for (layer, name), part in adapter.parts.items():
+        place = "self_attn" if name[0] in "qkvo" else "mlp"
+        weight = model.get_submodule(f"model.layers.{layer}.{place}.{name}").weight
+        weight.data += adapter.scale * torch.from_numpy(part.b) @ torch.from_numpy(part.a)
+    model.save_pretrained(to)
+    return to
+
+
+def logits_with(served: Served, tokens: torch.Tensor, adapter: Any) -> torch.Tensor:
+    logits = served.logits([tokens], [0], list(range(len(tokens))), adapters=(adapter,))
+    assert logits is not None
+    return logits.float()
+
+
+def slots(directory: Path, dtype: torch.dtype, linears: Any) -> ModelAdapters:
+    return ModelAdapters(directory, read_spec(directory), dtype, linears=linears)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("projections", [None, SOME], ids=["all", "some"])
+def test_in_float32_the_logits_are_those_of_merged_weights(
+    name: str, projections: list[str] | None, tmp_path: Path
+) -> None:
+    saved(MODELS[name], tmp_path / "base")
+    adapter = an_adapter(tmp_path / "base", **({} if projections is None else {"projections": projections}))
+    expected = logits_of(plain(merged(tmp_path / "base", adapter, tmp_path / "merged"), torch.float32), prompt(37))
+    served = plain(tmp_path / "base", torch.float32)
+    prepared = slots(tmp_path / "base", torch.float32, TorchLinears()).prepare(adapter)
+    got = logits_with(served, prompt(37), prepared)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+    assert not torch.allclose(got, logits_of(served, prompt(37)), atol=1e-2), "the adapter changes something"
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("is_int8", [False, True], ids=["bfloat16", "int8"])
+def test_natively_the_logits_are_near_those_of_merged_weights(
+    name: str, is_int8: bool, tmp_path: Path, kernels: Kernels
+) -> None:
+    saved(MODELS[name], tmp_path / "base")
+    adapter = an_adapter(tmp_path / "base")
+    folder = merged(tmp_path / "base", adapter, tmp_path / "merged")
+    truth = logits_of(plain(folder, torch.float32), prompt(37))
+    usual = (logits_of(native(folder, kernels, is_int8=is_int8), prompt(37)) - truth).abs()
+    prepared = slots(tmp_path / "base", torch.bfloat16, None).prepare(adapter)
+    ours = (logits_with(native(tmp_path / "base", kernels, is_int8=is_int8), prompt(37), prepared) - truth).abs()
+    assert ours.mean() < 1.3 * usual.mean(), "as near as the merged model in the same number format"
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("engine", ["native", "steady"])
+def test_rows_depend_on_their_own_adapter_alone(name: str, engine: str, tmp_path: Path, kernels: Kernels) -> None:
+    saved(MODELS[name], tmp_path)
+    served, prepared = _engine(engine, tmp_path, kernels)
+    sequences = [prompt(length, seed=length) for length in (30, 3, 17, 9)]
+    adapters = (prepared[0], None, prepared[1], prepared[0])
+    alone = [
+        (logits_of(served, tokens) if adapter is None else logits_with(served, tokens, adapter))[-1]
+        for tokens, adapter in zip(sequences, adapters, strict=True)
+    ]
+    done = [29, 1, 16, 4]
+    begun = [tokens[:count] for tokens, count in zip(sequences, done, strict=True)]
+    assert served.logits(begun, [0] * 4, None, adapters=adapters) is None
+    ends = torch.tensor([len(tokens) - count for tokens, count in zip(sequences, done, strict=True)]).cumsum(0) - 1
+    order = [2, 0, 3, 1]
+    together = served.logits(sequences, done, ends[order].tolist(), adapters=adapters)
+    assert together is not None
+    for row, sequence in enumerate(order):
+        assert torch.equal(together[row].float(), alone[sequence]), sequence
+
+
+def _engine(engine: str, directory: Path, kernels: Kernels) -> tuple[Served, list[Any]]:
+    if engine == "native":
+        served, own = native(directory, kernels), slots(directory, torch.bfloat16, None)
+    else:
+        served, own = _steady(directory), slots(directory, torch.float32, SteadyLinears())
+    return served, [own.prepare(an_adapter(directory, seed, projections=kept)) for seed, kept in enumerate(KEPT)]
+
+
+KEPT = (["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], SOME)
+
+
+def _steady(directory: Path) -> Served:
+    spec = read_spec(directory)
+    pool = PagePool.empty(PAGES, "float32", spec.page_shape(BLOCK))
+    backend = choose_attention(
+        pool, heads=spec.heads, rules=spec.rules, kernels=None, dtype=torch.float32, is_deterministic=True
+    )
+    model = load_model(
+        directory, spec, backend, None, dtype=torch.float32, is_int8=False, with_head=True, is_deterministic=True
+    )
+    return Served(spec, model)
+
+
+def test_an_adapter_of_other_shapes_is_refused(tmp_path: Path) -> None:
+    saved(MODELS["llama"], tmp_path / "base")
+    folder = write_adapter(tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"layers\.0\.down_proj is adapted from 12 to 8"):
+        slots(tmp_path / "base", torch.float32, TorchLinears()).prepare(read_adapter(folder))
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "gemma2", "gpt2"])
+def test_families_whose_adapters_are_not_computed_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    saved(CONFIGS[name], tmp_path / "base")
+    adapter = read_adapter(write_adapter(tmp_path / "adapter"))
+    with pytest.raises(UnsupportedFeature, match=f"adapters of {read_spec(tmp_path / 'base').architecture}"):
+        slots(tmp_path / "base", torch.float32, TorchLinears()).prepare(adapter)
+
+
+def test_weights_that_files_hold_quantised_are_refused(tmp_path: Path) -> None:
+    saved(MODELS["llama"], tmp_path / "base")
+    adapter = an_adapter(tmp_path / "base")
+    slots(tmp_path / "base", torch.float32, TorchLinears()).prepare(adapter)
+    quantised(tmp_path / "base", FORMATS["FP8 per channel"])
+    with pytest.raises(UnsupportedFeature, match="quantised"):
+        slots(tmp_path / "base", torch.float32, TorchLinears()).prepare(adapter)

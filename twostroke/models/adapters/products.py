@@ -1,0 +1,113 @@
+"""What adapters add to a model's products in torch, row by row: y += (x A^T) B^T * scale.
+
+The model's own products are not touched, so that rows without an adapter keep their bits. An adapter's products are
+made as the model's are, and see the rows of that adapter alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from twostroke.kernels.linear import Linear, Linears
+from twostroke.models.adapters.peft import Adapter
+from twostroke.models.adapters.shapes import ProjectionShapes
+
+STACKED: Final[Mapping[str, tuple[str, ...]]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "output": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+"""Projections whose outputs lie side by side in one product of the model, in this order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AddedProduct:
+    first: int
+    """Column of the model's product at which it begins."""
+    shrink: Linear
+    expand: Linear
+    """Scaled."""
+
+
+class TorchAdapter:
+    """The products of one adapter."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        shapes: ProjectionShapes,
+        linears: Linears,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        row_factors: Mapping[tuple[int, str], torch.Tensor] | None = None,
+    ) -> None:
+        """`row_factors` are those by which the rows of a projection of the model were multiplied.
+
+        Raises ConfigError where the adapter does not fit the model.
+        """
+        adapter.check_fits(shapes)
+        self._products: dict[tuple[int, str], list[AddedProduct]] = {}
+        for stack, names in STACKED.items():
+            first = 0
+            for name in names:
+                for layer in range(shapes.layers):
+                    part = adapter.parts.get((layer, name))
+                    if part is None:
+                        continue
+                    b = torch.from_numpy(part.b) * adapter.scale
+                    factors = (row_factors or {}).get((layer, name))
+                    if factors is not None:
+                        b = b * factors[:, None].to(b.dtype)
+                    shrink = linears.linear(torch.from_numpy(part.a).to(device, dtype))
+                    added = AddedProduct(first, shrink, linears.linear(b.to(device, dtype)))
+                    self._products.setdefault((layer, stack), []).append(added)
+                first += shapes.sizes[name][1]
+
+    def add(self, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor) -> None:
+        """Add to `rows` of y [all rows, outputs] what follows from those of x [all rows, inputs]."""
+        products = self._products.get((layer, stack))
+        if products is None:
+            return
+        own = x[rows]
+        for product in products:
+            added = product.expand(product.shrink(own))
+            y[rows, product.first : product.first + added.shape[1]] += added
+
+    def changes(self, layer: int, stack: str) -> bool:
+        return (layer, stack) in self._products
+
+
+class StepAdapters:
+    """The adapters of one step's rows."""
+
+    def __init__(self, of_row: Sequence[TorchAdapter | None], device: torch.device | str = "cpu") -> None:
+        self._of_row = list(of_row)
+        self._device = device
+        rows: dict[TorchAdapter, list[int]] = {}
+        for row, adapter in enumerate(of_row):
+            if adapter is not None:
+                rows.setdefault(adapter, []).append(row)
+        self._rows = {adapter: torch.tensor(own, device=device) for adapter, own in rows.items()}
+
+    def pruned(self, rows: torch.Tensor) -> StepAdapters:
+        """Return those of these rows alone."""
+        return StepAdapters([self._of_row[row] for row in rows.tolist()], self._device)
+
+    def add(self, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Add to rows of a product y of x what their adapters add; y itself is returned."""
+        for adapter, rows in self._rows.items():
+            adapter.add(layer, stack, x, y, rows)
+        return y
+
+
+def adapters_of_rows(adapters: Sequence[TorchAdapter | None], query_starts: Sequence[int]) -> list[TorchAdapter | None]:
+    """Return the adapter of each token of a step, from those of its sequences."""
+    counts = [end - start for start, end in itertools.pairwise(query_starts)]
+    return [adapter for adapter, count in zip(adapters, counts, strict=True) for _ in range(count)]
