@@ -244,20 +244,32 @@ std::vector<T> asked_again(Team *team, Ragged<T> &r, const std::vector<T> &q, co
     return out;
 }
 
+// A key of 16 bits that is rotated a little differently may be rounded to the next number of its form, and the fewer bits
+// that has, the farther it is away: over 12 draws results were off by up to 0.024 with int4 and 0.068 with fp8_e5m2.
+double step_slack(Form form) {
+    switch (form) {
+        case Form::FP8_E5M2: return 0.1;
+        case Form::FP8_E4M3:
+        case Form::INT4: return 0.05;
+        case Form::INT8: return 0.02;
+        default: return 0;
+    }
+}
+
 template <class T>
 void check_form(int64_t heads, int64_t kv_heads, int64_t dim, Form form) {
     const std::string what = "attention of " + std::to_string(heads) + " heads, " + std::to_string(kv_heads) +
                              " of keys, " + std::to_string(dim) + " wide, dtype " +
                              std::to_string(Memory<T>::DTYPE) + ", form " +
                              std::to_string(int(form));
+    source.seed(7);  // the same numbers whatever was checked before
     Pages<T> pages(heads, kv_heads, dim, form);
     const std::vector<int32_t> lengths{1, 19, 300};
     Ragged<T> r(pages, lengths);
     std::vector<T> q = r.q;
     const AttentionStep step = r.step();
     store_kv(&two_threads, step, 1, q.data(), heads * dim, r.k.data(), kv_heads * dim, r.v.data(), kv_heads * dim);
-    // A key that is rotated a little differently may be rounded to the next number.
-    const double slack = has_scales(form) || form == Form::INT4 ? std::max(Memory<T>::SLACK, 0.02) : Memory<T>::SLACK;
+    const double slack = std::max(Memory<T>::SLACK, step_slack(form));
     bool is_rotated = true, is_exact = true, is_independent = true;
     for (int64_t t = 0; t < step.tokens; t += 7)
         for (int64_t d = 0; d < dim; d++)
