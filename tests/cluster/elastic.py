@@ -20,7 +20,7 @@ from typing import Any
 
 from cluster.ray.backend import AfterDrain, Nodes, WorkerDied
 from cluster.scaling.capacity import WorkerCounts
-from cluster.scaling.desired_state import DesiredState
+from cluster.scaling.desired_state import Checkpoint, DesiredState
 from cluster.spec import fleet_spec
 from cluster.supervisor.actors import ActorLocation, Serving
 from cluster.supervisor.supervisor import Supervisor
@@ -46,15 +46,18 @@ class ProcessWorker:
     async def place(self) -> ActorLocation:
         return ActorLocation(**await self._call("place"))
 
-    async def run(self, incarnation: int, role: Role) -> None:
-        await self._call("run", incarnation, role.value)
+    async def run(self, incarnation: int, role: Role, checkpoint: Checkpoint) -> None:
+        await self._call("run", incarnation, role.value, checkpoint.model, checkpoint.number)
 
     async def ready(self, incarnation: int) -> Serving:
         said = await self._call("ready", incarnation)
-        return Serving(**{**said, "role": Role(said["role"])})
+        return Serving(**{**said, "role": Role(said["role"]), "checkpoint": Checkpoint(**said["checkpoint"])})
 
     async def shutdown(self) -> None:
         await self._call("shutdown")
+
+    async def release(self) -> None:
+        await self._call("release")
 
     def recycle(self) -> None:
         if self._process is not None and self._process.returncode is None:

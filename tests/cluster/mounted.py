@@ -8,6 +8,7 @@ import json
 import os
 import sys
 
+from cluster.scaling.desired_state import Checkpoint
 from cluster.supervisor.actors import MountedWorker
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ServeError
@@ -43,9 +44,12 @@ async def _call(worker: MountedWorker, name: str, arguments: list[object]) -> ob
         return {"pid": os.getpid(), "node_id": "node", "log_path": ""}
     if name == "run":
         await asyncio.sleep(OVERTAKEN_S)
-        return await worker.run(int(str(arguments[0])), Role(arguments[1]))
+        checkpoint = Checkpoint(str(arguments[2]), int(str(arguments[3])))
+        return await worker.run(int(str(arguments[0])), Role(arguments[1]), checkpoint)
     if name == "ready":
         return await worker.ready(int(str(arguments[0])))
+    if name == "release":
+        return await worker.release()
     return await worker.shutdown()
 
 
