@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.spec import RopeSpec
@@ -34,6 +33,9 @@ def read_rope(published: PublishedConfig, layer_type: str | None = None, *, may_
     if kind == "default":
         frequencies, scaling = _plain(published.head_dim(), factor, parameters["rope_theta"]), 1.0
     else:
+        # Imported here, because a device computes where transformers is not installed.
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
         which = {} if layer_type is None else {"layer_type": layer_type}
         served = {"seq_len": served_tokens(published)} if kind == "longrope" else {}
         frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](published.config, torch.device("cpu"), **served, **which)
