@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import grpc
+import grpc.aio
+from google.protobuf.message import Message
 
 from cluster.flags.checks import is_host_port
 from cluster.flags.parser import add_pid
@@ -16,7 +19,8 @@ from cluster.flags.token import read as read_token
 from cluster.launch import state_file
 from router.addresses import reachable
 from twostroke.credentials import TOKEN_VARIABLE
-from twostroke.errors import ConfigError
+from twostroke.errors import ConfigError, PeerLost
+from twostroke.rpc.channel import error_of
 from twostroke.rpc.server import TOKEN_KEY
 
 TOKEN_FILE = "token"
@@ -99,3 +103,32 @@ def status_of(error: grpc.RpcError) -> grpc.StatusCode:
 
 def describe(error: grpc.RpcError) -> str:
     return f"{status_of(error).name}: {cast(grpc.Call, error).details()}"
+
+
+def first_answer(
+    access: AdminAccess,
+    stub: Callable[[grpc.Channel], Any],
+    method: str,
+    request: Message,
+    kind: type[Any],
+    timeout_s: float,
+) -> Any:
+    """Return the response of the first router that answers.
+
+    Raises the ServeError that the router raised, or PeerLost where none answers.
+    """
+    failures: list[PeerLost] = []
+    for address in access.addresses:
+        with grpc.insecure_channel(address) as channel:
+            called: Callable[..., Any] = getattr(stub(channel), method)
+            try:
+                response = called(request, metadata=access.metadata, timeout=timeout_s)
+            except grpc.RpcError as error:
+                cause = error_of(cast(grpc.aio.AioRpcError, error), address)
+                if not isinstance(cause, PeerLost):
+                    raise cause from error
+                failures.append(cause)
+            else:
+                assert isinstance(response, kind)
+                return response
+    raise PeerLost("; ".join(failure.message for failure in failures))

@@ -7,20 +7,15 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-import grpc
-import grpc.aio
 from google.protobuf.message import Message
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from cluster.clients import admin_access
-from cluster.clients.admin_access import AdminAccess
 from twostroke.client_text import on_one_line
-from twostroke.errors import PeerLost
-from twostroke.rpc.channel import error_of
 from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc
 
 ANSWER_S = 60.0
@@ -97,23 +92,5 @@ def _values(each: adapters_pb2.NamedAdapter) -> dict[str, Any]:
 
 
 def _call(args: argparse.Namespace, method: str, request: Message, kind: type[Any]) -> Any:
-    """Return the response of the first router that answers.
-
-    Raises the ServeError that the router raised, or PeerLost where none answers.
-    """
-    access: AdminAccess = admin_access.access_from(args)
-    failures: list[PeerLost] = []
-    for address in access.addresses:
-        with grpc.insecure_channel(address) as channel:
-            called: Callable[..., Any] = getattr(adapters_pb2_grpc.AdapterAdminStub(channel), method)
-            try:
-                response = called(request, metadata=access.metadata, timeout=ANSWER_S)
-            except grpc.RpcError as error:
-                cause = error_of(cast(grpc.aio.AioRpcError, error), address)
-                if not isinstance(cause, PeerLost):
-                    raise cause from error
-                failures.append(cause)
-            else:
-                assert isinstance(response, kind)
-                return response
-    raise PeerLost("; ".join(failure.message for failure in failures))
+    access, stub = admin_access.access_from(args), adapters_pb2_grpc.AdapterAdminStub
+    return admin_access.first_answer(access, stub, method, request, kind, ANSWER_S)

@@ -7,12 +7,10 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import grpc
-import grpc.aio
 from google.protobuf.message import Message
 from rich import box
 from rich.console import Console
@@ -23,8 +21,7 @@ from cluster.clients.admin_access import AdminAccess
 from twostroke.client_text import on_one_line
 from twostroke.config.cache import memory_bytes
 from twostroke.config.duration import duration_s, duration_text
-from twostroke.errors import ConfigError, PeerLost
-from twostroke.rpc.channel import error_of
+from twostroke.errors import ConfigError
 from twostroke.rpc.v1 import inference_pb2, pins_pb2, pins_pb2_grpc
 
 ANSWER_S = 20.0
@@ -247,25 +244,7 @@ def _bytes(said: str) -> int:
 
 
 def _call(access: AdminAccess, method: str, request: Message, kind: type[Any]) -> Any:
-    """Return the response of the first router that answers.
-
-    Raises the ServeError that the router raised, or PeerLost where none answers.
-    """
-    failures: list[PeerLost] = []
-    for address in access.addresses:
-        with grpc.insecure_channel(address) as channel:
-            called: Callable[..., Any] = getattr(pins_pb2_grpc.PinAdminStub(channel), method)
-            try:
-                response = called(request, metadata=access.metadata, timeout=ANSWER_S)
-            except grpc.RpcError as error:
-                cause = error_of(cast(grpc.aio.AioRpcError, error), address)
-                if not isinstance(cause, PeerLost):
-                    raise cause from error
-                failures.append(cause)
-            else:
-                assert isinstance(response, kind)
-                return response
-    raise PeerLost("; ".join(failure.message for failure in failures))
+    return admin_access.first_answer(access, pins_pb2_grpc.PinAdminStub, method, request, kind, ANSWER_S)
 
 
 # Output
