@@ -17,27 +17,15 @@ other, and becomes PINNED where it would become CACHED.
 
 from __future__ import annotations
 
-import enum
 import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from twostroke.ids import BlockHash, PageId, SessionId
+from twostroke.kv_cache.page_state import UNHELD_BLOCKS, PageState, check_record
 from twostroke.kv_cache.pool_listener import PoolListener
-
-
-class PageState(enum.Enum):
-    FREE = "free"
-    CACHED = "cached"
-    PINNED = "pinned"
-    ARRIVING = "arriving"
-    ACTIVE = "active"
-    QUARANTINED = "quarantined"
-
-
-_UNHELD_BLOCKS = frozenset({PageState.CACHED, PageState.PINNED})
-"""States of blocks that are readable and that nobody holds."""
+from twostroke.kv_cache.window_parts import WindowListener, WindowParts, WindowShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +36,7 @@ class Claim:
     missing: list[int]
     """Indices of hashed blocks that were not here: arriving from now on, without a writer."""
     hits: int
-    """Leading blocks that were filled."""
+    """Leading blocks after which a sequence can go on (`BlockPool.hits`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +75,18 @@ class _Page:
 class BlockPool:
     """All pages of a worker. One owner, one thread: the worker's event loop."""
 
-    def __init__(self, total: int, listener: PoolListener) -> None:
+    def __init__(
+        self,
+        total: int,
+        listener: PoolListener,
+        window: WindowShape | None = None,
+        window_listener: WindowListener | None = None,
+    ) -> None:
+        """`window`: a model whose layers with a window keep their parts of blocks apart from pages."""
         self.total = total
+        self.windows: WindowParts | None = None
+        if window is not None and window_listener is not None:
+            self.windows = WindowParts(window, window_listener, lambda block_hash: self.find(block_hash) is not None)
         self._listener = listener
         self._pages = [_Page() for _ in range(total)]
         self._free: deque[PageId] = deque(PageId(page) for page in range(total))
@@ -125,8 +123,9 @@ class BlockPool:
 
     @property
     def lacks_pinned(self) -> bool:
-        """A pinned block is not readable here. O(pinned blocks)."""
-        return any(self.find(block_hash) is None for block_hash in self._pins)
+        """A pinned block, or a window part that goes with a pin, is not readable here. O(pinned blocks)."""
+        lacks_part = self.windows is not None and self.windows.lacks_pinned
+        return lacks_part or any(self.find(block_hash) is None for block_hash in self._pins)
 
     def pins_of_blocks(self) -> Counter[BlockHash]:
         """Return how many pins keep each block, as a copy."""
@@ -174,11 +173,13 @@ class BlockPool:
         return page if page is not None and self._pages[page].filled else None
 
     def hits(self, hashes: Sequence[BlockHash]) -> int:
-        """Return how many leading blocks are filled here."""
+        """Return how many leading blocks are filled here, with the window parts that the next token sees."""
+        filled = len(hashes)
         for index, block_hash in enumerate(hashes):
             if self.find(block_hash) is None:
-                return index
-        return len(hashes)
+                filled = index
+                break
+        return filled if self.windows is None else self.windows.depth(hashes[:filled])
 
     def shortage(self, hashes: Sequence[BlockHash], private: int) -> int | None:
         """Return how many blocks `claim` would evict now, or None if there are too few pages for it. O(blocks)."""
@@ -191,7 +192,7 @@ class BlockPool:
         return [
             CachedBlock(record.hash, record.parent, record.last_used)
             for record in self._pages
-            if record.state in _UNHELD_BLOCKS and record.hash is not None and record.parent is not None
+            if record.state in UNHELD_BLOCKS and record.hash is not None and record.parent is not None
         ]
 
     # Claiming and releasing
@@ -240,16 +241,32 @@ class BlockPool:
 
     # Pinning
 
-    def pin(self, hashes: Iterable[BlockHash]) -> None:
-        """Keep these blocks from eviction, those that are here and those that will be; `unpin` takes the pin back."""
+    def pin(self, hashes: Sequence[BlockHash]) -> None:
+        """Keep these blocks from eviction, those that are here and those that will be; `unpin` takes the pin back.
+
+        They are a whole prefix: of their window parts those are kept that go with its end.
+        """
+        if self.windows is not None:
+            self.windows.pin(hashes)
         for block_hash in hashes:
             self._pins[block_hash] += 1
             page = self._by_hash.get(block_hash)
             if page is not None and self._pages[page].state is PageState.CACHED:
                 self._move(page, PageState.PINNED)
 
-    def unpin(self, hashes: Iterable[BlockHash]) -> None:
+    def unpin(self, hashes: Sequence[BlockHash]) -> None:
         """Take one pin off each block; those without another are cached from now on."""
+        if self.windows is not None:
+            self.windows.unpin(hashes)
+        self._unpin(hashes)
+
+    def unpin_all(self) -> None:
+        """Take every pin off every block."""
+        if self.windows is not None:
+            self.windows.unpin_all()
+        self._unpin(list(self._pins.elements()))
+
+    def _unpin(self, hashes: Iterable[BlockHash]) -> None:
         for block_hash in hashes:
             assert self._pins[block_hash] > 0, f"block {block_hash.hex()} is unpinned more often than pinned"
             self._pins[block_hash] -= 1
@@ -260,10 +277,6 @@ class BlockPool:
             if page is not None and self._pages[page].state is PageState.PINNED:
                 self._move(page, PageState.CACHED)
                 self._offer(page)
-
-    def unpin_all(self) -> None:
-        """Take every pin off every block."""
-        self.unpin(list(self._pins.elements()))
 
     # Writing
 
@@ -312,13 +325,15 @@ class BlockPool:
         for page in cached:
             self._forget_page(page)
         self._leaves.clear()
+        if self.windows is not None:
+            self.windows.forget_cached()
         return len(cached)
 
     def forget(self, pages: Sequence[PageId]) -> None:
         """Forget the cached and pinned blocks of a chain, last first, up to where another chain branches off."""
         for page in reversed(pages):
             record = self._pages[page]
-            if record.state in _UNHELD_BLOCKS and record.hash is not None and not self._children[record.hash]:
+            if record.state in UNHELD_BLOCKS and record.hash is not None and not self._children[record.hash]:
                 self._forget_page(page)
 
     # Internals
@@ -331,7 +346,7 @@ class BlockPool:
     def _acquire(self, page: PageId) -> None:
         record = self._pages[page]
         record.refs += 1
-        if record.state in _UNHELD_BLOCKS:
+        if record.state in UNHELD_BLOCKS:
             self._move(page, PageState.ACTIVE)
 
     def _take(self) -> PageId:
@@ -412,6 +427,8 @@ class BlockPool:
     def _remove_page(self, page: PageId) -> BlockHash:
         block_hash = self._pages[page].hash
         assert block_hash is not None
+        if self.windows is not None:
+            self.windows.page_removed(block_hash)
         self._forget(page)
         self._listener.removed(block_hash)
         return block_hash
@@ -469,28 +486,15 @@ class BlockPool:
         children = Counter(record.parent for record in self._pages if record.parent is not None)
         assert children == self._children
         for page, record in enumerate(self._pages):
-            _check_page(page, record)
+            check_record(f"page {page}", record)
         assert all(count > 0 for count in self._pins.values()), f"pins that hold nothing: {self._pins}"
         for record in self._pages:
-            if record.state in _UNHELD_BLOCKS:
+            if record.state in UNHELD_BLOCKS:
                 is_pinned = record.hash in self._pins
                 assert (record.state is PageState.PINNED) == is_pinned, f"{record} but is_pinned={is_pinned}"
         leaves = set(self._leaves)
         for page, record in enumerate(self._pages):
             if record.state is PageState.CACHED and record.hash is not None and not self._children[record.hash]:
                 assert (record.last_used, page) in leaves, f"cached leaf {page} can never be evicted"
-
-
-def _check_page(page: int, record: _Page) -> None:
-    match record.state:
-        case PageState.FREE:
-            consistent = not record.refs and record.hash is None and not record.filled and record.writer is None
-        case PageState.CACHED | PageState.PINNED:
-            consistent = not record.refs and record.hash is not None and record.filled and record.writer is None
-        case PageState.ARRIVING:
-            consistent = record.refs > 0 and record.hash is not None and not record.filled
-        case PageState.ACTIVE:
-            consistent = record.refs > 0 and record.writer is None and (record.hash is None) == (not record.filled)
-        case PageState.QUARANTINED:
-            consistent = not record.refs and record.hash is None and record.writer is not None
-    assert consistent, f"page {page} is inconsistent: {record}"
+        if self.windows is not None:
+            self.windows.check_integrity()

@@ -13,7 +13,7 @@ import grpc.aio
 from twostroke.fault_points import Point, reach
 from twostroke.ids import WorkerId
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.profiles import ProfiledParts, profile_here
 from twostroke.rpc.traces import known_of

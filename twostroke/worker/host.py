@@ -13,7 +13,7 @@ from twostroke import __version__
 from twostroke.config import WorkerConfig
 from twostroke.errors import EngineLost
 from twostroke.ids import Epoch, SessionId
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.clock import machine_name
 from twostroke.rpc.events import tier_to_message

@@ -15,7 +15,8 @@ from twostroke.engine.determinism import Determinism
 from twostroke.engine.memory_use import MemoryUse
 from twostroke.errors import Overloaded, PeerLost, StaleEpoch, TransferFailed
 from twostroke.kv_cache.events import EventLog
-from twostroke.kv_cache.pool import BlockPool, PageState
+from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.pool import BlockPool
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.scheduler import Scheduler

@@ -19,7 +19,7 @@ from tests.unit.worker.rig import BLOCK, Running, eventually, expected_tokens, p
 from twostroke.config import Role, RuntimeConfig
 from twostroke.errors import ServeError
 from twostroke.fault_points import Point
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.worker.host import ReadyInfo
 
 BLOCKS = 8

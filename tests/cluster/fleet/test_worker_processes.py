@@ -19,7 +19,7 @@ from tests.process_table import has_stopped
 from tests.unit.worker.callers import Puller, Router, router_to
 from tests.unit.worker.rig import BLOCK, decode, eventually, expected_tokens, paced, prefill, prompt_of, worker_config
 from twostroke.config import Role, RuntimeConfig, ScheduleConfig, WorkerConfig
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.base import Transfer

@@ -6,7 +6,8 @@ import pytest
 
 from twostroke.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
-from twostroke.kv_cache.pool import BlockPool, PageState
+from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.pool import BlockPool
 
 ROOT = root_hash()
 BLOCK = 2

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from twostroke.ids import BlockHash, Epoch, PageId, SessionId
 from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of, hash_block, root_hash
 from twostroke.kv_cache.events import EventBatch, EventLog
-from twostroke.kv_cache.pool import BlockPool, PageState
+from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.pool import BlockPool
 
 ROOT = root_hash()
 chains = st.lists(st.integers(0, 1), max_size=5).map(lambda tokens: block_hashes_of(tokens, 1))

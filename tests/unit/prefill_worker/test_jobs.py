@@ -20,7 +20,7 @@ from twostroke.errors import (
     TransferFailed,
     Unauthenticated,
 )
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.transfer.base import digest
 from twostroke.worker.steps.engine_check import PROBE_TOKENS
 

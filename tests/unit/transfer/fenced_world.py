@@ -23,7 +23,7 @@ from twostroke.errors import PeerLost, ServeError, TransferFailed
 from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of, root_hash
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.base import (

@@ -22,7 +22,7 @@ from tools.simulate.traces.trace import Trace, TraceRow
 from twostroke.errors import ConfigError, InternalError
 from twostroke.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 
 WARM_UP_S = 0.1
 """Routers have met their workers before the first request comes."""

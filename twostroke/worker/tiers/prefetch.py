@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.ids import BlockHash, PageId
-from twostroke.kv_cache.pool import BlockPool, PageState
+from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.sequence import Sequence as KnownSequence

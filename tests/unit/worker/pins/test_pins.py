@@ -28,8 +28,8 @@ from twostroke.config import ScheduleConfig
 from twostroke.errors import Draining, InvalidRequest, PinRefused
 from twostroke.ids import Epoch
 from twostroke.kv_cache.block import block_hashes_of
+from twostroke.kv_cache.page_state import PageState
 from twostroke.kv_cache.pins import Pin, pin_id_of
-from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.pins import pin_to_message
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, pins_pb2, pins_pb2_grpc, worker_pb2

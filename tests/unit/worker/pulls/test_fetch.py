@@ -15,7 +15,7 @@ from tests.unit.worker.rig import BLOCK, Running, decode, eventually, expected_t
 from twostroke.errors import Draining, InvalidRequest, StaleEpoch
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.block import block_hashes_of, root_hash
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.convert import hashes_to_bytes
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc

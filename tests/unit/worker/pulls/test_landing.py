@@ -20,7 +20,7 @@ from twostroke.device.memory import DeviceMemory
 from twostroke.errors import TransferFailed
 from twostroke.ids import PageId
 from twostroke.kv_cache.form import Conversion, KvForm
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.worker.pulls import landing as landing_module
 from twostroke.worker.pulls import page_converter
 from twostroke.worker.pulls.landing import PARTS, ConvertingLanding

@@ -22,7 +22,7 @@ from tests.unit.worker.pulls.peers import (
     warm,
 )
 from tests.unit.worker.rig import BLOCK, decode, eventually, expected_tokens, paced, prefill, prompt_of
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.worker.pulls import peer_pulls
 

@@ -23,7 +23,7 @@ from tests.unit.worker.pulls.peers import (
 )
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, decode, eventually, expected_tokens, prefill, prompt_of
 from twostroke.errors import TransferFailed
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 
 # The source fetches
 

@@ -25,7 +25,7 @@ from tests.unit.worker.rig import (
 )
 from twostroke.config import PatienceConfig, RuntimeConfig, ScheduleConfig
 from twostroke.errors import TransferFailed
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.rpc.v1 import worker_pb2
 
 BLOCKS = 12

@@ -23,7 +23,7 @@ from twostroke.engine.cores import Cores
 from twostroke.engine.loop import EngineThread
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.step_target import USUAL_S

@@ -17,7 +17,7 @@ from twostroke.config import Role
 from twostroke.errors import TransferFailed
 from twostroke.ids import PageId
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.disk_store import RecordPlace
 from twostroke.worker.tiers import loads

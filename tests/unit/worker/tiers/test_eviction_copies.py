@@ -17,7 +17,7 @@ from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, eventually, prefil
 from tests.unit.worker.tiers.tiered import BLOCKS, PAGES, A, B, C, announced, of_tier, tiered, written
 from tests.unit.worker.tiers.tiered import ask as ask_as
 from twostroke.kv_cache.block import block_hashes_of, root_hash
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.convert import hashes_to_bytes

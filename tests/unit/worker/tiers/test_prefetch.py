@@ -26,7 +26,7 @@ from tests.unit.worker.tiers.tiered import (
 from twostroke.config import ScheduleConfig
 from twostroke.ids import RequestId, SessionId
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.kv_cache.pool import PageState
+from twostroke.kv_cache.page_state import PageState
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.tiers.prefetch import HELD_SHARE, READ_PAGES, Prefetch

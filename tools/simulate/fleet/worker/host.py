@@ -33,7 +33,8 @@ from twostroke.engine.build import LoadedModel
 from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.form import KvForm
-from twostroke.kv_cache.pool import BlockPool, PageState
+from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.pool import BlockPool
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.scheduler.batching import BatchBuilder, StepBuilder
