@@ -34,10 +34,19 @@ from twostroke.config import (
 )
 from twostroke.credentials import TlsConfig
 from twostroke.json_values import from_values
+from twostroke.models.adapters.peft import Adapter
 from twostroke.rpc.channel import PeerChannel, TlsEndpoint
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import TOKEN_KEY, RpcServer
-from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
+from twostroke.rpc.v1 import (
+    adapters_pb2,
+    control_pb2,
+    control_pb2_grpc,
+    fleet_pb2,
+    fleet_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+)
 
 TOKEN = "token-of-the-test-cluster"
 SHOWN = ((TOKEN_KEY, TOKEN),)
@@ -104,6 +113,8 @@ class ProcessCluster:
         self._fleet = FleetService()
         self._fleet_server = RpcServer("127.0.0.1", fleet_port, token=TOKEN, certificates=self.us.certificates)
         fleet_pb2_grpc.add_FleetServicer_to_server(self._fleet, self._fleet_server.server)
+        self.adapters: dict[str, adapters_pb2.NamedAdapter] = {}
+        """What the fleet serves beside the model, by the names that clients call them."""
         self._version = 0
         self._processes: list[asyncio.subprocess.Process] = []
         """All that ever were: a worker that is started again may have an earlier life."""
@@ -222,7 +233,14 @@ class ProcessCluster:
             )
             for name, worker in self.workers.items()
         ]
-        self._fleet.publish(fleet_pb2.FleetView(version=self._version, workers=workers))
+        adapters = list(self.adapters.values())
+        self._fleet.publish(fleet_pb2.FleetView(version=self._version, workers=workers, adapters=adapters))
+
+    def name_adapter(self, name: str, adapter: Adapter, folder: Path) -> None:
+        """Serve what is in a folder, as the supervisor does."""
+        named = adapters_pb2.Adapter(digest=adapter.digest, path=str(folder))
+        self.adapters[name] = adapters_pb2.NamedAdapter(name=name, adapter=named, rank=adapter.rank)
+        self.publish()
 
     async def load(self, worker_id: str) -> control_pb2.Load:
         channel = PeerChannel(str(self.workers[worker_id].info["address"]), self.us)

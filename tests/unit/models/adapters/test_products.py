@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from tests.lora import random_tensors, write_adapter
+from tests.merged import merged_model
 from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_native_transformer import BLOCK, PAGES, Served, logits_of, native, plain, prompt
 from tests.unit.models.test_registry import SIZES, saved
@@ -43,13 +44,8 @@ def an_adapter(directory: Path, seed: int = 0, **options: Any) -> Adapter:
 
 
 def merged(directory: Path, adapter: Adapter, to: Path) -> Path:
-    """The directory of the model with the adapter worked into its weights, by transformers' own names."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    for (layer, name), part in adapter.parts.items():
-        place = "self_attn" if name[0] in "qkvo" else "mlp"
-        weight = model.get_submodule(f"model.layers.{layer}.{place}.{name}").weight
-        weight.data += adapter.scale * torch.from_numpy(part.b) @ torch.from_numpy(part.a)
-    model.save_pretrained(to)
+    """The directory of the model with the adapter worked into its weights."""
+    merged_model(directory, adapter).save_pretrained(to)
     return to
 
 

@@ -1,0 +1,153 @@
+"""Adapters of a real model behind real workers in float32: the tokens of merged weights, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from tests import metrics_page
+from tests.cluster.processes import Client, ProcessCluster
+from tests.cluster.reference import Reference, continued, mismatches
+from tests.cluster.requests.test_families import CHUNK, LENGTHS, PAGES, SAMPLED, counted, first_to_draw, serving
+from tests.lora import random_tensors, write_adapter
+from tests.merged import merged_model
+from tests.unit.models.test_native_transformer import prompt
+from tests.unit.models.test_registry import SIZES, saved
+from twostroke.models.adapters.peft import read_adapter
+from twostroke.models.adapters.shapes import ProjectionShapes
+from twostroke.models.registry import read_spec
+
+BASE: Final = ""
+"""The model alone: the name that a request has which names no model."""
+ADAPTERS: Final[Mapping[str, dict[str, Any]]] = {
+    "all": {"rank": 4},
+    "some": {"rank": 7, "projections": ["q_proj", "v_proj", "down_proj"]},
+}
+GROWING: Final = 2
+"""Short prompts with long answers of each model, which do not fit the pages of one decode worker together."""
+GROWN_TOKENS: Final = 200
+HITS: Final = "twostroke_prefix_cache_hits_total"
+
+Models = dict[str, list[Reference]]
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("smollm2", marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+async def test_answers_with_an_adapter_are_those_of_merged_weights_through_hits_preemptions_and_deaths(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    directory = small_llama(tmp_path / "llama") if name == "llama" else request.getfixturevalue("smollm2_dir")
+    folders = write_adapters(directory, tmp_path)
+    some, growing = references(directory, folders)
+    async with serving(directory, PAGES, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
+        serve(cluster, folders)
+        assert await wrong(client, some) == []
+        assert counted(cluster, "twostroke_pull_bytes_total") > 0, "nothing was pulled: this was not a split run"
+        hits = counted(cluster, HITS)
+        for _ in range(3):  # by turns at both decode workers
+            assert await wrong(client, {model: expected[-1:] for model, expected in some.items()}) == []
+        assert counted(cluster, HITS) > hits
+        assert await wrong(client, growing) == []
+        assert counted(cluster, "twostroke_preemptions_total") > 0
+        asked = asyncio.ensure_future(wrong(client, growing))
+        before = {worker: cluster.metric(worker, SAMPLED) for worker in ("decode-0", "decode-1")}
+        await cluster.kill(await first_to_draw(cluster, before))
+        assert await asked == []
+        assert metrics_page.total(cluster.http, "twostroke_reopened_requests_total") > 0
+        await restart_all(cluster)
+        after = Client(cluster.grpc)
+        assert await wrong(after, some) == []
+        await after.close()
+
+
+async def test_a_prefix_of_the_base_is_never_used_for_an_adapter_nor_the_reverse(tmp_path: Path) -> None:
+    directory = small_llama(tmp_path / "llama")
+    folders = write_adapters(directory, tmp_path)
+    some, _ = references(directory, folders)
+    async with serving(directory, 4 * PAGES) as (cluster, client):
+        serve(cluster, folders)
+        for number, order in enumerate((tuple(some), tuple(reversed(some)))):
+            for model in order:
+                hits = tokens_found(cluster)
+                assert await wrong(client, {model: some[model][-1 - number :][:1]}) == []
+                assert tokens_found(cluster) == hits, f"{model!r} was answered with pages of another model"
+        for model, expected in some.items():
+            hits = tokens_found(cluster)
+            for _ in range(3):
+                assert await wrong(client, {model: expected[-1:]}) == []
+            assert tokens_found(cluster) > hits
+
+
+def small_llama(directory: Path) -> Path:
+    saved(LlamaConfig(**SIZES), directory)
+    words = {f"w{token}": token for token in range(131)}
+    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def write_adapters(directory: Path, to: Path) -> dict[str, Path]:
+    shapes = ProjectionShapes.of(read_spec(directory))
+    return {
+        name: write_adapter(to / name, random_tensors(shapes, seed=seed, **options), r=options["rank"])
+        for seed, (name, options) in enumerate(ADAPTERS.items())
+    }
+
+
+def references(directory: Path, folders: Mapping[str, Path]) -> tuple[Models, Models]:
+    """Return the same prompts with the tokens of each model, and few whose answers are long."""
+    torch.set_num_threads(1)
+    some, growing = Models(), Models()
+    for model in (BASE, *folders):
+        if model == BASE:
+            computes = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        else:
+            computes = merged_model(directory, read_adapter(folders[model]))
+        computes.generation_config.eos_token_id = None
+        some[model] = [continued(computes, f"length {each}", prompt(each, seed=each).tolist()) for each in LENGTHS]
+        few = [prompt(2 + number, seed=99 - number).tolist() for number in range(GROWING)]
+        growing[model] = [continued(computes, f"growing {len(each)}", each, GROWN_TOKENS) for each in few]
+    for same in list(zip(*some.values(), strict=True))[-2:]:
+        assert len({each.answer for each in same}) == len(some), "to long prompts every model says something else"
+    return some, growing
+
+
+def serve(cluster: ProcessCluster, folders: Mapping[str, Path]) -> None:
+    for name, folder in folders.items():
+        cluster.name_adapter(name, read_adapter(folder), folder)
+
+
+async def wrong(client: Client, expected: Models) -> list[str]:
+    """Ask everything at once; return the answers that are not those of their model."""
+
+    async def ask(model: str, each: Reference) -> list[int]:
+        options = {"max_tokens": len(each.answer), "temperature": 0, "ignore_eos": True}
+        return await client.tokens(each.prompt, model=model, **options)
+
+    async def answers(model: str, references: Sequence[Reference]) -> list[str]:
+        tokens = await asyncio.gather(*(ask(model, each) for each in references))
+        found = {each.name: answer for each, answer in zip(references, tokens, strict=True)}
+        return [f"{model!r} {line}" for line in mismatches(list(references), found)]
+
+    found = await asyncio.gather(*(answers(*each) for each in expected.items()))
+    return [line for lines in found for line in lines]
+
+
+def tokens_found(cluster: ProcessCluster) -> float:
+    """Return the tokens that workers of both roles found in their caches."""
+    return sum(cluster.metric(worker, HITS) for worker in cluster.workers)
+
+
+async def restart_all(cluster: ProcessCluster) -> None:
+    """End every process, and start others in their places."""
+    for worker, known in cluster.workers.items():
+        if known.process.returncode is None:
+            await cluster.kill(worker)
+    for worker in cluster.workers:
+        await cluster.restart(worker)
+    await cluster.restart_router()
