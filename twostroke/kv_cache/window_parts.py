@@ -39,18 +39,23 @@ class WindowShape:
     first: PageId
     """Id of the first slot: pages of whole blocks have the ids before it."""
     slots: int
-    tail_blocks: int
-    """Blocks before a block boundary that the next token sees, or the last token before it when it runs again."""
+    window: int
+    """Tokens that a token sees, itself included."""
+    block_size: int
 
-    @classmethod
-    def of(cls, first: int, slots: int, *, window: int, block_size: int, again_tokens: int = 1) -> WindowShape:
-        """`again_tokens`: most tokens before the boundary that run again where the whole prompt is cached."""
-        return cls(PageId(first), slots, -(-(window - 1 + again_tokens) // block_size))
+    @property
+    def tail_blocks(self) -> int:
+        """Blocks before a block boundary that the next token sees, or the last token before it when that runs again."""
+        return -(-self.window // self.block_size)
 
     @property
     def least_slots(self) -> int:
         """Slots that one sequence may need: a tail that it pulls, one to compute from, and what it computes."""
         return 2 * self.tail_blocks + 2
+
+    def first_block(self, position: int) -> int:
+        """Return the first block that the token at a position sees."""
+        return max(0, position - self.window + 1) // self.block_size
 
     def tail(self, depth: int) -> range:
         """Return the blocks whose window parts are needed to go on after the first `depth` blocks."""
@@ -98,6 +103,10 @@ class WindowParts:
         """Return the filled part of this block, if any."""
         slot = self._by_hash.get(block_hash)
         return slot if slot is not None and self._slots[slot].filled else None
+
+    def is_known(self, block_hash: BlockHash) -> bool:
+        """Tell whether the part of this block is filled or arriving."""
+        return block_hash in self._by_hash
 
     def is_filled(self, slot: PageId) -> bool:
         return self._slots[slot].filled

@@ -30,6 +30,17 @@ class SampleRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class GroupPlaces:
+    """The places of a step in one page group. A row is a page of the group's own, counted from its first."""
+
+    block_tables: npt.NDArray[np.int32]
+    """[S, widest] row of each block's page. What it says of blocks that the group's window hides from all of the step's
+    tokens may be any row that there is: nobody reads those."""
+    write_slots: npt.NDArray[np.int64]
+    """[T] row * block_size + offset where the token's KV goes; the scratch row takes what is not kept."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     tokens: npt.NDArray[np.int32]
     """[T] token ids."""
@@ -40,14 +51,17 @@ class Batch:
     context_lens: npt.NDArray[np.int32]
     """[S] tokens that the last query token of each sequence attends to, itself included."""
     block_tables: npt.NDArray[np.int32]
-    """[S, widest] page of each block, zero-padded on the right."""
+    """[S, widest] page of each block in the first page group, zero-padded on the right."""
     write_slots: npt.NDArray[np.int64]
     """[T] page * block_size + offset where the token's KV goes; the scratch page takes what is not kept."""
     samples: tuple[SampleRow, ...] = ()
     adapters: tuple[bytes | None, ...] = ()
     """[S] digest of the adapter of each sequence; empty where none has one."""
     released: tuple[int, ...] = ()
-    """Pages whose blocks were finished or given up since the step before: what is kept beside them can go."""
+    """Pages of the first group whose blocks were finished or given up since the step before: what is kept beside them
+    can go."""
+    windows: tuple[GroupPlaces, ...] = ()
+    """Places in each further page group; none where its pages lie where the first group's do."""
 
     @property
     def sequences(self) -> int:

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.ids import PageId
-from twostroke.scheduler.batch import Batch, SampleRow
-from twostroke.scheduler.sequence import Sequence
+from twostroke.kv_cache.window_parts import WindowShape
+from twostroke.scheduler.batch import Batch, GroupPlaces, SampleRow
+from twostroke.scheduler.sequence import HeldWindows, Sequence
 
 Ints = npt.NDArray[np.int32]
 
@@ -41,7 +42,11 @@ class StepBuilder(Protocol):
 
 
 class BatchBuilder:
-    def __init__(self, block_size: int, scratch_page: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, block_size: int, scratch_page: int, eos_token_ids: tuple[int, ...], window: WindowShape | None = None
+    ) -> None:
+        """`window`: layers with a window keep their parts of blocks apart from pages."""
+        self._windows = None if window is None else WindowPlaces(window)
         self._block_size = block_size
         self._scratch_slot = scratch_page * block_size
         self._eos = eos_token_ids
@@ -61,7 +66,8 @@ class BatchBuilder:
         tables = self._tables(chunks, ends)
         slots = tables[rows, positions // self._block_size].astype(np.int64) * self._block_size
         slots += positions % self._block_size
-        slots[positions < computed[rows]] = self._scratch_slot  # computed tokens are not written again
+        kept = computed if self._windows is None else self._windows.kept_tokens(chunks, computed)
+        slots[positions < kept[rows]] = self._scratch_slot  # computed tokens are not written again
         tokens: list[int] = []
         for sequence, start, end, _ in chunks:
             tokens += sequence.known[start:end]
@@ -74,6 +80,7 @@ class BatchBuilder:
             write_slots=slots,
             samples=tuple([self._sample_row(row, each[0]) for row, each in enumerate(chunks) if each.samples]),
             adapters=_adapters(chunks),
+            windows=() if self._windows is None else (self._windows.of(chunks, positions, rows, computed, ends),),
         )
         return Step(tuple(chunks), batch)
 
@@ -104,6 +111,40 @@ class BatchBuilder:
             prompt = tuple(sequence.known[: sequence.prompt_tokens])
             output = tuple(sequence.known[sequence.prompt_tokens :])
         return SampleRow(row, params, len(sequence.known), banned, prompt, output)
+
+
+class WindowPlaces:
+    """Finds where a step's window parts lie."""
+
+    def __init__(self, window: WindowShape) -> None:
+        self._window = window
+
+    def kept_tokens(self, chunks: ListOf[Chunk], computed: Ints) -> Ints:
+        """Return how many leading tokens of each sequence are in filled pages: these are not written again."""
+        return self._after(computed, [_held(each[0]).full_blocks for each in chunks])
+
+    def of(
+        self, chunks: ListOf[Chunk], positions: Ints, rows: npt.NDArray[np.int64], computed: Ints, ends: Ints
+    ) -> GroupPlaces:
+        """Return the rows of the window parts that each chunk attends to, and where it writes."""
+        size, first = self._window.block_size, self._window.first
+        tables = np.zeros((len(chunks), int((-(-ends // size)).max())), np.int32)
+        for row, (sequence, start, end, _) in enumerate(chunks):
+            slots_of, begin, last = _held(sequence).slots, self._window.first_block(start), -(-end // size)
+            tables[row, begin:last] = [slots_of[block] - first for block in range(begin, last)]
+        slots = tables[rows, positions // size].astype(np.int64) * size + positions % size
+        kept = self._after(computed, [_held(each[0]).filled_parts for each in chunks])
+        slots[positions < kept[rows]] = self._window.slots * size  # the scratch row
+        return GroupPlaces(tables, slots)
+
+    def _after(self, computed: Ints, blocks: ListOf[int]) -> Ints:
+        kept: Ints = np.maximum(computed, np.array(blocks, np.int32) * np.int32(self._window.block_size))
+        return kept
+
+
+def _held(sequence: Sequence) -> HeldWindows:
+    assert sequence.windows is not None, "it holds its window parts while it runs"
+    return sequence.windows
 
 
 def _adapters(chunks: ListOf[Chunk]) -> tuple[bytes | None, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -27,8 +27,10 @@ from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.cost import Budget, Queued
 from twostroke.scheduler.gates import AdapterGate, ClaimGate, NoAdapters, OpenGate
 from twostroke.scheduler.lateness import DuePrompt
+from twostroke.scheduler.progress import BlockProgress, PageProgress
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.waiting_queue import WaitingQueue
+from twostroke.scheduler.window_progress import WindowProgress
 
 ADMISSION_LOOKAHEAD = 16
 """Waiting sequences that one admission round looks at: short ones can pass, and it is cheap enough for every step."""
@@ -55,6 +57,8 @@ class AdmittedSequence:
 
     sequence: Sequence
     missing: list[int]
+    missing_windows: tuple[int, ...] = ()
+    """Blocks whose window parts have no writer either, where a pull is to bring them."""
 
 
 class Emission(NamedTuple):
@@ -81,7 +85,9 @@ class Scheduler:
         self._limits = limits
         self.step_tokens = config.step_tokens(on_gpu=limits.on_gpu)
         """Most tokens in one step; a worker may allow more once it has measured what they cost."""
-        self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
+        window = None if pool.windows is None else pool.windows.shape
+        self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids, window)
+        self._progress = _progress_of(pool, limits.block_size, self.step_tokens)
         self._gate = gate or OpenGate()
         self._adapters = adapters or NoAdapters()
         self._waiting = WaitingQueue()
@@ -115,7 +121,7 @@ class Scheduler:
         """
         for sequence in self._running:
             start, known = sequence.computed, len(sequence.known)
-            if start < known <= sequence.prompt_tokens and self._runnable_end(sequence, start + 1) > start:
+            if start < known <= sequence.prompt_tokens and self._progress.runnable_end(sequence, start + 1) > start:
                 tokens = known - start
                 yield DuePrompt(tokens, tokens * (start + tokens / 2), sequence.due_s)
         for sequence in itertools.islice(self._waiting, ADMISSION_LOOKAHEAD):
@@ -125,12 +131,12 @@ class Scheduler:
         """Return the streams and the tokens that they attend to, or None if the next step may run anything else."""
         streams = context_tokens = 0
         for sequence in self._running:
-            self._catch_up(sequence)
+            self._progress.catch_up(sequence)
             first = self._first_query(sequence)
             if sequence.answer_tokens and len(sequence.known) - first <= 1:
                 streams += 1
                 context_tokens += len(sequence.known)
-            elif self._runnable_end(sequence, len(sequence.known)) > first:
+            elif self._progress.runnable_end(sequence, len(sequence.known)) > first:
                 return None
         return (streams, context_tokens) if streams else None
 
@@ -150,7 +156,7 @@ class Scheduler:
             known, computed, hashed = len(sequence.known), sequence.computed, len(sequence.block_hashes) * block_size
             begun, tail = 0, known - computed
             if computed < hashed:
-                begun, tail = self._begun_tokens(sequence), known - hashed
+                begun, tail = self._begun_tokens(sequence) + self._progress.again_tokens(sequence), known - hashed
             if known - computed <= 1:
                 streams += 1
                 stream_tokens += begun + tail
@@ -232,7 +238,7 @@ class Scheduler:
                 self._released.update(dict.fromkeys(sequence.pages[start // block_size : end // block_size]))
             if end > sequence.computed:
                 if end // block_size > sequence.computed // block_size:
-                    self._make_readable(sequence, end)
+                    self._progress.make_readable(sequence, end)
                 sequence.computed = end
             if sequence.ended:
                 self._free(sequence)
@@ -280,17 +286,18 @@ class Scheduler:
         sequence.extend_hashes(block_size)
         wanted_tokens = len(sequence.known) + (1 if sequence.sampling else 0)
         private = -(-wanted_tokens // block_size) - len(sequence.block_hashes)
+        if not self._progress.may_begin(sequence):
+            return None
         if not self._gate.may_claim(sequence.session, sequence.block_hashes, private):
             return None
         claim = self._pool.claim(sequence.block_hashes, sequence.root, private)
         if claim is None:
             return None
-        sequence.pages = claim.pages
+        missing_windows = self._progress.begin(sequence, claim)
         self._adapters.hold(sequence)
-        sequence.computed = claim.hits * block_size
         if not sequence.preemptions:
             sequence.hit_blocks = claim.hits
-        return AdmittedSequence(sequence, claim.missing)
+        return AdmittedSequence(sequence, claim.missing, tuple(missing_windows))
 
     # Choosing
 
@@ -308,13 +315,14 @@ class Scheduler:
             if budget is not None and known - start > 1:
                 left, budget = min(left, _beside(chunks, budget, start)), None
             most = known if start < sequence.computed else start + left  # a block that runs again is not cut
-            end = self._runnable_end(sequence, min(most, known))
+            end = self._progress.runnable_end(sequence, min(most, known))
             if end < known:
                 end = self._align(end)
+            end = self._progress.take(sequence, start, end)
             if end > start:
                 left -= end - start
                 chunks.append(Chunk(sequence, start, end, sequence.sampling is not None and end == known))
-                self._become_writer(chunks[-1])
+                self._progress.begin_writing(sequence, start, end)
         return chunks
 
     def _choose_streams(self, streams: ListOf[Sequence]) -> list[Chunk]:
@@ -344,7 +352,7 @@ class Scheduler:
         for sequence in self._running:
             is_hashed = sequence.computed // block_size < len(sequence.block_hashes)
             if is_hashed:
-                self._catch_up(sequence)
+                self._progress.catch_up(sequence)
                 is_hashed = sequence.computed // block_size < len(sequence.block_hashes)
             tokens = len(sequence.known) - self._first_query(sequence)
             if tokens <= 1 and not is_hashed and sequence.sampling is not None:
@@ -359,17 +367,6 @@ class Scheduler:
         first = sequence.first_query
         is_again = self._limits.has_exact_blocks and first < sequence.computed
         return first // self._limits.block_size * self._limits.block_size if is_again else first
-
-    def _runnable_end(self, sequence: Sequence, end: int) -> int:
-        """Return `end`, or an earlier one before a block that is filled or written by another."""
-        block_size = self._limits.block_size
-        for block in range(sequence.computed // block_size, min(-(-end // block_size), len(sequence.block_hashes))):
-            if self._is_others_work(sequence, sequence.pages[block]):
-                return block * block_size
-        return end
-
-    def _is_others_work(self, sequence: Sequence, page: PageId) -> bool:
-        return self._pool.is_filled(page) or self._has_other_writer(sequence, page)
 
     def _has_other_writer(self, sequence: Sequence, page: PageId) -> bool:
         return self._pool.writer(page) not in (None, sequence.session)
@@ -394,9 +391,7 @@ class Scheduler:
         Only streams grow, before all others are chosen and in order of admission: the victim has not been chosen yet.
         """
         while sequence in self._running:
-            page = self._pool.claim_private()
-            if page is not None:
-                sequence.pages.append(page)
+            if self._progress.grow(sequence):
                 return True
             self._preempt(next(reversed(self._running)))
         return False
@@ -411,34 +406,7 @@ class Scheduler:
         self._wait(sequence)
         self._waiting.append_first([sequence])
 
-    # Writing and catching up
-
-    def _become_writer(self, chunk: Chunk) -> None:
-        for page in self._pages_of(chunk.sequence, chunk.start, chunk.end):
-            if self._pool.is_arriving(page) and self._pool.writer(page) is None:
-                self._pool.assign_writer(page, chunk.sequence.session)
-
-    def _pages_of(self, sequence: Sequence, start: int, end: int) -> Iterable[PageId]:
-        return sequence.pages[start // self._limits.block_size : -(-end // self._limits.block_size)]
-
-    def _catch_up(self, sequence: Sequence) -> None:
-        """Advance `computed` over blocks that others have filled."""
-        block_size = self._limits.block_size
-        block = sequence.computed // block_size
-        while block < len(sequence.block_hashes) and self._pool.is_filled(sequence.pages[block]):
-            block += 1
-            sequence.computed = block * block_size
-
-    def _make_readable(self, sequence: Sequence, end: int) -> None:
-        """Make blocks readable that the forward pass has completed."""
-        block_size = self._limits.block_size
-        sequence.extend_hashes(block_size)
-        for block in range(sequence.computed // block_size, end // block_size):
-            page = sequence.pages[block]
-            if self._pool.is_arriving(page):
-                self._pool.fill(page)
-            elif not self._pool.is_filled(page):
-                self._pool.register_private(page, sequence.block_hashes[block], sequence.parent_of(block))
+    # Steps and their ends
 
     def _step_of(self, chunks: ListOf[Chunk]) -> Step:
         step = self._builder.build(chunks)
@@ -449,12 +417,8 @@ class Scheduler:
     def _free(self, sequence: Sequence) -> None:
         if self._limits.has_exact_blocks:
             self._released.update(dict.fromkeys(self._unfinished(sequence)))
-        for page in sequence.pages:
-            if self._pool.writer(page) == sequence.session:
-                self._pool.clear_writer(page)
-        self._pool.release(sequence.pages)
+        self._progress.release(sequence)
         self._adapters.release(sequence)
-        sequence.pages = []
 
     def _unfinished(self, sequence: Sequence) -> Iterator[PageId]:
         """Yield the pages of which the sequence may have left exact blocks, but none that another is computing."""
@@ -482,6 +446,12 @@ class Scheduler:
         if finish is not None:
             self.end(sequence)
         return Emission(sequence, token, finish)
+
+
+def _progress_of(pool: BlockPool, block_size: int, step_tokens: int) -> BlockProgress:
+    if pool.windows is None:
+        return PageProgress(pool, block_size)
+    return WindowProgress(pool, pool.windows, block_size, step_tokens)
 
 
 def _beside(chunks: ListOf[Chunk], budget: Budget, prompt_context_tokens: int) -> int:

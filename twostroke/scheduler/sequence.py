@@ -14,6 +14,27 @@ from twostroke.kv_cache.block import extend_hashes, root_hash
 from twostroke.request import AdapterRef, SamplingParams
 
 
+@dataclass(slots=True)
+class HeldWindows:
+    """The window parts that a running sequence holds, where they lie apart from pages."""
+
+    slots: dict[int, PageId]
+    """Slot of each block whose part it holds."""
+    most: int | None
+    """Slots that it spoke for when it began; None: it takes them one by one."""
+    pulled_depth: int = 0
+    """Blocks after which it goes on where a pull brings all of them; 0 where none is to."""
+    full_blocks: int = 0
+    """Leading blocks whose pages are filled."""
+    filled_parts: int = 0
+    """Block before which the chunk that runs next finds window parts that are filled."""
+
+    @property
+    def committed(self) -> int:
+        """Slots that nobody else may speak for."""
+        return len(self.slots) if self.most is None else self.most
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Owned by one scheduler, which alone changes it."""
@@ -34,6 +55,8 @@ class Sequence:
     adapter: AdapterRef | None = None
     computed: int = 0
     pages: list[PageId] = field(default_factory=list)
+    windows: HeldWindows | None = None
+    """None while it waits, and where pages hold what all layers keep."""
     hit_blocks: int = 0
     """Leading blocks that were here when it was first admitted."""
     pulled_blocks: int = 0

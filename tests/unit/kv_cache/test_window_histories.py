@@ -75,7 +75,7 @@ class WindowHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.listener, self.told = Readable(), Readable()
-        self.pool = BlockPool(PAGES, self.listener, WindowShape(PageId(PAGES), SLOTS, TAIL), self.told)
+        self.pool = BlockPool(PAGES, self.listener, WindowShape(PageId(PAGES), SLOTS, TAIL, 1), self.told)
         windows = self.pool.windows
         assert windows is not None
         self.windows = windows

@@ -16,7 +16,7 @@ HASHES = block_hashes_of(range(6), 1)
 
 def pool_of(pages: int = 8, slots: int = 6, tail_blocks: int = 2) -> tuple[BlockPool, WindowParts, Readable]:
     told = Readable()
-    pool = BlockPool(pages, Readable(), WindowShape(PageId(pages), slots, tail_blocks), told)
+    pool = BlockPool(pages, Readable(), WindowShape(PageId(pages), slots, tail_blocks, 1), told)
     assert pool.windows is not None
     return pool, pool.windows, told
 
@@ -35,12 +35,13 @@ def filled(pool: BlockPool, windows: WindowParts, blocks: range) -> list[PageId]
     return slots
 
 
-@pytest.mark.parametrize(
-    ("window", "block_size", "again", "blocks"),
-    [(512, 16, 1, 32), (17, 16, 1, 2), (16, 16, 1, 1), (1, 16, 1, 1), (512, 16, 16, 33), (128, 16, 1, 8)],
-)
-def test_a_tail_has_the_blocks_that_the_next_token_sees(window: int, block_size: int, again: int, blocks: int) -> None:
-    assert WindowShape.of(0, 99, window=window, block_size=block_size, again_tokens=again).tail_blocks == blocks
+@pytest.mark.parametrize(("window", "blocks"), [(512, 32), (17, 2), (16, 1), (1, 1), (18, 2), (128, 8), (33, 3)])
+def test_a_tail_has_the_blocks_that_the_next_tokens_see(window: int, blocks: int) -> None:
+    shape = WindowShape(PageId(0), 99, window, 16)
+    assert shape.tail_blocks == blocks
+    for depth in range(1, 50):
+        assert shape.first_block(16 * depth) >= shape.tail(depth).start
+        assert shape.first_block(16 * depth - 1) == shape.tail(depth).start
 
 
 @pytest.mark.parametrize("tail_blocks", [1, 2, 3])

@@ -13,6 +13,7 @@ from tests.unit.scheduler.symbolic import (
     ExactRunner,
     SymbolicMemory,
     SymbolicRunner,
+    WindowedRunner,
     answer_alone,
     answering,
     limits,
@@ -22,6 +23,7 @@ from tests.unit.scheduler.symbolic import (
 from twostroke.config import ScheduleConfig
 from twostroke.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.window_parts import WindowParts, WindowShape
 from twostroke.request import FinishReason, SamplingParams
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Step
@@ -40,6 +42,8 @@ picks = st.integers(0, 10**6)
 class Pull:
     session: SessionId
     remaining: dict[PageId, BlockHash]
+    parts: dict[PageId, BlockHash]
+    """Slots of window parts."""
 
 
 @dataclass
@@ -67,8 +71,10 @@ class SchedulerHistory(RuleBasedStateMachine):
         max_passes=st.integers(0, 3),
         align_chunks=st.booleans(),
         has_exact_blocks=st.booleans(),
+        window=st.none() | st.integers(1, 12),
+        spare_slots=st.integers(0, 8),
     )
-    def begin(
+    def begin(  # noqa: PLR0917  # hypothesis draws each
         self,
         block_size: int,
         pages: int,
@@ -78,12 +84,22 @@ class SchedulerHistory(RuleBasedStateMachine):
         max_passes: int,
         align_chunks: bool,
         has_exact_blocks: bool,
+        window: int | None,
+        spare_slots: int,
     ) -> None:
+        has_exact_blocks = has_exact_blocks and window is None
         self.beside = None if beside is None else Tight(0.0, StepCost(), beside)
         self.block_size = block_size
         self.memory = SymbolicMemory(pages, block_size)
-        self.pool = BlockPool(pages, self.memory)
-        self.runner = (ExactRunner if has_exact_blocks else SymbolicRunner)(self.memory, self.pool)
+        self.parts = SymbolicMemory(0, block_size)
+        if window is None:
+            self.pool = BlockPool(pages, self.memory)
+            self.runner = (ExactRunner if has_exact_blocks else SymbolicRunner)(self.memory, self.pool)
+        else:
+            least = WindowShape(PageId(pages), 0, window, block_size).least_slots
+            shape = WindowShape(PageId(pages), least + spare_slots, window, block_size)
+            self.pool = BlockPool(pages, self.memory, shape, self.parts)
+            self.runner = WindowedRunner(self.memory, self.pool, self.parts, window)
         config = ScheduleConfig(
             max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, max_passes=max_passes, max_waiting=10**6
         )
@@ -126,8 +142,9 @@ class SchedulerHistory(RuleBasedStateMachine):
         seed=st.integers(0, 2),
         ignore_eos=st.booleans(),
         stop=st.sampled_from([(), (3,)]),
+        pulled=st.integers(0, 8),
     )
-    def ask(
+    def ask(  # noqa: PLR0917  # hypothesis draws each
         self,
         pick: int,
         cut: int,
@@ -137,6 +154,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         seed: int,
         ignore_eos: bool,
         stop: tuple[int, ...],
+        pulled: int = 8,
     ) -> None:
         prompt = [*self.texts[pick % len(self.texts)][:cut], *more]
         if not prompt or len(prompt) >= MAX_MODEL_LEN or not self.fits(len(prompt) + max_tokens):
@@ -149,6 +167,7 @@ class SchedulerHistory(RuleBasedStateMachine):
             stop_token_ids=stop,
         )
         sequence = answering(self.number(), prompt, params, self.block_size)
+        sequence.pulled_blocks = min(pulled, len(sequence.block_hashes)) if self.pool.windows is not None else 0
         self.texts.append(prompt)
         self.answers[sequence] = []
         self.live.append(sequence)
@@ -177,12 +196,22 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert all(self.pool.is_arriving(sequence.pages[index]) for index in admission.missing)
         assert all(self.pool.writer(sequence.pages[index]) is None for index in admission.missing)
         chosen = [index for index in admission.missing if pull[index % len(pull)]]
-        if not chosen:
+        parts = [index for index in admission.missing_windows if pull[index % len(pull)]]
+        if not chosen and not parts:
             return
         session = pulling(self.number())
+        hashes = sequence.block_hashes
         for index in chosen:
             self.pool.assign_writer(sequence.pages[index], session)
-        self.pulls.append(Pull(session, {sequence.pages[index]: sequence.block_hashes[index] for index in chosen}))
+        slots = {} if sequence.windows is None else {sequence.windows.slots[index]: hashes[index] for index in parts}
+        for slot in slots:
+            self.windows.assign_writer(slot, session)
+        self.pulls.append(Pull(session, {sequence.pages[index]: hashes[index] for index in chosen}, slots))
+
+    @property
+    def windows(self) -> WindowParts:
+        assert self.pool.windows is not None
+        return self.pool.windows
 
     @precondition(lambda self: self.flight is None)
     @rule(runs_at_once=st.booleans())
@@ -254,7 +283,7 @@ class SchedulerHistory(RuleBasedStateMachine):
     def hand_over_pages(self) -> None:
         """A job whose blocks are all readable is done."""
         for job in [sequence for sequence in self.live if sequence.sampling is None]:
-            if job.pages and all(self.pool.is_filled(page) for page in job.pages):
+            if job.pages and self.pool.hits(job.block_hashes) == len(job.block_hashes):
                 assert [self.pool.find(name) for name in job.block_hashes] == job.pages
                 self.seen["job done"] += 1
                 self.scheduler.end(job)
@@ -276,9 +305,12 @@ class SchedulerHistory(RuleBasedStateMachine):
     @rule(pick=picks)
     def page_arrives(self, pick: int) -> None:
         pull = self.pulls[pick % len(self.pulls)]
+        if not pull.remaining or (pull.parts and pick % 2):
+            self.part_arrives(pull, pick)
+            return
         page = sorted(pull.remaining)[pick % len(pull.remaining)]
         name = pull.remaining.pop(page)
-        if not pull.remaining:
+        if not pull.remaining and not pull.parts:
             self.pulls.remove(pull)
         assert self.pool.writer(page) == pull.session
         self.memory.put(page, self.content[name])
@@ -287,6 +319,18 @@ class SchedulerHistory(RuleBasedStateMachine):
         else:
             self.seen["unwanted page arrived"] += 1
             self.pool.clear_writer(page)
+
+    def part_arrives(self, pull: Pull, pick: int) -> None:
+        slot = sorted(pull.parts)[pick % len(pull.parts)]
+        name = pull.parts.pop(slot)
+        if not pull.remaining and not pull.parts:
+            self.pulls.remove(pull)
+        assert self.windows.writer(slot) == pull.session
+        self.parts.put(slot, self.content[name])
+        if self.windows.is_arriving(slot):
+            self.windows.fill(slot)
+        else:
+            self.windows.clear_writer(slot)
 
     @precondition(lambda self: self.pulls)
     @rule(pick=picks)
@@ -298,6 +342,10 @@ class SchedulerHistory(RuleBasedStateMachine):
             if self.pool.is_wanted(page):
                 self.seen["wanted pull failed"] += 1
             self.pool.clear_writer(page)
+        for slot in pull.parts:
+            assert self.windows.writer(slot) == pull.session
+            self.parts.put(slot, [GARBAGE] * self.block_size)
+            self.windows.clear_writer(slot)
 
     @precondition(lambda self: self.content)
     @rule(pick=picks)
@@ -323,10 +371,17 @@ class SchedulerHistory(RuleBasedStateMachine):
             assert page is not None
             if name in self.content:
                 assert self.memory.block(page) == self.content[name]
+        for name in self.parts.readable:
+            slot = self.windows.find(name)
+            assert slot is not None
+            if name in self.content:
+                assert self.parts.block(slot) == self.content[name]
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
         assert self.scheduler.waiting + self.scheduler.running == len(self.live)
+        if self.pool.windows is not None:
+            return  # of blocks with pages, those are computed again that lack a window part before them
         holders = [*self.live, *(chunk.sequence for chunk in self.flight.step.chunks)] if self.flight else self.live
         unwritten = {page for holder in holders for page in holder.pages if self.is_unwritten(page)}
         written = sum(
@@ -360,6 +415,9 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert self.pool.available == self.pool.total
         assert all(self.pool.writer(PageId(page)) is None for page in range(self.pool.total))
         assert self.scheduler.plan() is None
+        if self.pool.windows is not None:
+            assert self.windows.unheld == self.windows.shape.slots
+            assert self.windows.has_room(self.windows.shape.slots), "slots are spoken for that nobody can hold"
         if isinstance(self.runner, ExactRunner):
             assert self.runner.unfinished <= self.scheduler._released.keys(), "what is kept of a block never goes"
 

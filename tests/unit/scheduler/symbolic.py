@@ -184,6 +184,47 @@ class ExactRunner(SymbolicRunner):
                 assert seen == [(each, context[each]) for each in range(first, position + 1)]
 
 
+class WindowedRunner(SymbolicRunner):
+    """A model that also has layers with a window, whose parts of blocks lie in slots of their own."""
+
+    def __init__(self, memory: SymbolicMemory, pool: BlockPool, parts: SymbolicMemory, window: int) -> None:
+        super().__init__(memory, pool)
+        self._parts = parts
+        """Its pages are numbered by rows: slots from the first one on."""
+        self._window = window
+        assert pool.windows is not None
+        self._windows = pool.windows
+
+    def write(self, step: Step) -> None:
+        super().write(step)
+        batch, size = step.batch, self._memory.block_size
+        (places,) = batch.windows
+        first, rows = self._windows.shape.first, self._windows.shape.slots
+        kept = [slot for slot in places.write_slots.tolist() if slot // size < rows]
+        assert len(kept) == len(set(kept)), "one place of a window part is written twice in one step"
+        for row, chunk in enumerate(step.chunks):
+            for index in range(batch.query_starts[row], batch.query_starts[row + 1]):
+                place, position = int(places.write_slots[index]), int(batch.positions[index])
+                if place // size < rows:
+                    slot = PageId(first + place // size)
+                    assert not self._windows.is_filled(slot), "a window part that others read is written"
+                    writer = self._windows.writer(slot)
+                    assert not self._windows.is_arriving(slot) or writer == chunk.sequence.session
+                    self._parts.facts[first * size + place] = (position, int(batch.tokens[index]))
+
+    def look(self, step: Step, contexts: ListOf[ListOf[int]]) -> None:
+        """Every row must find the last tokens of its context, as many as its window has."""
+        batch, size = step.batch, self._memory.block_size
+        (places,) = batch.windows
+        for row, context in enumerate(contexts):
+            for index in range(batch.query_starts[row], batch.query_starts[row + 1]):
+                position = int(batch.positions[index])
+                for seen in range(max(0, position - self._window + 1), position + 1):
+                    slot = self._windows.shape.first + int(places.block_tables[row, seen // size])
+                    fact = self._parts.facts.get(slot * size + seen % size)
+                    assert fact == (seen, context[seen]), f"row {row} at {position} finds {fact} of {seen} in {slot}"
+
+
 def answering(number: int, prompt: ListOf[int], params: SamplingParams, block_size: int, salt: bytes = b"") -> Sequence:
     return Sequence(
         RequestId(f"answer-{number}"),

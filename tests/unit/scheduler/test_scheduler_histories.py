@@ -27,6 +27,8 @@ def busy_history(seed: int, events: int) -> Counter[str]:
         2,
         draw.random() < 0.5,
         seed % 2 == 0,
+        None if seed % 3 else draw.randint(1, 12),
+        draw.randint(0, 8),
     )
 
     def tokens() -> list[int]:

@@ -1,0 +1,238 @@
+"""How sequences come on through their blocks where layers with a window keep their parts of blocks apart.
+
+A sequence holds the pages of all of its blocks, and the window parts of those that its next tokens see: as it comes on
+it releases the parts that it has passed. It goes on at the deepest block before which all pages and the last window
+parts are here. From there it needs either
+
+- the window parts of every block that it computes, also of those whose pages are filled: of these it computes the
+  window parts alone, and what it computes for their pages is not kept; or
+- all pages up to where a pull or a load ends, and the last window parts there: nothing in between.
+
+Those that begin say how many parts they will hold at most: the parts before the block that they compute, those of one
+chunk, and those at the end of a pull. Once its prompt is computed, a sequence takes slots one by one, as it does pages.
+"""
+
+from __future__ import annotations
+
+from twostroke.ids import SessionId
+from twostroke.kv_cache.pool import BlockPool, Claim
+from twostroke.kv_cache.window_parts import WindowParts
+from twostroke.scheduler.progress import PageProgress
+from twostroke.scheduler.sequence import HeldWindows, Sequence
+
+
+class WindowProgress:
+    def __init__(self, pool: BlockPool, windows: WindowParts, block_size: int, step_tokens: int) -> None:
+        self._pool = pool
+        self._windows = windows
+        self._block_size = block_size
+        self._whole = PageProgress(pool, block_size)
+        shape = windows.shape
+        spare = (shape.slots - shape.least_slots) // 4
+        self._chunk_blocks = max(1, min(-(-step_tokens // block_size) + 1, spare))
+        """Blocks of one chunk: a step's, or fewer where others could not begin beside them."""
+
+    def may_begin(self, sequence: Sequence) -> bool:
+        depth = self._pool.hits(sequence.block_hashes)
+        return self._windows.has_room(self._most_parts(sequence, depth))
+
+    def begin(self, sequence: Sequence, claim: Claim) -> list[int]:
+        self._whole.begin(sequence, claim)
+        hashes, depth = sequence.block_hashes, claim.hits
+        most = self._most_parts(sequence, depth)
+        held = {block: self._windows.hold(hashes[block]) for block in self._windows.shape.tail(depth)}
+        sequence.windows = HeldWindows(held, most, pulled_depth=self._pulled_depth(sequence, depth))
+        self._windows.commit(most)
+        for block in range(len(hashes), len(sequence.pages)):
+            slot = self._windows.take_private()
+            assert slot is not None, "it began only because there was room"
+            held[block] = slot
+        self._leave_promise(sequence)
+        return self._take_tail(sequence)
+
+    def catch_up(self, sequence: Sequence) -> None:
+        held, size, count = _held(sequence), self._block_size, len(sequence.block_hashes)
+        pages, full = sequence.pages, max(held.full_blocks, sequence.computed // size)
+        while full < count and self._pool.is_filled(pages[full]):
+            full += 1
+        held.full_blocks = full
+        block = reached = sequence.computed // size
+        if block < held.pulled_depth <= full and self._has_tail(held):
+            reached = held.pulled_depth
+        while reached < full and self._hold_filled(sequence, reached):
+            reached += 1
+        if reached > block:
+            sequence.computed = reached * size
+            self._passed(sequence, reached)
+
+    def runnable_end(self, sequence: Sequence, end: int) -> int:
+        held, size, count = _held(sequence), self._block_size, len(sequence.block_hashes)
+        first, room = sequence.computed // size, None if held.most is None else held.most - len(held.slots)
+        if first < count and self._is_coming(sequence):
+            return first * size
+        for block in range(first, -(-end // size)):
+            if block < count and self._is_others_work(sequence, block, first):
+                return block * size
+            if room is not None and block not in held.slots:
+                if not room:
+                    return block * size
+                room -= 1
+        return end
+
+    def take(self, sequence: Sequence, start: int, end: int) -> int:
+        held, size = _held(sequence), self._block_size
+        for block in range(start // size, -(-end // size)):
+            if block not in held.slots:
+                assert block < len(sequence.block_hashes), "private blocks have their slots from the beginning"
+                slot = self._windows.take(sequence.block_hashes[block])
+                if slot is None:
+                    return min(end, block * size)
+                held.slots[block] = slot
+        return end
+
+    def begin_writing(self, sequence: Sequence, start: int, end: int) -> None:
+        self._whole.begin_writing(sequence, start, end)
+        held, size = _held(sequence), self._block_size
+        for block in range(start // size, -(-end // size)):
+            slot = held.slots[block]
+            if self._windows.is_filled(slot):
+                held.filled_parts = block + 1
+            elif self._windows.is_arriving(slot) and self._windows.writer(slot) is None:
+                self._windows.assign_writer(slot, sequence.session)
+
+    def make_readable(self, sequence: Sequence, end: int) -> None:
+        self._whole.make_readable(sequence, end)
+        held, size = _held(sequence), self._block_size
+        for block in range(sequence.computed // size, end // size):
+            slot, block_hash = held.slots[block], sequence.block_hashes[block]
+            if self._windows.is_arriving(slot):
+                self._windows.fill(slot)
+            elif not self._windows.is_filled(slot) and self._pool.find(block_hash) == sequence.pages[block]:
+                self._windows.register_private(slot, block_hash)
+        self._passed(sequence, end // size)
+
+    def grow(self, sequence: Sequence) -> bool:
+        held = _held(sequence)
+        if not self._windows.has_room(1) or not self._whole.grow(sequence):
+            return False
+        slot = self._windows.take_private()
+        if slot is None:
+            self._pool.release([sequence.pages.pop()])
+            return False
+        self._windows.commit(1)
+        held.slots[len(sequence.pages) - 1] = slot
+        return True
+
+    def again_tokens(self, sequence: Sequence) -> int:
+        held = _held(sequence)
+        if self._is_coming(sequence):
+            return 0
+        return max(0, held.full_blocks * self._block_size - sequence.computed)
+
+    def release(self, sequence: Sequence) -> None:
+        held, sequence.windows = sequence.windows, None
+        if held is not None:
+            for slot in held.slots.values():
+                if self._windows.writer(slot) == sequence.session:
+                    self._windows.clear_writer(slot)
+            self._windows.release([held.slots[block] for block in sorted(held.slots)])
+            self._windows.commit(-held.committed)
+        self._whole.release(sequence)
+
+    # Internals
+
+    def _pulled_depth(self, sequence: Sequence, depth: int) -> int:
+        """Return where a pull of a sequence will end, or 0 if it goes on at `depth` without one."""
+        pulled = min(sequence.pulled_blocks, len(sequence.block_hashes))
+        return pulled if pulled > depth else 0
+
+    def _most_parts(self, sequence: Sequence, depth: int) -> int:
+        tail, blocks = self._windows.shape.tail_blocks, len(sequence.block_hashes)
+        private = 1 if sequence.sampling else 0
+        tails = 2 if self._pulled_depth(sequence, depth) else 1
+        return min(blocks, tails * tail + self._chunk_blocks) + private
+
+    def _take_tail(self, sequence: Sequence) -> list[int]:
+        """Hold the window parts at the end of a pull; return the blocks whose parts are to be pulled."""
+        held, missing = _held(sequence), list[int]()
+        for block in self._windows.shape.tail(held.pulled_depth):
+            if block in held.slots:
+                continue
+            block_hash = sequence.block_hashes[block]
+            missing += [] if self._windows.is_known(block_hash) else [block]
+            slot = self._windows.take(block_hash)
+            assert slot is not None, "it began only because there was room"
+            held.slots[block] = slot
+        return missing
+
+    def _has_tail(self, held: HeldWindows) -> bool:
+        tail = self._windows.shape.tail(held.pulled_depth)
+        return all(block in held.slots and self._windows.is_filled(held.slots[block]) for block in tail)
+
+    def _hold_filled(self, sequence: Sequence, block: int) -> bool:
+        """Hold the window part of a block if it is filled; return False if it is not."""
+        held = _held(sequence)
+        slot = held.slots.get(block)
+        if slot is not None:
+            return self._windows.is_filled(slot)
+        if self._windows.find(sequence.block_hashes[block]) is None:
+            return False
+        held.slots[block] = self._windows.hold(sequence.block_hashes[block])
+        return True
+
+    def _is_coming(self, sequence: Sequence) -> bool:
+        """Tell whether others write all that a pulled sequence lacks, as far as it is known without looking at each."""
+        held, depth = _held(sequence), _held(sequence).pulled_depth
+        if sequence.computed >= depth * self._block_size:
+            return False
+        page = sequence.pages[min(held.full_blocks, depth - 1)]
+        if not self._pool.is_filled(page) and not self._whole.has_other_writer(sequence, page):
+            return False
+        return all(
+            self._windows.is_filled(slot) or self._is_others(sequence, self._windows.writer(slot))
+            for slot in (held.slots.get(block) for block in self._windows.shape.tail(depth))
+            if slot is not None
+        )
+
+    def _is_others_work(self, sequence: Sequence, block: int, first: int) -> bool:
+        """Tell whether a chunk that begins with block `first` ends before this one.
+
+        Of a chunk either all pages are filled already or none, and so it is with window parts: what a forward pass
+        computes of filled ones is not kept.
+        """
+        page, block_hash = sequence.pages[block], sequence.block_hashes[block]
+        if self._whole.has_other_writer(sequence, page):
+            return True
+        if self._is_others(sequence, self._windows.writer_of(block_hash)):
+            return True
+        is_filled, has_part = self._pool.is_filled(page), self._windows.find(block_hash) is not None
+        if block == first:
+            return is_filled and has_part
+        had_part = self._windows.find(sequence.block_hashes[first]) is not None
+        return (is_filled, has_part) != (self._pool.is_filled(sequence.pages[first]), had_part)
+
+    def _is_others(self, sequence: Sequence, writer: SessionId | None) -> bool:
+        return writer not in (None, sequence.session)
+
+    def _passed(self, sequence: Sequence, depth: int) -> None:
+        """Release the window parts that no token after the first `depth` blocks sees."""
+        held, tail = _held(sequence), self._windows.shape.tail(depth)
+        passed = sorted(block for block in held.slots if block < tail.start)
+        self._windows.release([held.slots.pop(block) for block in passed])
+        if held.most is None:
+            self._windows.commit(-len(passed))
+        elif depth >= len(sequence.block_hashes):
+            self._leave_promise(sequence, depth)
+
+    def _leave_promise(self, sequence: Sequence, depth: int | None = None) -> None:
+        """Give back slots that were spoken for and are not held, once all hashed blocks are computed."""
+        held = _held(sequence)
+        reached = sequence.computed // self._block_size if depth is None else depth
+        if held.most is not None and reached >= len(sequence.block_hashes):
+            self._windows.commit(len(held.slots) - held.most)
+            held.most = None
+
+
+def _held(sequence: Sequence) -> HeldWindows:
+    assert sequence.windows is not None, "it holds its window parts while it runs"
+    return sequence.windows
