@@ -1,8 +1,8 @@
 """Which worker holds which blocks on which tier, by the workers' own event logs; equality is proved after every batch.
 
-A worker is one bit. For each tier the index maps a block's hash to the bits of its holders. When a worker is gone its
-bit means nobody from then on, and `sweep` takes its blocks out in parts. Everything here is plain data: no clock, no
-socket, no log.
+A worker is one bit. For each tier and page group the index maps a block's hash to the bits of its holders. When a
+worker is gone its bit means nobody from then on, and `sweep` takes its blocks out in parts. Everything here is plain
+data: no clock, no socket, no log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from router.routing.held_blocks import BUCKETS, HeldBlocks
 from twostroke.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.events import EventBatch, TierChange, batch_of, digest_term, in_parts
-from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tier import PLACES, Group, Tier
+from twostroke.kv_cache.window_parts import deepest
 
 Mask = int
 """A set of holders: one bit each."""
@@ -98,8 +99,8 @@ class _WorkerBlocks:
     awaited: tuple[int, int] | None = None
     """The part that must come next, as (number of the batch, number of the part)."""
     blocks: HeldBlocks = field(default_factory=HeldBlocks)
-    counts: list[int] = field(default_factory=lambda: [0] * len(Tier))
-    """Number of blocks per tier."""
+    counts: list[int] = field(default_factory=lambda: [0] * len(PLACES))
+    """Number of blocks in each place, pages of the first group first."""
     xor: int = 0
 
     @property
@@ -144,12 +145,14 @@ class _WorkerMasks:
 class PrefixIndex:
     def __init__(self, sweep_blocks: int = SWEEP_BLOCKS) -> None:
         self._sweep_blocks = sweep_blocks
-        self._holders: tuple[dict[BlockHash, Mask], ...] = tuple({} for _ in Tier)
-        self._on_tiers = tuple(
-            tuple(holders for tier, holders in enumerate(self._holders) if tiers >> tier & 1)
-            for tiers in range(1 << len(Tier))
+        self._holders: tuple[dict[BlockHash, Mask], ...] = tuple({} for _ in PLACES)
+        self._pages, self._parts = self._holders[: len(Tier)], self._holders[len(Tier) :]
+        """Holders of pages of the first group on each tier, and of window parts."""
+        self._in_places = tuple(
+            tuple(holders for number, holders in enumerate(self._holders) if places >> number & 1)
+            for places in range(1 << len(PLACES))
         )
-        """The holders on each set of tiers."""
+        """The holders in each set of places."""
         self._workers: dict[WorkerId, _WorkerBlocks] = {}
         self._bits: dict[Mask, Mask] = {}
         """Each worker's bit to itself: all hashes that only that worker holds share this one object."""
@@ -161,7 +164,7 @@ class PrefixIndex:
         """Counts evicted blocks that are asked for again."""
 
     def __len__(self) -> int:
-        """Counts different hashes, once for each tier that has them; those of workers that are gone until swept."""
+        """Counts different hashes, once for each tier and group that has them; those of gone workers until swept."""
         return sum(len(holders) for holders in self._holders)
 
     @property
@@ -169,7 +172,7 @@ class PrefixIndex:
         return list(self._workers)
 
     def block_count(self, worker: WorkerId) -> int:
-        """Counts blocks that the worker holds, once per tier."""
+        """Counts blocks that the worker holds, once per tier and group."""
         held = self._workers.get(worker)
         return held.block_count if held is not None else 0
 
@@ -186,7 +189,8 @@ class PrefixIndex:
             self._remove(held, change)
             self._store(held, change)
         for change in batch.changes:  # now that all are in: what only moved to another tier is not gone
-            self.re_reference.evicted(block_hash for block_hash in change.removed if not self._is_held(block_hash))
+            if change.group is Group.FULL:
+                self.re_reference.evicted(block_hash for block_hash in change.removed if not self._is_held(block_hash))
         if batch.more:
             held.sequence, held.awaited = None, (batch.sequence, batch.part + 1)
             return Applied.PARTIAL
@@ -223,8 +227,8 @@ class PrefixIndex:
         most = self._sweep_blocks
         while self._gone and most > 0:
             bit, blocks = self._gone[-1]
-            for block_hash, tiers in blocks.take_out(most):
-                for holders in self._on_tiers[tiers]:
+            for block_hash, places in blocks.take_out(most):
+                for holders in self._in_places[places]:
                     self._drop_holder(holders, block_hash, bit)
                 most -= 1
             if not blocks:
@@ -237,7 +241,10 @@ class PrefixIndex:
         held = self._workers.get(worker)
         if held is None or held.sequence is None:
             return None
-        changes = [TierChange(tier, tuple(held.blocks.on(tier)) if held.counts[tier] else (), ()) for tier in Tier]
+        changes = [
+            TierChange(tier, tuple(held.blocks.on(number)) if held.counts[number] else (), (), group)
+            for number, (tier, group) in enumerate(PLACES)
+        ]
         return batch_of(held.sequence, changes, held.block_count, held.xor, snapshot=True)
 
     def snapshot_parts(self, worker: WorkerId) -> Generator[EventBatch]:
@@ -252,16 +259,18 @@ class PrefixIndex:
         digest = held.xor.to_bytes(HASH_BYTES, "big")
         whole = EventBatch(held.sequence, (), (), held.block_count, digest, snapshot=True)
         blocks = held.blocks
-        frozen = blocks.freeze([tier for tier in Tier if held.counts[tier]])
+        frozen = blocks.freeze([number for number, count in enumerate(held.counts) if count])
         try:
             yield from in_parts(whole, frozen.pieces())
         finally:
             blocks.readers.remove(frozen)
 
     def leading_blocks(
-        self, hashes: Sequence[BlockHash], also: Coming | None = None
+        self, hashes: Sequence[BlockHash], also: Coming | None = None, *, tail_blocks: int = 0
     ) -> dict[WorkerId, tuple[int, ...]]:
         """Returns how many of the first blocks each worker holds, the fewest first, without those that hold none.
+
+        `tail_blocks`: that many of the last ones need their window parts too (`WindowShape.tail_blocks`).
 
         There is one number for each tier down to the lowest on which the worker holds anything: blocks on the device;
         there or in host memory; there, in host memory or on disk. `also` names workers that are about to hold a block
@@ -271,18 +280,41 @@ class PrefixIndex:
         and spilling downwards keep them. A worker with a hole gets a number at the hole or past it. If that is too high
         the worker computes the hole, and predicted reuse is seen to have been wrong.
         """
-        lowest = next((tier for tier in _UPWARDS if self._holders[tier]), Tier.DEVICE)
-        if lowest is Tier.DEVICE:
+        lowest = next((tier for tier in _UPWARDS if self._pages[tier]), Tier.DEVICE)
+        if lowest is Tier.DEVICE and not tail_blocks:
             return self._reach(lowest, hashes, also, lambda depth: (depth,))
         reaches = [self._reach(tier, hashes, also, int) for tier in Tier if tier <= lowest]
+        if tail_blocks:
+            reaches = [
+                self._with_parts(tier, hashes, also, reach, tail_blocks)
+                for tier, reach in zip(Tier, reaches, strict=False)
+            ]
         return {worker: self._depths(worker, reaches) for worker in reaches[-1]}
+
+    def _with_parts(
+        self,
+        lowest: Tier,
+        hashes: Sequence[BlockHash],
+        also: Coming | None,
+        reach: dict[WorkerId, int],
+        tail_blocks: int,
+    ) -> dict[WorkerId, int]:
+        """Returns how far each worker holds pages and, of the last blocks before, window parts; the fewest first."""
+        parts = self._looking_down_to(lowest, hashes, also, self._parts)
+
+        def depth_of(worker: WorkerId, pages: int) -> int:
+            bit = self._workers[worker].bit
+            return deepest(pages, tail_blocks, lambda block: bool(parts(block) & bit))
+
+        depths = {worker: depth_of(worker, pages) for worker, pages in reach.items()}
+        return {worker: depths[worker] for worker in sorted(depths, key=depths.__getitem__) if depths[worker]}
 
     def _reach(
         self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None, form: Callable[[int], Depth]
     ) -> dict[WorkerId, Depth]:
         """Returns how far each worker holds the sequence, on tiers down to `lowest`."""
         reach: dict[WorkerId, Depth] = {}
-        for depth, mask in exponential_search(self._looking_down_to(lowest, hashes, also), len(hashes)):
+        for depth, mask in exponential_search(self._looking_down_to(lowest, hashes, also, self._pages), len(hashes)):
             reach.update(dict.fromkeys(self._masks.of(mask), form(depth)))
         return reach
 
@@ -290,8 +322,11 @@ class PrefixIndex:
         tiers = self._workers[worker].lowest + 1
         return tuple(accumulate((reach.get(worker, 0) for reach in reaches[:tiers]), max))
 
-    def _looking_down_to(self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None) -> Callable[[int], Mask]:
-        tiers = [holders for holders in self._holders[: lowest + 1] if holders]
+    def _looking_down_to(
+        self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None, of: Sequence[dict[BlockHash, Mask]]
+    ) -> Callable[[int], Mask]:
+        """Returns the holders of each block, `of` all tiers those down to `lowest`."""
+        tiers = [holders for holders in of[: lowest + 1] if holders]
         gone = self._gone_mask
         if len(tiers) == 1 and also is None and not gone:
             find = tiers[0].get
@@ -337,52 +372,52 @@ class PrefixIndex:
         self.sweep()
 
     def _store(self, held: _WorkerBlocks, change: TierChange) -> None:
-        tier, bit, blocks, holders = change.tier, held.bit, held.blocks, self._holders[change.tier]
-        buckets, is_read = blocks.buckets, bool(blocks.readers)
-        here, xor, count = 1 << tier, held.xor, 0
+        number, bit, blocks = change.place_number, held.bit, held.blocks
+        holders, buckets, is_read = self._holders[number], blocks.buckets, bool(blocks.readers)
+        here, xor, count, (tier, group) = 1 << number, held.xor, 0, change.place
         for block_hash in change.stored:
             bucket = buckets[block_hash[0] % BUCKETS]
-            tiers = bucket.get(block_hash, 0)
-            if tiers & here:
+            places = bucket.get(block_hash, 0)
+            if places & here:
                 continue
             if is_read:
-                blocks.keep(block_hash, tiers)
-            bucket[block_hash] = tiers | here
+                blocks.keep(block_hash, places)
+            bucket[block_hash] = places | here
             others = holders.get(block_hash)
             holders[block_hash] = bit if others is None else others | bit
-            xor ^= digest_term(block_hash, tier)
+            xor ^= digest_term(block_hash, tier, group)
             count += 1
         held.xor = xor
-        held.counts[tier] += count
+        held.counts[number] += count
 
     def _remove(self, held: _WorkerBlocks, change: TierChange) -> None:
-        tier, blocks = change.tier, held.blocks
-        here = 1 << tier
+        number, blocks = change.place_number, held.blocks
+        here, (tier, group) = 1 << number, change.place
         for block_hash in change.removed:
             bucket = blocks.buckets[block_hash[0] % BUCKETS]
-            tiers = bucket.get(block_hash, 0)
-            if not tiers & here:
+            places = bucket.get(block_hash, 0)
+            if not places & here:
                 continue
             if blocks.readers:
-                blocks.keep(block_hash, tiers)
-            if tiers == here:
+                blocks.keep(block_hash, places)
+            if places == here:
                 del bucket[block_hash]
             else:
-                bucket[block_hash] = tiers ^ here
-            self._drop_holder(self._holders[tier], block_hash, held.bit)
-            held.counts[tier] -= 1
-            held.xor ^= digest_term(block_hash, tier)
+                bucket[block_hash] = places ^ here
+            self._drop_holder(self._holders[number], block_hash, held.bit)
+            held.counts[number] -= 1
+            held.xor ^= digest_term(block_hash, tier, group)
 
     def _begin_empty(self, worker: WorkerId, held: _WorkerBlocks) -> None:
         """Let a worker that goes on hold nothing: it gets another bit."""
         self._retire(held)
         held.bit = self._take_bit(worker)
         held.blocks = HeldBlocks()
-        held.counts = [0] * len(Tier)
+        held.counts = [0] * len(PLACES)
         held.xor = 0
 
     def _is_held(self, block_hash: BlockHash) -> bool:
-        return any(holders.get(block_hash, 0) & ~self._gone_mask for holders in self._holders)
+        return any(holders.get(block_hash, 0) & ~self._gone_mask for holders in self._pages)
 
     def _drop_holder(self, holders: dict[BlockHash, Mask], block_hash: BlockHash, bit: Mask) -> None:
         rest = holders[block_hash] & ~bit

@@ -21,6 +21,7 @@ from tools.doctor.facts import Canary, Facts, WorkerFacts
 from twostroke.errors import PeerLost
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
+from twostroke.kv_cache.tier import Group
 from twostroke.rpc.convert import form_of, hashes_from_bytes
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
@@ -240,7 +241,9 @@ class IndexWatch:
         if batch.snapshot or batch.cleared:
             seen.holds.clear()
         self._change(seen, control_pb2.TIER_DEVICE, batch.stored, batch.removed)
-        for change in batch.lower_tiers:
+        for change in batch.further:
+            if change.group != Group.FULL:
+                continue  # the pages of a block say that it is here
             self._change(seen, change.tier, change.stored, change.removed)
 
     def _change(self, seen: Seen, tier: int, stored: bytes, removed: bytes) -> None:

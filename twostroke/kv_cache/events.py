@@ -1,7 +1,7 @@
 """The event log of stored and removed blocks, whose equality with the worker's caches can be proved.
 
-Every batch has a sequence number, and carries the size of the worker's set of (hash, tier) and the xor over it. A
-reader that applied every batch has the same digest, or knows that it has not.
+Every batch has a sequence number, and carries the size of the worker's set of (hash, tier, group) and the xor over it.
+A reader that applied every batch has the same digest, or knows that it has not.
 
 A batch of many blocks is sent in parts, which follow one another; so is the snapshot of a large set, whose parts are
 made one at a time. The size and the digest, which every part carries, hold after the last one.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from twostroke.ids import BlockHash, Epoch
 from twostroke.kv_cache.block import HASH_BYTES
-from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tier import PLACES, TIERS, Group, Tier
 
 RING_BATCHES = 4096
 """Batches kept for replay, some minutes at one per step; readers further behind take a snapshot."""
@@ -31,28 +31,39 @@ _HASH_MASK = (1 << _HASH_BITS) - 1
 
 @dataclass(frozen=True, slots=True)
 class TierChange:
-    """Blocks that were stored and removed on one tier."""
+    """Blocks of which the parts of one group were stored and removed on one tier."""
 
     tier: Tier
     stored: tuple[BlockHash, ...]
     removed: tuple[BlockHash, ...]
+    group: Group = Group.FULL
+
+    @property
+    def place(self) -> tuple[Tier, Group]:
+        return self.tier, self.group
+
+    @property
+    def place_number(self) -> int:
+        """Index of the place in `PLACES`."""
+        return self.tier + TIERS * self.group
 
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
     sequence: int
     stored: tuple[BlockHash, ...]
-    """Blocks stored on the device tier, like `removed`."""
+    """Blocks whose pages of the first group were stored on the device tier, like `removed`."""
     removed: tuple[BlockHash, ...]
     block_count: int
-    """Size of the set of (hash, tier) after this batch."""
+    """Size of the set of (hash, tier, group) after this batch."""
     digest: bytes
     """Digest of that set (see `digest_term`)."""
     snapshot: bool = False
     """`stored` is the whole set; the reader forgets what it knew."""
     cleared: bool = False
     """`stored` is the whole set, but the batch follows the one before it like any other."""
-    lower_tiers: tuple[TierChange, ...] = ()
+    further: tuple[TierChange, ...] = ()
+    """Changes of the lower tiers, and of window parts."""
     published_s: float = 0.0
     """Wall-clock time of publication; 0 if not measured."""
     part: int = 0
@@ -62,14 +73,14 @@ class EventBatch:
 
     @property
     def changes(self) -> tuple[TierChange, ...]:
-        """Changes of all tiers."""
-        return (TierChange(Tier.DEVICE, self.stored, self.removed), *self.lower_tiers)
+        """Changes of all tiers and groups."""
+        return (TierChange(Tier.DEVICE, self.stored, self.removed), *self.further)
 
 
-def digest_term(block_hash: BlockHash, tier: Tier) -> int:
-    """Return the xor term of one element: its hash rotated left by the tier's number, so that moves are seen."""
-    value = int.from_bytes(block_hash, "big")
-    return ((value << tier) | (value >> (_HASH_BITS - tier))) & _HASH_MASK if tier else value
+def digest_term(block_hash: BlockHash, tier: Tier, group: Group = Group.FULL) -> int:
+    """Return the xor term of one element: its hash rotated left by the number of its place, so that moves are seen."""
+    value, bits = int.from_bytes(block_hash, "big"), tier + TIERS * group
+    return ((value << bits) | (value >> (_HASH_BITS - bits))) & _HASH_MASK if bits else value
 
 
 class EventLog:
@@ -77,7 +88,7 @@ class EventLog:
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
-        self._tiers = {tier: _TierBlocks(tier) for tier in Tier}
+        self._tiers = {place: _TierBlocks(*place) for place in PLACES}
         self._ring: deque[EventBatch] = deque(maxlen=RING_BATCHES)
         self._sequence = 0
 
@@ -90,11 +101,11 @@ class EventLog:
     def has_changes(self) -> bool:
         return any(tier_blocks.pending for tier_blocks in self._tiers.values())
 
-    def stored(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE) -> None:
-        self._tiers[tier].add(block_hash)
+    def stored(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: Group = Group.FULL) -> None:
+        self._tiers[tier, group].add(block_hash)
 
-    def removed(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE) -> None:
-        self._tiers[tier].remove(block_hash)
+    def removed(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: Group = Group.FULL) -> None:
+        self._tiers[tier, group].remove(block_hash)
 
     def publish(self, published_s: float = 0.0) -> EventBatch:
         """Close the current batch (an empty one is a heartbeat) and add it to the log.
@@ -105,7 +116,7 @@ class EventLog:
         changes = [tier_blocks.change() for tier_blocks in self._tiers.values()]
         cleared = self._count() < sum(len(change.removed) for change in changes)
         if cleared:
-            changes = [TierChange(tier_blocks.tier, tuple(tier_blocks), ()) for tier_blocks in self._tiers.values()]
+            changes = [tier_blocks.whole(tuple(tier_blocks)) for tier_blocks in self._tiers.values()]
         batch = batch_of(
             self._sequence,
             changes,
@@ -129,13 +140,11 @@ class EventLog:
 
     def snapshot(self) -> EventBatch:
         """Return the set as of the last published batch."""
-        changes = [
-            TierChange(tier_blocks.tier, tuple(tier_blocks.published()), ()) for tier_blocks in self._tiers.values()
-        ]
+        changes = [tier_blocks.whole(tuple(tier_blocks.published())) for tier_blocks in self._tiers.values()]
         count, xor = sum(len(change.stored) for change in changes), 0
         for change in changes:
             for block_hash in change.stored:
-                xor ^= digest_term(block_hash, change.tier)
+                xor ^= digest_term(block_hash, *change.place)
         return batch_of(self._sequence, changes, count, xor, snapshot=True)
 
     def snapshot_parts(self) -> Generator[EventBatch]:
@@ -165,10 +174,11 @@ class EventLog:
 
 
 class _TierBlocks:
-    """The blocks of one tier, and the changes since the last batch."""
+    """The blocks of one group on one tier, and the changes since the last batch."""
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: Tier, group: Group) -> None:
         self.tier = tier
+        self.group = group
         self._buckets = [set[BlockHash]() for _ in range(BUCKETS)]
         self._count = 0
         self.xor = 0
@@ -198,7 +208,11 @@ class _TierBlocks:
     def change(self) -> TierChange:
         stored = tuple(block_hash for block_hash, stored in self.pending.items() if stored)
         removed = tuple(block_hash for block_hash, stored in self.pending.items() if not stored)
-        return TierChange(self.tier, stored, removed)
+        return TierChange(self.tier, stored, removed, self.group)
+
+    def whole(self, blocks: tuple[BlockHash, ...]) -> TierChange:
+        """Return the change that stores these blocks."""
+        return TierChange(self.tier, blocks, (), self.group)
 
     def published(self) -> Iterator[BlockHash]:
         """Return the set as of the last batch."""
@@ -207,7 +221,7 @@ class _TierBlocks:
 
     def freeze(self) -> _FrozenBlocks:
         """Return the set as it is now, whatever changes from here on; remove it from `readers` after use."""
-        frozen = _FrozenBlocks(self.tier, self._buckets)
+        frozen = _FrozenBlocks(self.tier, self.group, self._buckets)
         self.readers.append(frozen)
         return frozen
 
@@ -218,7 +232,7 @@ class _TierBlocks:
         return self._buckets[bucket]
 
     def _note(self, block_hash: BlockHash, *, stored: bool) -> None:
-        self.xor ^= digest_term(block_hash, self.tier)
+        self.xor ^= digest_term(block_hash, self.tier, self.group)
         if block_hash in self.pending:
             del self.pending[block_hash]
         else:
@@ -228,8 +242,9 @@ class _TierBlocks:
 class _FrozenBlocks:
     """The blocks of one tier as of one moment, bucket by bucket."""
 
-    def __init__(self, tier: Tier, buckets: Sequence[set[BlockHash]]) -> None:
+    def __init__(self, tier: Tier, group: Group, buckets: Sequence[set[BlockHash]]) -> None:
         self._tier = tier
+        self._group = group
         self._buckets = buckets
         self._next = 0
         """The first bucket that was not handed out."""
@@ -246,7 +261,7 @@ class _FrozenBlocks:
             kept = self._kept.pop(self._next, None)
             blocks = tuple(self._buckets[self._next]) if kept is None else kept
             self._next += 1
-            yield TierChange(self._tier, blocks, ())
+            yield TierChange(self._tier, blocks, (), self._group)
 
 
 def parts_of(batch: EventBatch) -> Iterator[EventBatch]:
@@ -255,8 +270,8 @@ def parts_of(batch: EventBatch) -> Iterator[EventBatch]:
     if sum(len(change.stored) + len(change.removed) for change in changes) <= PART_BLOCKS:
         yield batch
         return
-    stored = (TierChange(change.tier, change.stored, ()) for change in changes)
-    removed = (TierChange(change.tier, (), change.removed) for change in changes)
+    stored = (replace(change, removed=()) for change in changes)
+    removed = (replace(change, stored=()) for change in changes)
     yield from in_parts(batch, [*stored, *removed])
 
 
@@ -271,21 +286,21 @@ def in_parts(whole: EventBatch, pieces: Iterable[TierChange]) -> Iterator[EventB
 
 
 def _part(whole: EventBatch, part: int, pieces: Sequence[TierChange], *, more: bool) -> EventBatch:
-    merged = [_merged(tier, [piece for piece in pieces if piece.tier is tier]) for tier in Tier]
+    first, *further = [_merged(place, [piece for piece in pieces if piece.place == place]) for place in PLACES]
     return replace(
         whole,
-        stored=merged[Tier.DEVICE].stored,
-        removed=merged[Tier.DEVICE].removed,
-        lower_tiers=tuple(change for change in merged[Tier.HOST :] if change.stored or change.removed),
+        stored=first.stored,
+        removed=first.removed,
+        further=tuple(change for change in further if change.stored or change.removed),
         part=part,
         more=more,
     )
 
 
-def _merged(tier: Tier, pieces: Sequence[TierChange]) -> TierChange:
+def _merged(place: tuple[Tier, Group], pieces: Sequence[TierChange]) -> TierChange:
     stored = tuple(block_hash for piece in pieces for block_hash in piece.stored)
     removed = tuple(block_hash for piece in pieces for block_hash in piece.removed)
-    return TierChange(tier, stored, removed)
+    return TierChange(place[0], stored, removed, place[1])
 
 
 def _groups(pieces: Iterable[TierChange]) -> Iterator[Sequence[TierChange]]:
@@ -295,7 +310,7 @@ def _groups(pieces: Iterable[TierChange]) -> Iterator[Sequence[TierChange]]:
         start, blocks = 0, len(piece.stored) + len(piece.removed)
         while start < blocks:
             end = min(blocks, start + room)
-            group.append(TierChange(piece.tier, piece.stored[start:end], piece.removed[start:end]))
+            group.append(replace(piece, stored=piece.stored[start:end], removed=piece.removed[start:end]))
             room -= end - start
             start = end
             if not room:
@@ -315,8 +330,8 @@ def batch_of(
     cleared: bool = False,
     published_s: float = 0.0,
 ) -> EventBatch:
-    """Return a batch of one change per tier, the device's first."""
-    device, *lower = changes
+    """Return a batch of one change for each tier and group, that of pages on the device first."""
+    device, *further = changes
     return EventBatch(
         sequence=sequence,
         stored=device.stored,
@@ -325,6 +340,6 @@ def batch_of(
         digest=xor.to_bytes(HASH_BYTES, "big"),
         snapshot=snapshot,
         cleared=cleared,
-        lower_tiers=tuple(change for change in lower if change.stored or change.removed),
+        further=tuple(change for change in further if change.stored or change.removed),
         published_s=published_s,
     )

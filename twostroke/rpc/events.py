@@ -5,7 +5,7 @@ from __future__ import annotations
 from twostroke.errors import InvalidRequest
 from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.events import EventBatch, TierChange
-from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tier import Group, Tier
 from twostroke.rpc.convert import hashes_from_bytes, hashes_to_bytes
 from twostroke.rpc.v1 import control_pb2
 
@@ -14,6 +14,7 @@ _TIERS = {
     Tier.HOST: control_pb2.TIER_HOST,
     Tier.DISK: control_pb2.TIER_DISK,
 }
+_GROUPS = frozenset(Group)
 _FROM_MESSAGE = {said: tier for tier, said in _TIERS.items()}
 
 
@@ -42,7 +43,7 @@ def batch_to_message(
         block_count=batch.block_count,
         digest=batch.digest,
         load=load,
-        lower_tiers=[_change_to_message(change) for change in batch.lower_tiers],
+        further=[_change_to_message(change) for change in batch.further],
         published_s=batch.published_s,
         part=batch.part,
         more=batch.more,
@@ -58,7 +59,7 @@ def batch_from_message(message: control_pb2.KvEventBatch) -> EventBatch:
         digest=message.digest,
         snapshot=message.snapshot,
         cleared=message.cleared,
-        lower_tiers=tuple(_change_from_message(change) for change in message.lower_tiers),
+        further=tuple(_change_from_message(change) for change in message.further),
         published_s=message.published_s,
         part=message.part,
         more=message.more,
@@ -70,12 +71,16 @@ def _change_to_message(change: TierChange) -> control_pb2.TierChange:
         tier=tier_to_message(change.tier),
         stored=hashes_to_bytes(change.stored),
         removed=hashes_to_bytes(change.removed),
+        group=change.group,
     )
 
 
 def _change_from_message(message: control_pb2.TierChange) -> TierChange:
+    if message.group not in _GROUPS:
+        raise InvalidRequest(f"page group {message.group} is not known here", field="group")
     return TierChange(
         tier_from_message(message.tier),
         tuple(hashes_from_bytes(message.stored)),
         tuple(hashes_from_bytes(message.removed)),
+        Group(message.group),
     )

@@ -101,7 +101,7 @@ def test_a_cache_that_is_dropped_is_told_in_one_word_and_what_is_left() -> None:
     log.removed(A, Tier.HOST)
     batch = log.publish()
     assert (batch.cleared, batch.snapshot, batch.stored, batch.removed) == (True, False, (C,), ())
-    assert (batch.lower_tiers, batch.block_count, batch.digest) == ((), 1, C)
+    assert (batch.further, batch.block_count, batch.digest) == ((), 1, C)
     assert log.since(2) == [batch]
 
 
@@ -114,7 +114,7 @@ def test_a_lower_tier_is_told_and_proved_apart_from_the_device() -> None:
     log.stored(B, Tier.HOST)
     batch = log.publish()
     assert (batch.stored, batch.removed, batch.block_count) == ((), (B,), 4)
-    assert batch.lower_tiers == (TierChange(Tier.HOST, (A, B), ()), TierChange(Tier.DISK, (C,), ()))
+    assert batch.further == (TierChange(Tier.HOST, (A, B), ()), TierChange(Tier.DISK, (C,), ()))
     held = [(A, Tier.DEVICE), (A, Tier.HOST), (B, Tier.HOST), (C, Tier.DISK)]
     digest = 0
     for block_hash, tier in held:
@@ -122,7 +122,7 @@ def test_a_lower_tier_is_told_and_proved_apart_from_the_device() -> None:
     assert batch.digest == digest.to_bytes(HASH_BYTES, "big")
     snapshot = log.snapshot()
     assert (set(snapshot.stored), snapshot.block_count, snapshot.digest) == ({A}, 4, batch.digest)
-    assert {change.tier: set(change.stored) for change in snapshot.lower_tiers} == {Tier.HOST: {A, B}, Tier.DISK: {C}}
+    assert {change.tier: set(change.stored) for change in snapshot.further} == {Tier.HOST: {A, B}, Tier.DISK: {C}}
 
 
 def test_a_block_that_moves_between_tiers_changes_the_digest_by_whole_turns_of_its_name() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from router.routing.prefix_index import PrefixIndex
 from twostroke.ids import BlockHash, WorkerId
-from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tier import Group, Tier
 
 
-def hashes_of(index: PrefixIndex, worker: WorkerId, tier: Tier = Tier.DEVICE) -> frozenset[BlockHash]:
+def hashes_of(
+    index: PrefixIndex, worker: WorkerId, tier: Tier = Tier.DEVICE, group: Group = Group.FULL
+) -> frozenset[BlockHash]:
     """Return none while they are not known to be right."""
     shown = index.snapshot(worker)
     changes = () if shown is None else shown.changes
-    return frozenset(block for change in changes if change.tier is tier for block in change.stored)
+    return frozenset(block for change in changes if change.place == (tier, group) for block in change.stored)

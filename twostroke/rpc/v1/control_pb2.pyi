@@ -244,7 +244,7 @@ class SubscribeKvEventsRequest(_message.Message):
     def __init__(self, epoch: _Optional[str] = ..., start_sequence: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
 
 class KvEventBatch(_message.Message):
-    __slots__ = ("worker_id", "epoch", "sequence", "snapshot", "stored", "removed", "cleared", "block_count", "digest", "load", "lower_tiers", "published_s", "part", "more")
+    __slots__ = ("worker_id", "epoch", "sequence", "snapshot", "stored", "removed", "cleared", "block_count", "digest", "load", "further", "published_s", "part", "more")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -255,7 +255,7 @@ class KvEventBatch(_message.Message):
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
-    LOWER_TIERS_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_S_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
@@ -269,21 +269,23 @@ class KvEventBatch(_message.Message):
     block_count: int
     digest: bytes
     load: Load
-    lower_tiers: _containers.RepeatedCompositeFieldContainer[TierChange]
+    further: _containers.RepeatedCompositeFieldContainer[TierChange]
     published_s: float
     part: int
     more: bool
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., block_count: _Optional[int] = ..., digest: _Optional[bytes] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., lower_tiers: _Optional[_Iterable[_Union[TierChange, _Mapping]]] = ..., published_s: _Optional[float] = ..., part: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., block_count: _Optional[int] = ..., digest: _Optional[bytes] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., further: _Optional[_Iterable[_Union[TierChange, _Mapping]]] = ..., published_s: _Optional[float] = ..., part: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class TierChange(_message.Message):
-    __slots__ = ("tier", "stored", "removed")
+    __slots__ = ("tier", "stored", "removed", "group")
     TIER_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     tier: Tier
     stored: bytes
     removed: bytes
-    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
+    group: int
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., group: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("deadline_s", "successors")

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Iterator
+from operator import itemgetter
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from twostroke.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache import events
 from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of
 from twostroke.kv_cache.events import EventBatch, EventLog, digest_term, parts_of
-from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tier import Group, Tier
 from twostroke.rpc.events import batch_from_message, batch_to_message
 from twostroke.rpc.v1.control_pb2 import KvEventBatch
 
@@ -59,6 +60,8 @@ class Worker:
         self.epoch = Epoch(self._incarnation, self._draws.getrandbits(63))
         self.log = EventLog(self.epoch)
         self.held: dict[Tier, set[BlockHash]] = {tier: set() for tier in Tier}
+        self.parts: set[BlockHash] = set()
+        """Blocks whose window parts are on the device."""
 
     def down_to(self, lowest: Tier) -> set[BlockHash]:
         return set().union(*(self.held[tier] for tier in Tier if tier <= lowest))
@@ -69,11 +72,17 @@ class Worker:
         for tier, hashes in self.held.items():
             for block_hash in hashes:
                 xor ^= digest_term(block_hash, tier)
+        for block_hash in self.parts:
+            xor ^= digest_term(block_hash, Tier.DEVICE, Group.WINDOW)
         return xor.to_bytes(HASH_BYTES, "big")
 
     def change(self) -> None:
-        kind = self._draws.choice(["compute", "compute", "copy", "spill", "spill", "sink", "evict", "evict", "drop"])
-        if kind == "compute":
+        kind = self._draws.choice(
+            ["compute", "compute", "parts", "parts", "copy", "spill", "spill", "sink", "evict", "evict", "drop"]
+        )
+        if kind == "parts":
+            self._change_parts(self._draws.choice(PROMPTS))
+        elif kind == "compute":
             prompt = self._draws.choice(PROMPTS)
             for block_hash in prompt[: self._draws.randint(1, len(prompt))]:
                 self._put(block_hash, Tier.DEVICE)
@@ -83,6 +92,17 @@ class Worker:
                     self._take(block_hash, tier)
         else:
             self._move_a_leaf(kind)
+
+    def _change_parts(self, prompt: list[BlockHash]) -> None:
+        """Window parts come with some blocks that follow one another, and go one by one."""
+        first = self._draws.randrange(len(prompt))
+        for block_hash in prompt[first : first + self._draws.randint(1, 4)]:
+            if block_hash not in self.parts:
+                self.parts.add(block_hash)
+                self.log.stored(block_hash, group=Group.WINDOW)
+        gone = self._draws.choice(sorted(self.parts))
+        self.parts.remove(gone)
+        self.log.removed(gone, group=Group.WINDOW)
 
     def _move_a_leaf(self, kind: str) -> None:
         lowest = {"copy": Tier.DEVICE, "spill": Tier.DEVICE, "sink": Tier.HOST}.get(kind, Tier.DISK)
@@ -166,10 +186,13 @@ def equals(index: PrefixIndex, worker: Worker) -> bool:
         and shown.digest == worker.digest
         and index.epoch_of(worker.id) == worker.epoch
         and all(hashes_of(index, worker.id, tier) == worker.held[tier] for tier in Tier)
+        and hashes_of(index, worker.id, group=Group.WINDOW) == worker.parts
     )
 
 
-def scanned(workers: list[Worker], prompt: list[BlockHash]) -> Iterator[tuple[WorkerId, tuple[int, ...]]]:
+def scanned(
+    workers: list[Worker], prompt: list[BlockHash], tail_blocks: int
+) -> Iterator[tuple[WorkerId, tuple[int, ...]]]:
     """What `leading_blocks` should say, block by block."""
     for worker in workers:
         lowest = max((tier for tier in Tier if worker.held[tier]), default=Tier.DEVICE)
@@ -178,6 +201,11 @@ def scanned(workers: list[Worker], prompt: list[BlockHash]) -> Iterator[tuple[Wo
             next((place for place, block_hash in enumerate(prompt) if block_hash not in union), len(prompt))
             for union in unions
         )
+        if tail_blocks:
+            depths = tuple(
+                max(d for d in range(depth + 1) if worker.parts.issuperset(prompt[max(0, d - tail_blocks) : d]))
+                for depth in depths
+            )
         if depths[-1]:
             yield worker.id, depths
 
@@ -249,6 +277,10 @@ def test_after_any_history_the_index_equals_every_worker_and_a_scan(seed: int, r
     index = story.index
     while index.has_gone:
         index.sweep()
-    assert len(index) == sum(len(set().union(*(worker.held[tier] for worker in story.workers))) for tier in Tier)
+    pages = sum(len(set().union(*(worker.held[tier] for worker in story.workers))) for tier in Tier)
+    assert len(index) == pages + len(set().union(*(worker.parts for worker in story.workers)))
     for prompt in PROMPTS:
-        assert index.leading_blocks(prompt) == dict(scanned(story.workers, prompt))
+        for tail_blocks in range(4):
+            leading = index.leading_blocks(prompt, tail_blocks=tail_blocks)
+            assert leading == dict(scanned(story.workers, prompt, tail_blocks))
+            assert list(leading.values()) == sorted(leading.values(), key=itemgetter(-1))

@@ -77,7 +77,7 @@ def announced(running: Running, tier: Tier) -> set[bytes]:
     """What routers are told that lies on a tier."""
     running.host.feed.publish_changes()
     snapshot = running.host.feed.log.snapshot()
-    return {block for change in snapshot.lower_tiers if change.tier is tier for block in change.stored}
+    return {block for change in snapshot.further if change.tier is tier for block in change.stored}
 
 
 async def written(running: Running) -> None:
