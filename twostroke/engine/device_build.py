@@ -39,6 +39,7 @@ PLAIN: Final[Mapping[str, Any]] = {
     "has_output_norms": False,
     "is_parallel": False,
     "has_position_table": False,
+    "has_sinks": False,
     "embedding_scale": 1.0,
     "final_softcap": None,
     "experts": None,

@@ -10,6 +10,15 @@ ACTIVATIONS: Final = ("silu", "gelu_tanh", "gelu")
 
 
 @dataclass(frozen=True, slots=True)
+class Clamp:
+    """Numbers of y = gate / (1 + e^(-alpha * gate)) * (value + 1), where gates and values are clamped before."""
+
+    alpha: float
+    limit: float
+    """What gates are at most, and values at most and at least, with a minus."""
+
+
+@dataclass(frozen=True, slots=True)
 class Activation:
     """A function of the first product, which is either all there is, or lets the values of another one through."""
 
@@ -17,6 +26,8 @@ class Activation:
     """A name among `ACTIVATIONS`."""
     is_gated: bool = True
     """Whether the product's outputs are all gates, then all values: y = function(gate) * value."""
+    clamp: Clamp | None = None
+    """What makes of silu the activation of gpt-oss."""
 
     @property
     def width(self) -> int:

@@ -43,7 +43,9 @@ class AlignedAttention:
     def begin(self, batch: RaggedBatch) -> TorchAttentionStep[AlignedSpan]:
         return TorchAttentionStep(self, batch, [_span_of(batch, sequence) for sequence in range(batch.sequences)])
 
-    def attend_span(self, layer: int, span: AlignedSpan, q: torch.Tensor, out: torch.Tensor) -> None:
+    def attend_span(
+        self, layer: int, span: AlignedSpan, q: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
         """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
         rule, aligned_end = self.rules[layer], -(-span.end // TILE) * TILE
         k, v = (
@@ -56,7 +58,7 @@ class AlignedAttention:
             rows = slice(span.rows.start + first - span.first, span.rows.start + end - span.first)
             query = functional.pad(q[rows], (0, 0, 0, 0, first - start, stop - end))
             seen = reference.visible(torch.arange(start, stop), torch.arange(stop), rule.window)
-            answer = reference.attention(query, k[:, :stop], v[:, :stop], seen, rule)
+            answer = reference.attention(query, k[:, :stop], v[:, :stop], seen, rule, sinks)
             out[rows] = answer[first - start : end - start]
 
 

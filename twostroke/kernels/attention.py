@@ -56,8 +56,11 @@ class AttentionStep(Protocol):
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Rotate q [T, heads, D] and k [T, kv_heads, D], put k and v into their slots; the rotated q."""
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """[T, heads * D]: token j attends to what the layer's rule shows of its sequence's pages up to positions[j]."""
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, heads * D]: token j attends to what the layer's rule shows of its sequence's pages up to positions[j].
+
+        `sinks`: float32 [heads], one more score of each head's softmax, whose value is zero.
+        """
 
 
 class AttentionBackend(Protocol):

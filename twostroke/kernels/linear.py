@@ -47,7 +47,7 @@ class Linears(Protocol):
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """For `weight` [out, in]."""
 
-    def exact(self, weight: torch.Tensor) -> Linear:
+    def exact(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """For a router's `weight`, which is never rounded: y is float32, and so are the sums."""
 
     def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> ActivatedProduct:
@@ -60,8 +60,8 @@ class TorchLinears:
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         return make_linear(plain(weight), bias)
 
-    def exact(self, weight: torch.Tensor) -> Linear:
-        return ExactLinear(make_linear(weight.float()))
+    def exact(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return ExactLinear(make_linear(weight.float(), None if bias is None else bias.float()))
 
     def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> ActivatedProduct:
         return ActivatedLinear(make_linear(plain(weight), bias), activation)
@@ -92,7 +92,11 @@ def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:
     if not activation.is_gated:
         return function(y)
     gate, value = y.chunk(2, dim=-1)
-    return function(gate) * value
+    if activation.clamp is None:
+        return function(gate) * value
+    alpha, limit = activation.clamp.alpha, activation.clamp.limit
+    gate, value = gate.clamp(max=limit), value.clamp(-limit, limit)
+    return (value + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
 class PlainLinear:

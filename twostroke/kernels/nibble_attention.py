@@ -45,13 +45,15 @@ class NibbleAttentionStep:
             pool.store(batch.write_slots[self._last] // BLOCK, layer, full)
         return reference.rotate(q, *angles)
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
         for sequence in range(self._batch.sequences):
-            self._attend_sequence(layer, sequence, q, out)
+            self._attend_sequence(layer, sequence, q, sinks, out)
         return out.flatten(1)
 
-    def _attend_sequence(self, layer: int, sequence: int, q: torch.Tensor, out: torch.Tensor) -> None:
+    def _attend_sequence(
+        self, layer: int, sequence: int, q: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
         batch, start = self._batch, self._batch.query_starts[sequence]
         end = batch.context_lens[sequence]
         first = end - (batch.query_starts[sequence + 1] - start)
@@ -62,15 +64,20 @@ class NibbleAttentionStep:
             rows = slice(start + top - first, start + bottom - first)
             own = self._pool.exact.pool.read(self._slots[rows.start, None] // BLOCK, layer)[0]
             query = functional.pad(q[rows], (0, 0, 0, 0, top - tile, tile + BLOCK - bottom))
-            whole = _tile(self._rules[layer], query, k[:, :tile], v[:, :tile], own)
+            whole = _tile(self._rules[layer], query, k[:, :tile], v[:, :tile], own, sinks)
             out[rows] = whole[top - tile : bottom - tile]
 
 
 def _tile(
-    rule: AttentionRule, query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, own: torch.Tensor
+    rule: AttentionRule,
+    query: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    own: torch.Tensor,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """[block, heads, D] of a whole block's queries, over keys and values [kv_heads, before, D] and its own."""
     exact_k, exact_v = own.to(query.dtype).nan_to_num()  # what no token wrote yet is hidden, if it is a number
     before, end = k.shape[1], k.shape[1] + BLOCK
     seen = reference.visible(torch.arange(before, end), torch.arange(end), rule.window)
-    return reference.attention(query, torch.cat((k, exact_k), dim=1), torch.cat((v, exact_v), dim=1), seen, rule)
+    return reference.attention(query, torch.cat((k, exact_k), dim=1), torch.cat((v, exact_v), dim=1), seen, rule, sinks)

@@ -112,9 +112,9 @@ class PartedStep:
         step, index = self._of_layer[layer]
         return step.store(index, q, k, v)
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         step, index = self._of_layer[layer]
-        return step.attend(index, q)
+        return step.attend(index, q, sinks)
 
 
 def _layers_of(pool: PartedPool) -> list[int]:

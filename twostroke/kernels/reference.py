@@ -39,12 +39,28 @@ def capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
+def softmax_with(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Return the softmax of scores [heads, T, context], among which each head has its sink, without the sinks."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    last = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:2], 1)
+    return torch.cat((scores, last), dim=-1).softmax(dim=-1)[..., :-1]
+
+
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor | None, rule: AttentionRule
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor | None,
+    rule: AttentionRule,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[T, heads, D] of q [T, heads, D] over k and v [kv_heads, context, D]; `seen` is [T, context], or None for all."""
+    """[T, heads, D] of q [T, heads, D] over k and v [kv_heads, context, D]; `seen` is [T, context], or None for all.
+
+    `sinks`: float32 [heads], or None for none.
+    """
     query = q.transpose(0, 1)
-    if rule.softcap is None:
+    if rule.softcap is None and sinks is None:
         answer = functional.scaled_dot_product_attention(
             query[None], k[None], v[None], attn_mask=seen, scale=rule.scale, enable_gqa=True
         )
@@ -54,10 +70,17 @@ def attention(
     scores = capped((query @ keys.transpose(1, 2)).float() * rule.scale, rule.softcap)
     if seen is not None:
         scores = scores.masked_fill(~seen, float("-inf"))
-    return (scores.softmax(dim=-1).to(v.dtype) @ values).transpose(0, 1)
+    return (softmax_with(scores, sinks).to(v.dtype) @ values).transpose(0, 1)
 
 
-def paged_attention(q: torch.Tensor, pool: PagePool, layer: int, batch: RaggedBatch, rules: AnyRules) -> torch.Tensor:
+def paged_attention(
+    q: torch.Tensor,
+    pool: PagePool,
+    layer: int,
+    batch: RaggedBatch,
+    rules: AnyRules,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """[T, heads, D]: softmax(q k * scale) v in float32 over each sequence's pages, as the layer's rule says."""
     out, rule = torch.empty_like(q), rule_of(rules, layer)
     groups = q.shape[1] // pool.kv_heads
@@ -69,7 +92,7 @@ def paged_attention(q: torch.Tensor, pool: PagePool, layer: int, batch: RaggedBa
         )
         scores = capped(torch.einsum("thd,hcd->htc", q[rows].float(), k) * rule.scale, rule.softcap)
         seen = visible(batch.positions[rows], torch.arange(context_len), rule.window)
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+        weights = softmax_with(scores.masked_fill(~seen, float("-inf")), sinks)
         out[rows] = torch.einsum("htc,hcd->thd", weights, v).to(q.dtype)
     return out
 

@@ -73,8 +73,8 @@ class SteadyLinears:
             self._tried[kind] = agreeing_sizes(trial, weight.shape[1], weight.dtype)
         return SteadyLinear(make_linear(weight, bias), self._tried[kind])
 
-    def exact(self, weight: torch.Tensor) -> ExactLinear:
-        return ExactLinear(self.linear(weight.float()))
+    def exact(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> ExactLinear:
+        return ExactLinear(self.linear(weight.float(), None if bias is None else bias.float()))
 
     def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> SteadyActivated:
         return SteadyActivated(self.linear(weight, bias), len(plain(weight)) // activation.width, activation)

@@ -63,7 +63,9 @@ class SpanAttention(Protocol[SpanKind_contra]):
     pool: PagePool
     rules: tuple[AttentionRule, ...]
 
-    def attend_span(self, layer: int, span: SpanKind_contra, q: torch.Tensor, out: torch.Tensor) -> None: ...
+    def attend_span(
+        self, layer: int, span: SpanKind_contra, q: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor
+    ) -> None: ...
 
 
 class TorchAttention:
@@ -78,13 +80,15 @@ class TorchAttention:
         spans = [span_of(batch, sequence) for sequence in range(batch.sequences)]
         return TorchAttentionStep(self, batch, spans)
 
-    def attend_span(self, layer: int, span: QuerySpan, q: torch.Tensor, out: torch.Tensor) -> None:
+    def attend_span(
+        self, layer: int, span: QuerySpan, q: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
         """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
         k, v = reference.gather_kv(self.pool, layer, span.block_table, span.context_len, q.dtype)
         rule = self.rules[layer]
         for tile in span.tiles:
             keys, seen = tile.keys(rule)
-            out[tile.rows] = reference.attention(q[tile.rows], k[:, keys], v[:, keys], seen, rule)
+            out[tile.rows] = reference.attention(q[tile.rows], k[:, keys], v[:, keys], seen, rule, sinks)
 
 
 AnySpan = TypeVar("AnySpan")
@@ -102,10 +106,10 @@ class TorchAttentionStep(Generic[AnySpan]):
         backend.pool.write(reference.rotate(k, *angles), v, layer, batch.write_slots)
         return reference.rotate(q, *angles)
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
         for span in self._spans:
-            self._backend.attend_span(layer, span, q, out)
+            self._backend.attend_span(layer, span, q, sinks, out)
         return out.flatten(1)
 
 

@@ -67,6 +67,7 @@ def _layer(layer: LayerWeights, experts: ForwardExperts | None) -> ForwardLayer:
         experts=experts,
         output_norm=None if layer.attention_output_norm is None else layer.attention_output_norm.weight,
         down_norm=None if layer.mlp_output_norm is None else layer.mlp_output_norm.weight,
+        sinks=layer.sinks,
     )
 
 

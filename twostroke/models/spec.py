@@ -48,6 +48,7 @@ class ExpertSpec:
     """Whether the weights of a token's experts sum up to 1."""
     shared_width: int = 0
     """The width of a dense MLP that all tokens have besides, times the sigmoid of a gate of its own. 0: none."""
+    has_router_bias: bool = False
 
     @property
     def router_outputs(self) -> int:
@@ -81,6 +82,9 @@ class ModelSpec:
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
+    """Whether products of MLPs, those of experts among them, have biases."""
+    has_sinks: bool = False
+    """Whether the softmax of each head has one more score, a weight of the layer, whose value is zero (gpt-oss)."""
     qk_norm: bool = False
     """Whether each head of q and k is normalised before it is rotated (Qwen3, Gemma 3)."""
     is_layer_norm: bool = False
@@ -161,7 +165,10 @@ class ModelSpec:
             inner = self.activation.width * width * (self.hidden_size + self.mlp_bias)
             layers += count * (inner + self.hidden_size * (width + self.mlp_bias))
         if self.experts is not None:
-            layers += self.expert_layers * self.experts.router_outputs * self.hidden_size
+            layers += (
+                self.expert_layers * self.experts.router_outputs * (self.hidden_size + self.experts.has_router_bias)
+            )
+        layers += self.layers * self.heads * self.has_sinks
         norm = self.hidden_size * (1 + self.is_layer_norm)
         norms = self.layers * (norm * (4 if self.has_output_norms else 2) + 2 * self.head_dim * self.qk_norm) + norm
         norm_bytes = norms * (NORM_BYTES if self.has_wide_norms else DTYPE_BYTES[dtype])

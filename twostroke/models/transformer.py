@@ -60,7 +60,7 @@ class Transformer:
             q = self._store(index, layer, x, step, adapters)
             if index == last and sample_rows is None:
                 return None
-            attended = step.attend(index, q)
+            attended = step.attend(index, q, layer.sinks)
             if index == last:
                 x, attended = x[sample_rows], attended[sample_rows]
                 adapters = None if adapters is None or sample_rows is None else adapters.pruned(sample_rows)

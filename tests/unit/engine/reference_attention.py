@@ -92,7 +92,8 @@ class ReferenceStep:
         rope = rule_of(self.backend.rules, layer).rope
         return reference.rotate_and_store(q, k, v, self.backend.pool, layer, self.placement, rope)
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        assert sinks is None, "what runs here has none"
         out = torch.empty_like(q)
         reference.span_attention(q, self.backend.pool, layer, self.spans, self.backend.rules, out)
         return out.flatten(1)

@@ -45,8 +45,10 @@ def teams(built_kernels: dict[str, Kernels]) -> Iterator[dict[str, Team]]:
         team.close()
 
 
-def attended(case: Case, backend: AttentionBackend, batch: RaggedBatch, q: torch.Tensor) -> torch.Tensor:
-    return backend.begin(batch).attend(1, q).view(len(q), case.heads, case.dim)
+def attended(
+    case: Case, backend: AttentionBackend, batch: RaggedBatch, q: torch.Tensor, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
+    return backend.begin(batch).attend(1, q, sinks).view(len(q), case.heads, case.dim)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -77,6 +79,40 @@ def test_torch_obeys_the_layer_s_rule(backend: type[TorchAttention] | type[Align
     expected = reference.paged_attention(q, pool, 1, case.batch, rules)
     actual = attended(case, backend(pool, case.heads, rules), case.batch, q)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+SINKS = torch.tensor([0.5, -3.0, 2.0, 60.0, -60.0, 0.0])
+"""One of each head: some below all scores, and one above them."""
+
+
+@pytest.mark.parametrize("rule", ["a window of splits", "a cap", "a window in a page"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_a_sink_takes_its_part_of_each_softmax_however_the_context_is_cut(
+    built_kernels: dict[str, Kernels], teams: dict[str, Team], variant: str, rule: str, dtype: torch.dtype
+) -> None:
+    case, rules, team = case_of(dtype), (PLAIN, RULES[rule]), teams[variant]
+    q = case.qkv()[0].contiguous()
+    expected = reference.paged_attention(q, PagePool.plain(case.pool), 1, case.batch, rules, SINKS)
+    backend = NativeAttention(PagePool.plain(in_pieces(case.pool)), case.heads, rules, built_kernels[variant], team)
+    together = attended(case, backend, case.batch, q, SINKS)
+    torch.testing.assert_close(together, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert together[:, 3].abs().max() < 1e-6 * together[:, 2].abs().max(), "a sink above all scores leaves nothing"
+    with team.step():
+        assert torch.equal(attended(case, backend, case.batch, q, SINKS), together)
+        for sequence, row in enumerate((77, 150, 160, 190, 249)):
+            alone = attended(case, backend, row_of(case.batch, sequence, row), q[row : row + 1], SINKS)
+            assert torch.equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("backend", [TorchAttention, AlignedAttention])
+def test_torch_gives_sinks_their_part_too(backend: type[TorchAttention] | type[AlignedAttention]) -> None:
+    case, rules = case_of(torch.float32), (PLAIN, RULES["a window of pages"])
+    q, pool = case.qkv()[0].contiguous(), PagePool.plain(case.pool)
+    expected = reference.paged_attention(q, pool, 1, case.batch, rules, SINKS)
+    actual = attended(case, backend(pool, case.heads, rules), case.batch, q, SINKS)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(actual, reference.paged_attention(q, pool, 1, case.batch, rules))
 
 
 def test_pages_of_plain_rows_obey_the_rule_too(kernels: Kernels) -> None:

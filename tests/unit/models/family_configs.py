@@ -9,6 +9,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     MistralConfig,
     MixtralConfig,
     Phi3Config,
@@ -29,6 +30,14 @@ MIXED: Final = ["sliding_attention", "full_attention"]
 NEOX: Final[dict[str, Any]] = {key: value for key, value in WIDE.items() if key != "num_key_value_heads"}
 EXPERTS: Final[dict[str, Any]] = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
 SHARED: Final[dict[str, Any]] = EXPERTS | {"shared_expert_intermediate_size": 44}
+OSS: Final[dict[str, Any]] = SIZES | {
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+}
 DEEP: Final[dict[str, Any]] = SIZES | {"num_hidden_layers": 4}
 GPT: Final[dict[str, Any]] = {
     "n_embd": 64,
@@ -96,6 +105,27 @@ CONFIGS: Final[dict[str, PreTrainedConfig]] = {
     ),
     "qwen3_moe, window": Qwen3MoeConfig(
         **SIZES, **EXPERTS, head_dim=16, use_sliding_window=True, sliding_window=WINDOW, tie_word_embeddings=True
+    ),
+    "gpt_oss": GptOssConfig(
+        **OSS,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "gpt_oss, tight limit, no biases of attention": GptOssConfig(
+        **OSS,
+        layer_types=MIXED[::-1],
+        swiglu_limit=0.5,
+        swiglu_alpha=1.3,
+        attention_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        tie_word_embeddings=True,
     ),
     "gpt2": GPT2Config(**GPT),
     "gpt2, scores by layer": GPT2Config(

@@ -147,7 +147,9 @@ def greedy(model: Any, tokens: list[int], count: int) -> list[int]:
     return known[len(tokens) :]
 
 
-@pytest.mark.parametrize("name", ["gemma2, tight caps", "gemma3", "mistral, window", "gpt2, scores by layer"])
+@pytest.mark.parametrize(
+    "name", ["gemma2, tight caps", "gemma3", "mistral, window", "gpt2, scores by layer", "gpt_oss"]
+)
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_pages_of_small_numbers_obey_the_rules_natively_as_in_torch(
     name: str, form: str, tmp_path: Path, kernels: Kernels
@@ -218,6 +220,8 @@ def test_the_bill_counts_every_weight(name: str, tmp_path: Path) -> None:
         ("gemma3", "use_bidirectional_attention", True),
         ("gemma3", "attn_logit_softcapping", 50.0),
         ("gpt2", "add_cross_attention", True),
+        ("gpt_oss", "swiglu_limit", 0.0),
+        ("gpt_oss", "hidden_act", "gelu"),
         ("gemma2", "hidden_activation", "relu2"),
     ],
 )

@@ -68,6 +68,8 @@ def saved(config: PreTrainedConfig, directory: Path, **save: Any) -> Any:
     for name, parameter in model.named_parameters():
         if "norm" in name or name.endswith("bias"):  # transformers starts them at 1 and 0, which hides mistakes
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        if name.endswith("sinks"):
+            torch.nn.init.uniform_(parameter, -1.0, 3.0)
     model.save_pretrained(directory, **save)
     return model
 

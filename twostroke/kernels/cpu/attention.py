@@ -100,7 +100,9 @@ class NativeAttention:
         self.native_store = kernels.function(
             "twostroke_store", (pointer, pointer, number, pointer, number, pointer, number, pointer, number)
         )
-        self.native_attend = kernels.function("twostroke_attend", (pointer, pointer, number, pointer, number, pointer))
+        self.native_attend = kernels.function(
+            "twostroke_attend", (pointer, pointer, number, pointer, number, pointer, pointer)
+        )
 
     @property
     def team_address(self) -> int | None:
@@ -150,11 +152,18 @@ class NativeAttentionStep:
         )
         return q
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         assert q.dtype == self._backend.dtype
+        assert sinks is None or sinks.dtype == torch.float32, "the kernel reads these as floats"
         out = torch.empty(q.shape, dtype=q.dtype)
         self._backend.native_attend(
-            self._backend.team_address, self.address, layer, q.data_ptr(), q.stride(0), out.data_ptr()
+            self._backend.team_address,
+            self.address,
+            layer,
+            q.data_ptr(),
+            q.stride(0),
+            out.data_ptr(),
+            None if sinks is None else sinks.data_ptr(),
         )
         return out.flatten(1)
 

@@ -59,6 +59,7 @@ class NativeLayer(ctypes.Structure):
         ("output_norm", _POINTER),
         ("down_norm", _POINTER),
         ("experts", ctypes.POINTER(NativeExperts)),
+        ("sinks", _POINTER),
     )
 
 
@@ -136,6 +137,8 @@ class ForwardLayer:
     output_norm: torch.Tensor | None = None
     """RMS norms of what attention and MLP add to the residual stream: both or neither."""
     down_norm: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    """[heads] one more score of each head's softmax, whose value is zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -224,15 +227,16 @@ class NativeForward:
         return NativeLayer(
             attention_norm=self._row_norm(layer.attention_norm),
             qkv=layer.qkv.native,
-            q_norm=self._norm(layer.q_norm),
-            k_norm=self._norm(layer.k_norm),
+            q_norm=self._floats(layer.q_norm),
+            k_norm=self._floats(layer.k_norm),
             output=layer.output.native,
             mlp_norm=self._row_norm(layer.mlp_norm),
             inner=NativeLinear() if layer.inner is None else layer.inner.native,
             down=NativeLinear() if layer.down is None else layer.down.native,
             experts=None if layer.experts is None else ctypes.pointer(self._experts(layer.experts, layer)),
-            output_norm=self._norm(layer.output_norm),
-            down_norm=self._norm(layer.down_norm),
+            output_norm=self._floats(layer.output_norm),
+            down_norm=self._floats(layer.down_norm),
+            sinks=self._floats(layer.sinks),
         )
 
     def _experts(self, experts: ForwardExperts, layer: ForwardLayer) -> NativeExperts:
@@ -253,9 +257,9 @@ class NativeForward:
         return native
 
     def _row_norm(self, norm: ForwardNorm) -> NativeNorm:
-        return NativeNorm(self._norm(norm.weight), self._norm(norm.bias))
+        return NativeNorm(self._floats(norm.weight), self._floats(norm.bias))
 
-    def _norm(self, weight: torch.Tensor | None) -> int | None:
+    def _floats(self, weight: torch.Tensor | None) -> int | None:
         if weight is None:
             return None
         self._keep.append(weight.float())

@@ -53,6 +53,12 @@ class NativeLayout(ctypes.Structure):
         )
 
 
+class NativeClamp(ctypes.Structure):
+    """`Clamp` of native/linear.h."""
+
+    _fields_ = (("alpha", ctypes.c_float), ("limit", ctypes.c_float))
+
+
 class NativeLinear(ctypes.Structure):
     """`Linear` of native/linear.h, field by field."""
 
@@ -66,6 +72,7 @@ class NativeLinear(ctypes.Structure):
         ("kind", ctypes.c_int32),
         ("is_gated", ctypes.c_int32),
         ("activation", ctypes.c_int32),
+        ("clamp", NativeClamp),
         ("mins", ctypes.c_void_p),
         ("supers", ctypes.c_void_p),
         ("factors", ctypes.c_void_p),
@@ -140,9 +147,9 @@ class NativeLinears:
         first = products[0]
         return PanelLinear(self._product, self._team, first.native, products, sum(sizes))
 
-    def exact(self, weight: torch.Tensor) -> PanelLinear:
+    def exact(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PanelLinear:
         """Return the product in bfloat16 even where others are int8. Whoever multiplies asks for float32 sums."""
-        return self._pack(weight, None, len(weight), None, may_be_int8=False)
+        return self._pack(weight, bias, len(weight), None, may_be_int8=False)
 
     def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> PanelLinear:
         """The activation of x W^T + b. If it is gated, the first half of those are gates, the second half values."""
@@ -170,7 +177,7 @@ class NativeLinears:
         weight = _with_zeros(weight, -rows % PANEL, inputs % 2)
         native = NativeLinear(outputs=outputs, inputs=weight.shape[1], kind=INT8 if is_int8 else BFLOAT16)
         if activation is not None:
-            native.is_gated, native.activation = activation.is_gated, 1 + ACTIVATIONS.index(activation.function)
+            _activate(native, activation)
         keep = []
         if is_int8:
             weight, scales, sums = _quantised(weight)
@@ -201,7 +208,7 @@ class NativeLinears:
             layout=NativeLayout.of(layout),
         )
         if activation is not None:
-            native.is_gated, native.activation = activation.is_gated, 1 + ACTIVATIONS.index(activation.function)
+            _activate(native, activation)
         keep: list[Any] = [packed]
         for name, each in (("bias", bias), ("factors", matrix.factors)):
             if each is not None:
@@ -211,6 +218,12 @@ class NativeLinears:
             keep.append(matrix.order.int().contiguous())
             native.order = _address(keep[-1])
         return PanelLinear(self._product, self._team, native, keep)
+
+
+def _activate(native: NativeLinear, activation: Activation) -> None:
+    native.is_gated, native.activation = activation.is_gated, 1 + ACTIVATIONS.index(activation.function)
+    if activation.clamp is not None:
+        native.clamp = NativeClamp(activation.clamp.alpha, activation.clamp.limit)
 
 
 def _merged(parts: Sequence[Matrix]) -> list[Matrix]:

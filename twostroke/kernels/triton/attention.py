@@ -131,7 +131,8 @@ class TritonStep:
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return rotate_and_store(q, k, v, self._backend.pool, layer, self._placement)
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        assert sinks is None, "devices refuse models with sinks"
         backend = self._backend
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for decode in self._decodes:

@@ -94,7 +94,8 @@ class TritonNibbleStep:
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return rotate_and_store_blocks(q, k, v, self._backend.pool, layer, self._placement)
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        assert sinks is None, "devices refuse models with sinks"
         backend = self._backend
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for group in self._groups:

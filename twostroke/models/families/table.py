@@ -8,6 +8,7 @@ from twostroke.models.families.gemma2 import GEMMA2
 from twostroke.models.families.gemma3 import GEMMA3
 from twostroke.models.families.gpt2 import GPT2
 from twostroke.models.families.gpt_neox import GPT_NEOX
+from twostroke.models.families.gpt_oss import GPT_OSS
 from twostroke.models.families.llama import LLAMA
 from twostroke.models.families.mistral import MISTRAL
 from twostroke.models.families.mixtral import MIXTRAL
@@ -35,6 +36,7 @@ FAMILIES: Final = {
         MIXTRAL,
         QWEN2_MOE,
         QWEN3_MOE,
+        GPT_OSS,
     )
 }
 

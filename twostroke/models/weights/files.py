@@ -39,7 +39,7 @@ class TensorFiles(ExitStack):
         headless = name.partition(".")[2]
         if name not in self._file_of and headless in self._file_of:
             name = headless
-        fused = FusedExpert.of(name)
+        fused = FusedExpert.of(name, self._file_of)
         if name not in self._file_of and fused is not None and fused.name in self._file_of:
             part = self._file_of[fused.name].get_slice(fused.name)
             return self._checked(name, fused.take(part), shape)

@@ -1,27 +1,35 @@
 """Weights of one expert in files that have all experts of a layer in one tensor, as transformers 5 computes with them.
 
+No torch here: tensors come from lazy slices of files.
+
 mlp.experts.gate_up_proj   [experts, gates then values, hidden]
 mlp.experts.down_proj      [experts, hidden, width]
 
-Such files call Mixtral's block of experts mlp, too.
+Such files call Mixtral's block of experts mlp, too. Experts with biases (gpt-oss) have inputs before outputs, and gates
+and values by turns; their codes of 4 bits, which stand for a matrix, have outputs first.
+
+mlp.experts.gate_up_proj          [experts, hidden, gate value gate value ..]
+mlp.experts.gate_up_proj_bias     [experts, gate value gate value ..]
+mlp.experts.gate_up_proj_blocks   [experts, gate value gate value .., hidden / 32, 16]
+mlp.experts.gate_up_proj_scales   [experts, gate value gate value .., hidden / 32]
+mlp.experts.down_proj, .._bias    [experts, width, hidden], [experts, hidden]
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-
-_EXPERT: Final = re.compile(r"(.+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+_EXPERT: Final = re.compile(r"(.+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.(weight|bias)")
 _ROUTER: Final = ".block_sparse_moe.gate.weight"
 _PARTS: Final = {
     **dict.fromkeys(("gate_proj", "w1"), ("gate_up_proj", 0)),
     **dict.fromkeys(("up_proj", "w3"), ("gate_up_proj", 1)),
     **dict.fromkeys(("down_proj", "w2"), ("down_proj", None)),
 }
-"""The fused tensor of a projection, and which half of each expert's rows it is."""
+"""The fused tensor of a projection, and which half of each expert's outputs it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +40,42 @@ class FusedExpert:
     """The name of the tensor that holds it."""
     expert: int | None
     """None for a tensor of its own."""
-    half: int | None
-    """None where it is all rows of the expert."""
+    half: int | None = None
+    """Which half of the expert's outputs it is; None where it is all of them."""
+    is_by_turns: bool = False
+    """Whether gates and values take turns; else all gates come first."""
+    is_transposed: bool = False
+    """Whether inputs come before outputs."""
 
     @classmethod
-    def of(cls, name: str) -> FusedExpert | None:
-        """Return where the tensor of this name lies; None for one that has nothing to do with experts."""
+    def of(cls, name: str, names: Container[str]) -> FusedExpert | None:
+        """Return where the tensor of this name lies in a file with these tensors; None where it is not among experts.
+
+        A quantised matrix is found under the common beginning of its tensors' names.
+        """
         if name.endswith(_ROUTER):
-            return cls(name.replace(_ROUTER, ".mlp.gate.weight"), None, None)
+            return cls(name.replace(_ROUTER, ".mlp.gate.weight"), None)
         found = _EXPERT.fullmatch(name)
         if found is None or found[3] not in _PARTS:
             return None
-        fused, half = _PARTS[found[3]]
-        return cls(f"{found[1]}.mlp.experts.{fused}", int(found[2]), half)
+        part, half = _PARTS[found[3]]
+        fused, expert = f"{found[1]}.mlp.experts.{part}", int(found[2])
+        if f"{fused}_bias" not in names:
+            return cls(fused, expert, half)
+        if found[4] == "bias":
+            return cls(f"{fused}_bias", expert, half, is_by_turns=True)
+        return cls(fused, expert, half, is_by_turns=True, is_transposed=fused in names)
 
-    def take(self, stored: Any) -> torch.Tensor:
+    def take(self, stored: Any) -> Any:
         """Return the tensor from a lazy slice of a file. An expert that is not there has no rows."""
         if self.expert is None:
-            whole: torch.Tensor = stored[:]
-            return whole
-        experts, rows = stored.get_shape()[:2]
+            return stored[:]
+        experts, outputs = stored.get_shape()[:2]
         if self.expert >= experts:
-            return torch.empty(0)
-        first, end = (0, rows) if self.half is None else (rows // 2 * self.half, rows // 2 * (self.half + 1))
-        part: torch.Tensor = stored[self.expert, first:end]
-        return part
+            return stored[:0]
+        if self.half is not None and not self.is_by_turns:
+            return stored[self.expert, outputs // 2 * self.half : outputs // 2 * (self.half + 1)]
+        tensor = stored[self.expert]
+        if self.is_transposed:
+            tensor = tensor.t()
+        return (tensor if self.half is None else tensor[self.half :: 2]).contiguous()

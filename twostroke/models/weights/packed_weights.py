@@ -116,4 +116,5 @@ def _detached(layer: LayerWeights) -> LayerWeights:
         mlp_norm=layer.mlp_norm.detached(),
         attention_output_norm=None if layer.attention_output_norm is None else layer.attention_output_norm.detached(),
         mlp_output_norm=None if layer.mlp_output_norm is None else layer.mlp_output_norm.detached(),
+        sinks=None if layer.sinks is None else layer.sinks.clone(),
     )

@@ -57,6 +57,8 @@ class LayerWeights:
     experts: Experts | None
     attention_output_norm: NormWeights | None
     mlp_output_norm: NormWeights | None
+    sinks: torch.Tensor | None
+    """float32 [heads]"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,6 +127,7 @@ def _packed(layer: DeviceLayer, linears: Linears, activation: Activation) -> Lay
         experts=None if layer.experts is None else _packed_experts(layer.experts, linears, activation),
         attention_output_norm=layer.attention_output_norm,
         mlp_output_norm=layer.mlp_output_norm,
+        sinks=layer.sinks,
     )
 
 
@@ -134,5 +137,5 @@ def _packed_mlp(mlp: MlpWeights, linears: Linears, activation: Activation) -> Ml
 
 
 def _packed_experts(experts: ExpertWeights, linears: Linears, activation: Activation) -> Experts:
-    router = linears.exact(experts.router)
+    router = linears.exact(experts.router, experts.router_bias)
     return Experts(router, tuple(_packed_mlp(mlp, linears, activation) for mlp in experts.table))

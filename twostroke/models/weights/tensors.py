@@ -56,6 +56,8 @@ class ExpertWeights:
     """[experts, hidden], and a last row for the gate of a shared expert"""
     table: tuple[MlpWeights, ...]
     """The weights of each expert."""
+    router_bias: torch.Tensor | None = None
+    """[experts]"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +75,8 @@ class DeviceLayer:
     attention_output_norm: NormWeights | None = None
     """The norm of what attention adds to the residual stream."""
     mlp_output_norm: NormWeights | None = None
+    sinks: torch.Tensor | None = None
+    """float32 [heads]: one more score of each head's softmax, whose value is zero"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +123,7 @@ def take_layer(source: WeightSource, layer: int, spec: ModelSpec) -> DeviceLayer
         experts=None if experts is None else _take_experts(source, mlp, experts, spec),
         attention_output_norm=of_outputs[0],
         mlp_output_norm=of_outputs[1],
+        sinks=source.take(f"{attention}.sinks", spec.heads).float() if spec.has_sinks else None,
     )
 
 
@@ -145,6 +150,7 @@ def _take_experts(source: WeightSource, name: str, experts: ExpertSpec, spec: Mo
     return ExpertWeights(
         _stacked(router),
         tuple(_take_mlp(source, f"{name}.experts.{expert}", experts.width, spec) for expert in range(experts.count)),
+        source.take(f"{name}.gate.bias", experts.count) if experts.has_router_bias else None,
     )
 
 

@@ -8,6 +8,6 @@ namespace twostroke {
 
 constexpr int32_t BFLOAT16_ROWS = 1;  // the dtype of rows that are multiplied as bfloat16, where a machine can
 
-void attend_bytes(Team *team, const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out);
+void attend_bytes(Team *team, const AttentionStep &step, int64_t layer, const Queries &queries);
 
 }  // namespace twostroke

@@ -270,8 +270,8 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
   public:
     using Tasks = AttentionTasks<typename Numbers::Exact>;
 
-    NibbleAttention(const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out)
-        : Tasks(step, layer, q, q_stride, out),
+    NibbleAttention(const AttentionStep &step, int64_t layer, const Queries &queries)
+        : Tasks(step, layer, queries),
           exact_((const char *)step.exact_pool + layer * step.exact_layer_stride) {}
 
   private:
@@ -439,8 +439,8 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
 
 }  // namespace
 
-void attend_nibbles(Team *team, const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out) {
-    auto by = [&](auto numbers) { NibbleAttention<decltype(numbers)>(step, layer, q, q_stride, out).run(team); };
+void attend_nibbles(Team *team, const AttentionStep &step, int64_t layer, const Queries &queries) {
+    auto by = [&](auto numbers) { NibbleAttention<decltype(numbers)>(step, layer, queries).run(team); };
     switch (step.dtype) {
         case 0: return by(NibbleFloats<FloatMath<float>>());
         case 2: return by(NibbleFloats<FloatMath<Float16>>());

@@ -6,6 +6,6 @@
 
 namespace twostroke {
 
-void attend_nibbles(Team *team, const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out);
+void attend_nibbles(Team *team, const AttentionStep &step, int64_t layer, const Queries &queries);
 
 }  // namespace twostroke

@@ -22,9 +22,9 @@ inline float *scratch(size_t count) {
 template <class Math>
 class AttentionTasks {
   public:
-    AttentionTasks(const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out)
-        : step_(step), rule_(step.rules[layer]), shape_(step), pool_((const char *)step.pool + layer * step.layer_stride), q_(q),
-          q_stride_(q_stride), out_(out) {}
+    AttentionTasks(const AttentionStep &step, int64_t layer, const Queries &queries)
+        : step_(step), rule_(step.rules[layer]), shape_(step), pool_((const char *)step.pool + layer * step.layer_stride),
+          queries_(queries) {}
     virtual ~AttentionTasks() = default;
 
     void run(Team *team) {
@@ -68,7 +68,7 @@ class AttentionTasks {
             for (int row = 0; row < rows_of(task); row++) {
                 const int64_t token = task.first_token + row / shape_.groups;
                 const int64_t head = kv_head * shape_.groups + row % shape_.groups;
-                RowMath::load_row((const Q *)q_ + token * q_stride_ + head * shape_.dim, shape_.dim,
+                RowMath::load_row((const Q *)queries_.rows + token * queries_.stride + head * shape_.dim, shape_.dim,
                                   queries + row * stride);
             }
         });
@@ -76,7 +76,8 @@ class AttentionTasks {
 
     void finish(const Task &task, int64_t kv_head, const Sums &sums) const {
         with_dtype(step_.dtype, [&](auto type) {
-            write_out(shape_, step_, sums, rows_of(task), task.first_token, kv_head, (decltype(type) *)out_);
+            write_out(shape_, step_, sums, rows_of(task), task.first_token, kv_head, queries_.sinks,
+                      (decltype(type) *)queries_.out);
         });
     }
 
@@ -94,9 +95,7 @@ class AttentionTasks {
         finish(task, task.first_head, total);
     }
 
-    const void *const q_;
-    const int64_t q_stride_;
-    void *const out_;
+    const Queries queries_;
     std::unique_ptr<float[]> partial_;  // sums of splits that are computed apart
 };
 

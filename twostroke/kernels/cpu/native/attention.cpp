@@ -6,8 +6,8 @@
 
 namespace twostroke {
 
-void attend(Team *team, const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out) {
-    auto by = [&](auto math) { Attention<decltype(math)>(step, layer, q, q_stride, out).run(team); };
+void attend(Team *team, const AttentionStep &step, int64_t layer, const Queries &queries) {
+    auto by = [&](auto math) { Attention<decltype(math)>(step, layer, queries).run(team); };
     switch (step.form) {
         case Form::FLOAT32: return by(FloatMath<float>());
         case Form::FLOAT16: return by(FloatMath<Float16>());
@@ -18,15 +18,15 @@ void attend(Team *team, const AttentionStep &step, int64_t layer, const void *q,
             return by(WideningMath());
         case Form::INT8:
         case Form::FP8_E4M3:
-        case Form::FP8_E5M2: return attend_bytes(team, step, layer, q, q_stride, out);
-        case Form::INT4: return attend_nibbles(team, step, layer, q, q_stride, out);
+        case Form::FP8_E5M2: return attend_bytes(team, step, layer, queries);
+        case Form::INT4: return attend_nibbles(team, step, layer, queries);
     }
 }
 
 }  // namespace twostroke
 
 TWOSTROKE_EXPORT void twostroke_attend(twostroke::Team *team, const twostroke::AttentionStep *steps, int64_t layer,
-                                       const void *q, int64_t q_stride, void *out) {
+                                       const void *q, int64_t q_stride, void *out, const float *sinks) {
     const twostroke::StepLayer of = twostroke::step_of(steps, layer);
-    twostroke::attend(team, of.step, of.layer, q, q_stride, out);
+    twostroke::attend(team, of.step, of.layer, {q, q_stride, out, sinks});
 }

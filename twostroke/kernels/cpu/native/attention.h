@@ -77,7 +77,14 @@ inline void with_dtype(int32_t dtype, F f) {
 void store_kv(Team *team, const AttentionStep &step, int64_t layer, void *q, int64_t q_stride, const void *k,
               int64_t k_stride, const void *v, int64_t v_stride);
 
-// out [tokens, heads * head_dim], contiguous.
-void attend(Team *team, const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out);
+// What attends, and where it goes.
+struct Queries {
+    const void *rows;
+    int64_t stride;      // of tokens
+    void *out;           // [tokens, heads * head_dim], contiguous
+    const float *sinks;  // [heads]: one more score of each softmax, scaled, whose value is zero; null where there is none
+};
+
+void attend(Team *team, const AttentionStep &step, int64_t layer, const Queries &queries);
 
 }  // namespace twostroke

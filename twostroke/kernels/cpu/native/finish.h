@@ -17,10 +17,28 @@ inline void put(void *y, int64_t at, simd::F sum, int count, Into into) {
     simd::store_up_to((float *)y + at, sum, count);
 }
 
-// f with the activation, as a function of one vector.
+// A value that its gate lets through.
+template <class Activate>
+inline simd::F gated(simd::F gate, simd::F value, Activate activate) {
+    return simd::mul(activate(gate), value);
+}
+
+// gate / (1 + e^(-alpha * gate)) * (value + 1), both clamped.
+struct ClampedGate {
+    Clamp clamp;
+    simd::F operator()(simd::F gate) const { return simd::times_sigmoid(gate, simd::mul(gate, simd::set1(clamp.alpha))); }
+};
+
+inline simd::F gated(simd::F gate, simd::F value, const ClampedGate &by) {
+    const simd::F most = simd::set1(by.clamp.limit), least = simd::set1(-by.clamp.limit), one = simd::set1(1.0f);
+    return simd::mul(by(simd::min(gate, most)), simd::add(simd::max(simd::min(value, most), least), one));
+}
+
+// f with the activation of a product, as a function of one vector.
 template <class F>
-void with_activation(int32_t activation, F f) {
-    switch (activation) {
+void with_activation(const Linear &w, F f) {
+    if (w.clamp.limit > 0) return f(ClampedGate{w.clamp});
+    switch (w.activation) {
         case SILU: return f([](simd::F x) { return simd::silu(x); });
         case GELU_TANH: return f([](simd::F x) { return simd::gelu_tanh(x); });
         case GELU: return f([](simd::F x) { return simd::gelu(x); });
@@ -46,8 +64,8 @@ void finish(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int
         };
         const int left = int(std::min<int64_t>(simd::W, w.outputs - output - at));
         for (int64_t r = 0; r < count; r++) {
-            simd::F sum = activate(with_bias(r, at));
-            if (w.is_gated) sum = simd::mul(sum, with_bias(r, at + width));
+            const simd::F gate = with_bias(r, at);
+            const simd::F sum = w.is_gated ? gated(gate, with_bias(r, at + width), activate) : activate(gate);
             put(rows.y, (first + r) * rows.y_stride + output + at, sum, left, into);
         }
     }
@@ -56,7 +74,7 @@ void finish(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int
 // The same with the activation of the product.
 inline void finish_activated(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int64_t count, Into into,
                              const float *sums) {
-    with_activation(w.activation, [&](auto activate) { finish(w, panel, rows, first, count, into, sums, activate); });
+    with_activation(w, [&](auto activate) { finish(w, panel, rows, first, count, into, sums, activate); });
 }
 
 // Panels of a task. It takes some ten microseconds: long beside taking the next one, and short beside the wait for a

@@ -32,6 +32,7 @@ struct Layer {
     Linear inner, down;
     const float *output_norm, *down_norm;  // both or neither: of what is added to the residual stream
     const Experts *experts;  // null for a dense layer; else `inner` and `down` are the shared expert's, if there is one
+    const float *sinks;      // [heads] of attention; null where there is none
 };
 
 // `NativeModel` of kernels/cpu/forward.py.
@@ -182,8 +183,9 @@ class Forward {
     void attend(Team *team, int64_t layer, const Call &call) {
         uint16_t *q = qkv_.rows(rows_, qkv_stride()), *out = attended_.rows(rows_, attended_stride());
         const StepLayer of = step_of(call.steps, layer);
+        const Queries queries{q, qkv_stride(), out, model_.layers[layer].sinks};
         profiled(team, KernelKind::ATTENTION, kernels_ ? work_of_attention(of.step) : Work{},
-                 [&] { twostroke::attend(team, of.step, of.layer, q, qkv_stride(), out); });
+                 [&] { twostroke::attend(team, of.step, of.layer, queries); });
     }
 
     // Go on with these rows alone.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "finish.h"
+#include "group_tasks.h"
 #include "stored.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
@@ -36,8 +37,7 @@ void unit(const Linear &w, int64_t panel, const Rows &rows, const Prepared &prep
     for (int64_t pass = 0; pass < passes; pass++) {
         const int64_t from = first + (end - first) * pass / passes, to = first + (end - first) * (pass + 1) / passes;
         MULTIPLIES[size_t(to - from - 1)](w, panel, rows, prepared, from, {pass, passes, has_next}, sums);
-        with_activation(w.activation,
-                        [&](auto activate) { finish(w, panel, rows, from, to - from, into, sums, activate); });
+        with_activation(w, [&](auto activate) { finish(w, panel, rows, from, to - from, into, sums, activate); });
     }
 }
 
@@ -87,45 +87,29 @@ void multiply_panels(const RowGroup &group, int64_t from, int64_t to, const Rows
     }
 }
 
-// The tasks of one group, among those of all.
-struct GroupTasks {
-    int64_t panels;  // of a task
-    size_t first, end;
-
-    GroupTasks(const RowGroup &group, size_t first_task)
-        : panels(panels_of_task(*group.w, group.end - group.first, panels_of(*group.w))), first(first_task),
-          end(first_task + size_t((panels_of(*group.w) + panels - 1) / panels)) {}
-
-    void run(const RowGroup &group, size_t task, const Rows &rows, const Prepared &prepared, Into into) const {
-        const int64_t from = int64_t(task - first) * panels;
-        multiply_panels(group, from, std::min(panels_of(*group.w), from + panels), rows, prepared, into);
-    }
-};
-
 // Whether rows are prepared alike for all groups, and multiplied panel by panel.
 bool are_alike(const std::vector<RowGroup> &groups) {
+    const Linear &first = *groups.front().w;
     return std::all_of(groups.begin(), groups.end(), [&](const RowGroup &each) {
-        return each.w->kind == groups.front().w->kind && each.w->kind != CODES && !each.w->next;
+        const Linear &w = *each.w;
+        if (w.kind != first.kind || w.next) return false;
+        return w.kind != CODES || (!w.order && !first.order && w.layout == first.layout);
     });
 }
 
-Rows rows_of(const RowGroup &group, const Rows &rows, Into into) {
-    const int64_t element = into == Into::BFLOAT16 ? sizeof(uint16_t) : sizeof(float);
-    return {rows.x + group.first * rows.x_stride, rows.x_stride, group.end - group.first,
-            (char *)rows.y + group.first * rows.y_stride * element, rows.y_stride};
+void multiply(Team *team, const RowGroup *groups, size_t count, const Rows &rows, Into into, Prepared &prepared) {
+    if (groups->w->kind == CODES) return multiply_codes(team, groups, count, rows, into, prepared);
+    prepare(team, as_multiplied(*groups->w), rows, prepared);
+    over_panels(team, groups, count, [&](const RowGroup &group, int64_t from, int64_t to) {
+        multiply_panels(group, from, to, rows, prepared, into);
+    });
 }
 
 }  // namespace
 
 void linear(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &prepared) {
-    if (w.kind == CODES) {
-        multiply_codes(team, w, rows, into, prepared);
-    } else {
-        prepare(team, as_multiplied(w), rows, prepared);
-        const RowGroup all{&w, 0, rows.count};
-        const GroupTasks tasks(all, 0);
-        run_tasks(team, tasks.end, [&](size_t task, size_t, bool) { tasks.run(all, task, rows, prepared, into); });
-    }
+    const RowGroup all{&w, 0, rows.count};
+    multiply(team, &all, 1, rows, into, prepared);
     if (!w.next) return;
     Rows rest = rows;
     rest.y = (char *)rows.y + w.outputs * int64_t(into == Into::BFLOAT16 ? sizeof(uint16_t) : sizeof(float));
@@ -143,20 +127,9 @@ void finish_sums(Team *team, const Linear &w, const float *sums, const Rows &row
 }
 
 void linear(Team *team, const std::vector<RowGroup> &groups, const Rows &rows, Into into, Prepared &prepared) {
-    if (!are_alike(groups)) {
-        for (const RowGroup &group : groups) linear(team, *group.w, rows_of(group, rows, into), into, prepared);
-        return;
-    }
     if (groups.empty()) return;
-    prepare(team, as_multiplied(*groups.front().w), rows, prepared);
-    std::vector<GroupTasks> tasks;
-    tasks.reserve(groups.size());
-    for (const RowGroup &group : groups) tasks.emplace_back(group, tasks.empty() ? 0 : tasks.back().end);
-    run_tasks(team, tasks.back().end, [&](size_t task, size_t, bool) {
-        const auto of = std::upper_bound(tasks.begin(), tasks.end(), task,
-                                         [](size_t at, const GroupTasks &each) { return at < each.end; });
-        of->run(groups[size_t(of - tasks.begin())], task, rows, prepared, into);
-    });
+    if (are_alike(groups)) return multiply(team, groups.data(), groups.size(), rows, into, prepared);
+    for (const RowGroup &group : groups) linear(team, *group.w, rows_of(group, rows, into), into, prepared);
 }
 
 }  // namespace twostroke

@@ -51,10 +51,22 @@ struct Layout {
     int32_t offset;  // subtracted from every code
     Scales scales;
     Mins mins;
+
+    bool operator==(const Layout &other) const {
+        return bits == other.bits && is_fp4 == other.is_fp4 && group == other.group && offset == other.offset &&
+               scales == other.scales && mins == other.mins;
+    }
 };
 
 // What becomes of a sum before it is written: one more than its index in kernels/activation.py.
 enum Activation : int32_t { NONE = 0, SILU = 1, GELU_TANH = 2, GELU = 3 };
+
+// `NativeClamp` of kernels/cpu/linear.py, field by field. SILU of gates becomes gate / (1 + e^(-alpha * gate)), and one is
+// added to the values.
+struct Clamp {
+    float alpha;
+    float limit;  // of gates from above, and of values from both sides; 0: nothing is clamped, and all of this is left away
+};
 
 // `NativeLinear` of kernels/cpu/linear.py, field by field.
 struct Linear {
@@ -67,6 +79,7 @@ struct Linear {
     int32_t kind;
     int32_t is_gated;      // panels of 16 gates and the 16 values that they let through: W has two rows per output
     int32_t activation;    // of a sum, or of the gates alone
+    Clamp clamp;           // of gates and values
     const void *mins;      // CODES: as `layout` says
     const void *supers;    // CODES: float16 of 256 inputs, or null
     const float *factors;  // [panels * 32] of the sums, before the bias; or null

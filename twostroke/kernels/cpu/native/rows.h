@@ -226,17 +226,29 @@ void sum_up(const Shape<Math> &shape, const Split<Math> &split, const Scoring &s
     });
 }
 
+// What a row's values are multiplied with in the end, given its weights' sum under its peak. The sink, if there is one,
+// takes its part of the softmax here, once: so it changes nothing in how a context is cut into splits.
+inline float share_of_values(float total, float peak, const float *sink) {
+    if (!sink) return 1.0f / total;
+    const float score = *sink * LOG2_E, highest = std::max(peak, score);
+    alignas(64) float powers[2][simd::W];
+    simd::store(powers[0], simd::exp2_of_negative(simd::set1(peak - highest)));
+    simd::store(powers[1], simd::exp2_of_negative(simd::set1(score - highest)));
+    return powers[0][0] / (total * powers[0][0] + powers[1][0]);
+}
+
 // The finished rows, back in the order of the output.
 template <class Math, class T>
 void write_out(const Shape<Math> &shape, const AttentionStep &step, const Sums &sums, int rows, int64_t first_token,
-               int64_t kv_head, T *out) {
+               int64_t kv_head, const float *sinks, T *out) {
     for (int row = 0; row < rows; row++) {
         const int64_t token = first_token + row / shape.groups;
         const int64_t head = kv_head * shape.groups + row % shape.groups;
         T *to = out + (token * step.heads + head) * shape.dim;
-        const simd::F inverse = simd::set1(1.0f / simd::reduce_add(simd::load(sums.weights + row * simd::W)));
+        const float total = simd::reduce_add(simd::load(sums.weights + row * simd::W));
+        const simd::F share = simd::set1(share_of_values(total, sums.peaks[row], sinks ? sinks + head : nullptr));
         for (int at = 0; at < shape.dim; at += simd::W)
-            simd::store_up_to(to + at, simd::mul(simd::load(sums.values + row * shape.lanes + at), inverse),
+            simd::store_up_to(to + at, simd::mul(simd::load(sums.values + row * shape.lanes + at), share),
                              std::min(simd::W, shape.dim - at));
     }
 }

@@ -6,6 +6,7 @@
 #include "byte_dots.h"
 #include "facts.h"
 #include "finish.h"
+#include "group_tasks.h"
 #include "quantise.h"
 
 namespace twostroke {
@@ -268,17 +269,18 @@ inline int32_t code_of(const Layout &layout, const char *panel, int64_t lane, in
 
 }  // namespace
 
-void multiply_codes(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &prepared) {
-    const int64_t unit = unit_of(w.layout), units = w.inputs / unit, panels = panels_of(w);
-    prepare_codes(team, w, rows, unit, prepared);
+void multiply_codes(Team *team, const RowGroup *groups, size_t count, const Rows &rows, Into into, Prepared &prepared) {
+    const Linear &first = *groups->w;
+    const int64_t unit = unit_of(first.layout), units = first.inputs / unit;
+    prepare_codes(team, first, rows, unit, prepared);
     const Inputs x = {(const int8_t *)prepared.values.data(), prepared.scales.data(), prepared.sums.data(),
-                      prepared.starts.data(), w.inputs, units};
-    const int64_t some = panels_of_task(w, rows.count, panels);
-    run_tasks(team, size_t((panels + some - 1) / some), [&](size_t task, size_t, bool) {
-        const int64_t end = std::min(panels, (int64_t(task) + 1) * some);
-        with_codes(w.layout, [&](auto codes) {
-            for (int64_t panel = int64_t(task) * some; panel < end; panel++)
-                multiply_panel<decltype(codes)>(w, panel, rows, x, into);
+                      prepared.starts.data(), first.inputs, units};
+    over_panels(team, groups, count, [&](const RowGroup &group, int64_t from, int64_t to) {
+        const Rows own = rows_of(group, rows, into);
+        const Inputs inputs = x.from(group.first);
+        with_codes(group.w->layout, [&](auto codes) {
+            for (int64_t panel = from; panel < to; panel++)
+                multiply_panel<decltype(codes)>(*group.w, panel, own, inputs, into);
         });
     });
 }

@@ -19,8 +19,9 @@ namespace twostroke {
 inline int64_t unit_of(const Layout &layout) { return layout.bits == 6 ? 16 : 32; }
 inline int64_t unit_bytes(const Layout &layout) { return layout.bits * unit_of(layout) / 8 * PANEL; }
 
-// y = x W^T + b for CODES.
-void multiply_codes(Team *team, const Linear &w, const Rows &rows, Into into, Prepared &prepared);
+// y = x W^T + b for CODES, of each group's rows with its own weights, all in one layout. Where there are several groups,
+// inputs lie in their own order.
+void multiply_codes(Team *team, const RowGroup *groups, size_t count, const Rows &rows, Into into, Prepared &prepared);
 
 // A panel of FP8 as one of BFLOAT16: each number times its scale, rounded once. `to` is [inputs / 2][32][2].
 void widen_fp8(const Linear &w, int64_t panel, uint16_t *to);

@@ -14,7 +14,7 @@ import torch
 from twostroke.errors import ConfigError
 from twostroke.kernels.stored import Matrix, StoredMatrix, StoredNumbers
 from twostroke.models.weights.files import TensorFiles
-from twostroke.models.weights.stored.coded_matrices import CodedMatrices, CodedMatrix
+from twostroke.models.weights.stored.coded_matrices import EXPERT_BLOCKS, CodedMatrices, CodedMatrix
 from twostroke.models.weights.stored.schemes import Scheme
 
 AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -63,12 +63,19 @@ class CodedTensors(TensorFiles):
         order = self._order(module, matrix)
 
         def read() -> StoredNumbers:
-            tensors = {part: self._raw(f"{module}.{part}") for part in matrix.parts}
+            tensors = {part: self._part(module, part, matrix) for part in matrix.parts}
             numbers = READERS[scheme.method](tensors, matrix, scheme)
             _check_scales(numbers, name)
             return numbers if order is None else _in_order(numbers, order)
 
         return StoredMatrix(matrix.layout, matrix.rows, matrix.inputs, read, order=order)
+
+    def _part(self, module: str, part: str, matrix: CodedMatrix) -> torch.Tensor:
+        if matrix.fused is None:
+            return self._raw(f"{module}.{part}")
+        name = f"{matrix.fused.name}_{part}"
+        tensor: torch.Tensor = matrix.fused.take(self._file_of[name].get_slice(name))
+        return tensor
 
     def _raw(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._file_of[name].get_tensor(name)
@@ -168,6 +175,10 @@ def _mxfp4(tensors: Tensors, _matrix: CodedMatrix, _scheme: Scheme) -> StoredNum
     return StoredNumbers(_unpacked(tensors["weight_packed"], 4), tensors["weight_scale"].view(torch.uint8))
 
 
+def _expert_blocks(tensors: Tensors, _matrix: CodedMatrix, _scheme: Scheme) -> StoredNumbers:
+    return StoredNumbers(_unpacked(tensors["blocks"].flatten(1), 4), tensors["scales"].view(torch.uint8))
+
+
 def _by_row(scales: torch.Tensor, matrix: CodedMatrix) -> torch.Tensor:
     """[rows, groups] of scales that may be one for each row, or one for all."""
     groups = matrix.inputs // matrix.layout.group
@@ -182,5 +193,6 @@ READERS: Final[dict[str, Callable[[Tensors, CodedMatrix, Scheme], StoredNumbers]
     "int8": _int8,
     "packed int": _packed_int,
     "mxfp4": _mxfp4,
+    EXPERT_BLOCKS: _expert_blocks,
 }
 """One line for each way to store a matrix."""

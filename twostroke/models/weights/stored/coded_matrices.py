@@ -12,6 +12,7 @@ from typing import Final
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.layout import Layout
+from twostroke.models.weights.fused_experts import FusedExpert
 from twostroke.models.weights.stored.schemes import Scheme, scheme_of
 from twostroke.models.weights.stored.tensor_header import HeaderTensor, quantization_in, read_headers
 
@@ -30,6 +31,8 @@ class CodedMatrix:
     layout: Layout
     parts: Mapping[str, HeaderTensor]
     """Tensors by the last part of their names: "qweight", "weight_scale" and so on."""
+    fused: FusedExpert | None = None
+    """Which part of the tensors it is, where they hold all experts of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,17 @@ class CodedMatrices:
         return self._found[name]
 
     def modules(self) -> list[str]:
-        """Return the names of all matrices that are quantised."""
+        """Return the names of all matrices that are quantised; of those that are one tensor, that of the first."""
         main = MAIN[self.scheme.method]
+        if self.scheme.method == EXPERT_BLOCKS:
+            return _first_experts(self.tensors)
         found = [name.removesuffix(f".{main}") for name in self.tensors if name.endswith(f".{main}")]
         return [f"{module}.weight" for module in found if self.tensors[f"{module}.{main}"].dtype in CODES]
 
     def _read(self, name: str) -> CodedMatrix | None:
         module, main = name.removesuffix(".weight"), MAIN[self.scheme.method]
+        if self.scheme.method == EXPERT_BLOCKS:
+            return _expert_blocks(name, self.tensors)
         tensor = self.tensors.get(f"{module}.{main}")
         if tensor is None or tensor.dtype not in CODES:
             return None
@@ -84,7 +91,10 @@ PARTS: Final = (
     *("qweight", "qzeros", "scales", "g_idx"),
     *("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_g_idx"),
 )
+EXPERT_BLOCKS: Final = "expert blocks"
+"""The method of gpt-oss: tensors of all experts of a layer, whose names `fused_experts` knows."""
 MAIN: Final = {
+    EXPERT_BLOCKS: "blocks",
     "gptq": "qweight",
     "awq": "qweight",
     "fp8": "weight",
@@ -201,6 +211,30 @@ def _mxfp4(parts: _Parts, _scheme: Scheme) -> CodedMatrix:
     parts.take("weight_scale", ("U8", "F8_E8M0"))
     parts.check("weight_scale", (rows, inputs // 32))
     return CodedMatrix(rows, inputs, Layout(bits=4, group=32, scales="exponent", is_fp4=True), parts.found)
+
+
+def _expert_blocks(name: str, tensors: Mapping[str, HeaderTensor]) -> CodedMatrix | None:
+    fused = FusedExpert.of(name, tensors)
+    if fused is None or fused.expert is None or f"{fused.name}_blocks" not in tensors:
+        return None
+    found = {part: f"{fused.name}_{part}" for part in ("blocks", "scales")}
+    parts = _Parts(fused.name, {part: tensors[of] for part, of in found.items() if of in tensors})
+    codes = parts.take("blocks", ("U8",), 4)
+    experts, outputs, groups, width = codes.shape
+    parts.take("scales", ("U8", "F8_E8M0"), 3)
+    parts.check("scales", codes.shape[:3])
+    if width != 16 or (fused.half is not None and outputs % 2):
+        raise parts.wrong(f"has blocks of shape {codes.shape}")
+    if fused.expert >= experts:
+        raise parts.wrong(f"has no expert {fused.expert}")
+    rows = outputs if fused.half is None else outputs // 2
+    layout = Layout(bits=4, group=32, scales="exponent", is_fp4=True)
+    return CodedMatrix(rows, groups * 32, layout, parts.found, fused)
+
+
+def _first_experts(tensors: Mapping[str, HeaderTensor]) -> list[str]:
+    found = [name.removesuffix("_blocks").rpartition(".") for name in tensors if name.endswith("_blocks")]
+    return [f"{block}.0.{'gate_proj' if part == 'gate_up_proj' else part}.weight" for block, _, part in found]
 
 
 def _scales(parts: _Parts, name: str) -> HeaderTensor:

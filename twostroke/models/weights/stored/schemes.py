@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ class Scheme:
     zero_bias: int = 0
     """What is added to the zeros of the file."""
     ignored: tuple[str, ...] = ()
-    """Modules that stay exact: names, beginnings or ends of names, or regular expressions behind "re:"."""
+    """Modules that stay exact: names, beginnings or ends of names, where * stands for anything, or regular expressions
+    behind "re:"."""
 
     def ignores(self, module: str) -> bool:
         return any(_matches(pattern, module) for pattern in self.ignored)
@@ -39,7 +41,7 @@ class Scheme:
 def _matches(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
         return re.match(pattern[3:], module) is not None
-    return module == pattern or f".{pattern}." in f".{module}."
+    return fnmatch.fnmatchcase(f".{module}.", f"*.{pattern}.*")
 
 
 def scheme_of(options: Options, where: str) -> Scheme:
@@ -199,6 +201,15 @@ def _compressed(options: _Reader) -> Scheme:
     return scheme
 
 
+def _mxfp4(options: _Reader) -> Scheme:
+    """gpt-oss: experts alone have codes."""
+    options.passed("quant_method", "use_kernels")
+    ignored = options.names("modules_to_not_convert")
+    options.one_of("dequantize", False, None)
+    options.finish()
+    return Scheme(method="expert blocks", bits=4, group=32, ignored=ignored)
+
+
 def _group_of(weights: _Reader, strategy: str) -> int | None:
     if strategy == "group":
         return _group(weights)
@@ -255,5 +266,6 @@ SCHEMES: Final[dict[Any, Callable[[_Reader], Scheme]]] = {
     "awq": _awq,
     "fp8": _fp8,
     "compressed-tensors": _compressed,
+    "mxfp4": _mxfp4,
 }
 """The methods that are served, by `quant_method`."""

@@ -40,6 +40,25 @@ def quantised(directory: Path, form: Format) -> Tensors:
     return meaning
 
 
+def with_expert_blocks(directory: Path) -> Tensors:
+    """Turn the experts of a saved gpt-oss into blocks of MXFP4 in place; return what all of its tensors stand for."""
+    path = directory / "model.safetensors"
+    written, meaning = {}, {}
+    for name, tensor in load_file(path).items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            written[name] = meaning[name] = tensor.bfloat16()
+            continue
+        outputs = tensor.transpose(1, 2)
+        parts, dense = _mxfp4(outputs.flatten(0, 1))
+        written[f"{name}_blocks"] = parts["weight_packed"].view(*outputs.shape[:2], -1, 16).contiguous()
+        written[f"{name}_scales"] = parts["weight_scale"].view(*outputs.shape[:2], -1).contiguous()
+        meaning[name] = dense.view(outputs.shape).transpose(1, 2).contiguous()
+    save_file(written, path)
+    ignored = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    describe(directory, {"quant_method": "mxfp4", "modules_to_not_convert": ignored})
+    return meaning
+
+
 def describe(directory: Path, options: Any) -> None:
     """Set the `quantization_config` of the directory."""
     path = directory / "config.json"
