@@ -128,7 +128,9 @@ def _weights(spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None, *, on
     if on_gpu or model.dtype != "bfloat16":
         return plain_weights(spec, model.dtype), model.dtype
     if layouts is not None:
-        return stored_weights(spec, layouts), "packed as in the file"
+        from twostroke.models.families.table import layouts_named  # loads torch
+
+        return stored_weights(spec, layouts_named(layouts, spec)), "packed as in the file"
     is_int8 = model.weights == "int8"
     return packed_weights(spec, is_int8=is_int8), f"packed {'int8' if is_int8 else model.dtype}"
 

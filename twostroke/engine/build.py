@@ -232,6 +232,7 @@ def _build_on_cpu(
 
 
 def _weights_use(config: WorkerConfig, spec: ModelSpec, model_dir: Path, *, is_packed: bool) -> MemoryUse:
+    from twostroke.models.families.table import layouts_named
     from twostroke.models.weights.packed_file import mapped_bytes
     from twostroke.models.weights.packed_weights import packed_folder
 
@@ -239,7 +240,7 @@ def _weights_use(config: WorkerConfig, spec: ModelSpec, model_dir: Path, *, is_p
         return MemoryUse("weights", plain_weights(spec, config.model.dtype, with_head=config.can_sample).total, None)
     layouts = layouts_in(model_dir)
     if layouts is not None:
-        billed = stored_weights(spec, layouts, with_head=config.can_sample)
+        billed = stored_weights(spec, layouts_named(layouts, spec), with_head=config.can_sample)
     else:
         billed = packed_weights(spec, is_int8=config.model.weights == "int8", with_head=config.can_sample)
     return MemoryUse("weights", billed.total, mapped_bytes(packed_folder()) or None)

@@ -57,6 +57,16 @@ class StoredMatrix:
         """Return the matrix whose rows are multiplied by these powers of two."""
         return replace(self, factors=factors if self.factors is None else self.factors * factors)
 
+    def picked(self, rows: torch.Tensor) -> StoredMatrix:
+        """Return the matrix of these rows, int64 [picked]."""
+
+        def read() -> StoredNumbers:
+            fields = (_picked(each, rows) for each in _fields(self.read()))
+            return StoredNumbers(*fields)  # type: ignore[arg-type]  # what was there before is there still
+
+        factors = None if self.factors is None else self.factors[rows]
+        return replace(self, rows=len(rows), read=read, factors=factors)
+
     def dense(self) -> torch.Tensor:
         """float32 [rows, inputs], as the kernels see each weight."""
         numbers = self.read()
@@ -137,6 +147,13 @@ def can_stack(one: Matrix, other: Matrix) -> bool:
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """uint8 [rows, bytes of a row]"""
     return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def _picked(tensor: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
+    """Rows of a tensor of any dtype: of its bytes, because not all dtypes can be indexed."""
+    if tensor is None:
+        return None
+    return as_bytes(tensor).view(len(tensor), -1)[rows].view(tensor.dtype).view(len(rows), *tensor.shape[1:])
 
 
 def _fields(numbers: StoredNumbers) -> tuple[torch.Tensor | None, ...]:

@@ -79,7 +79,8 @@ def _mlp_bytes(spec: ModelSpec, *, is_int8: bool, of_one_token: bool) -> int:
 def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = True) -> WeightBytes:
     """Return the weights as the native CPU kernels hold those of a quantised file: one file for all workers of a host.
 
-    A table that is quantised and tied to the head is there once.
+    `layout_of` knows matrices by the names that the program has for them. A table that is quantised and tied to the
+    head is there once.
     """
     q_rows, kv_rows, hidden = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.hidden_size
     layers = read = 0

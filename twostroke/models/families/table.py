@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from twostroke.kernels.layout import Layout
 from twostroke.models.families.gemma2 import GEMMA2
 from twostroke.models.families.gemma3 import GEMMA3
 from twostroke.models.families.gpt2 import GPT2
@@ -19,6 +20,7 @@ from twostroke.models.families.qwen3 import QWEN3
 from twostroke.models.families.qwen3_moe import QWEN3_MOE
 from twostroke.models.families.tensors import family_source
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.stored.model_files import LayoutOf
 from twostroke.models.weights.tensors import WeightSource
 
 FAMILIES: Final = {
@@ -39,6 +41,18 @@ FAMILIES: Final = {
         GPT_OSS,
     )
 }
+
+
+def layouts_named(layout_of: LayoutOf, spec: ModelSpec) -> LayoutOf:
+    """Return the layouts of a model's matrices by the names that the rest of the program knows."""
+    family = FAMILIES[spec.architecture]
+
+    def layout(name: str) -> Layout | None:
+        module, _, kind = name.rpartition(".")
+        is_expanded = family.is_transposed and module.startswith("model.layers.")
+        return None if is_expanded else layout_of(f"{family.name_of(module)}.{kind}")
+
+    return layout
 
 
 def named(source: WeightSource, spec: ModelSpec) -> WeightSource:

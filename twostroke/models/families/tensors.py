@@ -122,14 +122,25 @@ class _FamilySource:
         return tensor
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
-        """Raises what the source raises. Matrices whose rows are put together or reordered here are plain numbers."""
+        """Raises what the source raises. Matrices that lie as [inputs, outputs] are plain numbers."""
         module, _, kind = name.rpartition(".")
         found = _LAYER.fullmatch(module)
         part = found[2] if found else module
-        is_reordered = part in _HEADS and self.rotary_order is not None
-        if part in self.fused or is_reordered or (self.family.is_transposed and found is not None):
+        if self.family.is_transposed and found is not None:
             return self.take(name, rows, inputs)
-        return self.source.take_matrix(f"{self.family.name_of(module)}.{kind}", rows, inputs)
+        fused, is_reordered = self.fused.get(part), part in _HEADS and self.rotary_order is not None
+        stored_rows = rows if fused is None else fused.rows
+        matrix = self.source.take_matrix(f"{self.family.name_of(module)}.{kind}", stored_rows, inputs)
+        if fused is None and not is_reordered:
+            return matrix
+        if isinstance(matrix, torch.Tensor):
+            return self.take(name, rows, inputs)
+        picked = torch.arange(stored_rows)
+        if fused is not None:
+            picked = fused.of(picked)
+        if is_reordered:
+            picked = picked.view(-1, self.spec.head_dim)[:, self.rotary_order].flatten()
+        return matrix.picked(picked)
 
     def _whole(self, name: str, shape: tuple[int, ...], fused: FusedRows | None, is_in_layer: bool) -> torch.Tensor:
         """Return a tensor as the model multiplies it, without the rows that it shares a file's tensor with."""

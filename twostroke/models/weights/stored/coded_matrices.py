@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from twostroke.errors import ConfigError
+from twostroke.errors import ConfigError, UnsupportedModel
 from twostroke.kernels.layout import Layout
 from twostroke.models.weights.fused_experts import FusedExpert
 from twostroke.models.weights.stored.schemes import Scheme, scheme_of
@@ -84,7 +84,23 @@ def coded_in(directory: Path) -> CodedMatrices | None:
     options = quantization_in(directory)
     if options is None or not any(directory.glob("*.safetensors")):
         return None
-    return CodedMatrices(directory, scheme_of(options, str(directory / "config.json")), read_headers(directory))
+    tensors = read_headers(directory)
+    for name, tensor in tensors.items():
+        if name.endswith(FUSED_EXPERTS) and tensor.dtype in CODES:
+            raise UnsupportedModel(
+                f"{directory}: tensor {name} has the codes of all experts of a layer, which are served only where each "
+                "expert has tensors of its own",
+                field="model",
+            )
+    return CodedMatrices(directory, scheme_of(options, str(directory / "config.json")), tensors)
+
+
+FUSED_EXPERTS: Final = tuple(
+    f".experts.{part}{kind}"
+    for part in ("gate_up_proj", "down_proj")
+    for kind in ("", ".weight", "_packed", ".qweight")
+)
+"""Ends of names of tensors that hold all experts of a layer, as plain numbers in files that are served."""
 
 
 PARTS: Final = (

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
-EXACT: Final = ("embed_tokens", "lm_head")
+EXACT: Final = ("embed_tokens", "lm_head", ".mlp.gate.", "block_sparse_moe.gate.", "shared_expert_gate")
+"""Parts of names of matrices that stay as they are: tables and routers."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ def quantised(directory: Path, form: Format) -> Tensors:
     written, meaning = {}, {}
     for name, tensor in load_file(path).items():
         meaning[name] = tensor
-        if tensor.ndim == 1 or any(part in name for part in EXACT):
+        if tensor.ndim != 2 or any(part in name for part in EXACT):
             written[name] = tensor.bfloat16()
             meaning[name] = written[name].float()
             continue

@@ -12,15 +12,13 @@ from tests.unit.models.test_native_transformer import logits_of, native, plain, 
 from tests.unit.models.test_registry import saved
 from tests.unit.models.weights.stored.coded_models import FORMATS, quantised
 from tests.unit.models.weights.stored.gguf_models import SIZES
+from tests.unit.models.weights.stored.packed_sizes import billed_bytes, packed_bytes
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.stored import StoredMatrix
 from twostroke.models.catalog.places import cache_dir
-from twostroke.models.memory_needs import stored_weights
-from twostroke.models.registry import read_spec
 from twostroke.models.weights import packed_file
 from twostroke.models.weights.stored.formats import open_weights
-from twostroke.models.weights.stored.model_files import layouts_in
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +42,7 @@ def test_a_format_is_served_as_it_is(name: str, tmp_path: Path, kernels: Kernels
     ours = logits_of(native(tmp_path, kernels), tokens)
     assert (ours - truth).abs().mean() < 4 * wide.mean(), "inputs rounded to int8 cost no more than that"
     assert torch.equal(logits_of(native(tmp_path, kernels), tokens), ours), "a mapped file has what was packed"
-    layouts = layouts_in(tmp_path)
-    assert layouts is not None
-    file = next((tmp_path / "cache" / "packed").glob("*.weights"))
-    assert stored_weights(read_spec(tmp_path), layouts).total == file.stat().st_size
+    assert billed_bytes(tmp_path) == packed_bytes(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["GPTQ, zeros", "compressed int8"])

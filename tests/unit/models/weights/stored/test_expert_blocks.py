@@ -16,16 +16,14 @@ from tests.unit.models.test_families import Pages, greedy
 from tests.unit.models.test_native_transformer import Served, logits_of, native, plain, prompt
 from tests.unit.models.test_registry import saved
 from tests.unit.models.weights.stored.coded_models import Tensors, with_expert_blocks
+from tests.unit.models.weights.stored.packed_sizes import billed_bytes, packed_bytes
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.stored import StoredMatrix
 from twostroke.models.catalog.places import cache_dir
-from twostroke.models.memory_needs import stored_weights
-from twostroke.models.registry import read_spec
 from twostroke.models.weights import packed_file
 from twostroke.models.weights.stored.check import check_weights
 from twostroke.models.weights.stored.formats import open_weights
-from twostroke.models.weights.stored.model_files import layouts_in
 
 CONFIG = GptOssConfig(**OSS | {"hidden_size": 64, "intermediate_size": 96}, attn_implementation="eager")
 
@@ -65,10 +63,7 @@ def test_codes_are_multiplied_as_they_are_and_the_bill_knows_their_size(tmp_path
     ours = logits_of(native(tmp_path, kernels), tokens)
     assert (ours - truth).abs().mean() < 4 * wide.mean(), "inputs rounded to int8 cost no more than that"
     assert torch.equal(logits_of(native(tmp_path, kernels), tokens), ours), "a mapped file has what was packed"
-    layouts = layouts_in(tmp_path)
-    assert layouts is not None
-    file = next((tmp_path / "cache" / "packed").glob("*.weights"))
-    assert stored_weights(read_spec(tmp_path), layouts).total == file.stat().st_size
+    assert billed_bytes(tmp_path) == packed_bytes(tmp_path)
 
 
 def test_a_row_of_grouped_codes_is_the_same_bits_in_chunks_and_beside_others(tmp_path: Path, kernels: Kernels) -> None:

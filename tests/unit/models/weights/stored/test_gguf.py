@@ -13,12 +13,11 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from tests.unit.models.test_native_transformer import logits_of, native, plain, prompt
 from tests.unit.models.test_registry import saved as model_of
 from tests.unit.models.weights.stored.gguf_models import MIXED, SIZES, random_blocks, written
+from tests.unit.models.weights.stored.packed_sizes import billed_bytes, packed_bytes
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.stored import StoredMatrix
 from twostroke.models.catalog.places import cache_dir
-from twostroke.models.memory_needs import stored_weights
-from twostroke.models.registry import read_spec
 from twostroke.models.weights import packed_file
 from twostroke.models.weights.digest import weights_digest
 from twostroke.models.weights.stored.formats import open_weights
@@ -85,10 +84,7 @@ def test_the_bill_knows_the_size_of_the_packed_file(
     config, architecture = MODELS[name]
     written(config, architecture, tmp_path, types)
     native(tmp_path, kernels)
-    layouts = layouts_in(tmp_path)
-    assert layouts is not None
-    file = next((tmp_path / "cache" / "packed").glob("*.weights"))
-    assert stored_weights(read_spec(tmp_path), layouts).total == file.stat().st_size
+    assert billed_bytes(tmp_path) == packed_bytes(tmp_path)
 
 
 def test_another_file_has_another_digest(tmp_path: Path) -> None:
