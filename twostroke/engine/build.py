@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -40,6 +40,8 @@ Memory = TypeVar("Memory", bound=Pages)
 
 PIECE_TOKENS = 16
 """Tokens of a piece of the native order: blocks of a multiple of them are cut into pieces."""
+GROUPED_LAYERS = ";layers=by group"
+"""Added to the fingerprint where the layers of one page group lie behind those of another."""
 NATIVE_ORDER = ";order=pieces"
 """Added to the fingerprint where the native kernel keeps tokens in an order of its own: native/page.h."""
 
@@ -171,18 +173,18 @@ def _build_on_cpu(
     import torch
 
     from twostroke.engine.runner import ModelRunner
-    from twostroke.kernels.choice import pool_over
+    from twostroke.kernels.choice import grouped_pool, side_by_side
     from twostroke.kernels.cpu.build import arithmetic_identity
     from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
     from twostroke.kernels.nibble_pool import check_shape
     from twostroke.models.catalog.places import cache_dir
 
-    shape, form = spec.page_shape(config.cache.block_size), page_form(config.kv_format)
+    shapes, form = spec.page_shapes(config.cache.block_size), page_form(config.kv_format)
     if form.spans_block:
-        check_shape(shape)
+        check_shape(shapes[0])
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     centers = _key_centers(model_dir, spec, dtype)
-    conversion = _conversion_of(config, shape, centers)
+    conversion = _conversion_of(config, shapes, centers)
     page_bytes = spec.page_bytes(config.cache.block_size, config.kv_format)
     converted_bytes = 0  # of every page, where it is pulled
     if conversion is not None and config.role is Role.PREFILL:
@@ -202,7 +204,9 @@ def _build_on_cpu(
                 spec,
                 memory,
                 config.model,
-                pool=pool_over(torch.from_numpy(memory.data), form, shape, dtype, centers),
+                pool=grouped_pool(
+                    side_by_side(torch.from_numpy(memory.data), form, shapes), form, shapes, dtype, centers
+                ),
                 cores=cores,
                 with_head=config.can_sample,
                 profiler=profiler,
@@ -216,8 +220,9 @@ def _build_on_cpu(
     assert isinstance(built.runner, ModelRunner)
     is_native = built.runner.has_native_pages
     if conversion is not None:
-        conversion = replace(conversion, has_pieces=is_native and shape.block % PIECE_TOKENS == 0)
-    fingerprint = f"{facts.fingerprint}{NATIVE_ORDER if is_native else ''}{arithmetic}"
+        conversion = replace(conversion, has_pieces=is_native and config.cache.block_size % PIECE_TOKENS == 0)
+    groups = GROUPED_LAYERS if len(shapes) > 1 else ""
+    fingerprint = f"{facts.fingerprint}{groups}{NATIVE_ORDER if is_native else ''}{arithmetic}"
     in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads)
     weights = _weights_use(config, spec, model_dir, is_packed=built.runner.has_packed_weights)
     model = replace(facts, fingerprint=fingerprint, conversion=conversion)
@@ -271,7 +276,7 @@ def _build_on_device(
     plan = DevicePlan.of(config, spec, device)
     facts = _model_facts(config, spec, model_dir, plan.pages(config.cache))
     centers = _key_centers(model_dir, spec, plan.torch_dtype)
-    conversion = _conversion_of(config, spec.page_shape(config.cache.block_size), centers)
+    conversion = _conversion_of(config, (spec.page_shape(config.cache.block_size),), centers)
 
     def load(memory: DeviceMemory) -> Loaded:
         with open_weights(model_dir, plan.torch_dtype, device) as files:
@@ -297,13 +302,22 @@ def _key_centers(model_dir: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.
         return key_centers(balanced(named(files, spec), spec), spec)
 
 
-def _conversion_of(config: WorkerConfig, shape: PageShape, key_centers: torch.Tensor | None) -> Conversion | None:
+def _conversion_of(
+    config: WorkerConfig, shapes: Sequence[PageShape], key_centers: torch.Tensor | None
+) -> Conversion | None:
     """Return how pages of prefill workers become those of decode workers, if these have another form."""
     prefill, decode = (kv_format_of(config.cache, config.model, role) for role in (Role.PREFILL, Role.DECODE))
     if prefill == decode:
         return None
     centers = None if key_centers is None else key_centers.numpy()
-    return Conversion(KvForm(prefill), KvForm(decode, prefill), shape, has_pieces=False, key_centers=centers)
+    return Conversion(
+        KvForm(prefill),
+        KvForm(decode, prefill),
+        shapes[0],
+        has_pieces=False,
+        key_centers=centers,
+        further=tuple(shapes[1:]),
+    )
 
 
 def _model_facts(config: WorkerConfig, spec: ModelSpec, model_dir: Path, pages: int) -> LoadedModel:

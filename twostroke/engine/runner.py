@@ -15,7 +15,7 @@ from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import NATIVE, STEADY, TORCH, check_deterministic
 from twostroke.engine.model_adapters import ModelAdapters
 from twostroke.engine.sampler import sample
-from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention import RaggedBatch, RaggedPlaces
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.choice import choose_kernels
@@ -171,6 +171,10 @@ class ModelRunner:
             cosines=self._cosines[positions],
             sines=self._sines[positions],
             released=batch.released,
+            windows=tuple(
+                RaggedPlaces(torch.from_numpy(own.block_tables).contiguous(), torch.from_numpy(own.write_slots))
+                for own in batch.windows
+            ),
             adapters=self.adapters.of(batch.adapters),
             kernels=KernelRecords() if self._profiler.is_on else None,
         )

@@ -48,9 +48,10 @@ class AlignedAttention:
     ) -> None:
         """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
         rule, aligned_end = self.rules[layer], -(-span.end // TILE) * TILE
+        first_seen = rule.first_visible(span.first)
         k, v = (
             functional.pad(each, (0, 0, 0, aligned_end - span.end))
-            for each in reference.gather_kv(self.pool, layer, span.block_table, span.end, q.dtype)
+            for each in reference.gather_kv(self.pool, layer, span.block_table, span.end, q.dtype, first_seen)
         )
         for start in range(span.first // TILE * TILE, span.end, TILE):
             stop = start + TILE

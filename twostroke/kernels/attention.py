@@ -6,12 +6,22 @@ layer it stores keys and values into pages and attends to them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
 from twostroke.profiler import KernelRecords
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedPlaces:
+    """`schedule.batch.GroupPlaces` as tensors on the pool's device."""
+
+    block_tables: torch.Tensor
+    """int32 [S, widest], contiguous"""
+    write_slots: torch.Tensor
+    """int64 [T]: row * block + offset"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +35,7 @@ class RaggedBatch:
     context_lens: tuple[int, ...]
     """[S], on the host: tokens that the last query token of each sequence attends to."""
     block_tables: torch.Tensor
-    """int32 [S, widest], contiguous"""
+    """int32 [S, widest], contiguous: pages of the first page group"""
     write_slots: torch.Tensor
     """int64 [T]: page * block + offset"""
     cosines: torch.Tensor
@@ -34,7 +44,9 @@ class RaggedBatch:
     released: tuple[int, ...] = ()
     """Pages whose unfinished blocks are finished, or given up, since the step before."""
     exact_slots: torch.Tensor | None = None
-    """int64 [T]: exact page * block + offset, on devices, in forms whose scales span a block."""
+    """int64 [T]: exact page * block + offset, in forms whose scales span a block; None where nobody has said it yet."""
+    windows: tuple[RaggedPlaces, ...] = ()
+    """Places in each further page group; none where its pages lie where the first group's do."""
     adapters: tuple[Any, ...] = ()
     """[S] the adapter of each sequence, or None, in the model's own form; empty where none has one."""
     kernels: KernelRecords | None = None
@@ -44,6 +56,13 @@ class RaggedBatch:
         """Return cosines and sines of one rope, each [T, head_dim / 2]."""
         columns = slice(rope * head_dim // 2, (rope + 1) * head_dim // 2)
         return self.cosines[:, columns], self.sines[:, columns]
+
+    def of_group(self, group: int) -> RaggedBatch:
+        """Return the batch as layers of one page group see it."""
+        if group == 0 or not self.windows:
+            return self
+        own = self.windows[group - 1]
+        return replace(self, block_tables=own.block_tables, write_slots=own.write_slots, windows=())
 
     @property
     def sequences(self) -> int:

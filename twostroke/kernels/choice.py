@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -40,22 +40,48 @@ def pool_over(
     key_centers: torch.Tensor | None = None,
     exact_pages: Callable[[PageShape], ExactPages] | None = None,
 ) -> AnyPool:
-    """Return the pool over `data`, uint8 [pages, page bytes], of a model that computes in `dtype`.
+    """Return the pool over `data`, uint8 [pages, page bytes], whose pages hold all layers: see `grouped_pool`."""
+    return grouped_pool((data,), form, (shape,), dtype, key_centers, exact_pages)
+
+
+def grouped_pool(
+    regions: Sequence[torch.Tensor],
+    form: AnyForm,
+    shapes: Sequence[PageShape],
+    dtype: torch.dtype,
+    key_centers: torch.Tensor | None = None,
+    exact_pages: Callable[[PageShape], ExactPages] | None = None,
+) -> AnyPool:
+    """Return the pool of a model that computes in `dtype` over the pages of its groups, each uint8 [pages, page bytes].
 
     `key_centers` are those of the model. Forms of 4 bits have centers of their own in each page.
     `exact_pages` makes the exact pages of forms that have any, by default in sparse host memory.
     Raises ConfigError for a form that cannot store such layers, heads or blocks.
     """
 
-    def over(part: PagePart) -> UniformPool:
+    def over(data: torch.Tensor, part: PagePart, layers: Sequence[int]) -> UniformPool:
         some = data[:, part.bytes]
         if part.form.spans_block:
-            exact = None if exact_pages is None else exact_pages(part.shape)
-            return NibblePool.over(some, part.shape, dtype, exact)
-        return PagePool.over(some, part.form, part.shape, None if key_centers is None else key_centers[part.layers])
+            exact = ExactPages.sparse(len(regions[0]), part.shape, dtype)
+            return NibblePool.over(some, part.shape, dtype, exact if exact_pages is None else exact_pages(part.shape))
+        return PagePool.over(some, part.form, part.shape, None if key_centers is None else key_centers[[*layers]])
 
-    first, *others = (over(part) for part in form.parts(shape))
-    return PartedPool((first, *others)) if others else first
+    pools: list[UniformPool] = []
+    layers_of_parts: list[tuple[int, ...]] = []
+    groups_of_parts: list[int] = []
+    for group, (data, shape) in enumerate(zip(regions, shapes, strict=True)):
+        for part in form.parts(shape):
+            layers_of_parts.append(shape.selected.indices[part.layers])
+            groups_of_parts.append(group)
+            pools.append(over(data, part, layers_of_parts[-1]))
+    if len(pools) == 1:
+        return pools[0]
+    return PartedPool(tuple(pools), tuple(layers_of_parts), tuple(groups_of_parts))
+
+
+def side_by_side(data: torch.Tensor, form: AnyForm, shapes: Sequence[PageShape]) -> list[torch.Tensor]:
+    """Return the pages of each group, uint8 [pages, bytes], in pages that hold one group's part behind the other's."""
+    return list(torch.split_with_sizes(data, [form.page_bytes(shape) for shape in shapes], dim=1))
 
 
 def choose_attention(

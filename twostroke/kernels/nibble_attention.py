@@ -13,6 +13,7 @@ from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.attention_rules import AnyRules, AttentionRule, rules_of
 from twostroke.kernels.nibble_pool import BLOCK, NibblePool
+from twostroke.kernels.parted_pool import with_exact_slots
 
 
 class NibbleAttention:
@@ -32,7 +33,9 @@ class NibbleAttentionStep:
         self._pool = backend.pool
         self._rules = backend.rules
         self._batch = batch
-        self._slots = backend.pool.exact.begin(batch) if batch.exact_slots is None else batch.exact_slots
+        with_slots = with_exact_slots(batch, backend.pool.exact)
+        assert with_slots.exact_slots is not None
+        self._slots = with_slots.exact_slots
         self._last = (batch.positions % BLOCK == BLOCK - 1).nonzero().flatten()
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -57,8 +60,9 @@ class NibbleAttentionStep:
         batch, start = self._batch, self._batch.query_starts[sequence]
         end = batch.context_lens[sequence]
         first = end - (batch.query_starts[sequence + 1] - start)
-        stored = self._pool.read(batch.block_tables[sequence, : (end - 1) // BLOCK].long(), layer)
-        k, v = stored.permute(1, 2, 0, 3, 4).flatten(2, 3).to(q.dtype)
+        seen = self._rules[layer].first_visible(first) // BLOCK
+        stored = self._pool.read(batch.block_tables[sequence, seen : (end - 1) // BLOCK].long(), layer)
+        k, v = functional.pad(stored.permute(1, 2, 0, 3, 4).flatten(2, 3).to(q.dtype), (0, 0, seen * BLOCK, 0))
         for tile in range(first // BLOCK * BLOCK, end, BLOCK):
             top, bottom = max(tile, first), min(tile + BLOCK, end)
             rows = slice(start + top - first, start + bottom - first)

@@ -1,20 +1,20 @@
-"""Pages whose layers have more than one form: a pool over each part of their layers, and a backend of its own for it.
+"""Pages whose layers have more than one form, or lie in several page groups: a pool over each part of the layers, and
+a backend of its own for it.
 
-Kernels know pages of one form. Here alone is decided which of them a layer belongs to.
+Kernels know pages of one form in one group. Here alone is decided which of them a layer belongs to.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
 from twostroke.kernels.attention_rules import AnyRules, AttentionRule, rules_of
-from twostroke.kernels.exact_pages import ExactPlaces, NoExactSlots
+from twostroke.kernels.exact_pages import ExactPages, ExactPlaces, NoExactSlots
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans, TokenSlots
@@ -25,9 +25,13 @@ UniformPool = PagePool | NibblePool
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartedPool:
-    """Views of the same pages, each of some layers, in the order of layers."""
+    """Views of pages, each of some layers."""
 
     parts: tuple[UniformPool, ...]
+    layers_of_parts: tuple[tuple[int, ...], ...]
+    """Which of the model's layers each part holds, in order."""
+    groups_of_parts: tuple[int, ...]
+    """The page group of each part."""
 
     @property
     def block(self) -> int:
@@ -55,29 +59,64 @@ def parts_of(pool: AnyPool) -> tuple[UniformPool, ...]:
     return pool.parts if isinstance(pool, PartedPool) else (pool,)
 
 
+def layers_of_parts(pool: AnyPool) -> tuple[tuple[int, ...], ...]:
+    """Return which of the model's layers each part holds."""
+    return pool.layers_of_parts if isinstance(pool, PartedPool) else (tuple(range(pool.layers)),)
+
+
+def groups_of_parts(pool: AnyPool) -> tuple[int, ...]:
+    """Return the page group of each part."""
+    return pool.groups_of_parts if isinstance(pool, PartedPool) else (0,)
+
+
+def places_of_layers(pool: AnyPool) -> list[tuple[int, int]]:
+    """Return the part that each of the model's layers is in, and which of its layers it is there."""
+    parts = layers_of_parts(pool)
+    places = {layer: (part, index) for part, layers in enumerate(parts) for index, layer in enumerate(layers)}
+    return [places[layer] for layer in range(len(places))]
+
+
 def rules_of_parts(pool: AnyPool, rules: AnyRules) -> list[tuple[AttentionRule, ...]]:
     """Return the rules of the layers of each part."""
-    counts = [part.layers for part in parts_of(pool)]
-    ends = list(itertools.accumulate(counts))
-    every = rules_of(rules, ends[-1])
-    return [every[end - count : end] for count, end in zip(counts, ends, strict=True)]
+    parts = layers_of_parts(pool)
+    every = rules_of(rules, sum(map(len, parts)))
+    return [tuple(every[layer] for layer in layers) for layers in parts]
 
 
 def exact_places(pool: AnyPool) -> ExactPlaces:
-    """Return what says where the tokens of unfinished blocks lie exact."""
-    slots = [part.exact.slots for part in parts_of(pool) if isinstance(part, NibblePool)]
-    return slots[0] if slots else NoExactSlots()
+    """Return what says where the tokens of unfinished blocks lie exact, in all parts at the same place."""
+    exact = first_exact(pool)
+    return NoExactSlots() if exact is None else exact.slots
+
+
+def first_exact(pool: AnyPool) -> ExactPages | None:
+    """Return the exact pages of the first part that has any."""
+    return next((part.exact for part in parts_of(pool) if isinstance(part, NibblePool)), None)
+
+
+def with_exact_slots(batch: RaggedBatch, exact: ExactPages | None) -> RaggedBatch:
+    """Return a batch on the host that says where its tokens lie exact, in all parts at the same place.
+
+    It frees what the step before left, so it is called once for each step.
+    """
+    if batch.exact_slots is not None or exact is None:
+        return batch
+    return replace(batch, exact_slots=exact.begin(batch))
 
 
 class PartedAttention:
     """A backend for each part of the layers."""
 
     def __init__(self, pool: PartedPool, backends: Sequence[AttentionBackend]) -> None:
-        self._layers = _layers_of(pool)
+        self._places = places_of_layers(pool)
+        self._groups = pool.groups_of_parts
+        self._exact = first_exact(pool)
         self._backends = backends
 
     def begin(self, batch: RaggedBatch) -> PartedStep:
-        return PartedStep(self._layers, [backend.begin(batch) for backend in self._backends])
+        batch = with_exact_slots(batch, self._exact)
+        parts = zip(self._backends, self._groups, strict=True)
+        return PartedStep(self._places, [backend.begin(batch.of_group(group)) for backend, group in parts])
 
 
 class RecordedAttention(AttentionBackend, Protocol):
@@ -91,7 +130,7 @@ class PartedDeviceAttention:
     """A backend that can be recorded for each part of the layers."""
 
     def __init__(self, pool: PartedPool, backends: Sequence[RecordedAttention]) -> None:
-        self._layers = _layers_of(pool)
+        self._places = places_of_layers(pool)
         self._backends = backends
         self._unrecorded = PartedAttention(pool, backends)
 
@@ -99,14 +138,14 @@ class PartedDeviceAttention:
         return self._unrecorded.begin(batch)
 
     def begin_decode(self, spans: Spans, placement: TokenSlots) -> PartedStep:
-        return PartedStep(self._layers, [backend.begin_decode(spans, placement) for backend in self._backends])
+        return PartedStep(self._places, [backend.begin_decode(spans, placement) for backend in self._backends])
 
 
 class PartedStep:
     """Attention of one step, layer by layer: each by the step of its part."""
 
-    def __init__(self, layers: Sequence[int], steps: Sequence[AttentionStep]) -> None:
-        self._of_layer = [(step, index) for count, step in zip(layers, steps, strict=True) for index in range(count)]
+    def __init__(self, places: Sequence[tuple[int, int]], steps: Sequence[AttentionStep]) -> None:
+        self._of_layer = [(steps[part], index) for part, index in places]
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         step, index = self._of_layer[layer]
@@ -115,7 +154,3 @@ class PartedStep:
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         step, index = self._of_layer[layer]
         return step.attend(index, q, sinks)
-
-
-def _layers_of(pool: PartedPool) -> list[int]:
-    return [part.layers for part in pool.parts]

@@ -19,12 +19,16 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
 
 
 def gather_kv(
-    pool: PagePool, layer: int, block_table: torch.Tensor, context_len: int, dtype: torch.dtype
+    pool: PagePool, layer: int, block_table: torch.Tensor, context_len: int, dtype: torch.dtype, first: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a copy of one sequence's K and V, each [kv_heads, context, D], in `dtype`."""
-    blocks = -(-context_len // pool.block)
-    pages = pool.read(block_table[:blocks].long(), layer)
-    k, v = pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_len].to(dtype)
+    """Return a copy of one sequence's K and V, each [kv_heads, context, D], in `dtype`.
+
+    Blocks before that of the token `first` are zeros: nobody sees them, and their pages may be gone.
+    """
+    begin, end = first // pool.block, -(-context_len // pool.block)
+    pages = pool.read(block_table[begin:end].long(), layer)
+    seen = pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : context_len - begin * pool.block].to(dtype)
+    k, v = functional.pad(seen, (0, 0, begin * pool.block, 0)) if begin else seen
     return k, v
 
 
@@ -86,9 +90,10 @@ def paged_attention(
     groups = q.shape[1] // pool.kv_heads
     for sequence, context_len in enumerate(batch.context_lens):
         rows = slice(batch.query_starts[sequence], batch.query_starts[sequence + 1])
+        first = rule.first_visible(context_len - (rows.stop - rows.start))
         k, v = (
             x.repeat_interleave(groups, dim=0)
-            for x in gather_kv(pool, layer, batch.block_tables[sequence], context_len, torch.float32)
+            for x in gather_kv(pool, layer, batch.block_tables[sequence], context_len, torch.float32, first)
         )
         scores = capped(torch.einsum("thd,hcd->htc", q[rows].float(), k) * rule.scale, rule.softcap)
         seen = visible(batch.positions[rows], torch.arange(context_len), rule.window)

@@ -51,6 +51,7 @@ class QuerySpan:
 
     block_table: torch.Tensor
     context_len: int
+    rows: int
     tiles: tuple[Tile, ...]
 
 
@@ -84,8 +85,9 @@ class TorchAttention:
         self, layer: int, span: QuerySpan, q: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor
     ) -> None:
         """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
-        k, v = reference.gather_kv(self.pool, layer, span.block_table, span.context_len, q.dtype)
         rule = self.rules[layer]
+        first = rule.first_visible(span.context_len - span.rows)
+        k, v = reference.gather_kv(self.pool, layer, span.block_table, span.context_len, q.dtype, first)
         for tile in span.tiles:
             keys, seen = tile.keys(rule)
             out[tile.rows] = reference.attention(q[tile.rows], k[:, keys], v[:, keys], seen, rule, sinks)
@@ -120,4 +122,4 @@ def span_of(batch: RaggedBatch, sequence: int) -> QuerySpan:
     for first in range(start, end, TILE_ROWS):
         rows = slice(first, min(first + TILE_ROWS, end))
         tiles.append(Tile(rows, context_len - (end - rows.stop), batch.positions[rows], {}))
-    return QuerySpan(batch.block_tables[sequence], context_len, tuple(tiles))
+    return QuerySpan(batch.block_tables[sequence], context_len, end - start, tuple(tiles))

@@ -11,6 +11,7 @@ The identity of a page is (block hash, `KvForm`): its number format, and whether
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,15 @@ VALUE_GROUP: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
+class LayerSelection:
+    """Some of a model's layers, in order."""
+
+    indices: tuple[int, ...]
+    model_layers: int
+    """Layers of the whole model."""
+
+
+@dataclass(frozen=True, slots=True)
 class PageShape:
     """The dimensions of a page: [layers, 2, kv_heads, block, head_dim], keys then values."""
 
@@ -41,6 +51,16 @@ class PageShape:
     block: int
     """Tokens of a block."""
     head_dim: int
+    selection: LayerSelection | None = None
+    """Which of the model's layers these are; None: all of them."""
+
+    def of_layers(self, indices: tuple[int, ...]) -> PageShape:
+        """Return the shape of pages that hold some of the layers of these, which are all of the model's."""
+        return replace(self, layers=len(indices), selection=LayerSelection(indices, self.layers))
+
+    @property
+    def selected(self) -> LayerSelection:
+        return self.selection or LayerSelection(tuple(range(self.layers)), self.layers)
 
     @property
     def dims(self) -> tuple[int, int, int, int, int]:
@@ -84,6 +104,7 @@ class PagePart:
 
     @property
     def layers(self) -> slice:
+        """Return which layers of the page these are."""
         return slice(self.first_layer, self.first_layer + self.shape.layers)
 
     @property
@@ -114,21 +135,22 @@ class FormWithExactEnds:
 
     def parts(self, shape: PageShape) -> tuple[PagePart, ...]:
         """Return the parts of a page, in the order of layers. Raises ConfigError as `page_bytes` does."""
-        inner_layers = shape.layers - 2 * self.exact_layers
-        if inner_layers < 1:
+        selected = shape.selected
+        inner = range(self.exact_layers, selected.model_layers - self.exact_layers)
+        if not inner:
             raise ConfigError(
-                f"--kv-exact-layers {self.exact_layers} leaves none of this model's {shape.layers} layers to "
-                f"{self.inner.name}: give at most {(shape.layers - 1) // 2}, or --kv-format {self.exact.name}",
+                f"--kv-exact-layers {self.exact_layers} leaves none of this model's {selected.model_layers} layers to "
+                f"{self.inner.name}: give at most {(selected.model_layers - 1) // 2}, "
+                f"or --kv-format {self.exact.name}",
                 field="kv_exact_layers",
             )
-        ends, inner = replace(shape, layers=self.exact_layers), replace(shape, layers=inner_layers)
-        inner_byte = self.exact.page_bytes(ends)
-        last_byte = inner_byte + self.inner.page_bytes(inner)
-        return (
-            PagePart(self.exact, ends, 0, 0),
-            PagePart(self.inner, inner, self.exact_layers, inner_byte),
-            PagePart(self.exact, ends, self.exact_layers + inner_layers, last_byte),
-        )
+        parts: list[PagePart] = []
+        first_layer = first_byte = 0
+        for is_inner, run in itertools.groupby(selected.indices, key=inner.__contains__):
+            some = replace(shape, layers=len(list(run)), selection=None)
+            parts.append(PagePart(self.inner if is_inner else self.exact, some, first_layer, first_byte))
+            first_layer, first_byte = parts[-1].layers.stop, parts[-1].bytes.stop
+        return tuple(parts)
 
 
 AnyForm = PageForm | FormWithExactEnds
@@ -189,15 +211,23 @@ class Conversion:
     source: KvForm
     target: KvForm
     shape: PageShape
+    """The dimensions of pages of the model's first page group."""
     has_pieces: bool
     """Native kernels order the numbers: `twostroke/kernels/cpu/native/page.h`."""
     key_centers: npt.NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
-    """[layers, kv_heads, head_dim]: what keys of forms with one scale per token lack; None where they lack nothing."""
+    """[layers of the model, kv_heads, head_dim]: what keys of forms with one scale per token lack; None where they lack
+    nothing."""
+    further: tuple[PageShape, ...] = ()
+    """The dimensions of the pages of the model's other groups, which lie behind the first one's."""
+
+    @property
+    def shapes(self) -> tuple[PageShape, ...]:
+        return (self.shape, *self.further)
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a converted page."""
-        return page_form(self.target.format).page_bytes(self.shape)
+        return sum(page_form(self.target.format).page_bytes(shape) for shape in self.shapes)
 
 
 FORMS: Final = {

@@ -51,7 +51,7 @@ class NativeTransformer:
             addresses = torch.tensor([0 if adapter is None else adapter.address for adapter in batch.adapters])
             counts = torch.tensor(batch.query_starts).diff()
             adapters = addresses.repeat_interleave(counts)
-        return self._forward(tokens.int(), step.address, sample_rows, batch.kernels, adapters)
+        return self._forward(tokens.int(), step, sample_rows, batch.kernels, adapters)
 
 
 def _layer(layer: LayerWeights, experts: ForwardExperts | None) -> ForwardLayer:

@@ -10,6 +10,7 @@ from typing import Final
 from twostroke.kernels.activation import GATED_SILU, Activation
 from twostroke.kernels.attention_rules import AttentionRule
 from twostroke.kv_cache.form import PageShape, page_form
+from twostroke.kv_cache.groups import PageGroup, page_groups
 
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 NORM_BYTES: Final = 4
@@ -142,9 +143,19 @@ class ModelSpec:
         """Whether rope rotates keys that have a bias, which no norm changed."""
         return self.qkv_bias and not self.qk_norm
 
+    @property
+    def page_groups(self) -> tuple[PageGroup, ...]:
+        """Return which layers have pages of their own, the full group first."""
+        return page_groups([rule.window for rule in self.rules])
+
     def page_shape(self, block_size: int) -> PageShape:
-        """Return the dimensions of a page."""
+        """Return the dimensions of K and V of all layers of one block."""
         return PageShape(self.layers, self.kv_heads, block_size, self.head_dim)
+
+    def page_shapes(self, block_size: int) -> tuple[PageShape, ...]:
+        """Return the dimensions of a page of each group."""
+        whole, groups = self.page_shape(block_size), self.page_groups
+        return (whole,) if len(groups) == 1 else tuple(whole.of_layers(group.layers) for group in groups)
 
     def page_bytes(self, block_size: int, form: str) -> int:
         """Return the bytes of K and V of all layers of one block in a form that `page_form` takes."""

@@ -15,7 +15,16 @@ from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.parted_pool import AnyPool, UniformPool, parts_of, rules_of_parts
+from twostroke.kernels.parted_pool import (
+    AnyPool,
+    UniformPool,
+    first_exact,
+    groups_of_parts,
+    parts_of,
+    places_of_layers,
+    rules_of_parts,
+    with_exact_slots,
+)
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of the types of queries, keys and values, equal to `AttentionStep::dtype` in attention.h."""
@@ -43,7 +52,6 @@ class NativeStep(ctypes.Structure):
         ("layer_stride", ctypes.c_int64),
         ("value_offset", ctypes.c_int64),
         ("head_stride", ctypes.c_int64),
-        ("layers", ctypes.c_int64),
         ("block", ctypes.c_int64),
         ("heads", ctypes.c_int64),
         ("kv_heads", ctypes.c_int64),
@@ -71,6 +79,12 @@ class NativeStep(ctypes.Structure):
     )
 
 
+class NativePlace(ctypes.Structure):
+    """Mirrors `LayerPlace` of attention.h, field by field."""
+
+    _fields_ = (("step", ctypes.c_int32), ("layer", ctypes.c_int32))
+
+
 Rules = ctypes.Array[NativeRule]
 
 
@@ -91,6 +105,13 @@ class NativeAttention:
     ) -> None:
         parts = zip(parts_of(pool), rules_of_parts(pool, rules), strict=True)
         self.parts = [(part, _native_rules(of_part)) for part, of_part in parts]
+        self.groups = groups_of_parts(pool)
+        self.exact = first_exact(pool)
+        self.places = places_of_layers(pool)
+        native_places = (NativePlace * len(self.places))(*(NativePlace(*place) for place in self.places))
+        self.places_address = ctypes.addressof(native_places)
+        """The address of each layer's place among the native steps, for other kernels of the same step."""
+        self._keep = native_places
         assert pool.head_dim % 2 == 0, "the kernel rotates the two halves of a head"
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.pool = pool
@@ -116,21 +137,23 @@ class NativeAttentionStep:
     def __init__(self, backend: NativeAttention, batch: RaggedBatch) -> None:
         self._backend = backend
         query_starts = torch.tensor(batch.query_starts, dtype=torch.int32)
-        self._keep: list[object] = [batch, query_starts]
+        batch = with_exact_slots(batch, backend.exact)
+        self._keep = (batch, query_starts)
         """Keeps alive what the native steps point into."""
-        steps = [self._step(part, rules, batch, query_starts) for part, rules in backend.parts]
+        parts = zip(backend.parts, backend.groups, strict=True)
+        steps = [self._step(part, rules, batch.of_group(group), query_starts) for (part, rules), group in parts]
         self._natives = (NativeStep * len(steps))(*steps)
         self.address = ctypes.addressof(self._natives)
         """The address of the native steps, for other kernels of the same step."""
+        self.places_address = backend.places_address
 
     def _step(self, part: UniformPool, rules: Rules, batch: RaggedBatch, query_starts: torch.Tensor) -> NativeStep:
         """Return the native step of a part of the layers."""
         native = _native_step(self._backend, part, batch, query_starts)
         native.rules, native.ropes = rules, 2 * batch.cosines.shape[1] // part.head_dim
         if isinstance(part, NibblePool):
-            exact_slots = part.exact.begin(batch)
-            self._keep.append(exact_slots)
-            _point_to_nibbles(native, part, exact_slots)
+            assert batch.exact_slots is not None
+            _point_to_nibbles(native, part, batch.exact_slots)
         else:
             _point_to_numbers(native, part)
         return native
@@ -139,10 +162,11 @@ class NativeAttentionStep:
         dim = self._backend.pool.head_dim
         assert q.dtype == k.dtype == v.dtype == self._backend.dtype
         assert q.stride(1) == k.stride(1) == v.stride(1) == dim, "heads must lie side by side"
+        step, index = self._backend.places[layer]
         self._backend.native_store(
             self._backend.team_address,
-            self.address,
-            layer,
+            ctypes.addressof(self._natives[step]),
+            index,
             q.data_ptr(),
             q.stride(0),
             k.data_ptr(),
@@ -156,10 +180,12 @@ class NativeAttentionStep:
         assert q.dtype == self._backend.dtype
         assert sinks is None or sinks.dtype == torch.float32, "the kernel reads these as floats"
         out = torch.empty(q.shape, dtype=q.dtype)
+        step, index = self._backend.places[layer]
+        address = ctypes.addressof(self._natives[step])
         self._backend.native_attend(
             self._backend.team_address,
-            self.address,
-            layer,
+            address,
+            index,
             q.data_ptr(),
             q.stride(0),
             out.data_ptr(),
@@ -191,7 +217,6 @@ def _native_step(
     assert batch.write_slots.dtype == torch.int64
     assert batch.cosines.dtype == batch.sines.dtype == torch.float32
     return NativeStep(
-        layers=pool.layers,
         block=pool.block,
         heads=backend.heads,
         kv_heads=pool.kv_heads,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from twostroke.kernels.cpu.attention import NativeAttentionStep
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import NativeLinear, PanelLinear
 from twostroke.kernels.cpu.team import Team
@@ -95,6 +96,7 @@ class NativeCall(ctypes.Structure):
         ("samples", _NUMBER),
         ("logits", _POINTER),
         ("steps", _POINTER),
+        ("places", _POINTER),
         ("kernels", _POINTER),
         ("adapters", _POINTER),
     )
@@ -200,18 +202,19 @@ class NativeForward:
     def __call__(
         self,
         tokens: torch.Tensor,
-        steps: int,
+        steps: NativeAttentionStep,
         sampled: torch.Tensor | None,
         kernels: KernelRecords | None = None,
         adapters: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """float32 logits [len(sampled), vocab] of those rows; None for `sampled` ends with the last layer's KV.
 
-        `steps` is the address of the attention's steps. Each kernel is recorded in `kernels`. `adapters`: int64
+        `steps` are those of the attention. Each kernel is recorded in `kernels`. `adapters`: int64
         [tokens], the address of each row's `NativeAdapter`, 0 for none.
         """
         assert tokens.dtype == torch.int32, "the kernel walks these by index"
-        call = NativeCall(tokens=tokens.data_ptr(), rows=len(tokens), steps=steps)
+        call = NativeCall(tokens=tokens.data_ptr(), rows=len(tokens))
+        call.steps, call.places = steps.address, steps.places_address
         call.kernels = None if kernels is None else ctypes.addressof(kernels)
         call.adapters = None if adapters is None else adapters.data_ptr()
         logits = None

@@ -95,7 +95,7 @@ class Attention : public AttentionTasks<Math> {
 
     void sum_up_portion(const Portion &portion, Workspace<Math> &space, Fetch &fetch) const {
         const Task &task = *portion.task;
-        Split<Math> split{portion.place.start, portion.place.count, space.rows, int(portion.heads), space.limits, {}};
+        Split<Math> split{portion.place.start, portion.place.count, portion.place.first_piece(), space.rows, int(portion.heads), space.limits, {}};
         for (int64_t h = 0; h < portion.heads; h++) {
             const Head &head = space.heads[size_t(portion.first_head + h)];
             split.of[h].queries = head.queries;
@@ -143,7 +143,8 @@ class Attention : public AttentionTasks<Math> {
         Place place;
         place.start = (task.first_split + split) * SPLIT;
         place.count = int(std::min<int64_t>(task.context - place.start, SPLIT));
-        for (int at = 0; at < place.count && has_pieces(step_.block); at += PIECE) {
+        place.hidden = this->hidden_of(task, place.start);
+        for (int at = place.first_piece() * PIECE; at < place.count && has_pieces(step_.block); at += PIECE) {
             place.offsets[at / PIECE] = offset(task, place.start + at);
             place.scale_offsets[at / PIECE] = scale_offset(task, place.start + at);
         }
@@ -170,7 +171,7 @@ class Attention : public AttentionTasks<Math> {
         const char *keys = pool_ + kv_head * step_.head_stride, *values = keys + step_.value_offset;
         if constexpr (Math::IS_SCALED) look_at_scales(task, keys, place, head.scales, of);
         if (!has_pieces(step_.block)) return gather(task, keys, place, head.copied, of);
-        for (int p = 0; p < PIECES; p++) {
+        for (int p = place.first_piece(); p < PIECES; p++) {
             of.keys[p] = (const Word *)(keys + place.offsets[p]);
             of.values[p] = (const Word *)(values + place.offsets[p]);
         }
@@ -182,20 +183,23 @@ class Attention : public AttentionTasks<Math> {
         }
     }
 
-    // Scales of the tokens in `place`, as the page has them; zeros behind the last value's.
+    // Scales of the tokens in `place`, as the page has them; zeros behind the last value's, and of pieces nobody sees.
     void look_at_scales(const Task &task, const char *keys, const Place &place, float *copied,
                         HeadSplit<Math> &of) const {
         const int whole = has_pieces(step_.block) ? place.count / PIECE : 0;
         for (int p = 0; p < PIECES; p++) {
             of.key_scales[p] = copied + p * PIECE;
             of.value_scales[p] = copied + SPLIT + p * PIECE;
-            if (p >= whole) continue;
+            if (p >= whole || p < place.first_piece()) continue;
             of.key_scales[p] = (const float *)(keys + place.scale_offsets[p]);
             of.value_scales[p] = (const float *)(keys + step_.value_offset + place.scale_offsets[p]);
         }
-        std::memset(copied + whole * PIECE, 0, size_t(SPLIT - whole * PIECE) * sizeof(float));
-        std::memset(copied + SPLIT + whole * PIECE, 0, size_t(SPLIT - whole * PIECE) * sizeof(float));
-        for (int at = whole * PIECE; at < place.count; at++) {
+        const int unseen = place.first_piece() * PIECE;
+        for (float *scales : {copied, copied + SPLIT}) {
+            std::memset(scales, 0, size_t(unseen) * sizeof(float));
+            std::memset(scales + whole * PIECE, 0, size_t(SPLIT - whole * PIECE) * sizeof(float));
+        }
+        for (int at = std::max(whole * PIECE, place.hidden); at < place.count; at++) {
             const char *from = keys + scale_offset(task, place.start + at);
             std::memcpy(copied + at, from, sizeof(float));
             std::memcpy(copied + SPLIT + at, from + step_.value_offset, sizeof(float));
@@ -205,7 +209,7 @@ class Attention : public AttentionTasks<Math> {
     // The numbers as bfloat16, the same ones: rows then come out as if each had been multiplied from the page.
     void sum_up_widened(const Split<Math> &split, const Workspace<Math> &space, Fetch &fetch) const {
         using Wide = Scaled<typename Math::Widened>;
-        Split<Wide> wide{split.start, split.count, split.rows, split.heads, split.limits, {}};
+        Split<Wide> wide{split.start, split.count, split.first_piece, split.rows, split.heads, split.limits, {}};
         const int64_t piece_size = PIECE * shape_.dim;
         for (int h = 0; h < split.heads; h++) {
             const HeadSplit<Math> &from = split.of[h];
@@ -214,19 +218,19 @@ class Attention : public AttentionTasks<Math> {
             std::copy(from.key_scales, from.key_scales + PIECES, to.key_scales);
             std::copy(from.value_scales, from.value_scales + PIECES, to.value_scales);
             BFloat16 *at = space.heads[size_t(h)].wide;
-            widen_pieces(from.keys, split.count, at, to.keys, fetch);
-            widen_pieces(from.values, split.count, at + PIECES * piece_size, to.values, fetch);
+            widen_pieces(from.keys, split, at, to.keys, fetch);
+            widen_pieces(from.values, split, at + PIECES * piece_size, to.values, fetch);
         }
         Fetch nothing;
         sum_up(Shape<Wide>(step_), wide, scoring(), nothing);
     }
 
     template <class To>
-    void widen_pieces(const Pieces<Math> &from, int count, BFloat16 *at, To &to, Fetch &fetch) const {
+    void widen_pieces(const Pieces<Math> &from, const Split<Math> &split, BFloat16 *at, To &to, Fetch &fetch) const {
         const int64_t piece_size = PIECE * shape_.dim;
         const int lines = int(piece_size * int64_t(sizeof(T)) / LINE);
-        for (int p = 0; p < (count + PIECE - 1) / PIECE; p++) {
-            if (p % STREAMS == 0) {
+        for (int p = split.first_piece; p < (split.count + PIECE - 1) / PIECE; p++) {
+            if ((p - split.first_piece) % STREAMS == 0) {
                 const Streams ahead = fetch.take(lines, from[p]);
                 for (int line = 0; line < lines; line++) ahead.fetch(line);
             }
@@ -242,7 +246,7 @@ class Attention : public AttentionTasks<Math> {
         for (int p = 0; p < PIECES; p++, copied += 2 * piece_size) {
             of.keys[p] = (const Word *)copied;
             of.values[p] = (const Word *)(copied + piece_size);
-            for (int t = 0; t < std::min(PIECE, place.count - p * PIECE); t++) {
+            for (int t = std::max(0, place.hidden - p * PIECE); t < std::min(PIECE, place.count - p * PIECE); t++) {
                 const char *row = keys + offset(task, place.start + p * PIECE + t);
                 put_key((const T *)row, shape_.dim, t, copied);
                 put_value((const T *)(row + step_.value_offset), shape_.dim, t, copied + piece_size);

@@ -109,11 +109,13 @@ class NibbleFetch {
 struct NibbleSplit {
     int64_t start = 0;
     int count = 0, pieces = 0;  // of tokens, of blocks
+    int first = 0;              // no row sees the blocks before it
     int own = PIECES;           // the block that rows see exact, if it is in the split
     const char *heads[PIECES] = {};
     const char *exact_keys = nullptr, *exact_values = nullptr;
 
     int stored() const { return std::min(own, pieces); }
+    int seen_blocks() const { return stored() - first; }  // of those that are stored
 };
 
 // What one task works in.
@@ -239,7 +241,7 @@ void multiply_nibble_values(const NibbleWeights<ROWS> &weights, const NibbleSpli
                             NibbleFetch &fetch, float *out, int lanes) {
     constexpr int STEPS = Numbers::STEPS, PER_PIECE = PIECE / PER_NIBBLE_WORD * STEPS;
     simd::F sums[ROWS][VECTORS] = {};
-    for (int piece = 0; piece < split.stored(); piece++) {
+    for (int piece = split.first; piece < split.stored(); piece++) {
         const uint32_t *words = NibbleBlock(split.heads[piece], dim).values + first * simd::W;
 #pragma GCC unroll 1
         for (int line = 0; line < PIECE / PER_NIBBLE_WORD; line++) {
@@ -324,7 +326,8 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
         split.start = (task.first_split + s) * SPLIT;
         split.count = int(std::min<int64_t>(task.context - split.start, SPLIT));
         split.pieces = (split.count + PIECE - 1) / PIECE;
-        for (int p = 0; p < split.pieces; p++) split.heads[p] = head_of(task, head, split.start / PIECE + p);
+        split.first = this->hidden_of(task, split.start) / PIECE;
+        for (int p = split.first; p < split.pieces; p++) split.heads[p] = head_of(task, head, split.start / PIECE + p);
         if (split.start + split.count == task.context) {
             split.own = split.pieces - 1;
             const int64_t page = step_.exact_slots[task.first_token] / PIECE;
@@ -337,7 +340,7 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
     // Adds all that a split reads, for all heads of the task.
     void add_split(const Task &task, int64_t s, NibbleFetch &fetch) const {
         const NibbleSplit split = split_of(task, task.first_head, s);
-        for (int p = 0; p < split.stored(); p++) fetch.add(split.heads[p], task.heads * step_.head_stride);
+        for (int p = split.first; p < split.stored(); p++) fetch.add(split.heads[p], task.heads * step_.head_stride);
         if (split.own >= PIECES) return;
         fetch.add(split.exact_keys, task.heads * step_.exact_head_stride);
         fetch.add(split.exact_values, task.heads * step_.exact_head_stride);
@@ -345,7 +348,7 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
 
     // How often the products of a split ask for more, if all rows see it.
     int64_t turns(const Task &task, int64_t s) const {
-        const int stored = split_of(task, task.first_head, s).stored();
+        const int stored = split_of(task, task.first_head, s).seen_blocks();
         const int64_t keys = (stored / BLOCKS_AT_ONCE + stored % BLOCKS_AT_ONCE) * (shape_.dim / PER_NIBBLE_WORD);
         int64_t values = 0;
         by_blocks<MAX_ROWS>(vectors(), [&](int, auto) { values += stored * (PIECE / PER_NIBBLE_WORD); });
@@ -363,12 +366,14 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
         });
     }
 
-    // Scales and centers of the stored blocks' values, zeros behind them; the exact block's values, zeros behind them.
+    // Scales and centers of the stored blocks' values that rows see, zeros around them; the exact block's values, zeros behind them.
     void look_at_values(const NibbleSplit &split, Space &space) const {
         const int groups = value_groups(shape_.dim), stored = split.stored();
         for (int g = 0; g < groups; g++) {
             float *scales = space.value_scales + g * SPLIT, *centers = space.value_centers + g * SPLIT;
-            for (int p = 0; p < stored; p++) {
+            std::fill(scales, scales + split.first * PIECE, 0.0f);
+            std::fill(centers, centers + split.first * PIECE, 0.0f);
+            for (int p = split.first; p < stored; p++) {
                 const NibbleBlock block(split.heads[p], shape_.dim);
                 for (int at = 0; at < PIECE; at += simd::W) {
                     simd::store(scales + p * PIECE + at, simd::load(block.value_scales + g * PIECE + at));
@@ -394,12 +399,12 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
         const int columns = rounded_up(split.count, std::max(PIECE, 2 * simd::W)), groups = value_groups(shape_.dim);
         NibbleWeights<ROWS> weights;
         for (int r = 0; r < ROWS; r++) {
-            scoring.cap(scores + r * SPLIT, columns);
+            scoring.cap(scores + r * SPLIT, split.first * PIECE, columns);
             hide(scores + r * SPLIT, limits[r], split.start, split.count, columns);
             sums.peaks[r] = weigh_nibbles(space, scores + r * SPLIT, r, columns, scoring.scale, groups, weights,
                                           sums.weights + r * simd::W);
         }
-        if (split.stored()) {
+        if (split.seen_blocks() > 0) {
             by_blocks<MAX_ROWS>(vectors(), [&](int first, auto vectors) {
                 multiply_nibble_values<Numbers, ROWS, decltype(vectors)::value>(weights, split, shape_.dim, first, fetch,
                                                                                  sums.values, shape_.lanes);
@@ -409,7 +414,7 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
         Fetch nothing;
         Pieces<Exact> values = {};
         values[split.own] = (const typename Exact::Word *)space.values;
-        multiply_values<Exact, ROWS>(weights.exact, values, split.own, 1, shape_.dim, nothing, sums.values,
+        multiply_values<Exact, ROWS>(weights.exact, values, split.first, split.own, 1, shape_.dim, nothing, sums.values,
                                      shape_.lanes);
     }
 
@@ -419,7 +424,7 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
                float *scores) const {
         const float *queries = head.queries + row * space.lanes;
         const int stored = split.stored();
-        int p = 0;
+        int p = split.first;
         for (; p + BLOCKS_AT_ONCE <= stored; p += BLOCKS_AT_ONCE)
             multiply_nibble_keys<Numbers, ROWS, BLOCKS_AT_ONCE>(queries, space.lanes, split.heads + p, shape_.dim, fetch,
                                                           scores + p * PIECE);

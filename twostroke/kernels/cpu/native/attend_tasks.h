@@ -58,6 +58,12 @@ class AttentionTasks {
         }
     }
 
+    // How many tokens from `start` on no row of the task sees.
+    int hidden_of(const Task &task, int64_t start) const {
+        const int64_t first = rule_.first_visible(step_.positions[task.first_token]);
+        return int(std::clamp<int64_t>(first - start, 0, SPLIT));
+    }
+
     Scoring scoring() const { return Scoring(rule_); }
 
     // One head's query rows as `RowMath` multiplies them, `stride` floats apart.

@@ -25,8 +25,7 @@ void attend(Team *team, const AttentionStep &step, int64_t layer, const Queries 
 
 }  // namespace twostroke
 
-TWOSTROKE_EXPORT void twostroke_attend(twostroke::Team *team, const twostroke::AttentionStep *steps, int64_t layer,
+TWOSTROKE_EXPORT void twostroke_attend(twostroke::Team *team, const twostroke::AttentionStep *step, int64_t layer,
                                        const void *q, int64_t q_stride, void *out, const float *sinks) {
-    const twostroke::StepLayer of = twostroke::step_of(steps, layer);
-    twostroke::attend(team, of.step, of.layer, {q, q_stride, out, sinks});
+    twostroke::attend(team, *step, layer, {q, q_stride, out, sinks});
 }

@@ -30,7 +30,7 @@ struct AttentionRule {
 struct AttentionStep {
     void *pool;
     int64_t page_stride, layer_stride, value_offset, head_stride;
-    int64_t layers, block, heads, kv_heads, head_dim;
+    int64_t block, heads, kv_heads, head_dim;
     int64_t tokens;
     const float *cosines, *sines;  // [tokens, ropes, head_dim / 2]
     int64_t ropes;
@@ -38,12 +38,13 @@ struct AttentionStep {
     const int32_t *positions;      // [tokens]: a token attends to ..position of its sequence, whose pages hold them
     int64_t sequences;
     const int32_t *query_starts;  // [sequences + 1]
-    const int32_t *block_tables;  // [sequences, table_stride]
+    // [sequences, table_stride]. Entries of blocks that a window hides from all rows are not read.
+    const int32_t *block_tables;
     int64_t table_stride;
-    const AttentionRule *rules;  // [layers]
+    const AttentionRule *rules;  // of each layer of the pool
     int32_t dtype;  // 0 float32, 1 bfloat16, 2 float16: of q, k, v and what is returned
     Form form;      // of the pool
-    // [layers, kv_heads, head_dim]: what keys with scales lose before they are stored. Null if nothing.
+    // [layer of the pool, kv_heads, head_dim]: what keys with scales lose before they are stored. Null if nothing.
     const float *key_centers;
     // Where pages of INT4 lie exact, as numbers of `dtype`, until their block is full. Null for other forms.
     void *exact_pool;
@@ -51,17 +52,11 @@ struct AttentionStep {
     const int64_t *exact_slots;  // [tokens]: of every token, whether or not it is written into the pool
 };
 
-// A layer among those of the step that it belongs to.
-struct StepLayer {
-    const AttentionStep &step;
-    int64_t layer;
+// `NativePlace` of attention.py: which of several steps a layer of the model belongs to, and which of its layers it is.
+// Layers of another form, or whose pages lie elsewhere, have a step of their own.
+struct LayerPlace {
+    int32_t step, layer;
 };
-
-// Pages whose layers have more than one form have a step for each part of their layers: side by side, in order.
-inline StepLayer step_of(const AttentionStep *steps, int64_t layer) {
-    for (; layer >= steps->layers; steps++) layer -= steps->layers;
-    return {*steps, layer};
-}
 
 // f with a value of the type that q, k, v and what is returned have.
 template <class F>

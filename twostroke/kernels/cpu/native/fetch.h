@@ -16,7 +16,10 @@ namespace twostroke {
 // Where a split's pieces lie: offsets in bytes into the pool for the layer's first kv head, and those of their scales.
 struct Place {
     int64_t start = 0;
-    int count = 0;
+    int count = 0;  // of tokens
+    int hidden = 0;  // tokens at its beginning that no row sees: pieces of such tokens alone are not read
+
+    int first_piece() const { return hidden / PIECE; }
     int64_t offsets[PIECES] = {}, scale_offsets[PIECES] = {};
 };
 
@@ -42,7 +45,7 @@ class Reading {
             int heads)
         : place_(place), keys_(keys), value_offset_(step.value_offset), head_stride_(step.head_stride), heads_(heads),
           has_scales_(has_scales), lines_(int(PIECE * step.head_dim * element_bytes / LINE)),
-          pieces_((place.count + PIECE - 1) / PIECE) {
+          pieces_((place.count + PIECE - 1) / PIECE), piece_(place.first_piece()) {
         turn();
     }
 
@@ -75,7 +78,7 @@ class Reading {
         piece_ += STREAMS;
         if (piece_ < pieces_ || is_value_) return;
         is_value_ = true;
-        piece_ = 0;
+        piece_ = place_.first_piece();
     }
 
     // Scores and weights take them before the values are read.

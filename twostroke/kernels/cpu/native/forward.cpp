@@ -83,6 +83,7 @@ struct Call {
     int64_t samples;         // 0: stop once the last layer's keys and values are stored
     float *logits;           // [samples, vocab]
     const AttentionStep *steps;  // of each part of the layers
+    const LayerPlace *places;    // of each layer, among the steps
     KernelRecords *kernels;  // null while nobody profiles
     const RowAdapter *adapters;  // of each row; null where no row has one
 };
@@ -175,17 +176,18 @@ class Forward {
             });
         }
         profiled(team, KernelKind::STORE, work_of_rows(rows_, stride), [&] {
-            const StepLayer of = step_of(call.steps, index);
-            store_kv(team, of.step, of.layer, q, stride, k, stride, v, stride);
+            const LayerPlace &place = call.places[index];
+            store_kv(team, call.steps[place.step], place.layer, q, stride, k, stride, v, stride);
         });
     }
 
     void attend(Team *team, int64_t layer, const Call &call) {
         uint16_t *q = qkv_.rows(rows_, qkv_stride()), *out = attended_.rows(rows_, attended_stride());
-        const StepLayer of = step_of(call.steps, layer);
+        const LayerPlace &place = call.places[layer];
+        const AttentionStep &step = call.steps[place.step];
         const Queries queries{q, qkv_stride(), out, model_.layers[layer].sinks};
-        profiled(team, KernelKind::ATTENTION, kernels_ ? work_of_attention(of.step) : Work{},
-                 [&] { twostroke::attend(team, of.step, of.layer, queries); });
+        profiled(team, KernelKind::ATTENTION, kernels_ ? work_of_attention(step) : Work{},
+                 [&] { twostroke::attend(team, step, place.layer, queries); });
     }
 
     // Go on with these rows alone.

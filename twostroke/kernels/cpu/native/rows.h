@@ -80,10 +80,10 @@ struct Scoring {
         : softcap(rule.softcap), inverse_softcap(softcap > 0 ? rule.scale / softcap : 0),
           scale(softcap > 0 ? LOG2_E : rule.scale * LOG2_E) {}
 
-    void cap(float *scores, int columns) const {
+    void cap(float *scores, int first, int columns) const {
         if (softcap <= 0) return;
         const simd::F by = simd::set1(inverse_softcap), most = simd::set1(softcap);
-        for (int c = 0; c < columns; c += simd::W)
+        for (int c = first; c < columns; c += simd::W)
             simd::store(scores + c, simd::mul(simd::tanh(simd::mul(simd::load(scores + c), by)), most));
     }
 };
@@ -95,8 +95,9 @@ inline void hide(float *scores, const Limits &limits, int64_t start, int count, 
     const int first = int(std::clamp<int64_t>(limits.first - start, 0, columns));
     for (int c = end / simd::W * simd::W; c < columns; c += simd::W)
         simd::store(scores + c, simd::keep_first(simd::load(scores + c), std::max(0, end - c), nothing));
-    for (int c = 0; c < first; c += simd::W)
-        simd::store(scores + c, simd::keep_first(nothing, first - c, simd::load(scores + c)));
+    int c = 0;
+    for (; c + simd::W <= first; c += simd::W) simd::store(scores + c, nothing);  // nobody may have computed these
+    if (c < first) simd::store(scores + c, simd::keep_first(nothing, first - c, simd::load(scores + c)));
 }
 
 // How many of a split's tokens some rows' softmax must look at.
@@ -117,8 +118,8 @@ inline simd::F scales_of(const Scales &scales, int column) {
 }
 
 // Scores of numbers become those of the keys that they stand for.
-inline void multiply_scores(float *scores, const Scales &key_scales, int columns) {
-    for (int c = 0; c < columns; c += simd::W)
+inline void multiply_scores(float *scores, const Scales &key_scales, int first, int columns) {
+    for (int c = first; c < columns; c += simd::W)
         simd::store(scores + c, simd::mul(simd::load(scores + c), scales_of(key_scales, c)));
 }
 
@@ -165,7 +166,8 @@ template <class Math>
 struct Split {
     static constexpr int MOST_HEADS = 4;
     int64_t start;
-    int count;  // of tokens
+    int count;        // of tokens
+    int first_piece;  // no row sees those before it
     int rows, heads;
     const Limits *limits;
     HeadSplit<Math> of[MOST_HEADS];
@@ -196,8 +198,9 @@ void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, const S
         return;
     }
     alignas(64) float scores[Split<Math>::MOST_HEADS][ROWS * SPLIT];
-    const int pieces = rounded_up(seen, PIECE) / PIECE, columns = rounded_up(seen, std::max(PIECE, 2 * simd::W));
-    for (int piece = 0; piece < pieces; piece += STREAMS)
+    const int first = split.first_piece, pieces = rounded_up(seen, PIECE) / PIECE;
+    const int columns = rounded_up(seen, std::max(PIECE, 2 * simd::W));
+    for (int piece = first; piece < pieces; piece += STREAMS)
         for (int h = 0; h < split.heads; h++)
             multiply_keys<Math, ROWS>(split.of[h].queries + row * shape.row_floats, shape.words, split.of[h].keys,
                                       piece * VECTORS_PER_PIECE,
@@ -206,15 +209,15 @@ void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, const S
         const Sums sums = split.of[h].sums.from(row, shape.lanes);
         for (int r = 0; r < ROWS; r++) {
             float *row = scores[h] + r * SPLIT;
-            if constexpr (Math::IS_SCALED) multiply_scores(row, split.of[h].key_scales, columns);
-            scoring.cap(row, columns);
+            if constexpr (Math::IS_SCALED) multiply_scores(row, split.of[h].key_scales, first * PIECE, columns);
+            scoring.cap(row, first * PIECE, columns);
             hide(row, limits[r], split.start, split.count, columns);
             sums.peaks[r] = weigh<Math>(row, columns, scoring.scale, split.of[h].value_scales, sums.weights + r * simd::W);
         }
     }
-    for (int piece = 0; piece < pieces; piece += STREAMS)
+    for (int piece = first; piece < pieces; piece += STREAMS)
         for (int h = 0; h < split.heads; h++)
-            multiply_values<Math, ROWS>(scores[h], split.of[h].values, piece, std::min(STREAMS, pieces - piece),
+            multiply_values<Math, ROWS>(scores[h], split.of[h].values, first, piece, std::min(STREAMS, pieces - piece),
                                         shape.dim, fetch, split.of[h].sums.from(row, shape.lanes).values, shape.lanes);
 }
 

@@ -179,9 +179,8 @@ void store_kv(Team *team, const AttentionStep &step, int64_t layer, void *q, int
 
 }  // namespace twostroke
 
-TWOSTROKE_EXPORT void twostroke_store(twostroke::Team *team, const twostroke::AttentionStep *steps, int64_t layer,
+TWOSTROKE_EXPORT void twostroke_store(twostroke::Team *team, const twostroke::AttentionStep *step, int64_t layer,
                                       void *q, int64_t q_stride, const void *k, int64_t k_stride, const void *v,
                                       int64_t v_stride) {
-    const twostroke::StepLayer of = twostroke::step_of(steps, layer);
-    twostroke::store_kv(team, of.step, of.layer, q, q_stride, k, k_stride, v, v_stride);
+    twostroke::store_kv(team, *step, layer, q, q_stride, k, k_stride, v, v_stride);
 }

@@ -265,16 +265,16 @@ void multiply_keys(const float *rows, int words, const Pieces<Math> &keys, int f
     });
 }
 
-// out [ROWS, lanes] += weights [ROWS, SPLIT] values, of `count` pieces from `from` on; the first ones begin the sums.
+// out [ROWS, lanes] += weights [ROWS, SPLIT] values, of `count` pieces from `from` on; piece `begin` begins the sums.
 template <class Math, int ROWS>
-void multiply_values(const float *weights, const Pieces<Math> &values, int from, int count, int dim, Fetch &fetch,
-                     float *out, int lanes) {
+void multiply_values(const float *weights, const Pieces<Math> &values, int begin, int from, int count, int dim,
+                     Fetch &fetch, float *out, int lanes) {
     constexpr int WORDS = PIECE / PER_WORD<typename Math::Element>;
     auto block = [&](int first, auto vectors, auto is_whole) {
         constexpr int VECTORS = decltype(vectors)::value;
         const int left = std::min(simd::W, dim - first * simd::W);
         simd::F sums[ROWS][VECTORS] = {};
-        if (from > 0) load_block(out + first * simd::W, lanes, sums);
+        if (from > begin) load_block(out + first * simd::W, lanes, sums);
         for (int piece = from; piece < from + count; piece++) {
             const typename Math::Word *b[VECTORS];
             for (int v = 0; v < VECTORS; v++) b[v] = values[piece] + (first + v) * simd::W;

@@ -1,0 +1,107 @@
+"""How a pool's pages lie in its memory: one region for the pages of each page group, side by side. Plain numbers.
+
+Pages are numbered through, those of the first group first. So a number alone says where a page lies and how long it is.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from twostroke.kv_cache.pool_size import SCRATCH_PAGES, generation_bytes
+
+REGION_ALIGNMENT: Final = mmap.PAGESIZE
+"""Bytes: a region behind another begins on a page of the system, which suits every type of number and every device."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRegion:
+    """The pages of one group, and a scratch page behind them."""
+
+    pages: int
+    page_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return (self.pages + SCRATCH_PAGES) * self.page_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """The regions of one pool. A row is a page of one region, counted from the region's first."""
+
+    regions: tuple[PageRegion, ...]
+
+    @classmethod
+    def of(cls, pages: int, page_bytes: int, *further: PageRegion) -> PoolLayout:
+        """Return the layout of the first group's pages and those of further groups."""
+        return cls((PageRegion(pages, page_bytes), *further))
+
+    @property
+    def pages(self) -> int:
+        """Pages of all regions."""
+        return sum(region.pages for region in self.regions)
+
+    @property
+    def page_sizes(self) -> tuple[int, ...]:
+        """Bytes of a page of each region."""
+        return tuple(region.page_bytes for region in self.regions)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block's pages in all groups."""
+        return sum(self.page_sizes)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Bytes before each region."""
+        starts, end = [], 0
+        for region in self.regions:
+            starts.append(-(-end // REGION_ALIGNMENT) * REGION_ALIGNMENT)
+            end = starts[-1] + region.size_bytes
+        return tuple(starts)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all regions."""
+        return self.starts[-1] + self.regions[-1].size_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of a pool in host memory: its regions, and a generation for each page."""
+        return generation_bytes(self.pages) + self.size_bytes
+
+    def first(self, region: int) -> int:
+        """Return the number of a region's first page."""
+        return sum(each.pages for each in self.regions[:region])
+
+    def region_of(self, page: int) -> int:
+        """Return the region of a page. Raises IndexError for a page that is in none."""
+        for region, each in enumerate(self.regions):
+            if page < each.pages:
+                return region
+            page -= each.pages
+        raise IndexError("the pool has no such page")
+
+    def row_of(self, page: int) -> int:
+        """Return which page of its region a page is."""
+        return page - self.first(self.region_of(page))
+
+    def page_bytes_of(self, page: int) -> int:
+        return self.regions[self.region_of(page)].page_bytes
+
+    def bytes_of(self, pages: Iterable[int]) -> int:
+        """Return the bytes of some pages together."""
+        sizes = self.page_sizes
+        if len(sizes) == 1:
+            return sum(1 for _ in pages) * sizes[0]
+        return sum(sizes[self.region_of(page)] for page in pages)
+
+    def span(self, page: int) -> slice:
+        """Return where a page lies, in bytes from the first region's start."""
+        region = self.region_of(page)
+        size = self.regions[region].page_bytes
+        start = self.starts[region] + (page - self.first(region)) * size
+        return slice(start, start + size)
