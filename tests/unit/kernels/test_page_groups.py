@@ -38,7 +38,7 @@ class WindowRows:
     """uint8 [rows, page bytes]"""
     group: PageGroup
     held: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By sequence and block."""
+    """The row of each block, by sequence and index in it."""
 
     def places(self, batch: RaggedBatch, spans: Spans) -> RaggedPlaces:
         """Give rows to the blocks that a step's tokens see or are; take them from others of its sequences."""
