@@ -97,6 +97,14 @@ class CacheConfig(Settings):
         default_text=f"{size_text(HOST_CACHE_BYTES)} on a CPU; on a GPU {DEVICE_SHARE:.0%} of its memory, weights "
         "included, over all workers",
     )
+    kv_window_share: float | None = setting(
+        None,
+        above=0,
+        most=1,
+        unit="SHARE",
+        help="pages for layers with a window of attention, for each page of the others; less suits longer requests",
+        default_text="what requests of four windows need",
+    )
     host_cache_bytes: int = setting(
         0,
         flag="--host-cache",

@@ -10,29 +10,37 @@ import torch
 
 from twostroke.device.staging import StagedWindow
 from twostroke.device.stream import copy_stream
+from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import Pages, PoolLocation, Window, available_memory_bytes
-from twostroke.kv_cache.pool_size import SCRATCH_PAGES, generation_bytes, refuse_more_than_free
+from twostroke.kv_cache.pool_size import generation_bytes, refuse_more_than_free
 from twostroke.kv_cache.shared import GenerationTable
 
 
 class DeviceMemory(Pages):
-    """`tensor` is uint8 [pages + scratch, page_bytes] on `device`, zeros at first.
+    """`tensor` is uint8 [bytes] on `device`, zeros at first: the regions of `layout`.
 
     Raises ConfigError where the device cannot hold it, naming the bytes that are missing.
     """
 
-    def __init__(self, pages: int, page_bytes: int, device: torch.device) -> None:
-        self.pages = pages
-        self.page_bytes = page_bytes
+    def __init__(self, pages: int, page_bytes: int, device: torch.device, *further: PageRegion) -> None:
+        """`further`: the pages of other groups than the first."""
+        self.layout = layout = PoolLayout.of(pages, page_bytes, *further)
         self.device = device
-        total_bytes = (pages + SCRATCH_PAGES) * page_bytes
-        refuse_more_than_free(total_bytes, free_bytes(device), place=str(device))
-        self.tensor = torch.zeros((pages + SCRATCH_PAGES, page_bytes), dtype=torch.uint8, device=device)
-        self.table = GenerationTable(pages)
+        refuse_more_than_free(layout.size_bytes, free_bytes(device), place=str(device))
+        self.tensor = torch.zeros(layout.size_bytes, dtype=torch.uint8, device=device)
+        self.table = GenerationTable(layout.pages)
         self.generations = self.table.generations
 
+    @property
+    def regions(self) -> tuple[torch.Tensor, ...]:
+        """The pages of each group, uint8 [pages + scratch, page bytes]."""
+        return tuple(
+            self.tensor[start : start + region.size_bytes].view(-1, region.page_bytes)
+            for start, region in zip(self.layout.starts, self.layout.regions, strict=True)
+        )
+
     def window(self, batch_pages: int) -> Window:
-        return StagedWindow(self.tensor, batch_pages, copy_stream(self.device))
+        return StagedWindow(self.tensor, self.layout, batch_pages, copy_stream(self.device))
 
     @property
     def place(self) -> PoolLocation:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from twostroke.device.stream import CopyStream, Mark
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import Window
 
 BUFFERS = 2
@@ -17,10 +18,12 @@ BUFFERS = 2
 
 
 class StagedWindow(Window):
-    def __init__(self, pool: torch.Tensor, batch_pages: int, stream: CopyStream) -> None:
+    def __init__(self, pool: torch.Tensor, layout: PoolLayout, batch_pages: int, stream: CopyStream) -> None:
+        """`pool` is uint8 [bytes]: pages as `layout` says."""
         self._pool = pool
+        self._layout = layout
         self._stream = stream
-        shape = (BUFFERS, batch_pages, pool.shape[1])
+        shape = (BUFFERS, batch_pages, max(layout.page_sizes))
         self._ring = torch.empty(shape, dtype=torch.uint8, pin_memory=pool.is_cuda)
         self._views = [[page.data for page in buffer] for buffer in self._ring.numpy()]
         self._marks: list[Mark | None] = [None] * BUFFERS
@@ -28,9 +31,9 @@ class StagedWindow(Window):
         self._landing: Sequence[int] = ()
 
     def read(self, batches: Iterable[Sequence[int]]) -> Iterator[list[memoryview]]:
-        ahead: tuple[int, int] | None = None
+        ahead: tuple[int, Sequence[int]] | None = None
         for batch in batches:
-            fetched = (self._fetch(batch), len(batch))
+            fetched = (self._fetch(batch), batch)
             if ahead is not None:
                 yield self._arrived(*ahead)
             ahead = fetched
@@ -41,12 +44,12 @@ class StagedWindow(Window):
         assert not self._landing, "the last landing was not completed"
         self._wait(self._next)
         self._landing = pages
-        return self._views[self._next][: len(pages)]
+        return self._views_of(self._next, pages)
 
     def landed(self) -> None:
         buffer = self._take()
         for index, page in enumerate(self._landing):
-            self._stream.copy(self._pool[page], self._ring[buffer, index])
+            self._stream.copy(self._pool[self._layout.span(page)], self._staged(buffer, index, page))
         self._landing = ()
         self._marks[buffer] = self._stream.mark()
 
@@ -64,13 +67,21 @@ class StagedWindow(Window):
         buffer = self._take()
         self._wait(buffer)
         for index, page in enumerate(pages):
-            self._stream.copy(self._ring[buffer, index], self._pool[page])
+            self._stream.copy(self._staged(buffer, index, page), self._pool[self._layout.span(page)])
         self._marks[buffer] = self._stream.mark()
         return buffer
 
-    def _arrived(self, buffer: int, pages: int) -> list[memoryview]:
+    def _arrived(self, buffer: int, pages: Sequence[int]) -> list[memoryview]:
         self._wait(buffer)
-        return self._views[buffer][:pages]
+        return self._views_of(buffer, pages)
+
+    def _views_of(self, buffer: int, pages: Sequence[int]) -> list[memoryview]:
+        sizes = map(self._layout.page_bytes_of, pages)
+        return [view[:size] for view, size in zip(self._views[buffer], sizes, strict=False)]
+
+    def _staged(self, buffer: int, index: int, page: int) -> torch.Tensor:
+        """The bytes of a page in a buffer."""
+        return self._ring[buffer, index, : self._layout.page_bytes_of(page)]
 
     def _take(self) -> int:
         buffer = self._next

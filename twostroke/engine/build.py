@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -21,7 +21,10 @@ from twostroke.engine.paced_runner import PacedRunner, PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.form import LAYOUT_VERSION, Conversion, KvForm, PageShape, page_form
+from twostroke.kv_cache.groups import PageGroup, page_groups
+from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
+from twostroke.kv_cache.pool_share import SharedPool
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.memory_needs import packed_weights, plain_weights, stored_weights
@@ -40,8 +43,8 @@ Memory = TypeVar("Memory", bound=Pages)
 
 PIECE_TOKENS = 16
 """Tokens of a piece of the native order: blocks of a multiple of them are cut into pieces."""
-GROUPED_LAYERS = ";layers=by group"
-"""Added to the fingerprint where the layers of one page group lie behind those of another."""
+GROUPS_APART = ";groups=apart"
+"""Added to the fingerprint where the layers of a block lie in a page of each page group."""
 NATIVE_ORDER = ";order=pieces"
 """Added to the fingerprint where the native kernel keeps tokens in an order of its own: native/page.h."""
 
@@ -62,11 +65,22 @@ class LoadedModel:
     """How pages of prefill workers become those of decode workers, where these have another form."""
     block_size: int
     page_bytes: int
+    """Bytes of a page of the first page group."""
     pages: int
+    """Pages of the first group: one for each block that a pool holds."""
     advice: str
     """Advice to the operator about the size of the page pool, or empty."""
     fingerprint: str
     """Workers whose fingerprints differ hold different KV and never exchange pages. It says nothing of the form."""
+    windows: tuple[PageRegion, ...] = ()
+    """The pages of further page groups."""
+    page_groups: tuple[PageGroup, ...] = ()
+    """The layers of each page group."""
+
+    @property
+    def layout(self) -> PoolLayout:
+        """Return how the pages of all groups lie in the pool's memory."""
+        return PoolLayout.of(self.pages, self.page_bytes, *self.windows)
 
     @property
     def page_identity(self) -> str:
@@ -173,24 +187,20 @@ def _build_on_cpu(
     import torch
 
     from twostroke.engine.runner import ModelRunner
-    from twostroke.kernels.choice import grouped_pool, side_by_side
+    from twostroke.kernels.choice import grouped_pool
     from twostroke.kernels.cpu.build import arithmetic_identity
     from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
     from twostroke.kernels.nibble_pool import check_shape
     from twostroke.models.catalog.places import cache_dir
 
-    shapes, form = spec.page_shapes(config.cache.block_size), page_form(config.kv_format)
+    groups, form = _groups_of(config, spec), page_form(config.kv_format)
+    shapes = spec.page_shapes(config.cache.block_size, groups)
     if form.spans_block:
         check_shape(shapes[0])
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     centers = _key_centers(model_dir, spec, dtype)
-    conversion = _conversion_of(config, shapes, centers)
-    page_bytes = spec.page_bytes(config.cache.block_size, config.kv_format)
-    converted_bytes = 0  # of every page, where it is pulled
-    if conversion is not None and config.role is Role.PREFILL:
-        converted_bytes = conversion.page_bytes
-    pages = enough_pages(config.cache.host_bytes, page_bytes + converted_bytes)
-    facts = _model_facts(config, spec, model_dir, pages)
+    conversion = _conversion_of(config, shapes[0], centers)
+    facts = _model_facts(config, spec, model_dir, _host_layout(config, spec, groups, conversion), groups)
     arithmetic = ""
     if config.model.deterministic:  # pages that another machine computed may have other bits
         identity = arithmetic_identity(choose_kernels(cache_dir() / "kernels"))
@@ -204,9 +214,7 @@ def _build_on_cpu(
                 spec,
                 memory,
                 config.model,
-                pool=grouped_pool(
-                    side_by_side(torch.from_numpy(memory.data), form, shapes), form, shapes, dtype, centers
-                ),
+                pool=grouped_pool([*map(torch.from_numpy, memory.regions)], form, shapes, dtype, centers),
                 cores=cores,
                 with_head=config.can_sample,
                 profiler=profiler,
@@ -216,13 +224,13 @@ def _build_on_cpu(
             raise
         return runner, runner.determinism, runner if runner.can_borrow else None
 
-    built = _with_memory(facts, PageMemory(facts.pages, facts.page_bytes), load)
+    built = _with_memory(facts, PageMemory(facts.pages, facts.page_bytes, *facts.windows), load)
     assert isinstance(built.runner, ModelRunner)
     is_native = built.runner.has_native_pages
     if conversion is not None:
         conversion = replace(conversion, has_pieces=is_native and config.cache.block_size % PIECE_TOKENS == 0)
-    groups = GROUPED_LAYERS if len(shapes) > 1 else ""
-    fingerprint = f"{facts.fingerprint}{groups}{NATIVE_ORDER if is_native else ''}{arithmetic}"
+    apart = GROUPS_APART if len(groups) > 1 else ""
+    fingerprint = f"{facts.fingerprint}{apart}{NATIVE_ORDER if is_native else ''}{arithmetic}"
     in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads)
     weights = _weights_use(config, spec, model_dir, is_packed=built.runner.has_packed_weights)
     model = replace(facts, fingerprint=fingerprint, conversion=conversion)
@@ -233,6 +241,36 @@ def _build_on_cpu(
         weights=weights,
         expert_load=built.runner.expert_load,
         adapters=built.runner.adapters,
+    )
+
+
+def _groups_of(config: WorkerConfig, spec: ModelSpec) -> tuple[PageGroup, ...]:
+    """Return the page groups that a worker's pool keeps apart."""
+    return page_groups([None] * spec.layers)
+
+
+def _host_layout(
+    config: WorkerConfig, spec: ModelSpec, groups: tuple[PageGroup, ...], conversion: Conversion | None
+) -> PoolLayout:
+    """Return what the page memory of a worker on a CPU holds. Raises ConfigError where that is too little."""
+    form, shapes = page_form(config.kv_format), spec.page_shapes(config.cache.block_size, groups)
+    sizes = tuple(map(form.page_bytes, shapes))
+    if conversion is not None and config.role is Role.PREFILL:  # each page that is pulled has a converted one beside it
+        pages = enough_pages(config.cache.host_bytes, sizes[0] + conversion.page_bytes)
+        return PoolLayout.of(pages, sizes[0])
+    return _shared_pool(config, groups, sizes, spec.max_position_embeddings).layout(config.cache.host_bytes)
+
+
+def _shared_pool(
+    config: WorkerConfig, groups: tuple[PageGroup, ...], page_sizes: tuple[int, ...], longest: int
+) -> SharedPool:
+    return SharedPool(
+        groups=groups,
+        page_sizes=page_sizes,
+        block_size=config.cache.block_size,
+        longest=config.model.max_model_len or longest,
+        step_tokens=config.schedule.step_tokens(),
+        window_share=config.cache.kv_window_share,
     )
 
 
@@ -274,13 +312,14 @@ def _build_on_device(
         )
     set_num_threads(config.runtime.threads)  # of what the host computes: rows that ask for more than a token
     plan = DevicePlan.of(config, spec, device)
-    facts = _model_facts(config, spec, model_dir, plan.pages(config.cache))
+    layout = PoolLayout.of(plan.pages(config.cache), plan.needs().page_bytes)
+    facts = _model_facts(config, spec, model_dir, layout, page_groups([None] * spec.layers))
     centers = _key_centers(model_dir, spec, plan.torch_dtype)
-    conversion = _conversion_of(config, (spec.page_shape(config.cache.block_size),), centers)
+    conversion = _conversion_of(config, spec.page_shape(config.cache.block_size), centers)
 
     def load(memory: DeviceMemory) -> Loaded:
         with open_weights(model_dir, plan.torch_dtype, device) as files:
-            return make_device_runner(plan, files, memory.tensor, accelerator_for(device)), DEVICE, None
+            return make_device_runner(plan, files, memory.regions[0], accelerator_for(device)), DEVICE, None
 
     facts = replace(facts, conversion=conversion)
     built = _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device), load)
@@ -302,30 +341,23 @@ def _key_centers(model_dir: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.
         return key_centers(balanced(named(files, spec), spec), spec)
 
 
-def _conversion_of(
-    config: WorkerConfig, shapes: Sequence[PageShape], key_centers: torch.Tensor | None
-) -> Conversion | None:
+def _conversion_of(config: WorkerConfig, shape: PageShape, key_centers: torch.Tensor | None) -> Conversion | None:
     """Return how pages of prefill workers become those of decode workers, if these have another form."""
     prefill, decode = (kv_format_of(config.cache, config.model, role) for role in (Role.PREFILL, Role.DECODE))
     if prefill == decode:
         return None
     centers = None if key_centers is None else key_centers.numpy()
-    return Conversion(
-        KvForm(prefill),
-        KvForm(decode, prefill),
-        shapes[0],
-        has_pieces=False,
-        key_centers=centers,
-        further=tuple(shapes[1:]),
-    )
+    return Conversion(KvForm(prefill), KvForm(decode, prefill), shape, has_pieces=False, key_centers=centers)
 
 
-def _model_facts(config: WorkerConfig, spec: ModelSpec, model_dir: Path, pages: int) -> LoadedModel:
+def _model_facts(
+    config: WorkerConfig, spec: ModelSpec, model_dir: Path, layout: PoolLayout, groups: tuple[PageGroup, ...]
+) -> LoadedModel:
     return _facts(
         config,
         model=Path(config.model.model).name,
-        page_bytes=spec.page_bytes(config.cache.block_size, config.kv_format),
-        pages=pages,
+        layout=layout,
+        groups=groups,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
         longest_sequence=spec.max_position_embeddings,
@@ -345,18 +377,20 @@ def _attention_hash(spec: ModelSpec) -> str:
 def _build_paced(config: WorkerConfig) -> BuiltEngine:
     spec = PacedSpec.parse(config.model.model.removeprefix(PACED_PREFIX))
     block_size = config.cache.block_size
-    page_bytes = spec.page_bytes_for(block_size)
+    groups, sizes = spec.page_groups, spec.page_sizes_for(block_size)
+    window = "" if spec.window is None else f"-window-{spec.window}-page-{sizes[1]}"
+    layout = _shared_pool(config, groups, sizes, spec.max_model_len).layout(config.cache.host_bytes)
     facts = _facts(
         config,
         model="paced",
-        page_bytes=page_bytes,
-        pages=enough_pages(config.cache.host_bytes, page_bytes),
+        layout=layout,
+        groups=groups,
         vocab_size=spec.vocab,
         eos_token_ids=spec.eos_token_ids,
         longest_sequence=spec.max_model_len,
-        revision=f"vocab-{spec.vocab}-page-{page_bytes}-weights-{spec.weights};tokenizer=bytes",
+        revision=f"vocab-{spec.vocab}-page-{sizes[0]}{window}-weights-{spec.weights};tokenizer=bytes",
     )
-    memory = PageMemory(facts.pages, page_bytes)
+    memory = PageMemory(facts.pages, facts.page_bytes, *facts.windows)
     built = _with_memory(facts, memory, lambda memory: (PacedRunner(spec, memory, block_size=block_size), PACED, None))
     assert isinstance(built.runner, PacedRunner)
     return replace(built, adapters=built.runner.adapters)
@@ -366,8 +400,8 @@ def _facts(
     config: WorkerConfig,
     *,
     model: str,
-    page_bytes: int,
-    pages: int,
+    layout: PoolLayout,
+    groups: tuple[PageGroup, ...],
     vocab_size: int,
     eos_token_ids: tuple[int, ...],
     longest_sequence: int,
@@ -380,7 +414,8 @@ def _facts(
             field="max_model_len",
         )
     block_size, dtype = config.cache.block_size, config.model.dtype
-    pool = PoolSize(pages, page_bytes, block_size)
+    first, *windows = layout.regions
+    pool = PoolSize(first.pages, first.page_bytes, block_size)
     if wanted is not None:
         pool.check(wanted)
     fingerprint = (
@@ -395,8 +430,10 @@ def _facts(
         dtype=dtype,
         kv_form=_kv_form(config),
         block_size=block_size,
-        page_bytes=page_bytes,
-        pages=pages,
+        page_bytes=first.page_bytes,
+        pages=first.pages,
+        windows=tuple(windows),
+        page_groups=groups,
         advice=pool.advice(wanted or longest_sequence),
         fingerprint=fingerprint,
     )

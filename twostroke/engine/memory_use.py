@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twostroke.kv_cache.memory import Pages
-from twostroke.kv_cache.pool_size import host_pool_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,4 +20,4 @@ class MemoryUse:
 
 
 def pages_use(memory: Pages) -> MemoryUse:
-    return MemoryUse("pages", host_pool_bytes(memory.pages, memory.page_bytes), memory.held_bytes)
+    return MemoryUse("pages", memory.layout.host_bytes, memory.held_bytes)

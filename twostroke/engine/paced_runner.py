@@ -10,6 +10,8 @@
     step_ms               base of a step that samples                          (10)
     step_us_per_seq       added to it for every sequence that samples          (100)
     page_bytes            bytes of one page, at least 8 per token of a block   (16384, or that least)
+    window                tokens that layers with a window see                 (none: no layer has one)
+    window_page_bytes     bytes of one page of those layers                    (as page_bytes)
     vocab                 size of the vocabulary; text is bytes                (32000)
     max_model_len         tokens of prompt and answer together                 (32768)
     eos                   token id that ends an answer, drawn one time in 64   (none: never)
@@ -19,6 +21,10 @@ Tokens depend on pages as a real model's do. The running hash of a sequence up t
 page; p + 1 goes on from there, and a sampled token is a hash over the last slots of all blocks of its context, and over
 all slots of one of them, of each in turns. A page that is missing, stale or wrong changes the tokens (over an answer,
 even one that is wrong in a single bit of a slot), and a stream that was moved goes on as if nothing had happened.
+
+With a window the page of a token in the window group holds a hash of the token and its position. The running hash
+takes in that of the first token that the window shows, and a sampled token those of one block that it shows, of each in
+turns.
 """
 
 from __future__ import annotations
@@ -35,6 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.errors import ConfigError
+from twostroke.kv_cache.groups import PageGroup, page_groups
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.adapters.peft import Adapter
 from twostroke.request import SampledToken
@@ -68,6 +75,8 @@ class PacedSpec:
     step_ms: float = 10.0
     step_us_per_seq: float = 100.0
     page_bytes: int | None = None
+    window: int | None = None
+    window_page_bytes: int | None = None
     vocab: int = 32_000
     max_model_len: int = 32_768
     eos: int | None = None
@@ -85,6 +94,13 @@ class PacedSpec:
         }
         for key, value in costs.items():
             _require(finite(value) and value >= 0, key, "0 or more", value)
+        _require(self.window is None or self.window >= 1, "window", "at least 1", self.window)
+        _require(
+            self.window_page_bytes is None or self.window is not None,
+            "window_page_bytes",
+            "left away without window",
+            self.window_page_bytes,
+        )
         _require(self.vocab >= 2, "vocab", "at least 2", self.vocab)
         _require(self.max_model_len >= 2, "max_model_len", "at least 2", self.max_model_len)
         _require(self.eos is None or 0 <= self.eos < self.vocab, "eos", "a token id below vocab", self.eos)
@@ -111,12 +127,26 @@ class PacedSpec:
         return () if self.eos is None else (self.eos,)
 
     def page_bytes_for(self, block_size: int) -> int:
+        """Return the bytes of a page of the first group."""
         least = block_size * SLOT_BYTES
         if self.page_bytes is not None:
             _require(
                 self.page_bytes >= least, "page_bytes", f"at least {least} for blocks of {block_size}", self.page_bytes
             )
         return self.page_bytes or max(PAGE_BYTES, least)
+
+    def page_sizes_for(self, block_size: int) -> tuple[int, ...]:
+        """Return the bytes of a page of each group."""
+        full, least, own = self.page_bytes_for(block_size), block_size * SLOT_BYTES, self.window_page_bytes
+        if self.window is None:
+            return (full,)
+        if own is not None:
+            _require(own >= least, "window_page_bytes", f"at least {least} for blocks of {block_size}", own)
+        return (full, own or full)
+
+    @property
+    def page_groups(self) -> tuple[PageGroup, ...]:
+        return page_groups((None,) if self.window is None else (None, self.window))
 
     @property
     def cost(self) -> StepCost:
@@ -159,6 +189,9 @@ class PacedRunner:
         self._weights = np.uint64(spec.weights * int(_STRIDE) % (1 << 64))
         self.adapters = PacedAdapters()
         self._slots: Hashes = memory.data[:, : block_size * SLOT_BYTES].view(np.uint64)
+        self._windows = None
+        if spec.window is not None:
+            self._windows = _WindowPages(memory.regions[1][:, : block_size * SLOT_BYTES].view(np.uint64), spec.window)
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
@@ -170,7 +203,7 @@ class PacedRunner:
 
     def close(self) -> None:
         """Let go of the pages, so that their memory can be unmapped."""
-        del self._slots
+        del self._slots, self._windows
 
     def _advance(self, batch: Batch) -> None:
         """Write the running hashes of all new tokens."""
@@ -180,6 +213,8 @@ class PacedRunner:
         shares = _mix((batch.tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) ^ self._weights)
         if batch.adapters:
             shares = _mix(shares ^ np.repeat(self.adapters.seeds(batch.adapters), np.diff(batch.query_starts)))
+        if self._windows is not None:
+            shares += self._windows.write(batch, shares)
         sums = np.cumsum(shares, dtype=np.uint64)
         before += shares[starts] - sums[starts]
         pages, offsets = np.divmod(batch.write_slots, self._block_size)
@@ -202,6 +237,8 @@ class PacedRunner:
         states += self._slots_at(tables, context_lens - 1)
         whole = tables[np.arange(len(rows)), context_lens % np.maximum(blocks, 1)]
         states += np.where(blocks > 0, _mix(self._slots[whole]).sum(axis=1, dtype=np.uint64), np.uint64(0))
+        if self._windows is not None:
+            states += self._windows.seen(batch, rows)
         if batch.adapters:
             states ^= self.adapters.seeds([batch.adapters[row] for row in rows])
         seeds = [sample.params.seed + sample.params.choice * int(_STRIDE) for sample in batch.samples]
@@ -223,6 +260,36 @@ class PacedRunner:
         first, count = _LETTERS if self._spec.vocab >= sum(_LETTERS) else (0, self._spec.vocab)
         tokens = _allowed(first, count, banned, eos)
         return tokens[number % len(tokens)]
+
+
+class _WindowPages:
+    """The pages of the window group: slot by slot a hash of the token there."""
+
+    def __init__(self, slots: Hashes, window: int) -> None:
+        self._slots = slots
+        self._window = window
+
+    def write(self, batch: Batch, tokens: Hashes) -> Hashes:
+        """Write hashes made of those of the tokens; those of the first token that each one sees."""
+        (places,) = batch.windows
+        block = self._slots.shape[1]
+        pages, offsets = np.divmod(places.write_slots, block)
+        self._slots[pages, offsets] = _mix(tokens)
+        rows = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
+        blocks, offsets = np.divmod(np.maximum(batch.positions - (self._window - 1), 0), block)
+        first: Hashes = self._slots[places.block_tables[rows, blocks], offsets]
+        return first
+
+    def seen(self, batch: Batch, rows: list[int]) -> Hashes:
+        """Return a hash of one block of those that the last token of each row sees whole."""
+        (places,) = batch.windows
+        block = self._slots.shape[1]
+        lengths = batch.context_lens[rows].astype(np.int64)
+        first = -(-np.maximum(lengths - self._window, 0) // block)
+        count = lengths // block - first
+        chosen = np.where(count > 0, first + lengths % np.maximum(count, 1), 0)
+        pages = places.block_tables[rows, chosen]
+        return np.where(count > 0, _mix(self._slots[pages]).sum(axis=1, dtype=np.uint64), np.uint64(0))
 
 
 @functools.lru_cache(maxsize=64)

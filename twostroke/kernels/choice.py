@@ -79,11 +79,6 @@ def grouped_pool(
     return PartedPool(tuple(pools), tuple(layers_of_parts), tuple(groups_of_parts))
 
 
-def side_by_side(data: torch.Tensor, form: AnyForm, shapes: Sequence[PageShape]) -> list[torch.Tensor]:
-    """Return the pages of each group, uint8 [pages, bytes], in pages that hold one group's part behind the other's."""
-    return list(torch.split_with_sizes(data, [form.page_bytes(shape) for shape in shapes], dim=1))
-
-
 def choose_attention(
     pool: AnyPool,
     *,

@@ -7,7 +7,6 @@ Numbers of one byte become wide by their scales first, as attention reads them. 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -54,24 +53,16 @@ class _Page(Protocol):
 
 
 def _parts(conversion: Conversion, form: AnyForm, data: torch.Tensor) -> list[tuple[slice, _Page]]:
-    """Return the layers of each part of the page that `data` is, counted in the order of the page, and the part."""
-    parts, first_layer, first_byte = [], 0, 0
-    for shape in conversion.shapes:
-        for part in form.parts(shape):
-            layers = slice(first_layer + part.layers.start, first_layer + part.layers.stop)
-            own = data[first_byte + part.bytes.start : first_byte + part.bytes.stop]
-            parts.append((layers, _part_of(conversion, part, shape.selected.indices[part.layers], own)))
-        first_layer += shape.layers
-        first_byte += form.page_bytes(shape)
-    return parts
+    """Return the layers of each part of the page that `data` is, and the part."""
+    return [(part.layers, _part_of(conversion, part, data[part.bytes])) for part in form.parts(conversion.shape)]
 
 
-def _part_of(conversion: Conversion, part: PagePart, layers: Sequence[int], data: torch.Tensor) -> _Page:
+def _part_of(conversion: Conversion, part: PagePart, data: torch.Tensor) -> _Page:
     shape, centers = part.shape, conversion.key_centers
     if part.form.spans_block:
         check_shape(shape)
         return _NibblePage(data.view(shape.layers, shape.kv_heads, -1), shape.head_dim)
-    own = None if centers is None else torch.from_numpy(centers[[*layers]])
+    own = None if centers is None else torch.from_numpy(centers[part.layers])
     return _TokenPage(PagePool.over(data[None], part.form, shape, own), conversion.has_pieces)
 
 

@@ -211,23 +211,15 @@ class Conversion:
     source: KvForm
     target: KvForm
     shape: PageShape
-    """The dimensions of pages of the model's first page group."""
     has_pieces: bool
     """Native kernels order the numbers: `twostroke/kernels/cpu/native/page.h`."""
     key_centers: npt.NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
-    """[layers of the model, kv_heads, head_dim]: what keys of forms with one scale per token lack; None where they lack
-    nothing."""
-    further: tuple[PageShape, ...] = ()
-    """The dimensions of the pages of the model's other groups, which lie behind the first one's."""
-
-    @property
-    def shapes(self) -> tuple[PageShape, ...]:
-        return (self.shape, *self.further)
+    """[layers, kv_heads, head_dim]: what keys of forms with one scale per token lack; None where they lack nothing."""
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a converted page."""
-        return sum(page_form(self.target.format).page_bytes(shape) for shape in self.shapes)
+        return page_form(self.target.format).page_bytes(self.shape)
 
 
 FORMS: Final = {

@@ -5,6 +5,9 @@ Pages are numbered through, those of the first group first. So a number alone sa
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,7 +31,7 @@ class PageRegion:
         return (self.pages + SCRATCH_PAGES) * self.page_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what copies ask for page by page is kept
 class PoolLayout:
     """The regions of one pool. A row is a page of one region, counted from the region's first."""
 
@@ -39,22 +42,22 @@ class PoolLayout:
         """Return the layout of the first group's pages and those of further groups."""
         return cls((PageRegion(pages, page_bytes), *further))
 
-    @property
+    @functools.cached_property
     def pages(self) -> int:
         """Pages of all regions."""
         return sum(region.pages for region in self.regions)
 
-    @property
+    @functools.cached_property
     def page_sizes(self) -> tuple[int, ...]:
         """Bytes of a page of each region."""
         return tuple(region.page_bytes for region in self.regions)
 
-    @property
+    @functools.cached_property
     def block_bytes(self) -> int:
         """Bytes of one block's pages in all groups."""
         return sum(self.page_sizes)
 
-    @property
+    @functools.cached_property
     def starts(self) -> tuple[int, ...]:
         """Bytes before each region."""
         starts, end = [], 0
@@ -73,17 +76,18 @@ class PoolLayout:
         """Bytes of a pool in host memory: its regions, and a generation for each page."""
         return generation_bytes(self.pages) + self.size_bytes
 
+    @functools.cached_property
+    def _firsts(self) -> tuple[int, ...]:
+        """The number of each region's first page."""
+        return tuple(itertools.accumulate((region.pages for region in self.regions[:-1]), initial=0))
+
     def first(self, region: int) -> int:
         """Return the number of a region's first page."""
-        return sum(each.pages for each in self.regions[:region])
+        return self._firsts[region]
 
     def region_of(self, page: int) -> int:
-        """Return the region of a page. Raises IndexError for a page that is in none."""
-        for region, each in enumerate(self.regions):
-            if page < each.pages:
-                return region
-            page -= each.pages
-        raise IndexError("the pool has no such page")
+        """Return the region of a page; scratch pages have no number, except that of a pool with one region."""
+        return bisect.bisect_right(self._firsts, page) - 1
 
     def row_of(self, page: int) -> int:
         """Return which page of its region a page is."""

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.ids import PageId
-from twostroke.kv_cache.pool_size import SCRATCH_PAGES, generation_bytes, host_pool_bytes, refuse_more_than_free
+from twostroke.kv_cache.layout import PageRegion, PoolLayout
+from twostroke.kv_cache.pool_size import generation_bytes, refuse_more_than_free
 from twostroke.kv_cache.shared import SharedMemory
 
 STAT_BLOCK_BYTES = 512
@@ -50,7 +51,7 @@ class Window(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class PoolLocation:
-    """Location of the pages, one after the other."""
+    """Location of the pages: of the first region's first."""
 
     address: int
     gpu: int | None
@@ -58,12 +59,11 @@ class PoolLocation:
 
 
 class Pages(abc.ABC):
-    """`pages` pages of `page_bytes` bytes, plus one scratch page."""
+    """The pages of a pool: those of each page group, plus one scratch page behind them."""
 
-    pages: int
-    page_bytes: int
+    layout: PoolLayout
     generations: npt.NDArray[np.uint64]
-    """Generations, always in host memory."""
+    """Generations of all pages, always in host memory."""
 
     @abc.abstractmethod
     def window(self, batch_pages: int) -> Window:
@@ -83,8 +83,19 @@ class Pages(abc.ABC):
         """Free the memory."""
 
     @property
+    def pages(self) -> int:
+        """Pages of all groups."""
+        return self.layout.pages
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of the first group."""
+        return self.layout.regions[0].page_bytes
+
+    @property
     def scratch(self) -> PageId:
-        return PageId(self.pages)
+        """The row of the first group's scratch page."""
+        return PageId(self.layout.regions[0].pages)
 
     def generation(self, page: PageId) -> int:
         return int(self.generations[page])
@@ -97,45 +108,63 @@ class Pages(abc.ABC):
 class PageMemory(Pages):
     """Pages in one memfd, allocated at once, which other processes of the host can map.
 
-    Layout: `generations` (one u64 per page), padding to the system's page size, then the pages.
+    Layout: `generations` (one u64 per page), padding to the system's page size, then the regions of `PoolLayout`.
     Raises ConfigError if the machine's memory cannot hold it.
     """
 
-    def __init__(self, pages: int, page_bytes: int, *, fd: int | None = None, flag: str = "--kv-cache-memory") -> None:
-        """`flag`: the setting that asked for the memory, for the error."""
-        self.pages = pages
-        self.page_bytes = page_bytes
-        self.total_bytes = host_pool_bytes(pages, page_bytes)
+    def __init__(
+        self,
+        pages: int,
+        page_bytes: int,
+        *further: PageRegion,
+        fd: int | None = None,
+        flag: str = "--kv-cache-memory",
+    ) -> None:
+        """`further`: the pages of other groups than the first. `flag`: the setting that asked for the memory."""
+        self.layout = layout = PoolLayout.of(pages, page_bytes, *further)
+        self.total_bytes = layout.host_bytes
         if fd is None:
             refuse_more_than_free(self.total_bytes, available_memory_bytes(), flag=flag)
             self._memory = SharedMemory(self.total_bytes)
         else:
             self._memory = SharedMemory.attach(fd, self.total_bytes)
         self.fd = self._memory.fd
-        self.generations = np.frombuffer(self._memory.map, np.uint64, count=pages)
-        self.data: npt.NDArray[np.uint8] = np.frombuffer(
-            self._memory.map, np.uint8, offset=generation_bytes(pages)
-        ).reshape(pages + SCRATCH_PAGES, page_bytes)
+        self.generations = np.frombuffer(self._memory.map, np.uint64, count=layout.pages)
+        self._flat: npt.NDArray[np.uint8] = np.frombuffer(
+            self._memory.map, np.uint8, offset=generation_bytes(layout.pages), count=layout.size_bytes
+        )
+        self.regions = tuple(
+            self._flat[start : start + region.size_bytes].reshape(-1, region.page_bytes)
+            for start, region in zip(layout.starts, layout.regions, strict=True)
+        )
+        """The pages of each group, uint8 [pages + scratch, page bytes]."""
 
     @classmethod
-    def attach(cls, fd: int, pages: int, page_bytes: int) -> PageMemory:
+    def attach(cls, fd: int, layout: PoolLayout) -> PageMemory:
         """Map another process's memory, read-only, from its descriptor, which this object closes.
 
         Raises ConfigError if it is not such a memory; the descriptor then stays the caller's.
         """
-        return cls(pages, page_bytes, fd=fd)
+        first, *further = layout.regions
+        return cls(first.pages, first.page_bytes, *further, fd=fd)
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The pages of the first group, uint8 [pages + scratch, page bytes]."""
+        return self.regions[0]
 
     def map_in(self) -> None:
         """Map all pages into this process, so that nobody waits for that at a page's first use."""
-        for page in self.data:
-            page[:: mmap.PAGESIZE].max()
+        for region in self.regions:
+            for page in region:
+                page[:: mmap.PAGESIZE].max()
 
     def window(self, batch_pages: int) -> Window:
-        return _HostWindow(self.data)
+        return _HostWindow(self._flat, self.layout)
 
     @property
     def place(self) -> PoolLocation:
-        return PoolLocation(self.data.ctypes.data, None)
+        return PoolLocation(self._flat.ctypes.data, None)
 
     @property
     def held_bytes(self) -> int:
@@ -143,28 +172,33 @@ class PageMemory(Pages):
 
     def page(self, page: PageId) -> npt.NDArray[np.uint8]:
         """Return a view of one page."""
-        view: npt.NDArray[np.uint8] = self.data[page]
+        layout = self.layout
+        region = layout.region_of(page)
+        view: npt.NDArray[np.uint8] = self.regions[region][page - layout.first(region)]
         return view
 
     def close(self) -> None:
         """Drop the mapping. Views that others still hold keep it alive until they go."""
-        del self.generations, self.data  # first, so that a second close cannot reach a descriptor of somebody else's
+        del (
+            self.generations,
+            self.regions,
+            self._flat,
+        )  # first, so that a second close cannot reach a descriptor of somebody else's
         self._memory.close()
 
 
 class _HostWindow(Window):
     """A window whose buffers are the pages themselves."""
 
-    def __init__(self, data: npt.NDArray[np.uint8]) -> None:
-        self._size = data.shape[1]
-        self._pool = data.reshape(-1).data
+    def __init__(self, flat: npt.NDArray[np.uint8], layout: PoolLayout) -> None:
+        self._span = layout.span
+        self._pool = flat.data
 
     def read(self, batches: Iterable[Sequence[int]]) -> Iterator[list[memoryview]]:
         return map(self.landing, batches)
 
     def landing(self, pages: Sequence[int]) -> list[memoryview]:
-        size = self._size
-        return [self._pool[page * size : (page + 1) * size] for page in pages]
+        return [self._pool[self._span(page)] for page in pages]
 
     def landed(self) -> None:
         """Nothing to move: the buffers are the pages."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -152,9 +152,9 @@ class ModelSpec:
         """Return the dimensions of K and V of all layers of one block."""
         return PageShape(self.layers, self.kv_heads, block_size, self.head_dim)
 
-    def page_shapes(self, block_size: int) -> tuple[PageShape, ...]:
-        """Return the dimensions of a page of each group."""
-        whole, groups = self.page_shape(block_size), self.page_groups
+    def page_shapes(self, block_size: int, groups: Sequence[PageGroup]) -> tuple[PageShape, ...]:
+        """Return the dimensions of a page of each of some groups, to which all layers belong."""
+        whole = self.page_shape(block_size)
         return (whole,) if len(groups) == 1 else tuple(whole.of_layers(group.layers) for group in groups)
 
     def page_bytes(self, block_size: int, form: str) -> int:

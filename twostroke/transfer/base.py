@@ -15,7 +15,7 @@ import functools
 import os
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 import numpy as np
@@ -24,7 +24,11 @@ import xxhash
 
 from twostroke.errors import InvalidRequest
 from twostroke.ids import Epoch, PageId
+from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import Pages
+
+MOST_REGIONS: Final = 16
+"""Page groups that a peer may have, far more than any model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +53,37 @@ class PageEndpoint:
     """Boot id of the machine (and its network namespace where that matters): same-host transports compare it."""
     epoch: Epoch
     fingerprint: str
-    pages: int
-    page_bytes: int
+    layout: PoolLayout
 
     def pack(self) -> bytes:
-        return bytes(
-            msgpack.packb(
-                [
-                    self.transport,
-                    self.address,
-                    self.host_id,
-                    str(self.epoch),
-                    self.fingerprint,
-                    self.pages,
-                    self.page_bytes,
-                ]
-            )
-        )
+        texts = [self.transport, self.address, self.host_id, str(self.epoch), self.fingerprint]
+        return bytes(msgpack.packb([*texts, *numbers_of(self.layout)]))
 
     @classmethod
     def unpack(cls, data: bytes) -> PageEndpoint:
         """Raises InvalidRequest."""
         try:
             fields = msgpack.unpackb(data)
-            if not isinstance(fields, list) or [type(value) for value in fields] != [str] * 5 + [int] * 2:
-                raise ValueError("it does not hold five texts and two numbers")
-            transport, address, host_id, epoch, fingerprint, pages, page_bytes = fields
-            if min(pages, page_bytes) < 0:
-                raise ValueError(f"{pages} pages of {page_bytes} bytes")
-            return cls(transport, address, host_id, Epoch.parse(epoch), fingerprint, pages, page_bytes)
+            if not isinstance(fields, list) or [type(value) for value in fields[:5]] != [str] * 5:
+                raise ValueError("it does not hold five texts and then numbers")
+            transport, address, host_id, epoch, fingerprint, *numbers = fields
+            return cls(transport, address, host_id, Epoch.parse(epoch), fingerprint, layout_of(numbers))
         except (ValueError, TypeError) as error:
             raise InvalidRequest(f"page endpoint cannot be read: {error}", field="endpoint") from error
+
+
+def numbers_of(layout: PoolLayout) -> list[int]:
+    """Return what messages say of a layout: the pages of each region and the bytes of one."""
+    return [number for region in layout.regions for number in (region.pages, region.page_bytes)]
+
+
+def layout_of(numbers: Sequence[Any]) -> PoolLayout:
+    """Return the layout of a message. Raises ValueError."""
+    if not 0 < len(numbers) <= 2 * MOST_REGIONS or len(numbers) % 2 or {type(value) for value in numbers} != {int}:
+        raise ValueError(f"it does not say pages and bytes of 1 to {MOST_REGIONS} regions")
+    if min(numbers) < 0:
+        raise ValueError(f"regions of {numbers} pages and bytes")
+    return PoolLayout(tuple(map(PageRegion, numbers[::2], numbers[1::2])))
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,10 @@ class CopyThreadTransport(PageTransport, abc.ABC, Generic[AnyPeer, AnyPages]):
 
     async def open(self, memory: Pages, identity: Identity) -> PageEndpoint:
         moved = self._checked(memory)
-        self._validator = ReaderValidator(identity, memory.pages, memory.page_bytes)
+        self._validator = ReaderValidator(identity, memory.layout)
         address, self._listener = await self.listen(self._validator, moved)
         self._memory, self._identity = moved, identity
-        return PageEndpoint(
-            self.name, address, host_id(), identity.epoch, identity.fingerprint, memory.pages, memory.page_bytes
-        )
+        return PageEndpoint(self.name, address, host_id(), identity.epoch, identity.fingerprint, memory.layout)
 
     def read_into(self, memory: Pages, identity: Identity) -> None:
         self._memory, self._identity = self._checked(memory), identity
@@ -67,7 +65,7 @@ class CopyThreadTransport(PageTransport, abc.ABC, Generic[AnyPeer, AnyPages]):
     async def connect(self, endpoint: PageEndpoint, deadline_s: float) -> Peer:
         assert self._memory is not None, "connect before open"
         assert self._identity is not None
-        refuse_other_layouts(endpoint, self._identity, self._memory.page_bytes)
+        refuse_other_layouts(endpoint, self._identity, self._memory.layout.page_sizes)
         return await self.reach(endpoint, self._identity, self._memory, deadline_s)
 
     def pull(self, peer: Peer, copies: Sequence[PageCopy], deadline_s: float) -> Transfer:

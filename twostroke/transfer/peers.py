@@ -118,9 +118,9 @@ class Peers(Generic[AnyPeer]):
         await off_loop(peer.close)
 
 
-def refuse_other_layouts(endpoint: PageEndpoint, identity: Identity, page_bytes: int) -> None:
-    """Raise FingerprintMismatch if the endpoint already shows another layout."""
-    theirs, ours = (endpoint.fingerprint, endpoint.page_bytes), (identity.fingerprint, page_bytes)
+def refuse_other_layouts(endpoint: PageEndpoint, identity: Identity, page_sizes: tuple[int, ...]) -> None:
+    """Raise FingerprintMismatch if the endpoint already shows another layout: other `page_sizes` of the groups."""
+    theirs, ours = (endpoint.fingerprint, endpoint.layout.page_sizes), (identity.fingerprint, page_sizes)
     if theirs != ours:
         raise FingerprintMismatch(mismatch(f"the worker at {endpoint.address}", theirs, identity.worker_id, ours))
 

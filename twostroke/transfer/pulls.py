@@ -46,12 +46,16 @@ class PullTally:
 
 
 def check_copies(copies: Sequence[PageCopy], endpoint: PageEndpoint, memory: Pages) -> None:
-    """Raise InvalidRequest unless every page lies in its pool and no local page is written twice."""
+    """Raise InvalidRequest unless all pages lie in their pools, none changes its group, and none is written twice."""
+    theirs, ours = endpoint.layout, memory.layout
+    remote_pages, local_pages = theirs.pages, ours.pages
     for copy in copies:
-        if not 0 <= copy.remote < endpoint.pages:
-            raise InvalidRequest(f"remote page {copy.remote} is out of bounds: the peer has {endpoint.pages} pages")
-        if not 0 <= copy.local < memory.pages:
-            raise InvalidRequest(f"local page {copy.local} is out of bounds: the pool has {memory.pages} pages")
+        if not 0 <= copy.remote < remote_pages:
+            raise InvalidRequest(f"remote page {copy.remote} is out of bounds: the peer has {remote_pages} pages")
+        if not 0 <= copy.local < local_pages:
+            raise InvalidRequest(f"local page {copy.local} is out of bounds: the pool has {local_pages} pages")
+        if theirs.region_of(copy.remote) != ours.region_of(copy.local):
+            raise InvalidRequest(f"remote page {copy.remote} and local page {copy.local} are of different page groups")
         if not 0 <= copy.generation < 1 << 64:
             raise InvalidRequest(f"generation {copy.generation} of remote page {copy.remote} is not a 64-bit count")
     if len({copy.local for copy in copies}) != len(copies):

@@ -25,6 +25,7 @@ from tests.unit.router.conftest import ScriptedDispatcher
 from twostroke.errors import ServeError
 from twostroke.ids import Epoch, PageId, RequestId
 from twostroke.kv_cache.block import block_hashes_of
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, PoolLocation
 from twostroke.request import Request, SampledToken, SamplingParams
 from twostroke.rpc import convert, events
@@ -39,11 +40,12 @@ from twostroke.transfer.sockets.handshake import PROTOCOL, ReaderValidator, intr
 from twostroke.transfer.sockets.tls import PLAIN
 
 PAGES, PAGE_BYTES = 4, 64
+LAYOUT = PoolLayout.of(PAGES, PAGE_BYTES)
 RESUMED = "r-1~0123456789abcdef:0:3"
 """A resume token."""
 OWNER = Identity("owner", Epoch(1, 7), "fingerprint", "secret")
 READER = Identity("reader", Epoch(1, 8), "fingerprint", "secret")
-ENDPOINT = PageEndpoint("tcp", "127.0.0.1:9", "boot/1", OWNER.epoch, "fingerprint", PAGES, PAGE_BYTES)
+ENDPOINT = PageEndpoint("tcp", "127.0.0.1:9", "boot/1", OWNER.epoch, "fingerprint", LAYOUT)
 CONTENT = 0xEE
 """Value of every byte of the owner's pages: no welcome or refusal has a page full of it."""
 HANDSHAKE = frame([PROTOCOL, "secret", "reader", str(READER.epoch), "fingerprint", str(OWNER.epoch)])
@@ -72,11 +74,11 @@ class NoAgent:
     def __init__(self) -> None:
         self.open = 0
 
-    def add(self, metadata: bytes, place: PoolLocation, pages: int, page_bytes: int) -> RemotePages:
+    def add(self, metadata: bytes, place: PoolLocation, layout: PoolLayout) -> RemotePages:
         assert isinstance(metadata, bytes)
         assert 0 <= place.address < 1 << 64
         self.open += 1
-        return RemotePages("agent", pages)
+        return RemotePages("agent", layout.pages)
 
     def remove(self, remote: RemotePages) -> None:
         self.open -= 1
@@ -93,7 +95,7 @@ def tcp_owner() -> Iterator[Try]:
     def attempt(data: bytes) -> None:
         wire = Wire(data)
         with contextlib.suppress(*HARMLESS):
-            ReaderValidator(OWNER, PAGES, PAGE_BYTES).admit(wire.sock, Deadline.after(9.0))
+            ReaderValidator(OWNER, LAYOUT).admit(wire.sock, Deadline.after(9.0))
             serve_pages(wire.sock, pages.memory)
         pages.check()
         assert bytes([CONTENT]) * PAGE_BYTES not in wire.sent or b"secret" in data, "pages for somebody unknown"
@@ -110,7 +112,7 @@ def nixl_owner() -> Iterator[Try]:
         agent = NoAgent()
         with contextlib.suppress(*HARMLESS):
             wire = Wire(data)
-            ReaderValidator(OWNER, PAGES, PAGE_BYTES).admit(wire.sock, Deadline.after(9.0))
+            ReaderValidator(OWNER, LAYOUT).admit(wire.sock, Deadline.after(9.0))
             serve_writes(wire.sock, pages.memory, cast(Agent, agent))
         pages.check()
         assert not agent.open
@@ -316,7 +318,7 @@ PARSERS = [
     Target("tcp-owner", [HANDSHAKE + frame([5.0, IDS, COUNTS]) * 2], mutate_frames, tcp_owner),
     Target(
         "nixl-owner",
-        [HANDSHAKE + frame([b"metadata", 4096, 1, 3]) + frame([5.0, IDS, IDS, COUNTS])],
+        [HANDSHAKE + frame([b"metadata", 4096, 1, np.array([3], "<u4").tobytes()]) + frame([5.0, IDS, IDS, COUNTS])],
         mutate_frames,
         nixl_owner,
     ),

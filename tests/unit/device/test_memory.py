@@ -81,8 +81,8 @@ def test_generations_of_a_device_are_read_by_whoever_got_the_descriptor() -> Non
 
 def test_the_tensor_is_the_pages() -> None:
     memory = DeviceMemory(PAGES, PAGE_BYTES, CPU)
-    assert (memory.tensor.shape, memory.tensor.dtype) == ((PAGES + 1, PAGE_BYTES), torch.uint8)
-    memory.tensor[2] = 9
+    assert (memory.regions[0].shape, memory.tensor.dtype) == ((PAGES + 1, PAGE_BYTES), torch.uint8)
+    memory.regions[0][2] = 9
     assert [bytes(views[0]) for views in memory.window(1).read([[2]])] == [b"\t" * PAGE_BYTES]
     memory.close()
 

@@ -8,6 +8,7 @@ import torch
 
 from twostroke.device.staging import StagedWindow
 from twostroke.device.stream import CopyStream, Mark
+from twostroke.kv_cache.layout import PageRegion, PoolLayout
 
 PAGES, PAGE_BYTES = 9, 16
 
@@ -33,12 +34,16 @@ class LazyStream(CopyStream):
         return wait
 
 
+LAYOUT = PoolLayout.of(PAGES - 1, PAGE_BYTES)
+"""The last page is the scratch page."""
+
+
 def a_pool() -> torch.Tensor:
-    return torch.arange(PAGES, dtype=torch.uint8)[:, None].expand(PAGES, PAGE_BYTES).contiguous()
+    return torch.arange(PAGES, dtype=torch.uint8).repeat_interleave(PAGE_BYTES)
 
 
 def test_every_batch_is_read_after_its_copy_and_before_the_next_one_overwrites_it() -> None:
-    window = StagedWindow(a_pool(), 2, LazyStream())
+    window = StagedWindow(a_pool(), LAYOUT, 2, LazyStream())
     seen = []
     for views in window.read([[0, 1], [2, 3], [4], [5, 6], [7, 8]]):
         seen += [view[0] for view in views]
@@ -47,7 +52,7 @@ def test_every_batch_is_read_after_its_copy_and_before_the_next_one_overwrites_i
 
 def test_the_next_batch_is_asked_for_before_this_one_is_handed_out() -> None:
     stream = LazyStream()
-    batches = StagedWindow(a_pool(), 1, stream).read([[0], [1], [2]])
+    batches = StagedWindow(a_pool(), LAYOUT, 1, stream).read([[0], [1], [2]])
     next(batches)
     assert (len(stream.asked), stream.done) == (2, 1)
     next(batches)
@@ -56,10 +61,27 @@ def test_the_next_batch_is_asked_for_before_this_one_is_handed_out() -> None:
 
 def test_a_buffer_is_not_filled_again_before_it_has_landed() -> None:
     pool, stream = a_pool(), LazyStream()
-    window = StagedWindow(pool, 1, stream)
+    window = StagedWindow(pool, LAYOUT, 1, stream)
     for page in range(PAGES):
         window.landing([page])[0][:] = bytes([100 + page]) * PAGE_BYTES
         window.landed()
-    assert pool[PAGES - 1, 0] == PAGES - 1
+    assert pool[-1] == PAGES - 1
     window.synchronize()
-    assert pool[:, 0].tolist() == [100 + page for page in range(PAGES)]
+    assert pool[::PAGE_BYTES].tolist() == [100 + page for page in range(PAGES)]
+
+
+def test_pages_of_two_groups_pass_through_the_same_buffers_each_at_its_length() -> None:
+    layout = PoolLayout.of(2, 16, PageRegion(3, 40))
+    pool = torch.zeros(layout.size_bytes, dtype=torch.uint8)
+    window = StagedWindow(pool, layout, 2, LazyStream())
+    for pages in ([0, 3], [2, 4], [1]):
+        for page, view in zip(pages, window.landing(pages), strict=True):
+            assert len(view) == (16 if page < 2 else 40)
+            view[:] = bytes([page + 1]) * len(view)
+        window.landed()
+    window.synchronize()
+    assert [[*pool[layout.span(page)]] for page in range(5)] == [
+        [page + 1] * (16 if page < 2 else 40) for page in range(5)
+    ]
+    read = [[bytes(view) for view in views] for views in window.read([[4, 1], [2]])]
+    assert read == [[b"\5" * 40, b"\2" * 16], [b"\3" * 40]]

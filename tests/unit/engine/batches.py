@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.request import SamplingParams
-from twostroke.scheduler.batch import Batch, Runner, SampleRow
+from twostroke.scheduler.batch import Batch, GroupPlaces, Runner, SampleRow
 
 GREEDY = SamplingParams(seed=0, max_tokens=1000, temperature=0)
 
@@ -21,17 +21,24 @@ class Stream:
     pages: list[int]
     computed: int = 0
     params: SamplingParams = GREEDY
+    window_rows: list[int] | None = None
+    """Rows of the window group, one for each block; None for models that have none."""
 
 
 def step(sequences: Sequence[tuple[Stream, int]], block_size: int = 16) -> Batch:
     """Advance each sequence by so many tokens; those whose known tokens are then all computed sample."""
     tokens, positions, slots, starts, contexts, samples = [], [], [], [0], [], []
+    window_tables, window_slots = [], []
     widest = max(len(sequence.pages) for sequence, _ in sequences)
     tables = np.zeros((len(sequences), widest), np.int32)
     for row, (sequence, count) in enumerate(sequences):
         end = sequence.computed + count
         at = np.arange(sequence.computed, end, dtype=np.int32)
         tables[row, : len(sequence.pages)] = sequence.pages
+        if sequence.window_rows is not None:
+            own = np.array(sequence.window_rows, np.int32)
+            window_tables.append(own)
+            window_slots.append(own[at // block_size].astype(np.int64) * block_size + at % block_size)
         tokens += sequence.tokens[sequence.computed : end]
         positions.append(at)
         slots.append(tables[row, at // block_size].astype(np.int64) * block_size + at % block_size)
@@ -47,6 +54,7 @@ def step(sequences: Sequence[tuple[Stream, int]], block_size: int = 16) -> Batch
         block_tables=tables,
         write_slots=np.concatenate(slots),
         samples=tuple(samples),
+        windows=(GroupPlaces(np.stack(window_tables), np.concatenate(window_slots)),) if window_tables else (),
     )
 
 

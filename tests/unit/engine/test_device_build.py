@@ -62,7 +62,7 @@ def test_a_worker_on_a_device_answers_as_one_on_the_cpu(tiny: Path, monkeypatch:
     built = build_runner(config(tiny), tiny)
     assert isinstance(built.memory, DeviceMemory)
     assert isinstance(built.runner, DeviceRunner)
-    assert (built.model.pages, built.memory.tensor.shape) == (20, (21, PAGE_BYTES))
+    assert (built.model.pages, built.memory.regions[0].shape) == (20, (21, PAGE_BYTES))
     answer = generate(built.runner, Stream(prompt.copy(), [7, 2, 9]), 10, chunk=7)
     built.close()
     monkeypatch.undo()

@@ -12,6 +12,7 @@ from tests.unit.engine.batches import Stream, generate, step
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.ids import PageId
+from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.request import SamplingParams
 
@@ -174,3 +175,63 @@ def test_over_an_answer_every_bit_of_a_page_counts(runner: PacedRunner, memory: 
     memory.data[1, slot * 8 + 3] ^= 1
     again = Stream(PROMPT + expected[:2], list(range(8)), computed=12)
     assert answer(runner, again, 10) != expected[2:12]
+
+
+WINDOWED = PacedSpec(prefill_tokens_per_s=1e9, step_ms=0, step_us_per_seq=0, window=9)
+
+
+@pytest.fixture
+def windowed() -> Iterator[tuple[PageMemory, PacedRunner]]:
+    memory = PageMemory(32, WINDOWED.page_bytes_for(BLOCK), PageRegion(16, 64))
+    runner = PacedRunner(WINDOWED, memory, block_size=BLOCK)
+    yield memory, runner
+    runner.close()
+    memory.close()
+
+
+def test_with_a_window_chunks_and_pages_that_it_has_left_do_not_change_the_tokens(
+    windowed: tuple[PageMemory, PacedRunner],
+) -> None:
+    memory, runner = windowed
+    expected = answer(runner, Stream(PROMPT.copy(), list(range(8)), window_rows=list(range(8))))
+    chunked = Stream(PROMPT.copy(), list(range(20, 12, -1)), window_rows=[9, 3, 5, 4, 15, 8, 7, 6])
+    assert answer(runner, chunked, chunk=3) == expected
+    known, left = PROMPT + expected[:7], (len(PROMPT) + 7 - 1 - 9) // BLOCK
+    for row in range(left):
+        memory.regions[1][row] = 0xAB
+    rows = [*[0] * left, *range(left, 8)]
+    answer(runner, Stream(known[:-1], list(range(8)), window_rows=list(range(8))), 1)
+    again = Stream(known, list(range(8)), computed=len(known) - 1, window_rows=rows)
+    assert answer(runner, again, 5) == expected[7:]
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_a_wrong_page_that_the_window_shows_changes_the_tokens(
+    windowed: tuple[PageMemory, PacedRunner], block: int
+) -> None:
+    memory, runner = windowed
+    rows = list(range(8))
+    expected = answer(runner, Stream(PROMPT.copy(), list(range(8)), window_rows=rows))
+    memory.page(PageId(32 + block))[:] = 0x5A
+    again = Stream(PROMPT + expected[:2], list(range(8)), computed=12, window_rows=rows)
+    assert answer(runner, again, 8) != expected[2:10]
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        ("window=0", "window must be at least 1, got 0"),
+        ("window_page_bytes=512", "window_page_bytes must be left away without window, got 512"),
+    ],
+)
+def test_windows_that_are_none_are_refused(spec: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        PacedSpec.parse(spec)
+
+
+def test_pages_of_a_window_are_as_large_as_others_unless_they_are_told_their_size() -> None:
+    assert PacedSpec.parse("window=9,page_bytes=300").page_sizes_for(16) == (300, 300)
+    assert PacedSpec.parse("window=9,page_bytes=300,window_page_bytes=128").page_sizes_for(16) == (300, 128)
+    with pytest.raises(ConfigError, match="window_page_bytes must be at least 128 for blocks of 16, got 127"):
+        PacedSpec.parse("window=9,window_page_bytes=127").page_sizes_for(16)
+    assert [group.name for group in WINDOWED.page_groups] == ["full", "window"]

@@ -15,9 +15,8 @@ from twostroke.kernels.attention import AttentionBackend, RaggedBatch, RaggedPla
 from twostroke.kernels.attention_rules import AttentionRule
 from twostroke.kernels.choice import choose_attention, grouped_pool, pool_over
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.page_conversion import convert_page
 from twostroke.kernels.parted_pool import AnyPool
-from twostroke.kv_cache.form import Conversion, KvForm, PageShape, page_form
+from twostroke.kv_cache.form import PageShape, page_form
 from twostroke.kv_cache.groups import PageGroup, page_groups
 
 BLOCK = 16
@@ -110,22 +109,6 @@ def test_blocks_of_other_sizes_are_not_read_either(kernels: Kernels, block: int)
     for layer in WINDOW.layers:
         layers[gone, layer] = torch.nan
     assert torch.equal(rows_of(prompts, backend, prompts.batch(last), last), expected)
-
-
-@pytest.mark.parametrize(("source", "target"), [("bfloat16", "int8"), ("bfloat16", "int4+1xbfloat16")])
-def test_a_page_of_two_groups_is_converted_group_by_group(source: str, target: str) -> None:
-    shapes = [SHAPE.of_layers(group.layers) for group in (FULL, WINDOW)]
-    page = torch.randn(page_form(source).page_bytes(SHAPE) // 2, generator=torch.Generator().manual_seed(1)).bfloat16()
-
-    def converted(data: torch.Tensor, first: PageShape, *others: PageShape) -> torch.Tensor:
-        conversion = Conversion(KvForm(source), KvForm(target, source), first, has_pieces=True, further=others)
-        ours = torch.zeros(conversion.page_bytes, dtype=torch.uint8)
-        convert_page(conversion, data.view(torch.uint8), ours)
-        return ours
-
-    parts = page.split([page_form(source).page_bytes(shape) // 2 for shape in shapes])
-    alone = [converted(part, shape) for part, shape in zip(parts, shapes, strict=True)]
-    assert torch.equal(converted(page, *shapes), torch.cat(alone))
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "int8", "int4", "int4+1xbfloat16", "int4+2xfloat32"])

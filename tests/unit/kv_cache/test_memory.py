@@ -14,6 +14,7 @@ import pytest
 
 from twostroke.errors import ConfigError
 from twostroke.ids import PageId
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, available_memory_bytes, cgroup_free_bytes
 
 PAGES, PAGE_BYTES = 5, 4096 + 64
@@ -27,7 +28,7 @@ def memory() -> Iterator[PageMemory]:
 
 
 def attach(memory: PageMemory) -> PageMemory:
-    return PageMemory.attach(os.dup(memory.fd), PAGES, PAGE_BYTES)
+    return PageMemory.attach(os.dup(memory.fd), memory.layout)
 
 
 def open_descriptors() -> int:
@@ -89,7 +90,7 @@ def test_a_descriptor_that_went_through_a_socket_is_the_same_memory(memory: Page
     with ours, theirs:
         socket.send_fds(ours, [b"\0"], [memory.fd])
         _, descriptors, _, _ = socket.recv_fds(theirs, 1, 1)
-    reader = PageMemory.attach(descriptors[0], PAGES, PAGE_BYTES)
+    reader = PageMemory.attach(descriptors[0], PoolLayout.of(PAGES, PAGE_BYTES))
     memory.page(PageId(2))[:] = 9
     assert (reader.page(PageId(2)) == 9).all()
     reader.close()
@@ -101,7 +102,7 @@ def test_a_memory_of_another_size_is_refused_and_the_descriptor_stays_the_caller
 ) -> None:
     descriptor = os.dup(memory.fd)
     with pytest.raises(ConfigError, match=f"{memory.total_bytes} bytes, expected"):
-        PageMemory.attach(descriptor, pages, page_bytes)
+        PageMemory.attach(descriptor, PoolLayout.of(pages, page_bytes))
     os.close(descriptor)
 
 
@@ -109,7 +110,7 @@ def test_a_memory_that_its_owner_could_shrink_is_refused(memory: PageMemory) -> 
     unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, memory.total_bytes)
     with pytest.raises(ConfigError, match="not sealed"):
-        PageMemory.attach(unsealed, PAGES, PAGE_BYTES)
+        PageMemory.attach(unsealed, PoolLayout.of(PAGES, PAGE_BYTES))
     os.close(unsealed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -28,6 +29,7 @@ from tests.unit.transfer.makers import (
     make_transport,
 )
 from twostroke.ids import Epoch, PageId
+from twostroke.kv_cache.layout import PageRegion
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, Peer, TransferResult
 
 PAGES, PAGE_BYTES = 64, 5000
@@ -82,15 +84,17 @@ class Owner(Process):
             "token": "secret",
             "pages": PAGES,
             "page_bytes": PAGE_BYTES,
+            "further": (),
             "seed": 1,
         } | options
         self.options["kinds"] = GROUPS[self.options["group"]]
         super().__init__(page_owner.run, self.options)
         endpoints = [PageEndpoint.unpack(packed) for packed in self.commands.recv()]
         self.endpoints = {endpoint.transport: endpoint for endpoint in endpoints}
+        self.layout = endpoints[0].layout
 
     def content(self, page: int) -> npt.NDArray[np.uint8]:
-        return page_owner.content(page, self.options["page_bytes"], self.options["seed"])
+        return page_owner.content(page, self.layout.page_bytes_of(page), self.options["seed"])
 
     def tell(self, command: str) -> None:
         """Returns once the owner has obeyed."""
@@ -109,9 +113,9 @@ class BusyReader(Process):
 class Reader:
     """A worker in this process that reads pages over one transport."""
 
-    def __init__(self, kind: str, pages: int, page_bytes: int) -> None:
+    def __init__(self, kind: str, pages: int, page_bytes: int, *further: PageRegion) -> None:
         self.transport = make_transport(kind)
-        self.memory = make_memory(group_of(kind), pages, page_bytes)
+        self.memory = make_memory(group_of(kind), pages, page_bytes, *further)
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
@@ -140,7 +144,9 @@ class Reader:
         return await self.transport.wait(self.transport.pull(peer, copies(pairs), deadline_s))
 
     def page(self, page: int) -> npt.NDArray[np.uint8]:
-        return self.data[page]
+        """The bytes of a page of any group."""
+        with contextlib.closing(self.memory.window(1)) as window:
+            return np.frombuffer(bytes(next(window.read([[page]]))[0]), np.uint8)
 
     async def close(self) -> None:
         await self.transport.close()
@@ -228,8 +234,8 @@ def steady_owner(group: str, steady_owners: dict[str, Owner]) -> Owner:
 async def make_reader(kind: str, _no_thread_is_left: None) -> AsyncIterator[Callable[..., Reader]]:
     readers: list[Reader] = []
 
-    def make(pages: int = PAGES, page_bytes: int = PAGE_BYTES) -> Reader:
-        readers.append(Reader(kind, pages, page_bytes))
+    def make(pages: int = PAGES, page_bytes: int = PAGE_BYTES, *further: PageRegion) -> Reader:
+        readers.append(Reader(kind, pages, page_bytes, *further))
         return readers[-1]
 
     yield make

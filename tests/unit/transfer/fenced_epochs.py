@@ -17,6 +17,7 @@ from twostroke.errors import Overloaded, PeerLost, ServeError
 from twostroke.ids import BlockHash, Epoch, PageId
 from twostroke.kv_cache.block import HASH_BYTES, root_hash
 from twostroke.kv_cache.form import KvForm
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.rpc.v1 import worker_pb2
@@ -29,6 +30,7 @@ from twostroke.worker.pulls.pages_service import PagesService, RequestedBlocks
 from twostroke.worker.request_validator import RequestValidator
 
 SOURCE_PAGES = 4
+SOURCE_LAYOUT = PoolLayout.of(SOURCE_PAGES, HASH_BYTES)
 TURNS = 30
 """Rounds of the event loop after which everything that can happen by itself has happened."""
 
@@ -91,9 +93,9 @@ class WorkerEpoch(Bytes):
         super().__init__(SOURCE_PAGES)
         self.worker_id, self.epoch = worker_id, Epoch(incarnation, incarnation + 100)
         self.identity = Identity(worker_id, self.epoch, "f", "token")
-        self.handshake = handshake.ReaderValidator(self.identity, SOURCE_PAGES, HASH_BYTES)
+        self.handshake = handshake.ReaderValidator(self.identity, SOURCE_LAYOUT)
         self.progress = Condition()
-        self.endpoint = PageEndpoint("played", worker_id, "here", self.epoch, "f", SOURCE_PAGES, HASH_BYTES)
+        self.endpoint = PageEndpoint("played", worker_id, "here", self.epoch, "f", SOURCE_LAYOUT)
         self.is_cut = False
         """Nothing that it says arrives, and it hears of nothing."""
         host = SimpleNamespace(

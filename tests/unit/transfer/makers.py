@@ -21,6 +21,7 @@ from tests.chaos.injection.fake_transport import FakeTransport
 from twostroke.credentials import TlsConfig
 from twostroke.device.memory import DeviceMemory
 from twostroke.device.sharing import Sharing
+from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import PageTransport
 from twostroke.transfer.network.tcp import TcpTransport
@@ -85,23 +86,23 @@ def group_of(kind: str) -> str:
     return next((group for group, kinds in GROUPS.items() if kind in kinds), "host")
 
 
-def make_memory(group: str, pages: int, page_bytes: int) -> Pages:
+def make_memory(group: str, pages: int, page_bytes: int, *further: PageRegion) -> Pages:
     match group:
         case "gpu":
-            return DeviceMemory(pages, page_bytes, torch.device("cuda", 0))
+            return DeviceMemory(pages, page_bytes, torch.device("cuda", 0), *further)
         case "staged":
-            memory = DeviceMemory(pages, page_bytes, torch.device("cpu"))
+            memory = DeviceMemory(pages, page_bytes, torch.device("cpu"), *further)
             memory.tensor.share_memory_()
             return memory
-    return PageMemory(pages, page_bytes)
+    return PageMemory(pages, page_bytes, *further)
 
 
 def all_bytes(memory: Pages) -> np.ndarray:
-    """All pages: a view, or a copy of what lies on a GPU."""
+    """All pages of the first group: a view, or a copy of what lies on a GPU."""
     if isinstance(memory, PageMemory):
         return memory.data
     assert isinstance(memory, DeviceMemory)
-    return memory.tensor.cpu().numpy()
+    return memory.regions[0].cpu().numpy()
 
 
 def fill(memory: Pages, pages: Iterable[int], content: Callable[[int], np.ndarray]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tests.unit.transfer.makers import fill, group_of, make_memory, make_transport
 from twostroke.ids import Epoch, PageId
+from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 
@@ -32,8 +33,10 @@ def obey(memory: Pages, commands: Connection) -> None:
 
 
 async def serve(commands: Connection, options: dict[str, Any]) -> None:
-    memory = make_memory(options["group"], options["pages"], options["page_bytes"])
-    fill(memory, range(memory.pages), lambda page: content(page, memory.page_bytes, options["seed"]))
+    further = [PageRegion(*region) for region in options["further"]]
+    memory = make_memory(options["group"], options["pages"], options["page_bytes"], *further)
+    size = memory.layout.page_bytes_of
+    fill(memory, range(memory.pages), lambda page: content(page, size(page), options["seed"]))
     epoch = Epoch.begin(options["incarnation"])
     identity = Identity(options["worker_id"], epoch, options["fingerprint"], options["token"])
     transports = [make_transport(kind) for kind in options["kinds"]]
@@ -48,7 +51,7 @@ def run(commands: Connection, options: dict[str, Any]) -> None:
 
 async def read_forever(commands: Connection, kind: str, packed: bytes, deadline_s: float) -> None:
     endpoint = PageEndpoint.unpack(packed)
-    memory = make_memory(group_of(kind), endpoint.pages, endpoint.page_bytes)
+    memory = make_memory(group_of(kind), endpoint.layout.pages, endpoint.layout.regions[0].page_bytes)
     transport = make_transport(kind)
     await transport.open(memory, Identity("doomed", Epoch.begin(1), endpoint.fingerprint, "secret"))
     peer = await transport.connect(endpoint, 5.0)

@@ -18,6 +18,7 @@ import pytest
 from tests.unit.transfer.makers import ONE_SIDED, STAGED
 from twostroke.errors import FingerprintMismatch, InvalidRequest, PeerLost, StaleEpoch, Unauthenticated
 from twostroke.ids import Epoch, PageId
+from twostroke.kv_cache.layout import PageRegion
 from twostroke.transfer.base import PageCopy, ReadOutcome, digest
 
 Make = Callable[..., Any]
@@ -41,6 +42,30 @@ async def test_scattered_pages_arrive_where_they_belong_and_nowhere_else(reader:
         assert digest(reader.page(local)) == digest(steady_owner.content(remote))
     for local in set(range(65)) - {local for _, local in pairs}:
         assert not reader.page(local).any()
+
+
+async def test_pages_of_two_groups_arrive_in_one_pull_each_at_its_length(start_owner: Make, make_reader: Make) -> None:
+    owner = start_owner(pages=8, page_bytes=5000, further=[(30, 70_000)])
+    reader = make_reader(5, 5000, PageRegion(20, 70_000))
+    await reader.open()
+    peer = await reader.connect(owner)
+    pairs = [(7, 0), (8, 24), (37, 5), (3, 4), (20, 13), (0, 2)]
+    result = await reader.pull(peer, pairs)
+    assert (result.outcome, result.copied_bytes) == (ReadOutcome.DONE, 3 * 5000 + 3 * 70_000)
+    for remote, local in pairs:
+        assert np.array_equal(reader.page(local), owner.content(remote))
+    for local in set(range(25)) - {local for _, local in pairs}:
+        assert not reader.page(local).any()
+    with pytest.raises(InvalidRequest, match="page 7 and local page 5 are of different page groups"):
+        await reader.pull(peer, [(8, 6), (7, 5)])
+
+
+async def test_a_peer_whose_groups_have_other_pages_is_refused(start_owner: Make, make_reader: Make) -> None:
+    owner = start_owner(pages=8, page_bytes=5000, further=[(30, 7000)])
+    for reader in (make_reader(8, 5000), make_reader(8, 5000, PageRegion(30, 7004))):
+        await reader.open()
+        with pytest.raises(FingerprintMismatch, match=r"\(5000, 7000\)"):
+            await reader.connect(owner)
 
 
 async def test_a_pull_of_nothing_is_done(reader: Any, steady_owner: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from twostroke.errors import PeerLost
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, PoolLocation
 from twostroke.transfer.network import nixl_agent
 from twostroke.transfer.network.nixl_agent import Agent, RemotePages
@@ -72,7 +73,7 @@ def test_a_reader_whose_pages_are_refused_is_forgotten(bindings: Bindings) -> No
     agent = Agent("owner", memory)
     bindings.failing = {"prepare"}
     with pytest.raises(PeerLost, match="cannot be written to: prepare failed"):
-        agent.add(b"metadata", PoolLocation(4096, None), 2, 64)
+        agent.add(b"metadata", PoolLocation(4096, None), PoolLayout.of(2, 64))
     assert bindings.forgotten == ["reader"]
     memory.close()
 
@@ -80,7 +81,7 @@ def test_a_reader_whose_pages_are_refused_is_forgotten(bindings: Bindings) -> No
 def test_a_reader_is_hung_up_on_even_where_its_pages_cannot_be_released(bindings: Bindings) -> None:
     memory = PageMemory(2, 64)
     agent = Agent("owner", memory)
-    remote = agent.add(b"metadata", PoolLocation(4096, None), 2, 64)
+    remote = agent.add(b"metadata", PoolLocation(4096, None), PoolLayout.of(2, 64))
     assert remote == RemotePages("reader", 5)
     bindings.failing = {"release"}
     agent.remove(remote)

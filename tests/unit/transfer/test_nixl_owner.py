@@ -13,6 +13,7 @@ import pytest
 
 from twostroke.errors import PeerLost
 from twostroke.ids import Epoch, PageId
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, PoolLocation
 from twostroke.transfer.base import Identity, PageEndpoint
 from twostroke.transfer.network.nixl import serve_writes
@@ -21,9 +22,16 @@ from twostroke.transfer.sockets.frames import Deadline, receive_frame, send_fram
 from twostroke.transfer.sockets.handshake import ReaderValidator, introduce
 
 PAGES, READER_PAGES, PAGE_BYTES = 8, 5, 64
+
+
+def counts_of(*pages: int) -> bytes:
+    """Say how many pages a reader has in each group."""
+    return np.array(pages, "<u4").tobytes()
+
+
 OWNER = Identity("owner", Epoch(1, 7), "fingerprint", "secret")
 READER = Identity("reader", Epoch(1, 8), "fingerprint", "secret")
-ENTRY = [b"metadata", 4096, 1, READER_PAGES]
+ENTRY = [b"metadata", 4096, 1, counts_of(READER_PAGES)]
 
 
 class RecordingAgent:
@@ -33,8 +41,8 @@ class RecordingAgent:
         self.removed: list[str] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
-    def add(self, metadata: bytes, place: PoolLocation, pages: int, page_bytes: int) -> RemotePages:
-        self.added.append((metadata, place, pages, page_bytes))
+    def add(self, metadata: bytes, place: PoolLocation, layout: PoolLayout) -> RemotePages:
+        self.added.append((metadata, place, layout))
         return RemotePages("reader's agent", 3)
 
     def remove(self, remote: RemotePages) -> None:
@@ -51,13 +59,13 @@ class Served:
         self.memory = PageMemory(PAGES, PAGE_BYTES)
         self.agent = RecordingAgent()
         self.sock, theirs = a_connection()
-        validator = ReaderValidator(OWNER, PAGES, PAGE_BYTES)
+        validator = ReaderValidator(OWNER, PoolLayout.of(PAGES, PAGE_BYTES))
         self.ending: list[BaseException] = []
         self._thread = threading.Thread(target=self._serve, args=(theirs, validator))
         self._thread.start()
 
     def enter(self, entry: list[Any]) -> None:
-        endpoint = PageEndpoint("nixl", "pair", "here", OWNER.epoch, "fingerprint", PAGES, PAGE_BYTES)
+        endpoint = PageEndpoint("nixl", "pair", "here", OWNER.epoch, "fingerprint", PoolLayout.of(PAGES, PAGE_BYTES))
         introduce(self.sock, READER, endpoint, Deadline.after(5.0))
         send_frame(self.sock, entry, Deadline.after(5.0))
 
@@ -102,7 +110,7 @@ def test_pages_are_written_where_the_reader_wants_them(served: Served) -> None:
     served.enter(ENTRY)
     assert receive_frame(served.sock, 64, None) == []
     assert served.ask([7, 0], [1, 4]) == ""
-    assert served.agent.added == [(b"metadata", PoolLocation(4096, 1), READER_PAGES, PAGE_BYTES)]
+    assert served.agent.added == [(b"metadata", PoolLocation(4096, 1), PoolLayout.of(READER_PAGES, PAGE_BYTES))]
     assert served.agent.written == [([7, 0], 3, [1, 4])]
     assert served.end() == "EOFError"
     assert served.agent.removed == ["reader's agent"]
@@ -137,7 +145,17 @@ def test_pages_that_are_not_there_end_the_connection(served: Served, pages: list
 
 @pytest.mark.parametrize(
     "entry",
-    [[], [b"m", 1, 1], [b"m", -1, 0, 1], [b"m", 0, -2, 1], [b"m", 0, 0, 0], [b"m", 0, 0, 1 << 40], ["m", 0, 0, 1]],
+    [
+        [],
+        [b"m", 1, counts_of(1)],
+        [b"m", -1, 0, counts_of(1)],
+        [b"m", 0, -2, counts_of(1)],
+        [b"m", 0, 0, counts_of(0)],
+        [b"m", 0, 0, counts_of((1 << 32) - 1)],
+        [b"m", 0, 0, counts_of(1, 1)],
+        [b"m", 0, 0, b"odd"],
+        ["m", 0, 0, counts_of(1)],
+    ],
 )
 def test_an_entry_that_is_none_ends_the_connection(served: Served, entry: list[Any]) -> None:
     served.enter(entry)

@@ -14,6 +14,7 @@ from tests.unit.transfer.makers import HostSharing, make_memory
 from twostroke.device.memory import DeviceMemory
 from twostroke.errors import PeerLost, ServeError
 from twostroke.ids import Epoch
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.peers import CopyThreadPeer, Peers
@@ -42,7 +43,7 @@ class BrokenPeer(CopyThreadPeer):
 
 
 async def test_a_peer_whose_hello_fails_for_any_reason_is_closed() -> None:
-    peer = BrokenPeer(PageEndpoint("tcp", "somewhere", "here", Epoch(1, 1), "fingerprint", 1, 1))
+    peer = BrokenPeer(PageEndpoint("tcp", "somewhere", "here", Epoch(1, 1), "fingerprint", PoolLayout.of(1, 1)))
     with pytest.raises(ZeroDivisionError):
         await Peers[BrokenPeer]().reach(peer, 1.0)
     assert peer.ended

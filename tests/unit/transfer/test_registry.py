@@ -9,6 +9,7 @@ from tests.unit.transfer.makers import HostSharing
 from twostroke.device.memory import DeviceMemory
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.ids import Epoch
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import Identity, PageEndpoint, host_id
 from twostroke.transfer.network import nixl_agent
@@ -17,7 +18,7 @@ from twostroke.transfer.same_host.cuda_ipc import CudaIpcTransport
 
 
 def endpoint(transport: str, address: str, host: str) -> PageEndpoint:
-    return PageEndpoint(transport, address, host, Epoch(1, 1), "fingerprint", 1, 1)
+    return PageEndpoint(transport, address, host, Epoch(1, 1), "fingerprint", PoolLayout.of(1, 1))
 
 
 NEAR = [endpoint("tcp", "127.0.0.1:5", host_id()), endpoint("shm", "x", host_id())]

@@ -15,6 +15,7 @@ import pytest
 
 from twostroke.errors import ConfigError, PeerLost, StaleEpoch
 from twostroke.ids import Epoch
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Identity
 from twostroke.transfer.same_host.shm import ShmTransport
@@ -48,7 +49,7 @@ async def test_a_reader_can_neither_write_nor_resize_the_owners_memory(steady_ow
             os.pwrite(handle, b"x", 0)
         with pytest.raises(PermissionError):
             os.ftruncate(handle, 0)
-    memory = PageMemory.attach(descriptor, endpoint.pages, endpoint.page_bytes)
+    memory = PageMemory.attach(descriptor, endpoint.layout)
     assert np.array_equal(memory.data[3], steady_owner.content(3))
     with pytest.raises(ValueError, match="read-only"):
         memory.data[3, 0] = 1
@@ -60,7 +61,7 @@ async def test_memory_that_its_owner_could_still_shrink_is_not_mapped() -> None:
     descriptor = os.memfd_create("unsealed", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, mmap.PAGESIZE + 3 * 100)
     with pytest.raises(ConfigError, match="not sealed"):
-        PageMemory.attach(descriptor, 2, 100)
+        PageMemory.attach(descriptor, PoolLayout.of(2, 100))
     os.close(descriptor)
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from twostroke.errors import ConfigError, FingerprintMismatch, PeerLost, ServeError, StaleEpoch, Unauthenticated
 from twostroke.ids import Epoch, PageId
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, ReadOutcome
 from twostroke.transfer.network.tcp import TcpTransport
@@ -326,7 +327,7 @@ async def test_ipv6_addresses_work() -> None:
 
 def test_loopback_is_reached_from_the_same_host_only() -> None:
     transport = TcpTransport("127.0.0.1")
-    endpoint = PageEndpoint("tcp", "127.0.0.1:5", "another boot/1", Epoch(1, 1), "fingerprint", 1, 1)
+    endpoint = PageEndpoint("tcp", "127.0.0.1:5", "another boot/1", Epoch(1, 1), "fingerprint", PoolLayout.of(1, 1))
     assert not transport.reaches(endpoint)
     assert transport.reaches(replace(endpoint, address="10.0.0.7:5"))
     assert transport.reaches(replace(endpoint, address="worker-7.pages:5"))

@@ -2,7 +2,7 @@
 
 After the handshake the reader names its pages, then sends requests, one at a time:
 
-    reader -> owner  [its agent's metadata, address of its pages, its GPU or -1, its pages]
+    reader -> owner  [its agent's metadata, address of its pages, its GPU or -1, its pages of each group (u32 each)]
     owner -> reader  []
     reader -> owner  [seconds left, page ids (u32 each), local page ids (u32 each), generations (u64 each)]
     owner -> reader  [reason]: empty where the pages are there and had their generation before and after
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import InvalidRequest, PeerLost, TransferFailed
+from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import Pages, PoolLocation
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.copy_threads import has_hung_up, off_loop
@@ -82,7 +83,8 @@ class NixlConnection(Connection):
         self._agent = Agent("reader", memory)
         place = memory.place
         gpu = -1 if place.gpu is None else place.gpu
-        send_frame(sock, [self._agent.metadata, place.address, gpu, memory.pages], deadline)
+        pages = np.array([region.pages for region in memory.layout.regions], "<u4").tobytes()
+        send_frame(sock, [self._agent.metadata, place.address, gpu, pages], deadline)
         if receive_frame(sock, _REASON_LIMIT_BYTES, deadline):
             raise PeerLost("the owner answered to the agent's metadata with something else")
 
@@ -97,7 +99,7 @@ class NixlConnection(Connection):
         check_fields(fields, (str,))
         if fields[0]:
             raise TransferFailed(fields[0])
-        tally.copied_bytes += len(copies) * self._memory.page_bytes
+        tally.copied_bytes += self._memory.layout.bytes_of(copy.local for copy in copies)
 
     def synchronize(self) -> None:
         """Nothing to wait for: the owner answers after its last write, and `leave` closes the agent otherwise."""
@@ -121,28 +123,33 @@ def serve_writes(sock: socket.socket, memory: Pages, agent: Agent) -> None:
     """Serve requests until an exception: EOFError when the reader hangs up, InvalidRequest for garbage, ..."""
     keep_alive(sock)
     entry = receive_frame(sock, _ENTRY_LIMIT_BYTES, Deadline.after(HANDSHAKE_S))
-    check_fields(entry, (bytes, int, int, int))
-    metadata, address, gpu, pages = entry
-    if not (0 <= address < 1 << 64 and -1 <= gpu < 1 << 16 and 0 < pages <= _MAX_READER_PAGES):
+    check_fields(entry, (bytes, int, int, bytes))
+    metadata, address, gpu, counts = entry
+    sizes = memory.layout.page_sizes
+    pages = np.frombuffer(counts, "<u4").tolist() if len(counts) == 4 * len(sizes) else []
+    if not (0 <= address < 1 << 64 and -1 <= gpu < 1 << 16 and 0 < sum(pages) <= _MAX_READER_PAGES):
         raise InvalidRequest(f"a reader's {pages} pages at {address} on GPU {gpu} are none")
-    remote = agent.add(metadata, PoolLocation(address, None if gpu < 0 else gpu), pages, memory.page_bytes)
+    layout = PoolLayout(tuple(map(PageRegion, pages, sizes)))
+    remote = agent.add(metadata, PoolLocation(address, None if gpu < 0 else gpu), layout)
     try:
         send_frame(sock, [], Deadline.after(HANDSHAKE_S))
         while True:
-            _answer(sock, memory, agent, remote, pages)
+            _answer(sock, memory, agent, remote, layout)
     finally:
         agent.remove(remote)
 
 
-def _answer(sock: socket.socket, memory: Pages, agent: Agent, remote: RemotePages, remote_pages: int) -> None:
+def _answer(sock: socket.socket, memory: Pages, agent: Agent, remote: RemotePages, theirs: PoolLayout) -> None:
     fields = receive_frame(sock, _REQUEST_LIMIT_BYTES, None)
     check_fields(fields, (float, bytes, bytes, bytes))
     seconds, page_ids, local_ids, generations = fields
     request = read_request(seconds, page_ids, generations, memory)
-    targets = read_pages(local_ids, remote_pages)
+    targets = read_pages(local_ids, theirs.pages)
     count = len(request.pages)
     if len(targets) != count:
         raise InvalidRequest(f"{count} pages were asked for, into {len(targets)}")
+    if [*map(memory.layout.region_of, request.pages)] != [*map(theirs.region_of, targets)]:
+        raise InvalidRequest("pages were asked for into pages of another group")
     reason = request.changed(0, count, memory)
     if not reason:
         agent.write(

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.errors import ConfigError, PeerLost
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import Pages, PoolLocation
 from twostroke.transfer.sockets.frames import Deadline
 
@@ -80,19 +81,19 @@ class Agent:
         try:
             # Peers know an agent by its name, across hosts: where processes of containers all have the same id, too.
             self._agent: Any = self._create(f"{name}/{secrets.token_hex(16)}", memory)
-            self._pool = self._prepare(self._nixl.NIXL_INIT_AGENT, memory.place, memory.pages, memory.page_bytes)
+            self._pool = self._prepare(self._nixl.NIXL_INIT_AGENT, memory.place, memory.layout)
             self.metadata = bytes(self._agent.getLocalMD())
         except Exception as error:  # the bindings' classes have no base of their own
             raise ConfigError(f"page transport nixl cannot be used here: {error}", field="transports") from error
 
-    def add(self, metadata: bytes, place: PoolLocation, pages: int, page_bytes: int) -> RemotePages:
+    def add(self, metadata: bytes, place: PoolLocation, layout: PoolLayout) -> RemotePages:
         """Prepare writes into a reader's pages. Raises PeerLost if its agent cannot be reached."""
         try:
             name = self._agent.loadRemoteMD(metadata).decode()
         except Exception as error:
             raise PeerLost(f"nixl: the reader's agent cannot be reached: {error}") from error
         try:
-            return RemotePages(name, self._prepare(name, place, pages, page_bytes))
+            return RemotePages(name, self._prepare(name, place, layout))
         except Exception as error:
             self._forget(name)
             raise PeerLost(f"nixl: the reader's pages cannot be written to: {error}") from error
@@ -141,7 +142,7 @@ class Agent:
         agent = nixl.nixlAgent(name, config)
         agent.createBackend(_BACKEND, {})
         place = memory.place
-        region = [(place.address, memory.pages * memory.page_bytes, place.gpu or 0, "")]
+        region = [(place.address, memory.layout.size_bytes, place.gpu or 0, "")]
         agent.registerMem(nixl.nixlRegDList(self._kind(place), region))
         return agent
 
@@ -177,11 +178,15 @@ class Agent:
         except Exception as error:  # it ends with its remote agent
             log.debug("nixl request not released error=%s", error)
 
-    def _prepare(self, agent: str, place: PoolLocation, pages: int, page_bytes: int) -> int:
-        rows = np.empty((pages, 3), np.uint64)
-        rows[:, 0] = place.address + np.arange(pages, dtype=np.uint64) * np.uint64(page_bytes)
-        rows[:, 1] = page_bytes
-        rows[:, 2] = place.gpu or 0
+    def _prepare(self, agent: str, place: PoolLocation, layout: PoolLayout) -> int:
+        parts = []
+        for start, region in zip(layout.starts, layout.regions, strict=True):
+            rows = np.empty((region.pages, 3), np.uint64)
+            rows[:, 0] = place.address + start + np.arange(region.pages, dtype=np.uint64) * np.uint64(region.page_bytes)
+            rows[:, 1] = region.page_bytes
+            rows[:, 2] = place.gpu or 0
+            parts.append(rows)
+        rows = np.concatenate(parts)
         descriptors = self._nixl.nixlXferDList(self._kind(place), rows)
         return int(self._agent.prepXferDlist(agent, descriptors, []))
 

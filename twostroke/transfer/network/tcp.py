@@ -23,6 +23,7 @@ import numpy as np
 
 from twostroke.errors import PeerLost, TransferFailed
 from twostroke.fault_points import Point, reach
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import Pages, Window
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.network.connection import MAX_PAGES, Connection
@@ -64,14 +65,15 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP
 """A reader whose machine has vanished is forgotten after a minute."""
 
 
-def batch_pages(page_bytes: int) -> int:
-    return max(1, BATCH_BYTES // page_bytes)
+def batch_pages(layout: PoolLayout) -> int:
+    """Return how many pages lie between two status bytes: for owner and reader alike."""
+    return max(1, BATCH_BYTES // max(layout.page_sizes))
 
 
 def serve_pages(sock: socket.socket, memory: Pages) -> None:
     """Serve requests until an exception: EOFError when the reader hangs up, InvalidRequest for garbage, ..."""
     keep_alive(sock)
-    with contextlib.closing(memory.window(batch_pages(memory.page_bytes))) as window:
+    with contextlib.closing(memory.window(batch_pages(memory.layout))) as window:
         while True:
             fields = receive_frame(sock, REQUEST_LIMIT_BYTES, None)
             check_fields(fields, (float, bytes, bytes))
@@ -90,7 +92,7 @@ def keep_alive(sock: socket.socket) -> None:
 def _answer(sock: socket.socket, request: PageRequest, memory: Pages, window: Window) -> None:
     """Send the pages; generations are checked before a batch is sent and after its last byte."""
     reach(Point.TRANSPORT_SERVING)
-    step, count = batch_pages(memory.page_bytes), len(request.pages)
+    step, count = batch_pages(memory.layout), len(request.pages)
     pages = request.pages.tolist()
     batches = window.read(pages[start : start + step] for start in range(0, count, step))
     sent_from = 0
@@ -113,8 +115,8 @@ REASON_LIMIT_BYTES = 4096
 class TcpConnection(Connection):
     def __init__(self, endpoint: PageEndpoint, identity: Identity, memory: Pages, wrapper: SocketWrapper) -> None:
         super().__init__(endpoint, identity, wrapper)
-        self._size = memory.page_bytes
-        self._window = memory.window(batch_pages(memory.page_bytes))
+        self._layout = memory.layout
+        self._window = memory.window(batch_pages(memory.layout))
 
     def enter(self, sock: socket.socket, deadline: Deadline) -> None:
         """Nothing to send after the handshake."""
@@ -122,18 +124,19 @@ class TcpConnection(Connection):
     def copy_part(
         self, sock: socket.socket, copies: tuple[PageCopy, ...], deadline: Deadline, tally: PullTally
     ) -> None:
-        pages = np.array([copy.remote for copy in copies], "<u4").tobytes()
+        remote = np.array([copy.remote for copy in copies], "<u4").tobytes()
         generations = np.array([copy.generation for copy in copies], "<u8").tobytes()
-        send_frame(sock, [deadline.remaining_s(), pages, generations], deadline)
+        send_frame(sock, [deadline.remaining_s(), remote, generations], deadline)
         status = bytearray(receive(sock, 1, deadline))
-        step = batch_pages(self._size)
+        step = batch_pages(self._layout)
         for start in range(0, len(copies), step):
             _refuse_changed(sock, status, deadline)
             batch = copies[start : start + step]
-            views = self._window.landing([copy.local for copy in batch])
+            pages = [copy.local for copy in batch]
+            views = self._window.landing(pages)
             receive_into(sock, [*views, memoryview(status)], deadline)
             self._window.landed()
-            tally.copied_bytes += len(batch) * self._size
+            tally.copied_bytes += self._layout.bytes_of(pages)
         _refuse_changed(sock, status, deadline)
 
     def synchronize(self) -> None:

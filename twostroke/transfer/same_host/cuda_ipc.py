@@ -64,6 +64,7 @@ class _DevicePeer(SameHostPeer):
     def __init__(self, endpoint: PageEndpoint, identity: Identity, memory: DeviceMemory, sharing: Sharing) -> None:
         self._sharing = sharing
         self._device = memory.device
+        self._layout = memory.layout
         self._local: torch.Tensor | None = memory.tensor
         self._remote: torch.Tensor | None = None
         self._table: GenerationTable | None = None
@@ -73,7 +74,7 @@ class _DevicePeer(SameHostPeer):
     def receive_memory(self, sock: socket.socket, deadline: Deadline) -> None:
         descriptor = receive_descriptor(sock, self.endpoint)
         try:
-            self._table = GenerationTable.attach(descriptor, self.endpoint.pages)
+            self._table = GenerationTable.attach(descriptor, self.endpoint.layout.pages)
         except BaseException:
             os.close(descriptor)
             raise
@@ -82,10 +83,8 @@ class _DevicePeer(SameHostPeer):
         device = self._sharing.reachable(_device_name(self.endpoint), self._device)
         if device is None:
             raise PeerLost(f"{_device_name(self.endpoint)} cannot be reached from {self._device}")
-        shape = (-1, self.endpoint.page_bytes)
-        needed = self.endpoint.pages * self.endpoint.page_bytes
         try:
-            self._remote = self._sharing.open(fields[0], device)[:needed].view(shape)
+            self._remote = self._sharing.open(fields[0], device)
         except Exception as error:  # any CUDA error: other drivers, separate containers
             raise PeerLost(f"cuda_ipc {self.endpoint.address}: its memory cannot be opened: {error}") from error
 
@@ -95,7 +94,8 @@ class _DevicePeer(SameHostPeer):
         self._refuse_changed(copies, after=False)
         try:
             for copy in copies:
-                self._stream.copy(self._local[copy.local], self._remote[copy.remote])
+                there, here = self.endpoint.layout.span(copy.remote), self._layout.span(copy.local)
+                self._stream.copy(self._local[here], self._remote[there])
         finally:
             self._stream.synchronize()
         self._refuse_changed(copies, after=True)

@@ -44,7 +44,7 @@ class _ShmPeer(SameHostPeer):
     def receive_memory(self, sock: socket.socket, deadline: Deadline) -> None:
         descriptor = receive_descriptor(sock, self.endpoint)
         try:
-            self._remote = PageMemory.attach(descriptor, self.endpoint.pages, self.endpoint.page_bytes)
+            self._remote = PageMemory.attach(descriptor, self.endpoint.layout)
         except BaseException:
             os.close(descriptor)
             raise

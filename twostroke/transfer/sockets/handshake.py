@@ -1,7 +1,7 @@
 """The handshake opens a page connection: the reader names itself and the epoch it means, the owner admits or refuses.
 
     reader -> owner  [protocol, token, reader's worker id, its epoch, fingerprint, the owner's epoch it means]
-    owner -> reader  ["welcome", worker id, epoch, fingerprint, pages, page bytes]
+    owner -> reader  ["welcome", worker id, epoch, fingerprint, pages of a region, bytes of one, ... of each region]
                  or ["refused", error class, message]
 
 A frame that is none of these ends the connection without an answer.
@@ -19,10 +19,11 @@ from typing import Any, NoReturn
 from twostroke.errors import FingerprintMismatch, InvalidRequest, PeerLost, ServeError, StaleEpoch, Unauthenticated
 from twostroke.fault_points import Point, reach
 from twostroke.ids import Epoch
-from twostroke.transfer.base import Identity, PageEndpoint
+from twostroke.kv_cache.layout import PoolLayout
+from twostroke.transfer.base import Identity, PageEndpoint, layout_of, numbers_of
 from twostroke.transfer.sockets.frames import Deadline, check_fields, receive_frame, send_frame
 
-PROTOCOL = "twostroke-pages/1"
+PROTOCOL = "twostroke-pages/2"
 HANDSHAKE_LIMIT_BYTES = 16 << 10
 """Largest frame that is read from an unknown reader: token, ids and fingerprint are short."""
 HANDSHAKE_S = 5.0
@@ -39,19 +40,17 @@ class Welcome:
     worker_id: str
     epoch: Epoch
     fingerprint: str
-    pages: int
-    page_bytes: int
+    layout: PoolLayout
 
 
 class ReaderValidator:
     """Checks readers for the owner; called from connection threads."""
 
-    def __init__(self, identity: Identity, pages: int, page_bytes: int) -> None:
+    def __init__(self, identity: Identity, layout: PoolLayout) -> None:
         self.refused: Counter[str] = Counter()
         """Refused connections by reason: an error class, or a word."""
         self._identity = identity
-        self._pages = pages
-        self._page_bytes = page_bytes
+        self._layout = layout
         self._lock = threading.Lock()
         self._incarnations: dict[str, int] = {}
 
@@ -66,9 +65,8 @@ class ReaderValidator:
             raise
         reach(Point.TRANSPORT_GREETED)
         me = self._identity
-        send_frame(
-            sock, ["welcome", me.worker_id, str(me.epoch), me.fingerprint, self._pages, self._page_bytes], deadline
-        )
+        welcome = ["welcome", me.worker_id, str(me.epoch), me.fingerprint, *numbers_of(self._layout)]
+        send_frame(sock, welcome, deadline)
         return str(fields[2])
 
     def refuse(self, reason: str) -> None:
@@ -120,8 +118,12 @@ def _read_answer(answer: list[Any]) -> Welcome:
     if answer[:1] == ["refused"]:
         check_fields(answer, (str, str, str))
         _raise(answer[1], answer[2])
-    check_fields(answer, (str, str, str, str, int, int))
-    return Welcome(answer[1], _epoch(answer[2]), answer[3], answer[4], answer[5])
+    check_fields(answer[:4], (str,) * 4)
+    try:
+        layout = layout_of(answer[4:])
+    except ValueError as error:
+        raise InvalidRequest(f"welcomed with other numbers than those of a layout: {error}") from error
+    return Welcome(answer[1], _epoch(answer[2]), answer[3], layout)
 
 
 def _raise(kind: str, message: str) -> NoReturn:
@@ -133,8 +135,8 @@ def _raise(kind: str, message: str) -> NoReturn:
 def _compare(welcome: Welcome, endpoint: PageEndpoint, identity: Identity) -> None:
     if welcome.epoch != endpoint.epoch:
         raise StaleEpoch(f"epoch {endpoint.epoch} of {welcome.worker_id} was meant, epoch {welcome.epoch} answered")
-    theirs = (welcome.fingerprint, welcome.pages, welcome.page_bytes)
-    ours = (identity.fingerprint, endpoint.pages, endpoint.page_bytes)
+    theirs = (welcome.fingerprint, numbers_of(welcome.layout))
+    ours = (identity.fingerprint, numbers_of(endpoint.layout))
     if theirs != ours:
         raise FingerprintMismatch(mismatch(welcome.worker_id, theirs, identity.worker_id, ours))
 

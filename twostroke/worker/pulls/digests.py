@@ -29,8 +29,9 @@ class PageDigests:
     async def of(self, pages: Sequence[PageId]) -> list[bytes]:
         """Return the digests of pages that nobody writes to meanwhile."""
         memory = self._memory
-        self.bytes += len(pages) * memory.page_bytes
-        if isinstance(memory, PageMemory) and len(pages) * memory.page_bytes <= _AT_ONCE_BYTES:
+        read_bytes = memory.layout.bytes_of(pages)
+        self.bytes += read_bytes
+        if isinstance(memory, PageMemory) and read_bytes <= _AT_ONCE_BYTES:
             started_s = time.perf_counter()
             digests_now = [digest(memory.page(page)) for page in pages]
             self.seconds += time.perf_counter() - started_s

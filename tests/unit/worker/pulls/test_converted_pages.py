@@ -92,7 +92,7 @@ async def test_seconds_per_page_are_known_before_the_first_one_and_bytes_count_e
 
 async def test_pages_of_a_device_are_converted_through_the_host() -> None:
     memory = DeviceMemory(PAGES, PAGE_BYTES, torch.device("cpu"))
-    memory.tensor[:PAGES] = content(4)
+    memory.regions[0][:PAGES] = content(4)
     async with converting(memory) as (pages, _):
         ((_, found),) = await pages.of([PageId(3)])
         assert found == digest(right(content(4)[3]).numpy())

@@ -39,7 +39,7 @@ async def test_large_host_pages_are_digested_on_a_thread(page_bytes: int, is_on_
 async def test_pages_of_a_device_are_digested_through_the_host() -> None:
     memory = DeviceMemory(5, 300, torch.device("cpu"))
     expected = content(5, 300)
-    memory.tensor[:5] = torch.from_numpy(expected)
+    memory.regions[0][:5] = torch.from_numpy(expected)
     digests = PageDigests(memory)
     assert await digests.of([PageId(page) for page in range(5)]) == [digest(row) for row in expected]
     await digests.close()

@@ -227,8 +227,8 @@ async def test_pages_of_a_device_are_filled_through_the_host() -> None:
         landing._memory.page(places[0])[:] = original
         landed = await landing.land(places, [PageId(2)])
     assert landed.converted == len(landed.digests) == 1
-    assert np.array_equal(memory.tensor[2].numpy(), expected)
-    assert not memory.tensor[[0, 1, 3]].any()
+    assert np.array_equal(memory.regions[0][2].numpy(), expected)
+    assert not memory.regions[0][[0, 1, 3]].any()
     await landing.close()
     memory.close()
 

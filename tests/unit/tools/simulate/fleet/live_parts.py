@@ -17,6 +17,7 @@ from tools.simulate.fleet.worker.pulls import COPY_PAGES, carry
 from tools.simulate.fleet.worker.steps import SAMPLED
 from twostroke.errors import TransferFailed
 from twostroke.ids import PageId
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import BatchBuilder, StepBuilder
@@ -151,7 +152,7 @@ class LivePulls:
     def service(self) -> PagesService:
         if self._service is None:
             host: Any = self._host
-            endpoint = PageEndpoint("wire", host.worker, "", host.epoch, "", 0, 0)
+            endpoint = PageEndpoint("wire", host.worker, "", host.epoch, "", PoolLayout.of(0, 0))
             view: Any = SimpleNamespace(
                 pool=host.pool, loop=host.loop, validator=self._validator, progress=self._progress,
                 metrics=host.metrics,

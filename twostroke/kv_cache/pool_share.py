@@ -1,0 +1,71 @@
+"""The shares of page groups in a pool's memory. Plain numbers.
+
+A sequence needs a page in the full group for each of its blocks, and in a window group for the last ones alone. So the
+window group has fewer pages: as many for each of the others as sequences of a usual length hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from twostroke.kv_cache.groups import PageGroup
+from twostroke.kv_cache.layout import PageRegion, PoolLayout
+from twostroke.kv_cache.pool_size import enough_pages
+
+USUAL_WINDOWS: Final = 4
+"""Windows that a sequence of the usual length is long. Shorter ones find too few pages of windows, and leave pages of
+other layers unused; longer ones the other way round. Models with windows are made for several times their length."""
+SPARE_BLOCKS: Final = 2
+"""Blocks of a window's pages beside those that it spans: a window begins and ends within one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPool:
+    """What the split of a pool depends on, besides its bytes."""
+
+    groups: tuple[PageGroup, ...]
+    page_sizes: tuple[int, ...]
+    """Bytes of a page of each group."""
+    block_size: int
+    longest: int
+    """Tokens of the longest request."""
+    step_tokens: int
+    window_share: float | None = None
+    """Pages of the window group for each page of the full one; None: what sequences of a usual length need."""
+
+    def layout(self, memory_bytes: int) -> PoolLayout:
+        """Return how many pages of each group the memory holds. Raises ConfigError where they are too few."""
+        full_bytes, *others = self.page_sizes
+        if not others:
+            return PoolLayout.of(enough_pages(memory_bytes, full_bytes), full_bytes)
+        (window_bytes,) = others
+        most = enough_pages(memory_bytes, full_bytes + window_bytes)
+        usual = int(self.share * memory_bytes / (full_bytes + self.share * window_bytes))
+        windows = min(most, max(usual, self.least_windows))
+        pages = most if windows == most else (memory_bytes - windows * window_bytes) // full_bytes
+        return PoolLayout.of(pages, full_bytes, PageRegion(windows, window_bytes))
+
+    @property
+    def share(self) -> float:
+        """Pages of the window group for each page of the full one."""
+        if self.window_share is not None:
+            return self.window_share
+        usual = -(-min(self.longest, USUAL_WINDOWS * self._window) // self.block_size)
+        return min(1.0, self._window_blocks / usual)
+
+    @property
+    def least_windows(self) -> int:
+        """Pages of windows with which one request never waits for another: it pulls some, and computes from others."""
+        return 2 * self._window_blocks + -(-self.step_tokens // self.block_size)
+
+    @property
+    def _window(self) -> int:
+        window = self.groups[-1].window
+        assert window is not None, "the last of several groups has a window"
+        return window
+
+    @property
+    def _window_blocks(self) -> int:
+        """Blocks of a window's pages that one sequence holds."""
+        return -(-self._window // self.block_size) + SPARE_BLOCKS
