@@ -124,8 +124,8 @@ def _layouts_of(model: ModelFlags) -> LayoutOf | None:
 
 
 def _weights(spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None, *, on_gpu: bool) -> tuple[WeightBytes, str]:
-    """Native kernels pack bfloat16 and int8; every other dtype is torch's on CPUs, and all are on devices."""
-    if on_gpu or model.dtype != "bfloat16":
+    """Native kernels pack bfloat16 and int8 of our families; all others are torch's, and all are on devices."""
+    if on_gpu or model.dtype != "bfloat16" or spec.generic is not None:
         return plain_weights(spec, model.dtype), model.dtype
     if layouts is not None:
         from twostroke.models.families.table import layouts_named  # loads torch

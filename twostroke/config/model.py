@@ -9,6 +9,9 @@ from twostroke.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m"
 PACED_PREFIX = "paced:"
+AUTO, TRANSFORMERS = "auto", "transformers"
+IMPLEMENTATIONS = (AUTO, "twostroke", TRANSFORMERS)
+"""What --model-impl takes: the owner of the code that computes a model."""
 
 
 class ModelConfig(Settings):
@@ -31,6 +34,11 @@ class ModelConfig(Settings):
         unit="TOKENS",
         help="most tokens of prompt and answer together",
         default_text="what the model was made for",
+    )
+    model_impl: str = setting(
+        "auto",
+        choices=IMPLEMENTATIONS,
+        help="whose code computes the model; auto: ours where we have its family, else that of transformers",
     )
     deterministic: bool = setting(
         False, help="a stream's tokens depend on no other stream, whatever dies; refused where that cannot be kept"

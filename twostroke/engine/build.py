@@ -168,7 +168,7 @@ def _build_model(config: WorkerConfig, model_dir: Path, profiler: Profiler | Non
     from twostroke.models.known_specs import known_spec
 
     device = resolve_device(config.model.device)
-    spec = known_spec(model_dir, config.model.max_model_len)
+    spec = known_spec(model_dir, config.model.max_model_len, config.model.model_impl)
     build = _build_on_cpu if device.type == "cpu" else _build_on_device
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as thread:
         weights = thread.submit(weights_digest, model_dir)  # while the model is loaded
@@ -332,6 +332,8 @@ def _kv_form(config: WorkerConfig) -> KvForm:
 
 
 def _key_centers(model_dir: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.Tensor | None:
+    if not spec.has_key_bias:
+        return None
     from twostroke.models.families.table import named
     from twostroke.models.key_centers import key_centers
     from twostroke.models.weights.balanced_keys import balanced

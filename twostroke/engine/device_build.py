@@ -43,6 +43,7 @@ PLAIN: Final[Mapping[str, Any]] = {
     "embedding_scale": 1.0,
     "final_softcap": None,
     "experts": None,
+    "generic": None,
 }
 """What a spec says of the models that are computed on devices."""
 

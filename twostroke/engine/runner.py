@@ -12,7 +12,7 @@ import torch
 from twostroke.config import ModelConfig
 from twostroke.engine.borrowing import Borrowing, StepKind
 from twostroke.engine.cores import Cores
-from twostroke.engine.determinism import NATIVE, STEADY, TORCH, check_deterministic
+from twostroke.engine.determinism import NATIVE, STEADY, TORCH, Determinism, check_deterministic
 from twostroke.engine.model_adapters import ModelAdapters
 from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch, RaggedPlaces
@@ -21,7 +21,7 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.linear import Linears, TorchLinears
-from twostroke.kernels.parted_pool import AnyPool
+from twostroke.kernels.parted_pool import AnyPool, parts_of
 from twostroke.kernels.steady import SteadyLinears
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog.places import cache_dir
@@ -85,22 +85,47 @@ class ModelRunner:
             if isinstance(self._model, NativeTransformer):
                 linears = None
             self.adapters = ModelAdapters(model_dir, spec, kind, linears=linears)
-            self.determinism = STEADY if model.deterministic else TORCH
             if isinstance(self._model, NativeTransformer):  # whose threads are the team's
                 torch.set_num_threads(1)
-                self.determinism = NATIVE
-            if model.deterministic:
-                check_deterministic(
-                    self,
-                    memory,
-                    block_size=pool.block,
-                    vocab=spec.vocab_size,
-                    longest=len(self._cosines),
-                    with_head=with_head,
-                )
+            self.determinism = self._tried(memory, model, spec, pool, with_head=with_head)
         except BaseException:
             self._close_team()
             raise
+
+    def _tried(
+        self, memory: PageMemory, model: ModelConfig, spec: ModelSpec, pool: AnyPool, *, with_head: bool
+    ) -> Determinism:
+        """Try what must be tried on the loaded model. Raises ConfigError where it cannot serve so."""
+        if spec.generic is not None:
+            return self._generic_tried(memory, model, spec, pool)
+        if model.deterministic:
+            check_deterministic(
+                self,
+                memory,
+                block_size=pool.block,
+                vocab=spec.vocab_size,
+                longest=len(self._cosines),
+                with_head=with_head,
+            )
+        if isinstance(self._model, NativeTransformer):
+            return NATIVE
+        return STEADY if model.deterministic else TORCH
+
+    def _generic_tried(self, memory: PageMemory, model: ModelConfig, spec: ModelSpec, pool: AnyPool) -> Determinism:
+        from twostroke.engine.generic_trial import tried  # loads transformers, which families do without
+        from twostroke.models.generic.paged_model import PagedModel
+
+        assert isinstance(self._model, PagedModel)
+        return tried(
+            self._model,
+            memory,
+            (self._cosines, self._sines),
+            name=spec.architecture,
+            block_size=pool.block,
+            vocab=spec.vocab_size,
+            formats=(model.dtype, *(part.form.name for part in parts_of(pool))),
+            is_deterministic=model.deterministic,
+        )
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()

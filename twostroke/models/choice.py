@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +23,9 @@ from twostroke.models.transformer import Model, Transformer
 from twostroke.models.weights.packed_weights import PackedModel
 from twostroke.models.weights.products import load_weights
 from twostroke.models.weights.stored.model_files import layouts_in
+
+if TYPE_CHECKING:  # loads transformers
+    from twostroke.models.generic.paged_model import PagedModel
 
 
 def load_model(
@@ -46,6 +50,8 @@ def load_model(
             "leave --weights away to serve them as they are",
             field="weights",
         )
+    if spec.generic is not None:
+        return _generic(directory, spec, backend, dtype=dtype, is_int8=is_int8, with_head=with_head)
     if kernels is not None and isinstance(backend, NativeAttention) and dtype == SERVED:
         linears = functools.partial(_native_linears, kernels, backend.team, is_int8)
         weights = PackedModel(directory, spec, dtype, is_int8, linears).load(with_head=with_head)
@@ -60,6 +66,22 @@ def load_model(
         directory, spec, dtype, with_head=with_head, linears=SteadyLinears() if is_deterministic else TorchLinears()
     )
     return Transformer(spec, weights, backend)
+
+
+def _generic(
+    directory: Path, spec: ModelSpec, backend: AttentionBackend, *, dtype: torch.dtype, is_int8: bool, with_head: bool
+) -> PagedModel:
+    """The model in transformers' code. Raises ConfigError for weights that it cannot load."""
+    from twostroke.models.generic.checkpoint import load_checkpoint  # loads transformers, which families do without
+    from twostroke.models.generic.paged_model import PagedModel
+
+    if is_int8:
+        raise ConfigError(
+            f"--weights int8 is not computed for {spec.architecture}, which transformers runs; "
+            "leave --weights away to serve the weights as they are",
+            field="weights",
+        )
+    return PagedModel(load_checkpoint(directory, dtype, with_head=with_head), spec, backend, dtype)
 
 
 def _native_linears(kernels: Kernels, team: Team | None, is_int8: bool, arena: Arena) -> NativeLinears:

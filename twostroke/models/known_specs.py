@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from twostroke.config.model import AUTO
 from twostroke.errors import ConfigError
 from twostroke.json_values import from_json, to_json
 from twostroke.models.catalog.places import cache_dir
@@ -22,18 +23,18 @@ log = logging.getLogger(__name__)
 
 READ_FILES: Final = ("config.json", "generation_config.json")
 """The files of a model's directory that its spec is read from."""
-READING_CODE: Final = ("registry.py", "spec.py", "families/*.py")
+READING_CODE: Final = ("registry.py", "spec.py", "families/*.py", "generic/*.py")
 
 
-def known_spec(directory: Path, max_model_len: int | None = None) -> ModelSpec:
+def known_spec(directory: Path, max_model_len: int | None = None, implementation: str = AUTO) -> ModelSpec:
     """Return what `registry.read_spec` returns, and raise what it raises."""
-    memory = _memory_of(directory, max_model_len)
+    memory = _memory_of(directory, max_model_len, implementation)
     try:
         return from_json(ModelSpec, memory.read_text(encoding="utf-8"))
     except (OSError, ValueError, ConfigError):
         from twostroke.models.registry import read_spec  # loads transformers
 
-        spec = read_spec(directory, max_model_len)
+        spec = read_spec(directory, max_model_len, implementation)
         _remember(memory, spec)
         return spec
 
@@ -49,8 +50,9 @@ def _remember(memory: Path, spec: ModelSpec) -> None:
         log.warning("spec not remembered path=%s error=%s", memory, error)
 
 
-def _memory_of(directory: Path, max_model_len: int | None) -> Path:
-    key = hashlib.blake2b(f"{version('transformers')} {version('torch')} {max_model_len}".encode(), digest_size=16)
+def _memory_of(directory: Path, max_model_len: int | None, implementation: str) -> Path:
+    facts = f"{version('transformers')} {version('torch')} {max_model_len} {implementation}"
+    key = hashlib.blake2b(facts.encode(), digest_size=16)
     here = Path(__file__).parent
     code = (path for pattern in READING_CODE for path in sorted(here.glob(pattern)))
     for path in (*code, *(directory / name for name in READ_FILES)):

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
+from twostroke.config.model import AUTO, TRANSFORMERS
 from twostroke.errors import ConfigError, UnsupportedModel
 from twostroke.kernels.activation import ACTIVATIONS
 from twostroke.models.families.published import PublishedConfig
@@ -19,13 +20,16 @@ from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.schemes import scheme_of
 
 
-def read_spec(directory: Path, max_model_len: int | None = None) -> ModelSpec:
+def read_spec(directory: Path, max_model_len: int | None = None, implementation: str = AUTO) -> ModelSpec:
     """The spec of the model in `directory`.
 
-    `max_model_len` is the longest sequence that will be served. Raises UnsupportedModel for what we would compute
-    wrongly, ConfigError for a config that cannot be read.
+    `max_model_len` is the longest sequence that will be served; `implementation` is what --model-impl says. Raises
+    UnsupportedModel for what we would compute wrongly, ConfigError for a config that cannot be read.
     """
     try:
+        raw = _raw_config(directory)
+        if "auto_map" in raw and raw.get("model_type") not in CONFIG_MAPPING:
+            raise _unsupported(directory, "code that comes with a model (auto_map), which is never run,")
         config: Any = AutoConfig.from_pretrained(directory)
     except KeyError as error:
         raise _unsupported(directory, f"model type {error}") from error
@@ -35,7 +39,11 @@ def read_spec(directory: Path, max_model_len: int | None = None) -> ModelSpec:
         raise ConfigError(
             f"{directory / 'config.json'} cannot be read: {' '.join(str(error).split())}", field="model"
         ) from error
-    published = PublishedConfig(directory, config, _raw_config(directory), max_model_len, _supported())
+    published = PublishedConfig(directory, config, raw, max_model_len, _supported())
+    if implementation == TRANSFORMERS or (implementation == AUTO and _architecture(published) not in FAMILIES):
+        from twostroke.models.generic.probe import read_generic  # builds models with torch, which families need not
+
+        return read_generic(published)
     family = _family(published)
     _refuse_unknown_features(published)
     spec = family.read(published)
@@ -48,7 +56,8 @@ def read_spec(directory: Path, max_model_len: int | None = None) -> ModelSpec:
 def _supported() -> str:
     return (
         f"Supported: {', '.join(FAMILIES)} with full or sliding attention, {', '.join(ACTIVATIONS)}, unquantised "
-        f"weights, rope {', '.join(KINDS)}."
+        f"weights, rope {', '.join(KINDS)}; and other causal language models whose code in transformers calls its "
+        "attention interface once per layer."
     )
 
 
@@ -61,10 +70,14 @@ def _raw_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def _family(published: PublishedConfig) -> Family:
+def _architecture(published: PublishedConfig) -> str:
     named, kind = published.config.architectures or [], published.config.model_type
     usual = next((family.architecture for family in FAMILIES.values() if family.model_type == kind), kind)
-    architecture: str = named[0] if named else usual
+    return named[0] if named else usual
+
+
+def _family(published: PublishedConfig) -> Family:
+    architecture = _architecture(published)
     if architecture not in FAMILIES:
         raise published.refusal(f"architecture {architecture}")
     return FAMILIES[architecture]

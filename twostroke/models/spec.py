@@ -58,9 +58,19 @@ class ExpertSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenericWeights:
+    """The weights of a model that transformers' code computes, which alone knows what they are."""
+
+    numbers: int
+    """How many there are without the head."""
+    head_numbers: int
+    """How many the head has of its own; 0 where it is tied to the embedding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     architecture: str
-    """A name among `families.FAMILIES`, which says how its tensors are called."""
+    """A name among `families.FAMILIES`, which says how its tensors are called; any name where `generic` is given."""
     hidden_size: int
     layers: int
     heads: int
@@ -106,6 +116,9 @@ class ModelSpec:
     """What stands for the MLP in all layers but `dense_layers`."""
     dense_layers: tuple[int, ...] = ()
     """Layers with a dense MLP in a model that has experts."""
+    generic: GenericWeights | None = None
+    """Given where transformers' code computes the model. Then only what attention and pages need is true of the fields
+    above, and all positions are in queries and keys before attention sees them."""
 
     @property
     def rules(self) -> tuple[AttentionRule, ...]:
@@ -164,8 +177,10 @@ class ModelSpec:
     def weight_bytes(self, dtype: str, *, with_head: bool, of_one_token: bool = False) -> int:
         """Bytes of all weights as a worker holds them; a head that is tied to the embedding takes none of its own.
 
-        `of_one_token` leaves away experts that a token has not.
+        `of_one_token` leaves away experts that a token has not, where we know of them.
         """
+        if self.generic is not None:
+            return (self.generic.numbers + self.generic.head_numbers * with_head) * DTYPE_BYTES[dtype]
         q_rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
         linears = [
             (q_rows + 2 * kv_rows, self.hidden_size, self.qkv_bias),

@@ -98,11 +98,16 @@ async def test_every_family_has_the_tokens_of_transformers_through_hits_preempti
     name: str, tmp_path: Path
 ) -> None:
     expected = saved_with_tokenizer(name, tmp_path)
+    await tokens_are_kept(tmp_path, expected, counts_experts=any(part in name for part in WITH_EXPERTS))
+
+
+async def tokens_are_kept(directory: Path, expected: list[Reference], *, counts_experts: bool = False) -> None:
+    """Expect the answers, of which the first are some and the others grow, whatever happens on the way."""
     some, growing = expected[: len(LENGTHS)], expected[len(LENGTHS) :]
-    async with serving(tmp_path, PAGES, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
+    async with serving(directory, PAGES, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
         assert mismatches(some, await answers_of(client, some)) == []
         assert counted(cluster, "twostroke_pull_bytes_total") > 0, "nothing was pulled: this was not a split run"
-        assert (counted(cluster, "twostroke_expert_tokens_total") > 0) == any(part in name for part in WITH_EXPERTS)
+        assert (counted(cluster, "twostroke_expert_tokens_total") > 0) == counts_experts
         hits = counted(cluster, "twostroke_prefix_cache_hits_total")
         for _ in range(3):  # by turns at both decode workers
             assert mismatches(some[-1:], await answers_of(client, some[-1:])) == []

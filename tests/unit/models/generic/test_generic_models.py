@@ -1,0 +1,114 @@
+"""Models that transformers' code computes over our pages: its own tokens, and a spec that says what it asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from tests.unit.models.generic_configs import GENERIC, SIZES, WINDOW
+from tests.unit.models.test_families import NEW_TOKENS, ODD, Pages, greedy, one_thread, reference
+from tests.unit.models.test_native_transformer import prompt
+from twostroke.config.model import TRANSFORMERS
+from twostroke.errors import ConfigError
+from twostroke.kernels.choice import choose_attention, pool_over
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.page_pool import PagePool
+from twostroke.kv_cache.form import page_form
+from twostroke.models.choice import load_model
+from twostroke.models.families.table import FAMILIES
+from twostroke.models.known_specs import known_spec
+from twostroke.models.registry import read_spec
+
+__all__ = ["one_thread"]
+
+
+@pytest.mark.parametrize("name", GENERIC)
+def test_tokens_equal_transformers_in_odd_chunks_and_after_a_preemption(
+    name: str, tmp_path: Path, kernels: Kernels
+) -> None:
+    model = reference(GENERIC[name], tmp_path)
+    tokens = prompt(90).tolist()
+    expected = greedy(model, tokens, NEW_TOKENS)
+    for usable in (kernels, None):
+        assert Pages(tmp_path, usable, "float32").answer(tokens, NEW_TOKENS) == expected
+
+
+@pytest.mark.parametrize("name", GENERIC)
+def test_the_bill_counts_every_weight_and_a_prefill_worker_has_no_head(name: str, tmp_path: Path) -> None:
+    model = reference(GENERIC[name], tmp_path)
+    spec = read_spec(tmp_path)
+    assert spec.weight_bytes("float32", with_head=True) == sum(each.nbytes for each in model.parameters())
+    headless = sum(each.nbytes for each in model.base_model.parameters())
+    assert spec.weight_bytes("float32", with_head=False) == headless
+
+
+def test_none_of_them_has_a_family() -> None:
+    kinds = {config.model_type for config in GENERIC.values()}
+    assert not kinds & {family.model_type for family in FAMILIES.values()}
+
+
+def test_a_spec_says_what_each_layer_asks_for(tmp_path: Path) -> None:
+    reference(GENERIC["cohere2"], tmp_path)
+    spec = read_spec(tmp_path)
+    assert [rule.window for rule in spec.rules] == [WINDOW, WINDOW, WINDOW, None]
+    assert spec.architecture == "Cohere2ForCausalLM"
+    assert (spec.layers, spec.heads, spec.kv_heads, spec.head_dim) == (4, 4, 2, 16)
+    assert (spec.vocab_size, spec.max_position_embeddings, spec.eos_token_ids) == (131, 256, (2,))
+
+
+def test_scores_have_the_scale_that_the_model_asks_for(tmp_path: Path) -> None:
+    for name, scale in (("granite", 0.2), ("opt", 1.0)):
+        reference(GENERIC[name], tmp_path / name)
+        assert {rule.scale for rule in read_spec(tmp_path / name).rules} == {scale}
+
+
+def test_a_spec_that_was_probed_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
+    GENERIC["exaone4"].save_pretrained(tmp_path / "model")
+    first = known_spec(tmp_path / "model")
+    assert first == known_spec(tmp_path / "model") == read_spec(tmp_path / "model")
+    assert len(list((tmp_path / "cache" / "models" / "specs").iterdir())) == 1
+
+
+def test_a_family_of_ours_runs_in_the_code_of_transformers_where_that_is_asked_for(
+    tmp_path: Path, kernels: Kernels
+) -> None:
+    model = reference(LlamaConfig(**SIZES), tmp_path)
+    ours, theirs = read_spec(tmp_path), read_spec(tmp_path, None, TRANSFORMERS)
+    assert ours.generic is None
+    assert theirs.generic is not None
+    assert ours.page_shape(16) == theirs.page_shape(16)
+    shape, tokens = theirs.page_shape(16), prompt(40).tolist()
+    expected = greedy(model, tokens, NEW_TOKENS)
+    pages = Pages(tmp_path, kernels, "float32")
+    assert pages.answer(tokens, NEW_TOKENS) == expected
+    backend = choose_attention(
+        pool_over(pages.data, page_form("float32"), shape, torch.float32),
+        heads=theirs.heads,
+        rules=theirs.rules,
+        kernels=kernels,
+        dtype=torch.float32,
+    )
+    pages.model = load_model(tmp_path, theirs, backend, None, dtype=torch.float32, is_int8=False, with_head=True)
+    pages.angles = (torch.ones(160, 8), torch.zeros(160, 8))
+    assert pages.answer(tokens, NEW_TOKENS) == expected
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_pages_of_small_numbers_are_read_natively_as_in_torch(form: str, tmp_path: Path, kernels: Kernels) -> None:
+    reference(GENERIC["cohere2"], tmp_path)
+    tokens = prompt(150).tolist()
+    ours, theirs = (Pages(tmp_path, usable, form).prefill(tokens, ODD) for usable in (kernels, None))
+    torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2 * float(theirs.abs().max()))
+
+
+def test_int8_weights_are_refused_by_name(tmp_path: Path) -> None:
+    reference(GENERIC["opt"], tmp_path)
+    spec = read_spec(tmp_path)
+    pool = PagePool.empty(2, "float32", spec.page_shape(16))
+    backend = choose_attention(pool, heads=spec.heads, rules=spec.rules, kernels=None, dtype=torch.float32)
+    with pytest.raises(ConfigError, match=r"--weights int8 is not computed for OPTForCausalLM"):
+        load_model(tmp_path, spec, backend, None, dtype=torch.float32, is_int8=True, with_head=True)
