@@ -34,6 +34,7 @@ KERNELS: Final = (
     *("embedding", "norm", "qkv", "head norm", "rope and store", "attention"),
     *("output", "gate and up", "down", "head"),
     *("router", "experts' gate and up", "experts' down", "experts' sum"),
+    *("queries of latents", "queries into latents", "values of latents"),
 )
 """Names of the kinds of kernels: `KernelKind` of kernels/cpu/native/profile.h, in that order."""
 MOST_KERNELS: Final = 2048

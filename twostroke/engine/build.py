@@ -191,10 +191,12 @@ def _build_on_cpu(
     from twostroke.kernels.cpu.build import arithmetic_identity
     from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
     from twostroke.kernels.nibble_pool import check_shape
+    from twostroke.kernels.page_pool import check_latents
     from twostroke.models.catalog.places import cache_dir
 
     groups, form = _groups_of(config, spec), page_form(config.kv_format)
     shapes = spec.page_shapes(config.cache.block_size, groups)
+    check_latents(shapes[0], form)
     if form.spans_block:
         check_shape(shapes[0])
     dtype: torch.dtype = getattr(torch, config.model.dtype)
@@ -226,11 +228,11 @@ def _build_on_cpu(
 
     built = _with_memory(facts, PageMemory(facts.pages, facts.page_bytes, *facts.windows), load)
     assert isinstance(built.runner, ModelRunner)
-    is_native = built.runner.has_native_pages
+    has_pieces = built.runner.has_native_pages and shapes[0].latent_rank is None
     if conversion is not None:
-        conversion = replace(conversion, has_pieces=is_native and config.cache.block_size % PIECE_TOKENS == 0)
+        conversion = replace(conversion, has_pieces=has_pieces and config.cache.block_size % PIECE_TOKENS == 0)
     apart = GROUPS_APART if len(groups) > 1 else ""
-    fingerprint = f"{facts.fingerprint}{apart}{NATIVE_ORDER if is_native else ''}{arithmetic}"
+    fingerprint = f"{facts.fingerprint}{apart}{NATIVE_ORDER if has_pieces else ''}{arithmetic}"
     in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads)
     weights = _weights_use(config, spec, model_dir, is_packed=built.runner.has_packed_weights)
     model = replace(facts, fingerprint=fingerprint, conversion=conversion)

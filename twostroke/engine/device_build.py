@@ -44,6 +44,7 @@ PLAIN: Final[Mapping[str, Any]] = {
     "final_softcap": None,
     "experts": None,
     "generic": None,
+    "latents": None,
 }
 """What a spec says of the models that are computed on devices."""
 

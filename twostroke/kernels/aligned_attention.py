@@ -46,7 +46,7 @@ class AlignedAttention:
     def attend_span(
         self, layer: int, span: AlignedSpan, q: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor
     ) -> None:
-        """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
+        """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, value_dim]."""
         rule, aligned_end = self.rules[layer], -(-span.end // TILE) * TILE
         first_seen = rule.first_visible(span.first)
         k, v = (

@@ -39,7 +39,7 @@ class RaggedBatch:
     write_slots: torch.Tensor
     """int64 [T]: page * block + offset"""
     cosines: torch.Tensor
-    """float32 [T, ropes * head_dim / 2], of each token's position: the ropes of the model side by side"""
+    """float32 [T, ropes * rope_dim / 2], of each token's position: the ropes of the model side by side"""
     sines: torch.Tensor
     released: tuple[int, ...] = ()
     """Pages whose unfinished blocks are finished, or given up, since the step before."""
@@ -52,9 +52,9 @@ class RaggedBatch:
     kernels: KernelRecords | None = None
     """Native kernels are recorded here while somebody profiles."""
 
-    def angles(self, rope: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines of one rope, each [T, head_dim / 2]."""
-        columns = slice(rope * head_dim // 2, (rope + 1) * head_dim // 2)
+    def angles(self, rope: int, rope_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines of one rope, each [T, rope_dim / 2]."""
+        columns = slice(rope * rope_dim // 2, (rope + 1) * rope_dim // 2)
         return self.cosines[:, columns], self.sines[:, columns]
 
     def of_group(self, group: int) -> RaggedBatch:
@@ -70,13 +70,17 @@ class RaggedBatch:
 
 
 class AttentionStep(Protocol):
-    """Attention of one step, layer by layer."""
+    """Attention of one step, layer by layer.
+
+    Pages of latents have one kv head and keys alone: v is the latent with which k begins. Of queries and keys only what
+    lies behind the latent is rotated.
+    """
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Rotate q [T, heads, D] and k [T, kv_heads, D], put k and v into their slots; the rotated q."""
 
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, heads * D]: token j attends to what the layer's rule shows of its sequence's pages up to positions[j].
+        """[T, heads * value_dim]: token j attends to what the layer's rule shows of its sequence up to positions[j].
 
         `sinks`: float32 [heads], one more score of each head's softmax, whose value is zero.
         """

@@ -18,7 +18,7 @@ from twostroke.kernels.elementwise import Elementwise, TorchElementwise
 from twostroke.kernels.exact_pages import ExactPages
 from twostroke.kernels.nibble_attention import NibbleAttention
 from twostroke.kernels.nibble_pool import NibblePool
-from twostroke.kernels.page_pool import PagePool
+from twostroke.kernels.page_pool import PagePool, check_latents
 from twostroke.kernels.parted_pool import (
     AnyPool,
     PartedAttention,
@@ -58,6 +58,7 @@ def grouped_pool(
     `exact_pages` makes the exact pages of forms that have any, by default in sparse host memory.
     Raises ConfigError for a form that cannot store such layers, heads or blocks.
     """
+    check_latents(shapes[0], form)
 
     def over(data: torch.Tensor, part: PagePart, layers: Sequence[int]) -> UniformPool:
         some = data[:, part.bytes]

@@ -66,6 +66,16 @@ class NibblePool:
         return BLOCK
 
     @property
+    def rope_dim(self) -> int:
+        """Numbers of a query and a key that are rotated: all."""
+        return self.head_dim
+
+    @property
+    def latent_rank(self) -> None:
+        """Pages of latents are not of this form."""
+        return None
+
+    @property
     def device(self) -> torch.device:
         return self.heads.device
 

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from twostroke.errors import ConfigError
-from twostroke.kv_cache.form import FORMS, SCALE_BYTES, PageForm, PageShape
+from twostroke.kv_cache.form import FORMS, SCALE_BYTES, AnyForm, PageForm, PageShape
 
 PLAIN: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Forms whose numbers are what they are."""
@@ -30,12 +30,15 @@ class PagePool:
 
     form: PageForm
     numbers: torch.Tensor
-    """[pages, layers, 2, kv_heads, block, head_dim]; uint8 in forms of one byte"""
+    """[pages, layers, 2, kv_heads, block, head_dim]; uint8 in forms of one byte. Of latents
+    [pages, layers, 1, 1, block, head_dim]"""
     scales: torch.Tensor | None = None
     """float32 [pages, layers, 2, kv_heads, block]"""
     key_centers: torch.Tensor | None = None
     """float32 [layers, kv_heads, head_dim], contiguous: what keys with scales lose before they are stored. Scores of
     the keys of a sequence lose the same number, so attention does not see it."""
+    latent_rank: int | None = None
+    """Numbers of a latent, with which keys begin and which are the values; None where values lie beside keys."""
 
     @classmethod
     def over(
@@ -47,7 +50,8 @@ class PagePool:
         aligned.
         """
         if form.name in PLAIN:
-            return cls(form, data.view(PLAIN[form.name]).view(len(data), *shape.dims))
+            plain = data.view(PLAIN[form.name]).view(len(data), *shape.dims)
+            return cls(form, plain, latent_rank=shape.latent_rank)
         layers, kv_heads, block, dim = shape.layers, shape.kv_heads, shape.block, shape.head_dim
         numbers = block * dim
         if numbers % SCALE_BYTES:
@@ -100,15 +104,25 @@ class PagePool:
         return self.numbers.shape[5]
 
     @property
+    def value_dim(self) -> int:
+        """Numbers of a value."""
+        return self.head_dim if self.latent_rank is None else self.latent_rank
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a query and a key, the last ones, that are rotated."""
+        return self.head_dim if self.latent_rank is None else self.head_dim - self.latent_rank
+
+    @property
     def device(self) -> torch.device:
         return self.numbers.device
 
     def write(self, k: torch.Tensor, v: torch.Tensor, layer: int, write_slots: torch.Tensor) -> None:
-        """Put k, v [T, kv_heads, D] of any dtype into slots page * block + offset."""
+        """Put k, v [T, kv_heads, D] of any dtype into slots page * block + offset. Pages of latents take k alone."""
         pages, offsets = write_slots // self.block, write_slots % self.block
         if self.key_centers is not None:
             k = k.float() - self.key_centers[layer]
-        for which, rows in enumerate((k, v)):
+        for which, rows in enumerate((k, v) if self.latent_rank is None else (k,)):
             if self.scales is None:
                 self.numbers[pages, layer, which, :, offsets] = rows.to(self.numbers.dtype)
             else:
@@ -119,12 +133,25 @@ class PagePool:
     def read(self, pages: torch.Tensor, layer: int) -> torch.Tensor:
         """Return what the pages [n] store, [n, 2, kv_heads, block, D]: in the form's dtype, or float32 with scales.
 
-        Keys are without their centers.
+        Keys are without their centers. Of latents [n, 1, 1, block, D].
         """
         numbers = self.numbers[pages, layer]
         if self.scales is None:
             return numbers
         return numbers.view(BYTES[self.form.name]).float() * self.scales[pages, layer][..., None]
+
+
+def check_latents(shape: PageShape, form: AnyForm) -> None:
+    """Raises ConfigError for latents in a form that has scales.
+
+    One scale for a latent and a rotated key would lose the smaller of them.
+    """
+    if shape.latent_rank is None or form.name in PLAIN:
+        return
+    raise ConfigError(
+        f"--kv-format {form.name} is not served for models whose pages hold latents: use {', '.join(PLAIN)}",
+        field="kv_format",
+    )
 
 
 def quantised(rows: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor]:

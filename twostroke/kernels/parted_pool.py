@@ -47,6 +47,14 @@ class PartedPool:
         return self.parts[0].head_dim
 
     @property
+    def rope_dim(self) -> int:
+        return self.parts[0].rope_dim
+
+    @property
+    def latent_rank(self) -> int | None:
+        return self.parts[0].latent_rank
+
+    @property
     def device(self) -> torch.device:
         return self.parts[0].device
 

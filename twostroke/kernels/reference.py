@@ -21,15 +21,15 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
 def gather_kv(
     pool: PagePool, layer: int, block_table: torch.Tensor, context_len: int, dtype: torch.dtype, first: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a copy of one sequence's K and V, each [kv_heads, context, D], in `dtype`.
+    """Return one sequence's K and V, [kv_heads, context, D] and [kv_heads, context, value_dim], in `dtype`.
 
     Blocks before that of the token `first` are zeros: nobody sees them, and their pages may be gone.
     """
     begin, end = first // pool.block, -(-context_len // pool.block)
     pages = pool.read(block_table[begin:end].long(), layer)
     seen = pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : context_len - begin * pool.block].to(dtype)
-    k, v = functional.pad(seen, (0, 0, begin * pool.block, 0)) if begin else seen
-    return k, v
+    k, *values = functional.pad(seen, (0, 0, begin * pool.block, 0)) if begin else seen
+    return k, values[0] if values else k[..., : pool.value_dim]
 
 
 def visible(positions: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
@@ -59,9 +59,9 @@ def attention(
     rule: AttentionRule,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[T, heads, D] of q [T, heads, D] over k and v [kv_heads, context, D]; `seen` is [T, context], or None for all.
+    """[T, heads, value_dim] of q [T, heads, D] over k [kv_heads, context, D] and v [kv_heads, context, value_dim].
 
-    `sinks`: float32 [heads], or None for none.
+    `seen` is [T, context], or None for all. `sinks`: float32 [heads], or None for none.
     """
     query = q.transpose(0, 1)
     if rule.softcap is None and sinks is None:
@@ -85,8 +85,8 @@ def paged_attention(
     rules: AnyRules,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[T, heads, D]: softmax(q k * scale) v in float32 over each sequence's pages, as the layer's rule says."""
-    out, rule = torch.empty_like(q), rule_of(rules, layer)
+    """[T, heads, value_dim]: softmax(q k * scale) v in float32 over each sequence's pages, as the layer's rule says."""
+    out, rule = q.new_empty(*q.shape[:2], pool.value_dim), rule_of(rules, layer)
     groups = q.shape[1] // pool.kv_heads
     for sequence, context_len in enumerate(batch.context_lens):
         rows = slice(batch.query_starts[sequence], batch.query_starts[sequence + 1])
@@ -102,14 +102,22 @@ def paged_attention(
     return out
 
 
+def rotate_end(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Rope on the last numbers of x [T, heads, D], as many as cosines and sines are for."""
+    rope_dim = 2 * cosines.shape[-1]
+    if rope_dim == x.shape[-1]:
+        return rotate(x, cosines, sines)
+    return torch.cat((x[..., :-rope_dim], rotate(x[..., -rope_dim:], cosines, sines)), dim=-1)
+
+
 def rotate_and_store(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: PagePool, layer: int, placement: TokenSlots, rope: int = 0
 ) -> torch.Tensor:
     """Write k, rotated with one of the ropes, and v into the pool's slots; return the rotated q."""
-    columns = slice(rope * pool.head_dim // 2, (rope + 1) * pool.head_dim // 2)
+    columns = slice(rope * pool.rope_dim // 2, (rope + 1) * pool.rope_dim // 2)
     cosines, sines = placement.cosines[:, columns], placement.sines[:, columns]
-    pool.write(rotate(k, cosines, sines), v, layer, placement.write_slots)
-    return rotate(q, cosines, sines)
+    pool.write(rotate_end(k, cosines, sines), v, layer, placement.write_slots)
+    return rotate_end(q, cosines, sines)
 
 
 def span_attention(

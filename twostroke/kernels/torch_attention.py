@@ -84,7 +84,7 @@ class TorchAttention:
     def attend_span(
         self, layer: int, span: QuerySpan, q: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor
     ) -> None:
-        """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
+        """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, value_dim]."""
         rule = self.rules[layer]
         first = rule.first_visible(span.context_len - span.rows)
         k, v = reference.gather_kv(self.pool, layer, span.block_table, span.context_len, q.dtype, first)
@@ -104,12 +104,12 @@ class TorchAttentionStep(Generic[AnySpan]):
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         batch, backend = self._batch, self._backend
-        angles = batch.angles(backend.rules[layer].rope, backend.pool.head_dim)
-        backend.pool.write(reference.rotate(k, *angles), v, layer, batch.write_slots)
-        return reference.rotate(q, *angles)
+        angles = batch.angles(backend.rules[layer].rope, backend.pool.rope_dim)
+        backend.pool.write(reference.rotate_end(k, *angles), v, layer, batch.write_slots)
+        return reference.rotate_end(q, *angles)
 
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = q.new_empty(*q.shape[:2], self._backend.pool.value_dim)
         for span in self._spans:
             self._backend.attend_span(layer, span, q, sinks, out)
         return out.flatten(1)

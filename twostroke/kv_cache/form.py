@@ -44,13 +44,19 @@ class LayerSelection:
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """The dimensions of a page: [layers, 2, kv_heads, block, head_dim], keys then values."""
+    """The dimensions of a page: [layers, 2, kv_heads, block, head_dim], keys then values.
+
+    Pages of latents hold keys alone, [layers, 1, 1, block, head_dim]: values are the first numbers of keys.
+    """
 
     layers: int
     kv_heads: int
     block: int
     """Tokens of a block."""
     head_dim: int
+    """Numbers of a key."""
+    latent_rank: int | None = None
+    """Numbers of a latent, with which keys begin; None where values lie beside keys."""
     selection: LayerSelection | None = None
     """Which of the model's layers these are; None: all of them."""
 
@@ -64,7 +70,7 @@ class PageShape:
 
     @property
     def dims(self) -> tuple[int, int, int, int, int]:
-        return (self.layers, 2, self.kv_heads, self.block, self.head_dim)
+        return (self.layers, 2 if self.latent_rank is None else 1, self.kv_heads, self.block, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class PageForm:
 
     def head_bytes(self, shape: PageShape) -> int:
         """Return the bytes of the keys and values of one block in one head of one layer."""
-        return self.key_bytes(shape) + self.value_bytes(shape)
+        return self.key_bytes(shape) + (self.value_bytes(shape) if shape.latent_rank is None else 0)
 
     def page_bytes(self, shape: PageShape) -> int:
         """Return the bytes of a whole page."""

@@ -50,9 +50,11 @@ def packed_weights(spec: ModelSpec, *, is_int8: bool, with_head: bool = True) ->
     The file has a head even where it is tied to the embedding, and where `with_head` is false, which only says what is
     read. Norms and biases, some kilobytes, lie elsewhere.
     """
-    q_rows, kv_rows = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    layer = matrix_bytes(q_rows + 2 * kv_rows, spec.hidden_size, is_int8=is_int8)
-    layer += matrix_bytes(spec.hidden_size, q_rows, is_int8=is_int8)
+    layer = matrix_bytes(sum(spec.attention_inputs.values()), spec.hidden_size, is_int8=is_int8)
+    layer += matrix_bytes(spec.hidden_size, spec.attended_width, is_int8=is_int8)
+    layer += _head_bytes(spec, is_int8=is_int8)
+    for rows, inputs in spec.query_matrices.values():
+        layer += matrix_bytes(rows, inputs, is_int8=is_int8)
     if spec.experts is not None:
         router = spec.expert_layers * matrix_bytes(spec.experts.router_outputs, spec.hidden_size, is_int8=False)
     else:
@@ -62,6 +64,15 @@ def packed_weights(spec: ModelSpec, *, is_int8: bool, with_head: bool = True) ->
     embedding = copied_bytes(spec.table_bytes("bfloat16")) + copied_bytes(spec.position_bytes("bfloat16"))
     whole, read = (layers + _mlp_bytes(spec, is_int8=is_int8, of_one_token=one) for one in (False, True))
     return WeightBytes(padded(embedding + whole + head, LARGE_PAGE_BYTES), read + head * with_head)
+
+
+def _head_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
+    """Return the bytes of the matrices that each head of one layer has of its own: those to latents and from them."""
+    latents = spec.latents
+    if latents is None:
+        return 0
+    to = matrix_bytes(latents.rank, latents.plain_dim, is_int8=is_int8)
+    return spec.heads * (to + matrix_bytes(latents.value_dim, latents.rank, is_int8=is_int8))
 
 
 def _mlp_bytes(spec: ModelSpec, *, is_int8: bool, of_one_token: bool) -> int:
@@ -82,13 +93,17 @@ def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = Tr
     `layout_of` knows matrices by the names that the program has for them. A table that is quantised and tied to the
     head is there once.
     """
-    q_rows, kv_rows, hidden = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.hidden_size
+    hidden = spec.hidden_size
     layers = read = 0
     for layer in range(spec.layers):
         attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
-        qkv = [(f"{attention}.{part}_proj", rows) for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))]
-        common = _product_bytes(qkv, hidden, layout_of)
-        common += _product_bytes([(f"{attention}.o_proj", hidden)], q_rows, layout_of)
+        common = _product_bytes(
+            [(f"{attention}.{part}", rows) for part, rows in spec.attention_inputs.items()], hidden, layout_of
+        )
+        common += _product_bytes([(f"{attention}.o_proj", hidden)], spec.attended_width, layout_of)
+        common += _head_bytes(spec, is_int8=False)
+        for name, (rows, inputs) in spec.query_matrices.items():
+            common += _product_bytes([(f"{attention}.{name}", rows)], inputs, layout_of)
         experts = spec.experts_of(layer)
         if experts is None:
             common += _stored_mlp(spec, mlp, spec.intermediate_size, layout_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 
@@ -10,15 +11,40 @@ from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.spec import ExpertSpec, ModelSpec
 from twostroke.models.weights.products import Experts, Mlp
 
+LEAST_SUM: Final = 1e-20
+"""Added to the sum of sigmoids before weights are divided by it, as transformers does: all of them may be zero."""
 
-def chosen_experts(logits: torch.Tensor, spec: ExpertSpec) -> tuple[torch.Tensor, torch.Tensor]:
+
+def chosen_experts(
+    logits: torch.Tensor, spec: ExpertSpec, correction: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each row [rows, per_token] and their float32 weights, for float32 logits [rows, experts].
 
-    Of experts with equal logits the lower one is chosen.
+    `correction` float32 [experts] is added to sigmoids when experts are chosen. Of equal experts, and of equal groups,
+    the lower one is chosen.
     """
-    chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : spec.per_token]
-    weights = logits.softmax(dim=-1).gather(1, chosen)
-    return chosen, weights / weights.sum(dim=-1, keepdim=True) if spec.is_normalised else weights
+    ranks = logits if correction is None else logits.sigmoid() + correction
+    chosen = _highest(_in_best_groups(ranks, spec), spec.per_token)
+    scores = logits.sigmoid() if spec.is_sigmoid else logits.softmax(dim=-1)
+    weights = scores.gather(1, chosen)
+    if spec.is_normalised:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + (LEAST_SUM if spec.is_sigmoid else 0))
+    return chosen, weights * spec.scaling
+
+
+def _in_best_groups(ranks: torch.Tensor, spec: ExpertSpec) -> torch.Tensor:
+    """Return the ranks; -infinity for those of experts whose group a row does not choose."""
+    if spec.groups_per_token == spec.groups:
+        return ranks
+    grouped = ranks.view(len(ranks), spec.groups, -1)
+    best = grouped.sort(dim=-1, descending=True).values[..., : 2 if spec.is_sigmoid else 1].sum(dim=-1)
+    is_hidden = torch.ones_like(best, dtype=torch.bool)
+    is_hidden.scatter_(1, _highest(best, spec.groups_per_token), value=False)
+    return grouped.masked_fill(is_hidden[..., None], float("-inf")).flatten(1)
+
+
+def _highest(ranks: torch.Tensor, count: int) -> torch.Tensor:
+    return ranks.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def mixture(
@@ -29,7 +55,7 @@ def mixture(
     `tokens` [experts] counts the rows of each.
     """
     logits = experts.router(x)
-    chosen, weights = chosen_experts(logits[:, : spec.count], spec)
+    chosen, weights = chosen_experts(logits[:, : spec.count], spec, experts.correction)
     total = torch.zeros_like(x, dtype=torch.float32)
     counts = torch.bincount(chosen.flatten(), minlength=spec.count)
     tokens += counts
@@ -38,7 +64,8 @@ def mixture(
         mlp = experts.table[expert]
         total[rows] += weights[rows, places, None] * mlp.down(mlp.inner(x[rows]))
     if shared is not None:
-        total += logits[:, spec.count :].sigmoid() * shared.down(shared.inner(x))
+        answers = shared.down(shared.inner(x))
+        total += logits[:, spec.count :].sigmoid() * answers if spec.has_shared_gate else answers
     return total.to(x.dtype)
 
 

@@ -7,12 +7,19 @@ import torch
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.cpu.forward import ForwardExperts, ForwardLayer, ForwardModel, ForwardNorm, NativeForward
+from twostroke.kernels.cpu.forward import (
+    ForwardExperts,
+    ForwardLatents,
+    ForwardLayer,
+    ForwardModel,
+    ForwardNorm,
+    NativeForward,
+)
 from twostroke.kernels.cpu.linear import PanelLinear
 from twostroke.kernels.linear import ActivatedProduct, Linear
 from twostroke.models.mixture import counters
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.products import Experts, LayerWeights, ModelWeights
+from twostroke.models.weights.products import Experts, Latents, LayerWeights, ModelWeights
 from twostroke.models.weights.tensors import NormWeights
 
 
@@ -25,7 +32,7 @@ class NativeTransformer:
         model = ForwardModel(
             embedding=weights.embedding if isinstance(weights.embedding, torch.Tensor) else _packed(weights.embedding),
             layers=[
-                _layer(layer, None if layer.experts is None else _experts(layer.experts, spec, tokens[index]))
+                _layer(layer, spec, None if layer.experts is None else _experts(layer.experts, spec, tokens[index]))
                 for index, layer in enumerate(weights.layers)
             ],
             norm=_norm(weights.norm),
@@ -33,6 +40,7 @@ class NativeTransformer:
             heads=spec.heads,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
+            attended=spec.attended_width,
             epsilon=spec.norm_epsilon,
             positions=weights.positions,
             embedding_scale=torch.tensor(spec.embedding_scale, dtype=torch.bfloat16).item(),
@@ -54,7 +62,7 @@ class NativeTransformer:
         return self._forward(tokens.int(), step, sample_rows, batch.kernels, adapters)
 
 
-def _layer(layer: LayerWeights, experts: ForwardExperts | None) -> ForwardLayer:
+def _layer(layer: LayerWeights, spec: ModelSpec, experts: ForwardExperts | None) -> ForwardLayer:
     return ForwardLayer(
         attention_norm=_norm(layer.attention_norm),
         qkv=_packed(layer.qkv),
@@ -68,6 +76,24 @@ def _layer(layer: LayerWeights, experts: ForwardExperts | None) -> ForwardLayer:
         output_norm=None if layer.attention_output_norm is None else layer.attention_output_norm.weight,
         down_norm=None if layer.mlp_output_norm is None else layer.mlp_output_norm.weight,
         sinks=layer.sinks,
+        latents=None if layer.latents is None else _latents(layer.latents, spec),
+    )
+
+
+def _latents(latents: Latents, spec: ModelSpec) -> ForwardLatents:
+    assert spec.latents is not None
+    return ForwardLatents(
+        projected=next(iter(spec.attention_inputs.values())),
+        rank=spec.latents.rank,
+        plain_dim=spec.latents.plain_dim,
+        rope_dim=spec.latents.rope_dim,
+        value_dim=spec.latents.value_dim,
+        epsilon=spec.latents.norm_epsilon,
+        norm=latents.norm,
+        query_norm=latents.query_norm,
+        queries=None if latents.queries is None else _packed(latents.queries),
+        absorb=[_packed(product) for product in latents.absorb],
+        expand=[_packed(product) for product in latents.expand],
     )
 
 
@@ -79,6 +105,11 @@ def _experts(experts: Experts, spec: ModelSpec, tokens: torch.Tensor) -> Forward
         per_token=spec.experts.per_token,
         is_normalised=spec.experts.is_normalised,
         tokens=tokens,
+        correction=experts.correction,
+        groups=spec.experts.groups,
+        groups_per_token=spec.experts.groups_per_token,
+        scaling=spec.experts.scaling,
+        has_shared_gate=spec.experts.has_shared_gate,
     )
 
 

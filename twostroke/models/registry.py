@@ -48,7 +48,7 @@ def read_spec(directory: Path, max_model_len: int | None = None, implementation:
     _refuse_unknown_features(published)
     spec = family.read(published)
     for key in ("num_experts", "num_local_experts"):
-        if spec.experts is None and getattr(config, key, None):
+        if spec.experts is None and not spec.dense_layers and getattr(config, key, None):
             raise published.refusal(f"a mixture of experts ({key})")
     return spec
 

@@ -39,6 +39,7 @@ class ExpertSpec:
     """Experts of a layer, of which each token has some: those of its highest router logits, weighted by a softmax.
 
     A softmax over all experts whose chosen weights are then normalised is a softmax over the chosen ones alone.
+    Where experts have groups, a token has experts of its best groups alone.
     """
 
     count: int
@@ -48,13 +49,58 @@ class ExpertSpec:
     is_normalised: bool
     """Whether the weights of a token's experts sum up to 1."""
     shared_width: int = 0
-    """The width of a dense MLP that all tokens have besides, times the sigmoid of a gate of its own. 0: none."""
+    """The width of a dense MLP that all tokens have besides. 0: none."""
+    has_shared_gate: bool = True
+    """Whether the answer of that MLP is multiplied by the sigmoid of a logit of its own."""
+    is_sigmoid: bool = False
+    """Whether an expert's score is the sigmoid of its logit (DeepSeek V3). A learned correction of each expert is added
+    to it when experts are chosen, not when they are weighed; a group is as good as its two best experts together. Else
+    scores are a softmax, and a group is as good as its best expert (DeepSeek V2)."""
+    groups: int = 1
+    """Groups of experts that lie side by side, all of one size."""
+    groups_per_token: int = 1
+    scaling: float = 1.0
+    """Factor of the weights of a token's experts."""
     has_router_bias: bool = False
 
     @property
     def router_outputs(self) -> int:
         """Return how many logits a token has: one for each expert, and one for the gate of a shared one."""
-        return self.count + bool(self.shared_width)
+        return self.count + bool(self.shared_width and self.has_shared_gate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """Multi-head latent attention: a token's keys and values in all heads are made from one latent and one rotated key.
+
+    Pages hold both, side by side. Queries are projected into the space of latents, so that heads attend to the pages
+    themselves: the model has one kv head, whose values are the latents.
+    """
+
+    rank: int
+    """Numbers of a latent (kv_lora_rank)."""
+    plain_dim: int
+    """Numbers of a head's query and key that are not rotated (qk_nope_head_dim)."""
+    rope_dim: int
+    """Numbers of a head's query that are rotated, and of the key that all heads share."""
+    value_dim: int
+    """Numbers of a head's value."""
+    query_rank: int | None
+    """Numbers of the latent that queries are made from; None where they are made from the hidden state."""
+    norm_epsilon: float
+    """The epsilon of the norms of latents, which is not that of the model's other norms."""
+    is_interleaved: bool
+    """Whether files have rotated pairs side by side. Pages have them half the rotated part apart, as all models do."""
+
+    @property
+    def key_dim(self) -> int:
+        """Return the numbers that pages hold of a token: its latent, and then its rotated key."""
+        return self.rank + self.rope_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Return the numbers of a head's query before it is projected into the space of latents."""
+        return self.plain_dim + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +162,8 @@ class ModelSpec:
     """What stands for the MLP in all layers but `dense_layers`."""
     dense_layers: tuple[int, ...] = ()
     """Layers with a dense MLP in a model that has experts."""
+    latents: LatentSpec | None = None
+    """What pages hold in place of keys and values (DeepSeek). `kv_heads` is 1 then, and `head_dim` that of its keys."""
     generic: GenericWeights | None = None
     """Given where transformers' code computes the model. Then only what attention and pages need is true of the fields
     above, and all positions are in queries and keys before attention sees them."""
@@ -154,7 +202,7 @@ class ModelSpec:
     @property
     def has_key_bias(self) -> bool:
         """Whether rope rotates keys that have a bias, which no norm changed."""
-        return self.qkv_bias and not self.qk_norm
+        return self.qkv_bias and not self.qk_norm and self.latents is None
 
     @property
     def page_groups(self) -> tuple[PageGroup, ...]:
@@ -162,8 +210,32 @@ class ModelSpec:
         return page_groups([rule.window for rule in self.rules])
 
     def page_shape(self, block_size: int) -> PageShape:
-        """Return the dimensions of K and V of all layers of one block."""
-        return PageShape(self.layers, self.kv_heads, block_size, self.head_dim)
+        """Return the dimensions of all layers of one block."""
+        rank = None if self.latents is None else self.latents.rank
+        return PageShape(self.layers, self.kv_heads, block_size, self.head_dim, rank)
+
+    @property
+    def attended_width(self) -> int:
+        """Return the numbers of what the attention of a layer gives to its output projection."""
+        return self.heads * (self.head_dim if self.latents is None else self.latents.value_dim)
+
+    @property
+    def query_matrices(self) -> Mapping[str, tuple[int, int]]:
+        """Return the outputs and inputs of the projection of a layer's query latents, by name; none without those."""
+        if self.latents is None or self.latents.query_rank is None:
+            return {}
+        return {"q_b_proj": (self.heads * self.latents.query_dim, self.latents.query_rank)}
+
+    @property
+    def attention_inputs(self) -> Mapping[str, int]:
+        """Return the outputs of the projections of a layer's normalised input, by name, in order."""
+        if self.latents is None:
+            kv_rows = self.kv_heads * self.head_dim
+            return {"q_proj": self.heads * self.head_dim, "k_proj": kv_rows, "v_proj": kv_rows}
+        latents = self.latents
+        if latents.query_rank is None:
+            return {"q_proj": self.heads * latents.query_dim, "kv_a_proj_with_mqa": latents.key_dim}
+        return {"q_a_proj": latents.query_rank, "kv_a_proj_with_mqa": latents.key_dim}
 
     def page_shapes(self, block_size: int, groups: Sequence[PageGroup]) -> tuple[PageShape, ...]:
         """Return the dimensions of a page of each of some groups, to which all layers belong."""
@@ -181,12 +253,9 @@ class ModelSpec:
         """
         if self.generic is not None:
             return (self.generic.numbers + self.generic.head_numbers * with_head) * DTYPE_BYTES[dtype]
-        q_rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        linears = [
-            (q_rows + 2 * kv_rows, self.hidden_size, self.qkv_bias),
-            (self.hidden_size, q_rows, self.attention_output_bias),
-        ]
-        layers = self.layers * sum(rows * (columns + has_bias) for rows, columns, has_bias in linears)
+        inputs = sum(self.attention_inputs.values()) * (self.hidden_size + self.qkv_bias)
+        output = self.hidden_size * (self.attended_width + self.attention_output_bias)
+        layers = self.layers * (inputs + output + self._latent_numbers())
         for width, count in self.mlp_widths(of_one_token=of_one_token).items():
             inner = self.activation.width * width * (self.hidden_size + self.mlp_bias)
             layers += count * (inner + self.hidden_size * (width + self.mlp_bias))
@@ -200,7 +269,21 @@ class ModelSpec:
         norm_bytes = norms * (NORM_BYTES if self.has_wide_norms else DTYPE_BYTES[dtype])
         tables = 2 if with_head and not self.tie_word_embeddings else 1
         table_bytes = tables * self.table_bytes(dtype) + self.position_bytes(dtype)
-        return layers * DTYPE_BYTES[dtype] + norm_bytes + table_bytes
+        return layers * DTYPE_BYTES[dtype] + norm_bytes + table_bytes + self._correction_bytes()
+
+    def _latent_numbers(self) -> int:
+        """Return the weights of one layer that make queries, keys and values of latents, norms included."""
+        latents = self.latents
+        if latents is None:
+            return 0
+        queries = 0 if latents.query_rank is None else latents.query_rank * (1 + self.heads * latents.query_dim)
+        return queries + latents.rank * (1 + self.heads * (latents.plain_dim + latents.value_dim))
+
+    def _correction_bytes(self) -> int:
+        """Return the bytes of the corrections of experts' scores, which are float32 whatever the dtype."""
+        if self.experts is None or not self.experts.is_sigmoid:
+            return 0
+        return self.expert_layers * self.experts.count * NORM_BYTES
 
     def table_bytes(self, dtype: str) -> int:
         """Return the bytes of the embedding, which are as many as those of a head."""

@@ -18,6 +18,7 @@ from twostroke.kernels import reference
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
 from twostroke.models.adapters.products import StepAdapters, adapters_of_rows
 from twostroke.models.expert_load import ExpertLoad
+from twostroke.models.latent_attention import queries_and_keys, values_of
 from twostroke.models.mixture import counters, mixture
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.products import LayerWeights, ModelWeights
@@ -61,6 +62,8 @@ class Transformer:
             if index == last and sample_rows is None:
                 return None
             attended = step.attend(index, q, layer.sinks)
+            if layer.latents is not None:
+                attended = values_of(attended, layer.latents)
             if index == last:
                 x, attended = x[sample_rows], attended[sample_rows]
                 adapters = None if adapters is None or sample_rows is None else adapters.pruned(sample_rows)
@@ -82,6 +85,9 @@ class Transformer:
         """Queries of this layer, rotated; keys and values are in their pages."""
         spec = self._spec
         normed = self._norm(x, layer.attention_norm)
+        if layer.latents is not None and spec.latents is not None:
+            q, k = queries_and_keys(layer.qkv(normed), layer.latents, spec.latents)
+            return step.store(index, q, k, k[..., : spec.latents.rank])
         qkv = _with(adapters, index, "qkv", normed, layer.qkv(normed)).view(len(x), -1, spec.head_dim)
         q, k, v = torch.split(qkv, self._qkv_heads, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:

@@ -4,7 +4,8 @@
     limits      measured: bytes read per second, matrix products per second
     timing      repeats to a median; work (bytes, operations) and limits to the least time it can take: pure
     bench_*     the parts: attention over pages (also of each form), products with weights, whole steps of the model;
-                and, where they are asked for, steps of a model with experts beside those of a dense one
+                and, where they are asked for, steps of a model with experts beside those of a dense one, and
+                attention over pages of latents
     session     all of them, for each number of threads and each kind of kernels; table, JSON
 
 Only argparse is imported until `run` is called; torch comes then.

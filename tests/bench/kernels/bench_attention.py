@@ -46,7 +46,7 @@ def bench_prefill(setting: Setting, spans: Sequence[Span] = PREFILL) -> Iterator
 def bench_forms(setting: Setting) -> Iterator[Result]:
     """Time attention of many streams over pages of each form; all take turns, so that they meet the same machine."""
     names = list(dict.fromkeys((setting.model.dtype, *KV_FORMATS)))
-    calls = [_all_layers(setting, MANY_STREAMS, name) for name in names]
+    calls = [all_layers(setting, MANY_STREAMS, name) for name in names]
     for name, found in zip(names, timed_by_turns(calls, setting.repeats), strict=True):
         work = attention_work(setting, MANY_STREAMS, name)
         yield setting.result("forms", f"{name}, {_described(MANY_STREAMS)}", work, found)
@@ -69,12 +69,12 @@ def _described(span: Span) -> str:
 
 def _timed_span(setting: Setting, part: str, span: Span, what: str) -> Result:
     form = setting.model.dtype
-    call = _all_layers(setting, span, form)
+    call = all_layers(setting, span, form)
     return setting.result(part, what, attention_work(setting, span, form), timed(call, setting.repeats))
 
 
 @torch.inference_mode()
-def _all_layers(setting: Setting, span: Span, form: str) -> Callable[[], None]:
+def all_layers(setting: Setting, span: Span, form: str) -> Callable[[], None]:
     """Return the attention of one step, layer by layer, over pages that hold normal numbers."""
     spec = setting.spec
     blocks = -(-span.context // BLOCK)
@@ -87,17 +87,17 @@ def _all_layers(setting: Setting, span: Span, form: str) -> Callable[[], None]:
         dtype=setting.dtype,
         team=setting.team,
     )
-    batch = _batch(span, blocks, spec.head_dim)
+    batch = _batch(span, blocks, pool.rope_dim)
     q = torch.randn(span.sequences * span.new, spec.heads, spec.head_dim).to(setting.dtype)
 
     @torch.inference_mode()
-    def all_layers() -> None:
+    def attend() -> None:
         with setting.step():
             step = backend.begin(batch)
             for layer in range(spec.layers):
                 step.attend(layer, q)
 
-    return all_layers
+    return attend
 
 
 def _filled_pool(setting: Setting, pages: int, form: str) -> AnyPool:
@@ -115,12 +115,12 @@ def _filled_pool(setting: Setting, pages: int, form: str) -> AnyPool:
     return pool
 
 
-def _batch(span: Span, blocks: int, head_dim: int) -> RaggedBatch:
+def _batch(span: Span, blocks: int, rope_dim: int) -> RaggedBatch:
     pages = torch.randperm(span.sequences * blocks, dtype=torch.int32).view(span.sequences, blocks)
     positions = torch.arange(span.context - span.new, span.context, dtype=torch.int32).repeat(span.sequences)
     rows = torch.arange(span.sequences).repeat_interleave(span.new)
     slots = pages[rows, positions.long() // BLOCK].long() * BLOCK + positions.long() % BLOCK
-    angles = torch.zeros(len(positions), head_dim // 2)
+    angles = torch.zeros(len(positions), rope_dim // 2)
     return RaggedBatch(
         positions=positions,
         query_starts=tuple(range(0, len(positions) + 1, span.new)),

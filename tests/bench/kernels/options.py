@@ -15,8 +15,8 @@ from twostroke.errors import ConfigError
 Item = TypeVar("Item")
 
 USUAL_PARTS = ("decode", "forms", "prefill", "linear", "step")
-PARTS = (*USUAL_PARTS, "experts")
-"""The last one has models of its own, whose weights take a gigabyte: it is timed where it is asked for."""
+PARTS = (*USUAL_PARTS, "experts", "latents")
+"""The last two have models of their own: they are timed where they are asked for."""
 BEST = "best"
 """The value of `--kernels` that stands for what a worker would choose."""
 

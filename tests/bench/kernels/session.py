@@ -15,6 +15,7 @@ from rich.table import Table
 from cluster.flags.checks import STDOUT
 from tests.bench.kernels.bench_attention import bench_decode, bench_forms, bench_prefill
 from tests.bench.kernels.bench_experts import bench_experts
+from tests.bench.kernels.bench_latents import bench_latents
 from tests.bench.kernels.bench_linear import bench_linear
 from tests.bench.kernels.bench_step import bench_step
 from tests.bench.kernels.options import KernelOptions
@@ -45,6 +46,7 @@ BENCHES: dict[str, Callable[[Setting], Iterator[Result]]] = {
     "linear": bench_linear,
     "step": bench_step,
     "experts": bench_experts,
+    "latents": bench_latents,
 }
 
 

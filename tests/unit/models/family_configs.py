@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -37,6 +39,37 @@ OSS: Final[dict[str, Any]] = SIZES | {
     "num_experts_per_tok": 3,
     "pad_token_id": 0,
     "eos_token_id": 2,
+}
+LATENTS: Final[dict[str, Any]] = SIZES | {
+    "hidden_size": 64,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "initializer_range": 0.2,
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 36,
+    "first_k_dense_replace": 1,
+}
+"""DeepSeek V2-Lite, small: the first layer is dense."""
+V3: Final[dict[str, Any]] = LATENTS | {
+    "q_lora_rank": 40,
+    "n_routed_experts": 12,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_mtp_layers": 0,
+}
+YARN: Final[dict[str, Any]] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
 }
 DEEP: Final[dict[str, Any]] = SIZES | {"num_hidden_layers": 4}
 GPT: Final[dict[str, Any]] = {
@@ -126,6 +159,29 @@ CONFIGS: Final[dict[str, PreTrainedConfig]] = {
         attention_bias=False,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
         tie_word_embeddings=True,
+    ),
+    "deepseek_v2, lite": DeepseekV2Config(**LATENTS),
+    "deepseek_v2, lite, dense, yarn": DeepseekV2Config(
+        **LATENTS | {"first_k_dense_replace": 9}, rope_parameters=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
+    ),
+    "deepseek_v2": DeepseekV2Config(
+        **LATENTS | {"q_lora_rank": 24, "n_routed_experts": 8},
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=16.0,
+        rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "deepseek_v3, dense, yarn": DeepseekV3Config(
+        **V3 | {"first_k_dense_replace": 3}, rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 0.0}
+    ),
+    "deepseek_v3": DeepseekV3Config(**V3, rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
+    "deepseek_v3, weights as they are": DeepseekV3Config(
+        **V3 | {"q_lora_rank": None, "n_group": 1, "topk_group": 1},
+        norm_topk_prob=False,
+        routed_scaling_factor=1.0,
+        rms_norm_eps=1e-5,
+        rope_interleave=False,
     ),
     "gpt2": GPT2Config(**GPT),
     "gpt2, scores by layer": GPT2Config(

@@ -42,6 +42,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     "qwen2": Qwen2Config(**SIZES),
     "qwen3": Qwen3Config(**SIZES, head_dim=16),
     "qwen2_moe": CONFIGS["qwen2_moe"],
+    "deepseek_v3": CONFIGS["deepseek_v3, dense, yarn"],
 }
 BLOCK, PAGES = 4, 40
 
@@ -127,7 +128,7 @@ def test_int8_weights_stay_near_the_truth(tmp_path: Path, kernels: Kernels) -> N
     assert (rounded - truth).abs().mean() < 0.1 * truth.std()
 
 
-@pytest.mark.parametrize("name", ["llama biased", "qwen3", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["llama biased", "qwen3", "qwen2_moe", "deepseek_v3"])
 def test_a_sequence_is_the_same_bits_in_chunks_and_beside_others(name: str, tmp_path: Path, kernels: Kernels) -> None:
     saved(MODELS[name], tmp_path)
     served = native(tmp_path, kernels)

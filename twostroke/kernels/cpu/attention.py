@@ -76,6 +76,7 @@ class NativeStep(ctypes.Structure):
         ("exact_value_offset", ctypes.c_int64),
         ("exact_head_stride", ctypes.c_int64),
         ("exact_slots", ctypes.c_void_p),
+        ("latent_rank", ctypes.c_int64),
     )
 
 
@@ -83,6 +84,17 @@ class NativePlace(ctypes.Structure):
     """Mirrors `LayerPlace` of attention.h, field by field."""
 
     _fields_ = (("step", ctypes.c_int32), ("layer", ctypes.c_int32))
+
+
+class NativeHeadRows(ctypes.Structure):
+    """Mirrors `HeadRows` of latents.h, field by field."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("token_stride", ctypes.c_int64), ("head_stride", ctypes.c_int64))
+
+    @classmethod
+    def of(cls, rows: torch.Tensor) -> NativeHeadRows:
+        """Rows [tokens, heads, D]."""
+        return cls(rows.data_ptr(), rows.stride(0), rows.stride(1))
 
 
 Rules = ctypes.Array[NativeRule]
@@ -112,7 +124,7 @@ class NativeAttention:
         self.places_address = ctypes.addressof(native_places)
         """The address of each layer's place among the native steps, for other kernels of the same step."""
         self._keep = native_places
-        assert pool.head_dim % 2 == 0, "the kernel rotates the two halves of a head"
+        assert pool.rope_dim % 2 == 0, "the kernel rotates the two halves of a head"
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.pool = pool
         self.dtype = dtype or _dtype_of(parts_of(pool)[0])
@@ -120,6 +132,13 @@ class NativeAttention:
         self.team = team
         self.native_store = kernels.function(
             "twostroke_store", (pointer, pointer, number, pointer, number, pointer, number, pointer, number)
+        )
+        rows = ctypes.POINTER(NativeHeadRows)
+        self.native_store_latents = kernels.function(
+            "twostroke_store_latents", (pointer, pointer, number, rows, pointer, number)
+        )
+        self.native_attend_latents = kernels.function(
+            "twostroke_attend_latents", (pointer, pointer, number, rows, rows)
         )
         self.native_attend = kernels.function(
             "twostroke_attend", (pointer, pointer, number, pointer, number, pointer, pointer)
@@ -150,7 +169,7 @@ class NativeAttentionStep:
     def _step(self, part: UniformPool, rules: Rules, batch: RaggedBatch, query_starts: torch.Tensor) -> NativeStep:
         """Return the native step of a part of the layers."""
         native = _native_step(self._backend, part, batch, query_starts)
-        native.rules, native.ropes = rules, 2 * batch.cosines.shape[1] // part.head_dim
+        native.rules, native.ropes = rules, 2 * batch.cosines.shape[1] // part.rope_dim
         if isinstance(part, NibblePool):
             assert batch.exact_slots is not None
             _point_to_nibbles(native, part, batch.exact_slots)
@@ -161,11 +180,16 @@ class NativeAttentionStep:
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         dim = self._backend.pool.head_dim
         assert q.dtype == k.dtype == v.dtype == self._backend.dtype
+        address, index = self._place(layer)
+        if self._backend.pool.latent_rank is not None:
+            self._backend.native_store_latents(
+                self._backend.team_address, address, index, NativeHeadRows.of(q), k.data_ptr(), k.stride(0)
+            )
+            return q
         assert q.stride(1) == k.stride(1) == v.stride(1) == dim, "heads must lie side by side"
-        step, index = self._backend.places[layer]
         self._backend.native_store(
             self._backend.team_address,
-            ctypes.addressof(self._natives[step]),
+            address,
             index,
             q.data_ptr(),
             q.stride(0),
@@ -179,9 +203,10 @@ class NativeAttentionStep:
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         assert q.dtype == self._backend.dtype
         assert sinks is None or sinks.dtype == torch.float32, "the kernel reads these as floats"
+        if self._backend.pool.latent_rank is not None:
+            return self._attend_latents(layer, q, self._backend.pool.latent_rank)
         out = torch.empty(q.shape, dtype=q.dtype)
-        step, index = self._backend.places[layer]
-        address = ctypes.addressof(self._natives[step])
+        address, index = self._place(layer)
         self._backend.native_attend(
             self._backend.team_address,
             address,
@@ -192,6 +217,17 @@ class NativeAttentionStep:
             None if sinks is None else sinks.data_ptr(),
         )
         return out.flatten(1)
+
+    def _attend_latents(self, layer: int, q: torch.Tensor, rank: int) -> torch.Tensor:
+        out = q.new_empty(*q.shape[:2], rank)
+        rows = (NativeHeadRows.of(q), NativeHeadRows.of(out))
+        self._backend.native_attend_latents(self._backend.team_address, *self._place(layer), *rows)
+        return out.flatten(1)
+
+    def _place(self, layer: int) -> tuple[int, int]:
+        """Return the address of the native step that a layer belongs to, and which of its layers it is."""
+        step, index = self._backend.places[layer]
+        return ctypes.addressof(self._natives[step]), index
 
 
 def _native_rules(rules: Sequence[AttentionRule]) -> Rules:
@@ -244,6 +280,7 @@ def _strides(pool: PagePool) -> tuple[int, int, int, int]:
 def _point_to_numbers(step: NativeStep, pool: PagePool) -> None:
     step.pool = pool.numbers.data_ptr()
     step.page_stride, step.layer_stride, step.value_offset, step.head_stride = _strides(pool)
+    step.latent_rank = pool.latent_rank or 0
     if pool.key_centers is not None:
         step.key_centers = pool.key_centers.data_ptr()
 

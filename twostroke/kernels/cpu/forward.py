@@ -40,8 +40,31 @@ class NativeExperts(ctypes.Structure):
         ("count", _NUMBER),
         ("per_token", _NUMBER),
         ("tokens", _POINTER),
+        ("correction", _POINTER),
+        ("groups", _NUMBER),
+        ("groups_per_token", _NUMBER),
+        ("scaling", ctypes.c_float),
         ("is_normalised", ctypes.c_int32),
         ("has_shared", ctypes.c_int32),
+        ("has_shared_gate", ctypes.c_int32),
+    )
+
+
+class NativeLatents(ctypes.Structure):
+    """`Latents` of native/forward.cpp, field by field."""
+
+    _fields_ = (
+        ("projected", _NUMBER),
+        ("rank", _NUMBER),
+        ("plain_dim", _NUMBER),
+        ("rope_dim", _NUMBER),
+        ("value_dim", _NUMBER),
+        ("epsilon", ctypes.c_float),
+        ("norm", _POINTER),
+        ("query_norm", _POINTER),
+        ("queries", ctypes.POINTER(NativeLinear)),
+        ("absorb", ctypes.POINTER(NativeLinear)),
+        ("expand", ctypes.POINTER(NativeLinear)),
     )
 
 
@@ -61,6 +84,7 @@ class NativeLayer(ctypes.Structure):
         ("down_norm", _POINTER),
         ("experts", ctypes.POINTER(NativeExperts)),
         ("sinks", _POINTER),
+        ("latents", ctypes.POINTER(NativeLatents)),
     )
 
 
@@ -79,6 +103,7 @@ class NativeModel(ctypes.Structure):
         ("heads", _NUMBER),
         ("kv_heads", _NUMBER),
         ("head_dim", _NUMBER),
+        ("attended", _NUMBER),
         ("epsilon", ctypes.c_float),
         ("embedding_scale", ctypes.c_float),
         ("final_softcap", ctypes.c_float),
@@ -122,6 +147,34 @@ class ForwardExperts:
     """Whether the weights of a row's experts sum up to 1."""
     tokens: torch.Tensor
     """int64 [experts]: rows that each was ever chosen for, which the kernel counts."""
+    correction: torch.Tensor | None = None
+    """float32 [experts], added to the sigmoids of logits when experts are chosen; None where scores are a softmax."""
+    groups: int = 1
+    groups_per_token: int = 1
+    scaling: float = 1.0
+    """Factor of the weights of a row's experts."""
+    has_shared_gate: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ForwardLatents:
+    """What makes queries, keys and values of latents."""
+
+    projected: int
+    """Numbers of all queries, or of their latent: the first outputs of `qkv`."""
+    rank: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    epsilon: float
+    norm: torch.Tensor
+    query_norm: torch.Tensor | None
+    queries: PanelLinear | None
+    """From their latent; None, as the norm is, where `qkv` makes queries."""
+    absorb: Sequence[PanelLinear]
+    """plain_dim -> rank, of each head"""
+    expand: Sequence[PanelLinear]
+    """rank -> value_dim, of each head"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +194,8 @@ class ForwardLayer:
     down_norm: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
     """[heads] one more score of each head's softmax, whose value is zero."""
+    latents: ForwardLatents | None = None
+    """None where pages hold keys and values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -155,6 +210,8 @@ class ForwardModel:
     heads: int
     kv_heads: int
     head_dim: int
+    attended: int
+    """Numbers of what a row's heads attended to, together."""
     epsilon: float
     positions: torch.Tensor | None = None
     """Learned vectors [positions, hidden]."""
@@ -189,6 +246,7 @@ class NativeForward:
             heads=model.heads,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
+            attended=model.attended,
             epsilon=model.epsilon,
             positions=None if model.positions is None else model.positions.data_ptr(),
             embedding_scale=model.embedding_scale,
@@ -240,7 +298,29 @@ class NativeForward:
             output_norm=self._floats(layer.output_norm),
             down_norm=self._floats(layer.down_norm),
             sinks=self._floats(layer.sinks),
+            latents=None if layer.latents is None else ctypes.pointer(self._latents(layer.latents)),
         )
+
+    def _latents(self, latents: ForwardLatents) -> NativeLatents:
+        absorb, expand = (
+            (NativeLinear * len(products))(*(product.native for product in products))
+            for products in (latents.absorb, latents.expand)
+        )
+        native = NativeLatents(
+            projected=latents.projected,
+            rank=latents.rank,
+            plain_dim=latents.plain_dim,
+            rope_dim=latents.rope_dim,
+            value_dim=latents.value_dim,
+            epsilon=latents.epsilon,
+            norm=self._floats(latents.norm),
+            query_norm=self._floats(latents.query_norm),
+            queries=None if latents.queries is None else ctypes.pointer(latents.queries.native),
+            absorb=absorb,
+            expand=expand,
+        )
+        self._keep += [absorb, expand, native]
+        return native
 
     def _experts(self, experts: ForwardExperts, layer: ForwardLayer) -> NativeExperts:
         assert experts.tokens.dtype == torch.int64, "the kernel counts in these"
@@ -253,8 +333,13 @@ class NativeForward:
             count=len(table),
             per_token=experts.per_token,
             tokens=experts.tokens.data_ptr(),
+            correction=self._floats(experts.correction),
+            groups=experts.groups,
+            groups_per_token=experts.groups_per_token,
+            scaling=experts.scaling,
             is_normalised=experts.is_normalised,
             has_shared=layer.inner is not None,
+            has_shared_gate=experts.has_shared_gate,
         )
         self._keep += [table, native]
         return native

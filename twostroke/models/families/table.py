@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from twostroke.kernels.layout import Layout
+from twostroke.models.families.deepseek_v2 import DEEPSEEK_V2
+from twostroke.models.families.deepseek_v3 import DEEPSEEK_V3
 from twostroke.models.families.gemma2 import GEMMA2
 from twostroke.models.families.gemma3 import GEMMA3
 from twostroke.models.families.gpt2 import GPT2
@@ -39,6 +41,8 @@ FAMILIES: Final = {
         QWEN2_MOE,
         QWEN3_MOE,
         GPT_OSS,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
     )
 }
 

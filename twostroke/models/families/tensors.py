@@ -6,8 +6,11 @@ mlp.up_proj, where the MLP is not gated            its first product
 mlp.gate, mlp.shared_expert_gate                    the router of a layer with experts, and the gate of a shared one
 mlp.experts.E.gate_proj .., mlp.shared_expert.gate_proj ..   their products
 
-Rows that a file has fused are taken apart. Where only part of a head is rotated, the rows of q and k are put in another
-order, in which each rotated pair lies half a head apart, as in heads that are rotated whole. That changes no score.
+Modules that Llama has not, such as those of latents, are called as in their files.
+
+Rows that a file has fused are taken apart. Where only part of a head is rotated, or rotated pairs lie side by side, the
+rows of q and k are put in another order, in which each rotated pair lies half of what is rotated apart, as in heads
+that are rotated whole. That changes no score.
 """
 
 from __future__ import annotations
@@ -21,13 +24,15 @@ import torch
 
 from twostroke.kernels.stored import Matrix
 from twostroke.models.families.published import PublishedConfig
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import LatentSpec, ModelSpec
 from twostroke.models.weights.tensors import WeightSource
 
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _EXPERT: Final = re.compile(r"mlp\.experts\.(\d+)\.(.+)")
 _HEADS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.q_norm", "self_attn.k_norm")
 """Modules whose rows are channels of heads that rope rotates."""
+_LATENT_QUERIES: Final = ("self_attn.q_proj", "self_attn.q_b_proj")
+_LATENT_KEY: Final = "self_attn.kv_a_proj_with_mqa"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +93,34 @@ class Family:
 
 def family_source(source: WeightSource, family: Family, spec: ModelSpec) -> WeightSource:
     """Return the source of the same tensors under our names."""
-    return _FamilySource(source, family, spec, family.fused(spec), _rotary_order(spec))
+    return _FamilySource(source, family, spec, family.fused(spec), _row_orders(spec))
 
 
-def _rotary_order(spec: ModelSpec) -> torch.Tensor | None:
-    """Return the order of a head's channels in which rotated pairs lie half a head apart; None where they do."""
+def _row_orders(spec: ModelSpec) -> Mapping[str, torch.Tensor]:
+    """Return, by module, the order of a head's channels in which rotated pairs lie half of what is rotated apart.
+
+    Modules whose channels lie so already are not there.
+    """
+    if spec.latents is not None:
+        return _latent_orders(spec.latents)
     pairs, half, dim = spec.ropes[0].rotated_pairs, spec.head_dim // 2, spec.head_dim
     if pairs in {0, half}:
-        return None
+        return {}
     channels = torch.arange(dim)
     low, high, rest = channels[:pairs], channels[pairs : 2 * pairs], channels[2 * pairs :]
-    return torch.cat((low, rest[: half - pairs], high, rest[half - pairs :]))
+    return dict.fromkeys(_HEADS, torch.cat((low, rest[: half - pairs], high, rest[half - pairs :])))
+
+
+def _latent_orders(latents: LatentSpec) -> Mapping[str, torch.Tensor]:
+    """Return the orders of queries and keys whose last channels alone are rotated."""
+    if not latents.is_interleaved:
+        return {}
+
+    def order(before: int) -> torch.Tensor:
+        channels = torch.arange(before + latents.rope_dim)
+        return torch.cat((channels[:before], channels[before::2], channels[before + 1 :: 2]))
+
+    return {**dict.fromkeys(_LATENT_QUERIES, order(latents.plain_dim)), _LATENT_KEY: order(latents.rank)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +129,7 @@ class _FamilySource:
     family: Family
     spec: ModelSpec
     fused: Mapping[str, FusedRows]
-    rotary_order: torch.Tensor | None
+    orders: Mapping[str, torch.Tensor]
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Raises what the source raises."""
@@ -117,8 +139,9 @@ class _FamilySource:
         tensor = self._whole(f"{self.family.name_of(module)}.{kind}", shape, self.fused.get(part), found is not None)
         if part.endswith("norm") and self.spec.has_wide_norms:
             tensor = tensor.float() + 1
-        if part in _HEADS and self.rotary_order is not None and not tensor.is_meta:
-            tensor = tensor.view(-1, self.spec.head_dim, *shape[1:])[:, self.rotary_order].view(shape)
+        order = self.orders.get(part)
+        if order is not None and not tensor.is_meta:
+            tensor = tensor.view(-1, len(order), *shape[1:])[:, order].view(shape)
         return tensor
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
@@ -128,18 +151,18 @@ class _FamilySource:
         part = found[2] if found else module
         if self.family.is_transposed and found is not None:
             return self.take(name, rows, inputs)
-        fused, is_reordered = self.fused.get(part), part in _HEADS and self.rotary_order is not None
+        fused, order = self.fused.get(part), self.orders.get(part)
         stored_rows = rows if fused is None else fused.rows
         matrix = self.source.take_matrix(f"{self.family.name_of(module)}.{kind}", stored_rows, inputs)
-        if fused is None and not is_reordered:
+        if fused is None and order is None:
             return matrix
         if isinstance(matrix, torch.Tensor):
             return self.take(name, rows, inputs)
         picked = torch.arange(stored_rows)
         if fused is not None:
             picked = fused.of(picked)
-        if is_reordered:
-            picked = picked.view(-1, self.spec.head_dim)[:, self.rotary_order].flatten()
+        if order is not None:
+            picked = picked.view(-1, len(order))[:, order].flatten()
         return matrix.picked(picked)
 
     def _whole(self, name: str, shape: tuple[int, ...], fused: FusedRows | None, is_in_layer: bool) -> torch.Tensor:

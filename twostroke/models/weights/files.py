@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,6 +12,9 @@ from safetensors import SafetensorError, safe_open
 from twostroke.errors import ConfigError
 from twostroke.kernels.stored import Matrix
 from twostroke.models.weights.fused_experts import FusedExpert
+
+EXACT: Final = ".e_score_correction_bias"
+"""The end of names of tensors that stay float32 in every dtype: rounded, they would choose other experts."""
 
 
 class TensorFiles(ExitStack):
@@ -59,7 +62,7 @@ class TensorFiles(ExitStack):
                 "quantization_config says what it means",
                 field="model",
             )
-        return tensor.to(self._device, self._dtype)
+        return tensor.to(self._device, torch.float32 if name.endswith(EXACT) else self._dtype)
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
         """The same: these files hold plain numbers."""

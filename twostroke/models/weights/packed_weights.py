@@ -24,7 +24,14 @@ from twostroke.models.weights import products as loading
 from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.digest import weights_digest
 from twostroke.models.weights.packed_file import SUFFIX, mapped
-from twostroke.models.weights.products import LayerWeights, ModelWeights, take_positions, take_products
+from twostroke.models.weights.products import (
+    Experts,
+    Latents,
+    LayerWeights,
+    ModelWeights,
+    take_positions,
+    take_products,
+)
 from twostroke.models.weights.stored import coded, gguf
 from twostroke.models.weights.stored.formats import OpenWeights, open_weights
 from twostroke.models.weights.tensors import WeightSource
@@ -117,4 +124,15 @@ def _detached(layer: LayerWeights) -> LayerWeights:
         attention_output_norm=None if layer.attention_output_norm is None else layer.attention_output_norm.detached(),
         mlp_output_norm=None if layer.mlp_output_norm is None else layer.mlp_output_norm.detached(),
         sinks=None if layer.sinks is None else layer.sinks.clone(),
+        latents=None if layer.latents is None else _detached_latents(layer.latents),
+        experts=None if layer.experts is None else _detached_experts(layer.experts),
     )
+
+
+def _detached_latents(latents: Latents) -> Latents:
+    query_norm = None if latents.query_norm is None else latents.query_norm.clone()
+    return replace(latents, norm=latents.norm.clone(), query_norm=query_norm)
+
+
+def _detached_experts(experts: Experts) -> Experts:
+    return replace(experts, correction=None if experts.correction is None else experts.correction.clone())

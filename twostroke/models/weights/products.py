@@ -18,6 +18,7 @@ from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.tensors import (
     DeviceLayer,
     ExpertWeights,
+    LatentWeights,
     MlpWeights,
     NormWeights,
     WeightSource,
@@ -41,13 +42,26 @@ class Experts:
     """hidden -> a logit of each expert in float32, and then that of a shared expert's gate"""
     table: tuple[Mlp, ...]
     """The products of each expert: whatever computes with experts finds them here, by their number."""
+    correction: torch.Tensor | None = None
+    """float32 [experts], added to scores when experts are chosen."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Latents:
+    """What makes queries, keys and values of latents: `LatentWeights` as products."""
+
+    norm: torch.Tensor
+    query_norm: torch.Tensor | None
+    queries: Linear | None
+    absorb: tuple[Linear, ...]
+    expand: tuple[Linear, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     attention_norm: NormWeights
     qkv: Linear
-    """hidden -> q heads, then k heads, then v heads"""
+    """hidden -> q heads, then k heads, then v heads; of latents: q heads or their latent, then what pages hold"""
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     attention_output: Linear
@@ -59,6 +73,7 @@ class LayerWeights:
     mlp_output_norm: NormWeights | None
     sinks: torch.Tensor | None
     """float32 [heads]"""
+    latents: Latents | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +143,18 @@ def _packed(layer: DeviceLayer, linears: Linears, activation: Activation) -> Lay
         attention_output_norm=layer.attention_output_norm,
         mlp_output_norm=layer.mlp_output_norm,
         sinks=layer.sinks,
+        latents=None if layer.latents is None else _packed_latents(layer.latents, linears),
+    )
+
+
+def _packed_latents(latents: LatentWeights, linears: Linears) -> Latents:
+    queries = latents.queries
+    return Latents(
+        norm=latents.norm,
+        query_norm=latents.query_norm,
+        queries=None if queries is None else linears.linear(queries.weight, queries.bias),
+        absorb=tuple(linears.linear(weight) for weight in latents.absorb),
+        expand=tuple(linears.linear(weight) for weight in latents.expand),
     )
 
 
@@ -138,4 +165,5 @@ def _packed_mlp(mlp: MlpWeights, linears: Linears, activation: Activation) -> Ml
 
 def _packed_experts(experts: ExpertWeights, linears: Linears, activation: Activation) -> Experts:
     router = linears.exact(experts.router, experts.router_bias)
-    return Experts(router, tuple(_packed_mlp(mlp, linears, activation) for mlp in experts.table))
+    table = tuple(_packed_mlp(mlp, linears, activation) for mlp in experts.table)
+    return Experts(router, table, experts.correction)

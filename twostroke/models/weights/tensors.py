@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from twostroke.kernels.stored import Matrix, Weight
-from twostroke.models.spec import ExpertSpec, ModelSpec
+from twostroke.models.spec import ExpertSpec, LatentSpec, ModelSpec
 
 
 class WeightSource(Protocol):
@@ -58,13 +58,31 @@ class ExpertWeights:
     """The weights of each expert."""
     router_bias: torch.Tensor | None = None
     """[experts]"""
+    correction: torch.Tensor | None = None
+    """float32 [experts], added to scores when experts are chosen."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentWeights:
+    """What makes queries, keys and values of latents, in a layer that attends to those."""
+
+    norm: torch.Tensor
+    """[rank]"""
+    query_norm: torch.Tensor | None
+    """[query_rank]"""
+    queries: DenseWeights | None
+    """query_rank -> heads; None, as the norm is, where queries are made from the hidden state."""
+    absorb: tuple[torch.Tensor, ...]
+    """[rank, plain_dim] of each head: from its query to what is multiplied with latents."""
+    expand: tuple[torch.Tensor, ...]
+    """[value_dim, rank] of each head: from a sum of latents to one of its values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceLayer:
     attention_norm: NormWeights
     qkv: DenseWeights
-    """hidden -> q heads, then k heads, then v heads"""
+    """hidden -> q heads, then k heads, then v heads; of latents: q heads or their latent, then what pages hold"""
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     attention_output: DenseWeights
@@ -77,6 +95,7 @@ class DeviceLayer:
     mlp_output_norm: NormWeights | None = None
     sinks: torch.Tensor | None = None
     """float32 [heads]: one more score of each head's softmax, whose value is zero"""
+    latents: LatentWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,10 +122,9 @@ def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> D
 def take_layer(source: WeightSource, layer: int, spec: ModelSpec) -> DeviceLayer:
     """Raises what the source raises."""
     prefix, hidden = f"model.layers.{layer}", spec.hidden_size
-    q_rows, kv_rows = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     experts = spec.experts_of(layer)
-    qkv = [(f"{attention}.{part}_proj", rows) for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))]
+    qkv = [(f"{attention}.{part}", rows) for part, rows in spec.attention_inputs.items()]
     output = [(f"{attention}.o_proj", hidden)]
     of_outputs = [
         take_norm(source, f"{prefix}.{part}_output_norm", spec) if spec.has_output_norms else None
@@ -117,13 +135,32 @@ def take_layer(source: WeightSource, layer: int, spec: ModelSpec) -> DeviceLayer
         qkv=_take_dense(source, qkv, hidden, has_bias=spec.qkv_bias),
         q_norm=source.take(f"{attention}.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
         k_norm=source.take(f"{attention}.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
-        attention_output=_take_dense(source, output, q_rows, has_bias=spec.attention_output_bias),
+        attention_output=_take_dense(source, output, spec.attended_width, has_bias=spec.attention_output_bias),
         mlp_norm=take_norm(source, f"{prefix}.post_attention_layernorm", spec),
         mlp=_take_mlp(source, mlp, spec.intermediate_size, spec) if experts is None else _shared(source, mlp, spec),
         experts=None if experts is None else _take_experts(source, mlp, experts, spec),
         attention_output_norm=of_outputs[0],
         mlp_output_norm=of_outputs[1],
         sinks=source.take(f"{attention}.sinks", spec.heads).float() if spec.has_sinks else None,
+        latents=None if spec.latents is None else _take_latents(source, attention, spec, spec.latents),
+    )
+
+
+def _take_latents(source: WeightSource, name: str, spec: ModelSpec, latents: LatentSpec) -> LatentWeights:
+    rank, query_rank, rows = latents.rank, latents.query_rank, latents.plain_dim + latents.value_dim
+    heads = source.take(f"{name}.kv_b_proj.weight", spec.heads * rows, rank).view(spec.heads, rows, rank)
+    query_norm = queries = None
+    if query_rank is not None:
+        query_norm = source.take(f"{name}.q_a_layernorm.weight", query_rank)
+        queries = _take_dense(
+            source, [(f"{name}.q_b_proj", spec.heads * latents.query_dim)], query_rank, has_bias=False
+        )
+    return LatentWeights(
+        norm=source.take(f"{name}.kv_a_layernorm.weight", rank),
+        query_norm=query_norm,
+        queries=queries,
+        absorb=tuple(head[: latents.plain_dim].t().contiguous() for head in heads),
+        expand=tuple(head[latents.plain_dim :].contiguous() for head in heads),
     )
 
 
@@ -145,12 +182,13 @@ def _shared(source: WeightSource, name: str, spec: ModelSpec) -> MlpWeights | No
 
 def _take_experts(source: WeightSource, name: str, experts: ExpertSpec, spec: ModelSpec) -> ExpertWeights:
     router = [source.take(f"{name}.gate.weight", experts.count, spec.hidden_size)]
-    if experts.shared_width:
+    if experts.shared_width and experts.has_shared_gate:
         router.append(source.take(f"{name}.shared_expert_gate.weight", 1, spec.hidden_size))
     return ExpertWeights(
         _stacked(router),
         tuple(_take_mlp(source, f"{name}.experts.{expert}", experts.width, spec) for expert in range(experts.count)),
         source.take(f"{name}.gate.bias", experts.count) if experts.has_router_bias else None,
+        source.take(f"{name}.gate.e_score_correction_bias", experts.count) if experts.is_sigmoid else None,
     )
 
 

@@ -31,6 +31,8 @@ CONFIGS = {
     "phi3": families.CONFIGS["phi3, long and partly rotated"],
     "gpt2": families.CONFIGS["gpt2"],
     "qwen2_moe": families.CONFIGS["qwen2_moe, some layers dense"],
+    "deepseek_v2": families.CONFIGS["deepseek_v2, lite"],
+    "deepseek_v3": families.CONFIGS["deepseek_v3"],
 }
 
 

@@ -1,7 +1,7 @@
 // Attention over pages for one step of a ragged batch: what callers pass in, and the two things they ask for.
 //
-// The numbers of a pool are [pages, layers, 2, kv_heads, block, head_dim], their rows in the order of page.h; strides come
-// in bytes. Behind one head's keys, and behind its values, of a block lie their scales, where numbers of the form have any.
+// The numbers of a pool are [pages, layers, 2, kv_heads, block, head_dim], their rows in the order of page.h; of latents
+// [pages, layers, 1, 1, block, head_dim], see latents.h. Strides come in bytes. Behind one head's keys, and behind its values, of a block lie their scales, where numbers of the form have any.
 
 #pragma once
 
@@ -32,7 +32,7 @@ struct AttentionStep {
     int64_t page_stride, layer_stride, value_offset, head_stride;
     int64_t block, heads, kv_heads, head_dim;
     int64_t tokens;
-    const float *cosines, *sines;  // [tokens, ropes, head_dim / 2]
+    const float *cosines, *sines;  // [tokens, ropes, half of what is rotated]
     int64_t ropes;
     const int64_t *write_slots;    // [tokens]
     const int32_t *positions;      // [tokens]: a token attends to ..position of its sequence, whose pages hold them
@@ -50,6 +50,7 @@ struct AttentionStep {
     void *exact_pool;
     int64_t exact_page_stride, exact_layer_stride, exact_value_offset, exact_head_stride;
     const int64_t *exact_slots;  // [tokens]: of every token, whether or not it is written into the pool
+    int64_t latent_rank;  // numbers of a latent, behind which those of a query or key are rotated; 0: keys and values
 };
 
 // `NativePlace` of attention.py: which of several steps a layer of the model belongs to, and which of its layers it is.

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t WORTH_A_TEAM = 16384;  // elements; fewer are done before a second thread has woken up
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LEAST_SUM = 1e-20f;  // of sigmoids that weights are divided by: all of them may be zero
 
 template <class F>
 void over_rows(Team *team, int64_t rows, int64_t width, F row) {
@@ -21,18 +22,60 @@ void over_rows(Team *team, int64_t rows, int64_t width, F row) {
     run_parts(team, part_of);
 }
 
-// The experts of the highest logits, ascending.
-void choose(const float *logits, int64_t count, int64_t per_token, int32_t *chosen) {
+// The places of the `most` highest of `count` numbers, ascending.
+void choose(const float *numbers, int64_t count, int64_t most, int32_t *chosen) {
     int64_t found = 0;  // `chosen` holds so many, the highest first
-    for (int32_t expert = 0; expert < count; expert++) {
+    for (int32_t place = 0; place < count; place++) {
         int64_t at = found;
-        while (at > 0 && logits[expert] > logits[chosen[at - 1]]) at--;
-        if (at == per_token) continue;
-        found = std::min(found + 1, per_token);
+        while (at > 0 && numbers[place] > numbers[chosen[at - 1]]) at--;
+        if (at == most) continue;
+        found = std::min(found + 1, most);
         std::move_backward(chosen + at, chosen + found - 1, chosen + found);
-        chosen[at] = expert;
+        chosen[at] = place;
     }
-    std::sort(chosen, chosen + per_token);
+    std::sort(chosen, chosen + most);
+}
+
+// How good a group is: its best rank, or its two best ones together.
+float best_of(const float *ranks, int64_t count, bool of_two) {
+    const float *best = std::max_element(ranks, ranks + count);
+    if (!of_two) return *best;
+    float second = -INFINITY;
+    for (const float *at = ranks; at < ranks + count; at++)
+        if (at != best) second = std::max(second, *at);
+    return *best + second;
+}
+
+// Ranks of experts whose group a row does not choose become -infinity.
+void hide_other_groups(const Experts &experts, float *ranks) {
+    static thread_local std::vector<float> best;
+    static thread_local std::vector<int32_t> chosen;
+    const int64_t size = experts.count / experts.groups;
+    best.resize(size_t(experts.groups));
+    chosen.resize(size_t(experts.groups));
+    for (int64_t group = 0; group < experts.groups; group++)
+        best[size_t(group)] = best_of(ranks + group * size, size, experts.correction != nullptr);
+    choose(best.data(), experts.groups, experts.groups_per_token, chosen.data());
+    const int32_t *end = chosen.data() + experts.groups_per_token;
+    for (int32_t group = 0; group < experts.groups; group++)
+        if (std::find(chosen.data(), const_cast<int32_t *>(end), group) == end)
+            std::fill(ranks + group * size, ranks + (group + 1) * size, -INFINITY);
+}
+
+// A row's experts by its logits, which become their sigmoids where those are the scores.
+void choose_experts(const Experts &experts, float *logits, int32_t *chosen) {
+    static thread_local std::vector<float> ranks;
+    const float *by = logits;
+    if (experts.correction || experts.groups_per_token < experts.groups) {
+        ranks.assign(logits, logits + experts.count);
+        for (int64_t expert = 0; experts.correction && expert < experts.count; expert++) {
+            logits[expert] = 1 / (1 + std::exp(-logits[expert]));
+            ranks[size_t(expert)] = logits[expert] + experts.correction[expert];
+        }
+        if (experts.groups_per_token < experts.groups) hide_other_groups(experts, ranks.data());
+        by = ranks.data();
+    }
+    choose(by, experts.count, experts.per_token, chosen);
 }
 
 // Logits become e^(logit - highest), in place; returns their sum.
@@ -49,13 +92,16 @@ float exponentials(float *logits, int64_t count, float highest) {
     return simd::reduce_add(sum);
 }
 
-void weigh(float *logits, const Experts &experts, const int32_t *chosen, float *weights) {
-    float total = exponentials(logits, experts.count, *std::max_element(logits, logits + experts.count));
+// The weights of a row's experts by its logits, or by their sigmoids.
+void weigh(float *scores, const Experts &experts, const int32_t *chosen, float *weights) {
+    float total = 1;
+    if (!experts.correction)
+        total = exponentials(scores, experts.count, *std::max_element(scores, scores + experts.count));
     if (experts.is_normalised) {
-        total = 0;
-        for (int64_t k = 0; k < experts.per_token; k++) total += logits[chosen[k]];
+        total = experts.correction ? LEAST_SUM : 0;
+        for (int64_t k = 0; k < experts.per_token; k++) total += scores[chosen[k]];
     }
-    for (int64_t k = 0; k < experts.per_token; k++) weights[k] = logits[chosen[k]] / total;
+    for (int64_t k = 0; k < experts.per_token; k++) weights[k] = scores[chosen[k]] / total * experts.scaling;
 }
 
 }  // namespace
@@ -67,7 +113,7 @@ void Routing::route(Team *team, const Experts &experts, float *logits, int64_t r
     weights_.resize(size_t(pairs()));
     places_.resize(size_t(pairs()));
     over_rows(team, rows, experts.count * 4, [&](int64_t r) {
-        choose(logits + r * stride, experts.count, per_token_, &experts_[size_t(r * per_token_)]);
+        choose_experts(experts, logits + r * stride, &experts_[size_t(r * per_token_)]);
         weigh(logits + r * stride, experts, &experts_[size_t(r * per_token_)], &weights_[size_t(r * per_token_)]);
     });
     starts_.assign(size_t(experts.count + 1), 0);
@@ -99,7 +145,7 @@ std::vector<RowGroup> Routing::groups(const Experts &experts, Linear Expert::*we
 void Routing::add(Team *team, const float *answers, const float *shared, const float *gates, int64_t gate_stride,
                   int64_t width, float *x) const {
     over_rows(team, rows_, per_token_ * width, [&](int64_t r) {
-        const float gate = shared ? 1 / (1 + std::exp(-gates[r * gate_stride])) : 0;
+        const float gate = shared && gates ? 1 / (1 + std::exp(-gates[r * gate_stride])) : 1;
         for (int64_t i = 0; i < width; i += simd::W) {
             const int count = int(std::min<int64_t>(simd::W, width - i));
             simd::F sum = simd::zero();

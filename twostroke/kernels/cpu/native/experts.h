@@ -24,15 +24,19 @@ struct Experts {
     const Expert *table;  // [count]: the weights of each expert
     int64_t count, per_token;
     int64_t *tokens;  // [count] rows that each expert was ever chosen for
-    int32_t is_normalised;  // the weights of a row's experts sum up to 1; else they are what a softmax over all gives
-    int32_t has_shared;  // a dense MLP besides, whose answer is multiplied with the sigmoid of its gate
+    const float *correction;  // [count], added to the sigmoids of logits when experts are chosen; null: a softmax
+    int64_t groups, groups_per_token;  // of experts side by side, and those of a row
+    float scaling;       // of the weights of a row's experts
+    int32_t is_normalised;  // the weights of a row's experts sum up to 1; else they are their scores among all
+    int32_t has_shared;  // a dense MLP besides
+    int32_t has_shared_gate;  // whose answer is multiplied with the sigmoid of its gate
 };
 
 // Rows of one layer by the experts that they go to.
 class Routing {
   public:
     // Chooses by logits [rows, stride], which become garbage but for the shared expert's gate. Of equal ones the lower
-    // expert is chosen.
+    // expert is chosen, and the lower group.
     void route(Team *team, const Experts &experts, float *logits, int64_t rows, int64_t stride);
 
     int64_t pairs() const { return rows_ * per_token_; }
@@ -43,7 +47,8 @@ class Routing {
     // Which of those rows an expert multiplies with its weights, for all experts that have any.
     std::vector<RowGroup> groups(const Experts &experts, Linear Expert::*weights) const;
 
-    // x [rows, width] += the answers [pairs, width], weighted; and the shared ones [rows, width], if there are any.
+    // x [rows, width] += the answers [pairs, width], weighted; and the shared ones [rows, width], if there are any, times
+    // the sigmoids of their gates, if there are those.
     void add(Team *team, const float *answers, const float *shared, const float *gates, int64_t gate_stride,
              int64_t width, float *x) const;
 

@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "fused.h"
+#include "latents.h"
 #include "linear.h"
 #include "low_rank.h"
 #include "profile.h"
@@ -22,6 +23,21 @@
 
 namespace twostroke {
 
+// `NativeLatents` of kernels/cpu/forward.py, field by field. Of `qkv` a layer's first outputs are queries or their latent;
+// then come the latent of keys and values, and the rotated key.
+struct Latents {
+    int64_t projected;  // numbers of all queries, or of their latent
+    int64_t rank, plain_dim, rope_dim, value_dim;  // numbers of a latent, of a head's query in two parts, of its value
+    float epsilon;
+    const float *norm, *query_norm;
+    const Linear *queries;  // from their latent; null, as the norm is, where `qkv` makes queries
+    const Linear *absorb;   // [heads] plain_dim -> rank
+    const Linear *expand;   // [heads] rank -> value_dim
+
+    int64_t key_dim() const { return rank + rope_dim; }
+    int64_t query_dim() const { return plain_dim + rope_dim; }
+};
+
 // `NativeLayer` of kernels/cpu/forward.py, field by field.
 struct Layer {
     Norm attention_norm;
@@ -33,6 +49,7 @@ struct Layer {
     const float *output_norm, *down_norm;  // both or neither: of what is added to the residual stream
     const Experts *experts;  // null for a dense layer; else `inner` and `down` are the shared expert's, if there is one
     const float *sinks;      // [heads] of attention; null where there is none
+    const Latents *latents;  // null where pages hold keys and values
 };
 
 // `NativeModel` of kernels/cpu/forward.py.
@@ -45,6 +62,7 @@ struct Model {
     const Linear *head;  // null on a worker that never samples
     const uint16_t *positions;  // [positions, hidden]: added to the embedding. Null if nothing.
     int64_t hidden, heads, kv_heads, head_dim;
+    int64_t attended;  // numbers of what a row's heads attended to, together
     float epsilon;
     float embedding_scale;
     float final_softcap;  // of the logits; 0: none
@@ -115,9 +133,10 @@ class Forward {
         for (int64_t layer = 0; layer < model_.layer_count; layer++) {
             const bool is_last = layer == model_.layer_count - 1;
             layer_ = int32_t(layer);
-            store(team, layer, call);
+            const Latents *latents = model_.layers[layer].latents;
+            latents ? store_latents(team, layer, *latents, call) : store(team, layer, call);
             if (is_last && call.samples == 0) return;
-            attend(team, layer, call);
+            latents ? attend_latents(team, layer, *latents, call) : attend(team, layer, call);
             if (is_last) prune(call.sampled, call.samples);
             finish(team, layer);
         }
@@ -149,7 +168,7 @@ class Forward {
     }
 
     int64_t qkv_stride() const { return (model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
-    int64_t attended_stride() const { return model_.heads * model_.head_dim; }
+    int64_t attended_stride() const { return model_.attended; }
 
     // The residual stream, normalised, as what `w` multiplies.
     Rows normed(Team *team, const Norm &by, const Linear &w, void *y, int64_t y_stride) {
@@ -188,6 +207,84 @@ class Forward {
         const Queries queries{q, qkv_stride(), out, model_.layers[layer].sinks};
         profiled(team, KernelKind::ATTENTION, kernels_ ? work_of_attention(step) : Work{},
                  [&] { twostroke::attend(team, step, place.layer, queries); });
+    }
+
+    void store_latents(Team *team, int64_t index, const Latents &latents, const Call &call) {
+        const Layer &layer = model_.layers[index];
+        const int64_t key_dim = latents.key_dim(), width = latents.projected, stride = width + key_dim;
+        uint16_t *projected = qkv_.rows(rows_, stride), *k = projected + width;
+        const Rows rows = normed(team, layer.attention_norm, layer.qkv, projected, stride);
+        multiply(team, KernelKind::QKV, layer.qkv, rows, Into::BFLOAT16);
+        profiled(team, KernelKind::HEAD_NORM, work_of_rows(rows_, latents.rank), [&] {
+            head_norm(team, k, rows_, stride, 1, latents.rank, latents.norm, latents.epsilon);
+        });
+        int64_t q_stride = stride;
+        const uint16_t *q = latents.queries ? queries_of(team, latents, projected, stride, q_stride) : projected;
+        const HeadRows absorbed = absorb(team, latents, q, q_stride);
+        profiled(team, KernelKind::STORE, work_of_rows(rows_, model_.heads * latents.rope_dim + key_dim), [&] {
+            const LayerPlace &place = call.places[index];
+            twostroke::store_latents(team, call.steps[place.step], place.layer, absorbed, k, stride);
+        });
+    }
+
+    // Queries from their latents, which are the first of what was projected.
+    const uint16_t *queries_of(Team *team, const Latents &latents, const uint16_t *projected, int64_t stride,
+                               int64_t &q_stride) {
+        const Linear &w = *latents.queries;
+        const int64_t rank = latents.projected;
+        uint16_t *latent = query_latents_.rows(rows_, w.inputs);
+        for (int64_t r = 0; r < rows_; r++)
+            std::memcpy(latent + r * w.inputs, projected + r * stride, size_t(rank) * sizeof *latent);
+        profiled(team, KernelKind::HEAD_NORM, work_of_rows(rows_, rank), [&] {
+            head_norm(team, latent, rows_, w.inputs, 1, rank, latents.query_norm, latents.epsilon);
+        });
+        q_stride = w.outputs;
+        uint16_t *q = queries_.rows(rows_, q_stride);
+        multiply(team, KernelKind::LATENT_QUERIES, w, {latent, w.inputs, rows_, q, q_stride}, Into::BFLOAT16);
+        return q;
+    }
+
+    // Queries as they meet pages, before rope: head by head, since each head has weights of its own.
+    HeadRows absorb(Team *team, const Latents &latents, const uint16_t *q, int64_t q_stride) {
+        const int64_t inputs = latents.absorb->inputs, key_dim = latents.key_dim(), rows = model_.heads * rows_;
+        uint16_t *plain = plain_.rows(rows, inputs), *absorbed = absorbed_.rows(rows, key_dim);
+        for (int64_t head = 0; head < model_.heads; head++) {
+            for (int64_t r = 0; r < rows_; r++) {
+                const uint16_t *from = q + r * q_stride + head * latents.query_dim();
+                const int64_t row = head * rows_ + r;
+                std::memcpy(plain + row * inputs, from, size_t(latents.plain_dim) * sizeof *q);
+                std::memcpy(absorbed + row * key_dim + latents.rank, from + latents.plain_dim,
+                            size_t(latents.rope_dim) * sizeof *q);
+            }
+        }
+        by_head(team, KernelKind::ABSORB, latents.absorb, {plain, inputs, rows, absorbed, key_dim});
+        return {absorbed, key_dim, rows_ * key_dim};
+    }
+
+    void attend_latents(Team *team, int64_t index, const Latents &latents, const Call &call) {
+        const int64_t key_dim = latents.key_dim(), inputs = latents.expand->inputs, dim = latents.value_dim;
+        const int64_t rows = model_.heads * rows_;
+        const HeadRows q{absorbed_.rows(rows, key_dim), key_dim, rows_ * key_dim};
+        const HeadRows sums{latent_sums_.rows(rows, inputs), inputs, rows_ * inputs};
+        const LayerPlace &place = call.places[index];
+        const AttentionStep &step = call.steps[place.step];
+        profiled(team, KernelKind::ATTENTION, kernels_ ? work_of_attention(step) : Work{},
+                 [&] { twostroke::attend_latents(team, step, place.layer, q, sums); });
+        uint16_t *values = values_.rows(rows, dim), *attended = attended_.rows(rows_, attended_stride());
+        by_head(team, KernelKind::EXPAND, latents.expand, {(const uint16_t *)sums.at, inputs, rows, values, dim});
+        for (int64_t head = 0; head < model_.heads; head++)
+            for (int64_t r = 0; r < rows_; r++)
+                std::memcpy(attended + r * attended_stride() + head * dim, values + (head * rows_ + r) * dim,
+                            size_t(dim) * sizeof *values);
+    }
+
+    // Products of rows that lie head by head with each head's weights.
+    void by_head(Team *team, KernelKind kind, const Linear *weights, const Rows &rows) {
+        heads_.clear();
+        for (int64_t head = 0; head < model_.heads; head++)
+            heads_.push_back({weights + head, head * rows_, (head + 1) * rows_});
+        profiled(team, kind, kernels_ ? work_of(heads_) : Work{},
+                 [&] { linear(team, heads_, rows, Into::BFLOAT16, prepared_); });
     }
 
     // Go on with these rows alone.
@@ -255,7 +352,8 @@ class Forward {
         by_expert(team, KernelKind::EXPERTS_DOWN, routing_.groups(experts, &Expert::down),
                   {between, inner, pairs, answers, hidden}, Into::FLOAT32);
         profiled(team, KernelKind::EXPERTS_SUM, work_of_rows(pairs, hidden), [&] {
-            routing_.add(team, answers, shared, logits + experts.count, gates, hidden, x_.rows(rows_, hidden));
+            const float *shared_gates = experts.has_shared_gate ? logits + experts.count : nullptr;
+            routing_.add(team, answers, shared, shared_gates, gates, hidden, x_.rows(rows_, hidden));
         });
     }
 
@@ -294,6 +392,8 @@ class Forward {
     KernelRecords *kernels_ = nullptr;
     Buffer<float> x_, added_, logits_, answers_, sums_;
     Buffer<uint16_t> normed_, qkv_, attended_, inner_, shared_inner_, grouped_, expert_inner_;
+    Buffer<uint16_t> query_latents_, queries_, plain_, absorbed_, latent_sums_, values_;
+    std::vector<RowGroup> heads_;
     Prepared prepared_;
     Routing routing_;
     std::vector<RowAdapter> adapters_;  // of each row; empty where no row has one

@@ -15,7 +15,8 @@ namespace twostroke {
 // Named by `KERNELS` of twostroke/profiler.py, in this order.
 enum class KernelKind : int32_t {
     EMBEDDING, NORM, QKV, HEAD_NORM, STORE, ATTENTION, OUTPUT, GATED, DOWN, HEAD,
-    ROUTER, EXPERTS_GATED, EXPERTS_DOWN, EXPERTS_SUM
+    ROUTER, EXPERTS_GATED, EXPERTS_DOWN, EXPERTS_SUM,
+    LATENT_QUERIES, ABSORB, EXPAND
 };
 
 // Bytes that a kernel reads and writes at least once, and its multiplications and additions.
@@ -87,7 +88,7 @@ inline double token_bytes(Form form, int64_t dim) {
     }
 }
 
-// Every key and value of a sequence is read once; a query and a key, or weights and values, are 2 * dim.
+// Every key and value of a sequence, or its latents, are read once; a query and a key, or weights and values, are 2 * dim.
 inline Work work_of_attention(const AttentionStep &step) {
     double context = 0, pairs = 0;
     for (int64_t sequence = 0; sequence < step.sequences; sequence++) {
@@ -95,7 +96,9 @@ inline Work work_of_attention(const AttentionStep &step) {
         if (first < end) context += step.positions[end - 1] + 1;
         for (int64_t token = first; token < end; token++) pairs += step.positions[token] + 1;
     }
-    return {context * double(step.kv_heads) * 2 * token_bytes(step.form, step.head_dim), pairs * double(step.heads) * double(step.head_dim) * 4};
+    const double token = token_bytes(step.form, step.head_dim), dims = double(step.head_dim);
+    if (step.latent_rank) return {context * token, pairs * double(step.heads) * (dims + double(step.latent_rank)) * 2};
+    return {context * double(step.kv_heads) * 2 * token, pairs * double(step.heads) * dims * 4};
 }
 
 }  // namespace twostroke

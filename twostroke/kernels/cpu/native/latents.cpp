@@ -1,0 +1,246 @@
+#include "latents.h"
+
+#include <vector>
+
+#include "attend_tasks.h"
+#include "latent_tile.h"
+#include "rope.h"
+
+namespace twostroke {
+namespace {
+
+constexpr int64_t ALONE_BYTES = 1 << 15;  // below this, waking the team costs more than it saves
+constexpr int64_t GROUP_HEADS = 16;       // heads of a task at least: fewer would read latents again for too few products
+constexpr int CHUNK_TOKENS = 16;          // tokens whose latents stay in the first cache while they are added up
+
+// f with a value of the type of the pool's numbers: latents have forms without scales alone.
+template <class F>
+void with_numbers(Form form, F f) {
+    switch (form) {
+        case Form::FLOAT32: return f(float());
+        case Form::BFLOAT16: return f(BFloat16());
+        case Form::FLOAT16: return f(Float16());
+        default: return;
+    }
+}
+
+// The step as plans see it: some heads side by side are one head of the pool's, and the numbers of a head are its sums'.
+AttentionStep step_of_groups(const AttentionStep &step) {
+    AttentionStep groups = step;
+    groups.kv_heads = step.heads % GROUP_HEADS == 0 ? step.heads / GROUP_HEADS : 1;
+    groups.head_dim = rounded_up(step.latent_rank, UNIT);
+    return groups;
+}
+
+// f(first row, how many of them) for all `count` in products of nearly equal size; how many is a constant of f's.
+template <class F>
+void by_even_rows(int count, F f) {
+    const int products = (count + MAX_ROWS - 1) / MAX_ROWS;
+    for (int p = 0; p < products; p++) {
+        const int first = count * p / products, rows = count * (p + 1) / products - first;
+        by_rows(rows, [&](int, auto constant) { f(first, constant); });
+    }
+}
+
+// The context of a task that lies in one split: each token's row.
+template <class T>
+struct SplitTokens {
+    int64_t start;
+    int count;
+    const T *rows[SPLIT];
+};
+
+// One head's, or group of heads', rows of a task.
+struct GroupRows {
+    float *queries;  // [rows, row_floats]
+    Sums total, split;
+};
+
+template <class T>
+class LatentAttention : public AttentionTasks<FloatMath<float>> {
+  public:
+    using Math = FloatMath<float>;
+    using Tasks = AttentionTasks<Math>;
+
+    LatentAttention(const AttentionStep &step, const AttentionStep &groups, int64_t layer, const HeadRows &q,
+                    const HeadRows &out)
+        : Tasks(groups, layer, {}), dim_(int(step.head_dim)), rank_(int(step.latent_rank)),
+          row_floats_(rounded_up(dim_, UNIT)), queries_(q), sums_(out) {}
+
+  private:
+    using Tasks::partial, Tasks::pool_, Tasks::rows_of, Tasks::shape_, Tasks::step_;
+
+    void compute(const Task &task, const Task *, bool) const override {
+        const int rows = rows_of(task), lanes = shape_.lanes;
+        const int64_t limit_floats = rounded_up(2 * rows, 16), queries = rows * row_floats_;
+        const int64_t sums = rounded_up(Sums::floats(rows, lanes), 16);
+        float *at = scratch(size_t(limit_floats + task.heads * (queries + 2 * sums)));
+        auto take = [&at](int64_t count) { return (at += count) - count; };
+        auto *limits = (Limits *)take(limit_floats);
+        find_limits(task, limits);
+        std::vector<GroupRows> groups(size_t(task.heads));
+        for (size_t g = 0; g < groups.size(); g++) {
+            groups[g] = {take(queries), Sums::in(take(sums), rows, lanes), Sums::in(take(sums), rows, lanes)};
+            load(task, task.first_head + int64_t(g), groups[g].queries);
+            groups[g].total.clear(rows, lanes);
+        }
+        SplitTokens<T> tokens;
+        for (int64_t split = 0; split < task.splits; split++) {
+            find(task, split, tokens);
+            for (const GroupRows &group : groups) {
+                const Sums into = task.is_partial ? partial(task, split) : group.split;
+                sum_up_split(tokens, group.queries, limits, rows, into);
+                if (!task.is_partial) group.total.merge(into, rows, lanes);
+            }
+        }
+        for (size_t g = 0; g < groups.size() && !task.is_partial; g++)
+            finish(task, task.first_head + int64_t(g), groups[g].total);
+    }
+
+    void find(const Task &task, int64_t split, SplitTokens<T> &tokens) const {
+        tokens.start = (task.first_split + split) * SPLIT;
+        tokens.count = int(std::min<int64_t>(task.context - tokens.start, SPLIT));
+        const int32_t *pages = step_.block_tables + task.sequence * step_.table_stride;
+        for (int t = 0; t < tokens.count; t++) {
+            const int64_t position = tokens.start + t;
+            const char *page = pool_ + pages[position / step_.block] * step_.page_stride;
+            tokens.rows[t] = (const T *)page + position % step_.block * dim_;
+        }
+    }
+
+    void sum_up_split(const SplitTokens<T> &tokens, const float *queries, const Limits *limits, int rows,
+                      const Sums &sums) const {
+        by_even_rows(rows, [&](int row, auto count) {
+            constexpr int ROWS = decltype(count)::value;
+            sum_up_rows<ROWS>(tokens, queries + row * row_floats_, limits + row, sums.from(row, shape_.lanes));
+        });
+    }
+
+    template <int ROWS>
+    void sum_up_rows(const SplitTokens<T> &tokens, const float *queries, const Limits *limits, const Sums &sums) const {
+        const int lanes = shape_.lanes, seen = int(seen_of(limits, ROWS, tokens.start, tokens.count));
+        sums.clear(ROWS, lanes);
+        if (seen <= 0) return;
+        alignas(64) float scores[ROWS * SPLIT];
+        int t = 0;
+        for (; t + TILE_TOKENS <= seen; t += TILE_TOKENS)
+            multiply_tokens<T, ROWS, TILE_TOKENS>(queries, row_floats_, tokens.rows + t, dim_, scores + t);
+        for (; t < seen; t++) multiply_tokens<T, ROWS, 1>(queries, row_floats_, tokens.rows + t, dim_, scores + t);
+        const Scoring by = scoring();
+        const int columns = rounded_up(seen, UNIT);
+        const Scales none = {};
+        for (int r = 0; r < ROWS; r++) {
+            float *row = scores + r * SPLIT;
+            by.cap(row, 0, columns);
+            hide(row, limits[r], tokens.start, tokens.count, columns);
+            sums.peaks[r] = weigh<Math>(row, columns, by.scale, none, sums.weights + r * simd::W);
+        }
+        for (int first = 0; first < seen; first += CHUNK_TOKENS)
+            add_tokens<T, ROWS>(scores + first, tokens.rows + first, std::min(CHUNK_TOKENS, seen - first), rank_,
+                                sums.values, lanes);
+    }
+
+    // One group's query rows as floats, in the order of units.
+    void load(const Task &task, int64_t group, float *to) const {
+        std::memset(to, 0, size_t(rows_of(task) * row_floats_) * sizeof(float));
+        with_dtype(step_.dtype, [&](auto type) {
+            for (int row = 0; row < rows_of(task); row++) {
+                const auto *from = (const decltype(type) *)queries_.at + place(queries_, task, group, row);
+                float numbers[UNIT], *into = to + row * row_floats_;
+                for (int at = 0; at < dim_; at += UNIT, into += UNIT) {
+                    const int count = std::min(UNIT, dim_ - at);
+                    for (int half = 0; half < count; half += simd::W)
+                        simd::store(numbers + half, simd::load_up_to(from + at + half, count - half));
+                    for (int i = 0; i < count; i++) into[place_in_unit<T>(i)] = numbers[i];
+                }
+            }
+        });
+    }
+
+    void finish(const Task &task, int64_t group, const Sums &sums) const override {
+        with_dtype(step_.dtype, [&](auto type) {
+            for (int row = 0; row < rows_of(task); row++) {
+                auto *to = (decltype(type) *)sums_.at + place(sums_, task, group, row);
+                const float *from = sums.values + row * shape_.lanes;
+                const float inverse = 1.0f / simd::reduce_add(simd::load(sums.weights + row * simd::W));
+                float numbers[UNIT];
+                for (int at = 0; at < rank_; at += UNIT) {
+                    for (int i = 0; i < UNIT; i++) numbers[i] = from[at + place_in_unit<T>(i)] * inverse;
+                    for (int half = 0; half < std::min(UNIT, rank_ - at); half += simd::W)
+                        simd::store_up_to(to + at + half, simd::load(numbers + half), rank_ - at - half);
+                }
+            }
+        });
+    }
+
+    // Where a task's row lies among those of all tokens and heads.
+    int64_t place(const HeadRows &rows, const Task &task, int64_t group, int row) const {
+        const int64_t token = task.first_token + row / shape_.groups, head = group * shape_.groups + row % shape_.groups;
+        return token * rows.token_stride + head * rows.head_stride;
+    }
+
+    const int dim_, rank_, row_floats_;
+    const HeadRows queries_, sums_;
+};
+
+template <class T, class P>
+void store_token(const AttentionStep &s, int64_t layer, int64_t token, T *q, int64_t head_stride, const T *k) {
+    const int64_t rank = s.latent_rank, half = (s.head_dim - rank) / 2;
+    const int64_t angles = (token * s.ropes + s.rules[layer].rope) * half;
+    const float *cosines = s.cosines + angles, *sines = s.sines + angles;
+    for (int64_t head = 0; head < s.heads; head++) {
+        T *end = q + head * head_stride + rank;
+        rotate(end, cosines, sines, half, end);
+    }
+    std::vector<T> row(k, k + s.head_dim);
+    rotate(k + rank, cosines, sines, half, row.data() + rank);
+    const int64_t page = s.write_slots[token] / s.block, offset = s.write_slots[token] % s.block;
+    P *to = (P *)((char *)s.pool + page * s.page_stride + layer * s.layer_stride) + offset * s.head_dim;
+    if constexpr (std::is_same_v<T, P>) {
+        std::memcpy(to, row.data(), row.size() * sizeof(T));
+    } else {
+        for (int64_t d = 0; d < s.head_dim; d += simd::W) {
+            const int n = int(std::min<int64_t>(simd::W, s.head_dim - d));
+            simd::store_up_to(to + d, simd::load_up_to(row.data() + d, n), n);
+        }
+    }
+}
+
+}  // namespace
+
+void store_latents(Team *team, const AttentionStep &step, int64_t layer, const HeadRows &q, const void *k,
+                   int64_t k_stride) {
+    with_dtype(step.dtype, [&](auto type) {
+        using T = decltype(type);
+        with_numbers(step.form, [&](auto number) {
+            auto some = [&](int part, int parts) {
+                for (int64_t t = step.tokens * part / parts; t < step.tokens * (part + 1) / parts; t++)
+                    store_token<T, decltype(number)>(step, layer, t, (T *)q.at + t * q.token_stride, q.head_stride,
+                                                     (const T *)k + t * k_stride);
+            };
+            const int64_t rotated = step.tokens * step.heads * (step.head_dim - step.latent_rank);
+            run_parts(rotated * int64_t(sizeof(T)) < ALONE_BYTES ? nullptr : team, some);
+        });
+    });
+}
+
+void attend_latents(Team *team, const AttentionStep &step, int64_t layer, const HeadRows &q, const HeadRows &out) {
+    const AttentionStep groups = step_of_groups(step);
+    with_numbers(step.form, [&](auto number) {
+        LatentAttention<decltype(number)>(step, groups, layer, q, out).run(team);
+    });
+}
+
+}  // namespace twostroke
+
+TWOSTROKE_EXPORT void twostroke_store_latents(twostroke::Team *team, const twostroke::AttentionStep *step,
+                                              int64_t layer, const twostroke::HeadRows *q, const void *k,
+                                              int64_t k_stride) {
+    twostroke::store_latents(team, *step, layer, *q, k, k_stride);
+}
+
+TWOSTROKE_EXPORT void twostroke_attend_latents(twostroke::Team *team, const twostroke::AttentionStep *step,
+                                               int64_t layer, const twostroke::HeadRows *q,
+                                               const twostroke::HeadRows *out) {
+    twostroke::attend_latents(team, *step, layer, *q, *out);
+}

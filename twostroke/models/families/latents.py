@@ -1,0 +1,91 @@
+"""What DeepSeek's families have in common: latents in place of keys and values, and layers whose MLPs are experts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from twostroke.kernels.attention_rules import AttentionRule
+from twostroke.models.families.experts import experts_per_token
+from twostroke.models.families.published import PublishedConfig
+from twostroke.models.spec import ExpertSpec, LatentSpec
+
+NORM_EPSILON: Final = 1e-6
+"""The epsilon of the norms of latents in transformers' and in DeepSeek's own code, whatever rms_norm_eps says."""
+NAMES: Final[Mapping[str, str]] = {
+    f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
+}
+"""The files' names of modules: there may be several shared experts, which are one wide MLP."""
+
+
+def latent_attention(published: PublishedConfig, *, is_interleaved: bool) -> dict[str, Any]:
+    """Return the fields of a spec that say how a model attends to latents.
+
+    Raises UnsupportedModel, naming the key, for what is not computed.
+    """
+    config = published.config
+    published.require("attention_bias", False)
+    published.require("num_key_value_heads", config.num_attention_heads)
+    latents = LatentSpec(
+        rank=config.kv_lora_rank,
+        plain_dim=config.qk_nope_head_dim,
+        rope_dim=config.qk_rope_head_dim,
+        value_dim=config.v_head_dim,
+        query_rank=config.q_lora_rank,
+        norm_epsilon=NORM_EPSILON,
+        is_interleaved=is_interleaved,
+    )
+    rule = AttentionRule(scale=latents.query_dim**-0.5 * _stretched(published))
+    return {
+        "latents": latents,
+        "kv_heads": 1,
+        "head_dim": latents.key_dim,
+        "layer_rules": (rule,) * config.num_hidden_layers,
+    }
+
+
+def deepseek_experts(published: PublishedConfig, **choice: Any) -> dict[str, Any]:
+    """Return the fields of a spec that say which layers have experts, and how.
+
+    `choice` says how a token's experts are chosen. Raises UnsupportedModel, naming the key, for what is not computed.
+    """
+    config = published.config
+    published.require("moe_layer_freq", 1)
+    published.require("mlp_bias", False)
+    layers, dense = config.num_hidden_layers, config.first_k_dense_replace or 0
+    if dense >= layers:
+        return {"dense_layers": tuple(range(layers))}
+    experts = ExpertSpec(
+        count=config.n_routed_experts,
+        per_token=experts_per_token(published, config.n_routed_experts),
+        width=config.moe_intermediate_size,
+        shared_width=config.moe_intermediate_size * (config.n_shared_experts or 0),
+        has_shared_gate=False,
+        scaling=float(config.routed_scaling_factor),
+        **choice,
+    )
+    return {"experts": experts, "dense_layers": tuple(range(dense))}
+
+
+def expert_groups(published: PublishedConfig, *, best: int) -> dict[str, int]:
+    """Return how many groups of experts there are, and how many of them a token has.
+
+    A group is as good as its `best` best experts. Raises UnsupportedModel for groups that hold too few experts.
+    """
+    config = published.config
+    groups, chosen, count = config.n_group, config.topk_group, config.n_routed_experts
+    if not groups or count % groups or count // groups < best:
+        raise published.refusal(f"n_group {groups!r} of {count} experts")
+    if not chosen or not 1 <= chosen <= groups or chosen * (count // groups) < (config.num_experts_per_tok or 0):
+        raise published.refusal(f"topk_group {chosen!r} of {groups} groups")
+    return {"groups": groups, "groups_per_token": chosen}
+
+
+def _stretched(published: PublishedConfig) -> float:
+    """Return the factor of scores by which yarn makes up for longer contexts (mscale_all_dim)."""
+    parameters = published.config.rope_parameters
+    by = parameters.get("mscale_all_dim", 0)
+    if parameters.get("rope_type", "default") == "default" or not by or parameters["factor"] <= 1:
+        return 1.0
+    return float((0.1 * by * math.log(parameters["factor"]) + 1.0) ** 2)
