@@ -22,7 +22,7 @@ from twostroke.errors import ConfigError
 from twostroke.models.catalog import places
 from twostroke.models.catalog.wheel_files import Progress, bytes_to_fetch, joined_file
 from twostroke.models.catalog.wheel_models import CATALOG
-from twostroke.models.weights.stored.check import check_gguf
+from twostroke.models.weights.stored.check import check_describes_itself, check_gguf
 
 WEIGHT_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a weight, by --dtype."""
@@ -104,6 +104,7 @@ def _fetch_stored(model: str, target: Path, progress: Progress) -> Path:
                 if (file.parent / beside).is_file():
                     shutil.copyfile(file.parent / beside, written / beside)
         else:
+            check_describes_itself(file)
             arguments = ["-m", "twostroke.models.catalog.gguf", str(file), str(written), "header"]
             _run_python(arguments, f"reading the config and the tokenizer of {file.name}")
         (written / "model.gguf").symlink_to(file)

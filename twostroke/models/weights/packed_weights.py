@@ -20,6 +20,7 @@ from twostroke.models.families import tensors as naming
 from twostroke.models.families.table import named
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights import balanced_keys as balancing
+from twostroke.models.weights import fused_experts
 from twostroke.models.weights import products as loading
 from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.digest import weights_digest
@@ -32,7 +33,7 @@ from twostroke.models.weights.products import (
     take_positions,
     take_products,
 )
-from twostroke.models.weights.stored import coded, gguf
+from twostroke.models.weights.stored import coded, gguf, gguf_names
 from twostroke.models.weights.stored.formats import OpenWeights, open_weights
 from twostroke.models.weights.tensors import WeightSource
 
@@ -103,7 +104,19 @@ class PackedModel:
         return replace(weights, embedding=embedding, layers=layers, norm=norm, positions=positions)
 
     def _path(self) -> Path:
-        modules = (arenas, linear, packing, stored_packing, loading, balancing, naming, gguf, coded)
+        modules = (
+            arenas,
+            linear,
+            packing,
+            stored_packing,
+            loading,
+            balancing,
+            naming,
+            gguf,
+            gguf_names,
+            coded,
+            fused_experts,
+        )
         code = b"".join(Path(module.__file__ or "").read_bytes() for module in modules)
         facts = f"{weights_digest(self.directory)} {self.spec} {self.dtype} {self.is_int8}".encode()
         return packed_folder() / f"{hashlib.blake2b(facts + code, digest_size=16).hexdigest()}{SUFFIX}"

@@ -13,8 +13,7 @@ import numpy as np
 
 from twostroke.errors import ConfigError
 from twostroke.models.weights.stored.coded_matrices import SCALES, CodedMatrices, coded_in
-from twostroke.models.weights.stored.gguf_file import GgufFile, GgufTensor, read_gguf
-from twostroke.models.weights.stored.gguf_names import FAMILIES
+from twostroke.models.weights.stored.gguf_file import GgufFile, GgufTensor, check_architecture, read_gguf
 from twostroke.models.weights.stored.model_files import gguf_in
 from twostroke.models.weights.stored.tensor_header import HeaderTensor, read_headers
 
@@ -41,11 +40,7 @@ def check_weights(directory: Path) -> None:
 def check_gguf(path: Path) -> None:
     """Raises ConfigError as `check_weights` does, for a GGUF file."""
     file = read_gguf(path)
-    if file.architecture not in FAMILIES:
-        raise ConfigError(
-            f"{path}: architecture {file.architecture!r} is not served from GGUF; served: {', '.join(FAMILIES)}",
-            field="model",
-        )
+    check_architecture(file)
     if "token_embd.weight" not in file.tensors:
         raise ConfigError(f"{path} has no tensor token_embd.weight", field="model")
     content = np.memmap(path, np.uint8, "r")
@@ -53,6 +48,22 @@ def check_gguf(path: Path) -> None:
         if _has_wrong_scale(content[tensor.start : tensor.start + tensor.size_bytes], tensor):
             raise _no_number(file.path, tensor.name)
     _check_heads(file)
+
+
+def check_describes_itself(path: Path) -> None:
+    """Raises ConfigError where a GGUF file alone does not say all of a model's config that we would read from it."""
+    file = read_gguf(path)
+    scaling = file.facts.get(f"{file.architecture}.rope.scaling.type", "none")
+    lost = [name for name in file.tensors if name.startswith("rope_f")]
+    if scaling != "none" and file.architecture != "gpt-oss":
+        lost.append(f"{file.architecture}.rope.scaling.type")
+    if file.architecture == "llama" and file.facts.get("llama.expert_count"):
+        lost.append("llama.expert_count")
+    if lost:
+        raise ConfigError(
+            f"{path}: {lost[0]} is only served with the model's config.json and tokenizer.json beside the file",
+            field="model",
+        )
 
 
 def _check_heads(file: GgufFile) -> None:

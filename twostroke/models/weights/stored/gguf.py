@@ -13,8 +13,8 @@ import torch
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.stored import Matrix, StoredMatrix, StoredNumbers
-from twostroke.models.weights.stored.gguf_file import GgufFile, GgufTensor, read_gguf
-from twostroke.models.weights.stored.gguf_names import gguf_name, is_paired
+from twostroke.models.weights.stored.gguf_file import GgufFile, GgufTensor, check_architecture, read_gguf
+from twostroke.models.weights.stored.gguf_names import gguf_place, has_one, is_paired
 
 PLAIN: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -27,6 +27,7 @@ class GgufTensors(ExitStack):
     ) -> None:
         super().__init__()
         self._file: GgufFile = read_gguf(path)
+        check_architecture(self._file)
         self._dtype = dtype
         self._device = device
         self._keeps_codes = keeps_codes
@@ -37,7 +38,7 @@ class GgufTensors(ExitStack):
         """The tensor of this name as plain numbers, on the device and in the dtype asked for."""
         tensor = self._tensor(name, shape)
         if tensor.kind.layout is None:
-            return self._plain(name, tensor).to(self._device, self._dtype, copy=True)
+            return self._plain(name, tensor).to(self._device, self._dtype, copy=True).view(shape)
         return self._stored(name, tensor).dense().to(self._device, self._dtype)
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
@@ -48,10 +49,12 @@ class GgufTensors(ExitStack):
         return self._stored(name, tensor)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
-        tensor = self._file.tensors.get(gguf_name(name))
+        tensor = self._file.find(gguf_place(self._file.architecture, name))
         if tensor is None:
-            raise ConfigError(f"{self._file.path} has no tensor {gguf_name(name)}", field="model")
-        if tensor.shape != shape:
+            place = gguf_place(self._file.architecture, name)
+            of_expert = "" if place.expert is None else f" with an expert {place.expert}"
+            raise ConfigError(f"{self._file.path} has no tensor {place.name}{of_expert}", field="model")
+        if shape not in {tensor.shape, (1, *tensor.shape)}:  # a row alone may be stored as a vector
             raise ConfigError(
                 f"{self._file.path}: tensor {tensor.name} has shape {tensor.shape}, the config says {shape}",
                 field="model",
@@ -63,6 +66,8 @@ class GgufTensors(ExitStack):
 
     def _plain(self, name: str, tensor: GgufTensor) -> torch.Tensor:
         numbers = torch.from_numpy(self._bytes(tensor).copy()).view(PLAIN[tensor.kind.name]).view(tensor.shape)
+        if has_one(self._file.architecture, name):
+            numbers = numbers.float() - 1
         return self._with_halves_of_heads(name, numbers)
 
     def _stored(self, name: str, tensor: GgufTensor) -> StoredMatrix:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.layout import Layout
+from twostroke.models.weights.stored.gguf_names import ARCHITECTURES, GgufPlace
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -76,6 +77,11 @@ class GgufTensor:
     """In bytes from the beginning of the file."""
     size_bytes: int
 
+    def part(self, index: int) -> GgufTensor:
+        """Return one of the tensors that this one holds along its first dimension."""
+        size = self.size_bytes // self.shape[0]
+        return replace(self, shape=self.shape[1:], start=self.start + index * size, size_bytes=size)
+
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
@@ -90,6 +96,13 @@ class GgufFile:
     def architecture(self) -> str:
         return str(self.facts.get("general.architecture", ""))
 
+    def find(self, place: GgufPlace) -> GgufTensor | None:
+        """Return the tensor at a place; None where there is none."""
+        tensor = self.tensors.get(place.name)
+        if tensor is None or place.expert is None:
+            return tensor
+        return tensor.part(place.expert) if len(tensor.shape) > 1 and place.expert < tensor.shape[0] else None
+
 
 def read_gguf(path: Path) -> GgufFile:
     """Raises ConfigError, one line that says what is wrong, for a damaged file and for tensors of other types."""
@@ -98,6 +111,15 @@ def read_gguf(path: Path) -> GgufFile:
             return _Reader(path, content).read()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", field="model") from error
+
+
+def check_architecture(file: GgufFile) -> None:
+    """Raises ConfigError for a file of an architecture that is not served."""
+    if file.architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ConfigError(
+            f"{file.path}: architecture {file.architecture!r} is not served from GGUF; served: {known}", field="model"
+        )
 
 
 class _Reader:

@@ -8,8 +8,8 @@ from pathlib import Path
 from twostroke.errors import ConfigError
 from twostroke.kernels.layout import Layout
 from twostroke.models.weights.stored.coded_matrices import coded_in
-from twostroke.models.weights.stored.gguf_file import read_gguf
-from twostroke.models.weights.stored.gguf_names import gguf_name
+from twostroke.models.weights.stored.gguf_file import check_architecture, read_gguf
+from twostroke.models.weights.stored.gguf_names import gguf_place
 
 GGUF_SUFFIX = ".gguf"
 
@@ -52,10 +52,11 @@ def layouts_in(directory: Path) -> LayoutOf | None:
 
 def layouts_of_gguf(path: Path) -> LayoutOf:
     """Return the layouts of a GGUF file's matrices. Raises ConfigError where it is damaged."""
-    tensors = read_gguf(path).tensors
+    file = read_gguf(path)
+    check_architecture(file)
 
     def layout_of(name: str) -> Layout | None:
-        tensor = tensors.get(gguf_name(name))
+        tensor = file.find(gguf_place(file.architecture, name))
         return None if tensor is None else tensor.kind.layout
 
     return layout_of
