@@ -1,4 +1,4 @@
-"""Attention over pages of latents, in the shapes of DeepSeek V2-Lite and V3: some layers of a decode or prefill step."""
+"""Attention over pages of latents, in the shapes of DeepSeek V2-Lite and V3: layers of a decode or prefill step."""
 
 from __future__ import annotations
 
