@@ -19,7 +19,7 @@ ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check gpu nixl fuzz neighbours clean clients .clients
+.PHONY: help serve test quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check gpu nixl fuzz neighbours adapters clean clients .clients
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -40,6 +40,7 @@ help:
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every endpoint, led by coverage (35 MB to download): ARGS=\"--for 3600\""
 	@echo "make neighbours        an honest client beside a hundred hostile ones, for 10 minutes: ARGS=\"--for 30m --seed 3\""
+	@echo "make adapters          sixteen LoRA adapters that are loaded, replaced and unloaded every second under load, 3 minutes"
 	@echo "make gpu               check and time everything on one GPU; needs torch, Triton, numpy and pydantic alone (GPU_PYTHON=...)"
 	@echo "make proto             regenerate twostroke/rpc/v1 from proto/ (make proto-check: is it up to date?)"
 	@echo "make settings          write docs/settings.md, the table of all settings, from twostroke/config"
@@ -183,6 +184,9 @@ bench-kernels bench-index bench-decisions bench-determinism bench-policies bench
 
 neighbours: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.neighbours $(ARGS)
+
+adapters: $(VENV)/.dev
+	$(BIN)/python -m tests.chaos.adapters $(ARGS)
 
 gpu:
 	$(GPU_PYTHON) -m tests.gpu.bench $(ARGS)

@@ -56,7 +56,9 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
         self._membership = membership
         self._known = _stored(store)
         """Every name that was ever put; one that was removed has no digest."""
-        self._releases: set[asyncio.Task[None]] = set()
+        self._telling: asyncio.Task[None] | None = None
+        self._is_untold = False
+        """Workers have not been told of the last change yet."""
 
     def to_messages(self) -> list[adapters_pb2.NamedAdapter]:
         return [each for each in self._known.values() if each.adapter.digest]
@@ -77,8 +79,6 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
             raise Overloaded(f"the fleet has had {MOST_ADAPTERS} names of adapters, and takes no more")
         version = self._keep(wanted)
         log.info("adapter named name=%r adapter=%s", wanted.name, wanted.adapter.digest.hex())
-        if known is not None:
-            self._release(known.adapter.digest)
         return adapters_pb2.PutAdapterResponse(version=version)
 
     async def Remove(  # noqa: N802
@@ -90,42 +90,42 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
             raise NotFound(f"The lora adapter {request.name!r} cannot be found.", field="lora_name")
         version = self._keep(adapters_pb2.NamedAdapter(name=request.name))
         log.info("adapter withdrawn name=%r adapter=%s", request.name, known.adapter.digest.hex())
-        self._release(known.adapter.digest)
         return adapters_pb2.RemoveAdapterResponse(version=version)
 
     async def stop(self) -> None:
-        for task in self._releases:
-            task.cancel()
-        await asyncio.gather(*self._releases, return_exceptions=True)
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
 
     def _keep(self, adapter: adapters_pb2.NamedAdapter) -> int:
         message = adapter.SerializeToString()
         self._store.set_adapter(_key(adapter.name), _digest(message) + message)
         self._known[adapter.name] = adapter
+        self._is_untold = True
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._tell_workers())
         return self._publish()
 
-    def _release(self, digest: bytes) -> None:
-        """Let workers free an adapter that no name leads to any more."""
-        if not digest or any(each.adapter.digest == digest for each in self._known.values()):
-            return
-        task = asyncio.create_task(self._release_everywhere(digest))
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
+    async def _tell_workers(self) -> None:
+        """Say to all workers which adapters have names, one change after the other; some may be told as one.
 
-    async def _release_everywhere(self, digest: bytes) -> None:
-        """Tell the workers; one that does not answer frees it when it needs the room."""
-        await asyncio.gather(*(self._release_at(address, digest) for address in self._workers()))
-        kept = [each.adapter.digest for each in self._known.values()]
-        with contextlib.suppress(OSError):
-            await asyncio.to_thread(forget_others, kept)
+        A worker that does not answer frees the others when it needs the room, or at the next change.
+        """
+        while self._is_untold:
+            self._is_untold = False
+            digests = {each.adapter.digest for each in self._known.values() if each.adapter.digest}
+            request = adapters_pb2.KeepAdaptersRequest(digests=sorted(digests))
+            await asyncio.gather(*(self._tell(address, request) for address in self._workers()))
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(forget_others, digests)
 
-    async def _release_at(self, address: str, digest: bytes) -> None:
+    async def _tell(self, address: str, request: adapters_pb2.KeepAdaptersRequest) -> None:
         channel = PeerChannel(address, self._membership)
         try:
             stub = adapters_pb2_grpc.WorkerAdaptersStub(channel.channel)
-            await channel.call(stub.Release, adapters_pb2.ReleaseAdapterRequest(digest=digest), CALL_S)
+            await channel.call(stub.Keep, request, CALL_S)
         except ServeError as error:
-            log.info("adapter not released address=%s error=%s", address, error.message)
+            log.info("adapters not told address=%s error=%s", address, error.message)
         finally:
             await channel.close()
 

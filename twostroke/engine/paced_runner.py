@@ -212,7 +212,8 @@ class PacedRunner:
         before = np.where(first > 0, self._slots_at(batch.block_tables, np.maximum(first - 1, 0)), np.uint64(0))
         shares = _mix((batch.tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) ^ self._weights)
         if batch.adapters:
-            shares = _mix(shares ^ np.repeat(self.adapters.seeds(batch.adapters), np.diff(batch.query_starts)))
+            seeds = np.repeat(self.adapters.seeds(batch.adapters), np.diff(batch.query_starts))
+            shares = np.where(seeds, _mix(shares ^ seeds), shares)  # rows without an adapter stay as they are
         if self._windows is not None:
             shares += self._windows.write(batch, shares)
         sums = np.cumsum(shares, dtype=np.uint64)

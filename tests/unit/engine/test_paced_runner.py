@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 
@@ -235,3 +236,15 @@ def test_pages_of_a_window_are_as_large_as_others_unless_they_are_told_their_siz
     with pytest.raises(ConfigError, match="window_page_bytes must be at least 128 for blocks of 16, got 127"):
         PacedSpec.parse("window=9,window_page_bytes=127").page_sizes_for(16)
     assert [group.name for group in WINDOWED.page_groups] == ["full", "window"]
+
+
+def test_a_row_without_an_adapter_has_its_tokens_beside_rows_with_one(runner: PacedRunner) -> None:
+    expected = answer(runner, Stream(PROMPT.copy(), list(range(8))), 1)
+    runner.adapters.put(b"digest", 12345)
+    rows = [Stream(PROMPT.copy(), list(range(first, first + 8))) for first in (8, 16)]
+    batch = step([(row, len(PROMPT)) for row in rows], BLOCK)
+    base, adapted = runner.run(dataclasses.replace(batch, adapters=(None, b"digest"))).tokens
+    assert [base.token] == expected
+    alone = Stream(PROMPT.copy(), list(range(24, 32)))
+    again = runner.run(dataclasses.replace(step([(alone, len(PROMPT))], BLOCK), adapters=(b"digest",))).tokens[0]
+    assert again.token == adapted.token != base.token

@@ -56,13 +56,13 @@ class RemoveAdapterResponse(_message.Message):
     version: int
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
-class ReleaseAdapterRequest(_message.Message):
-    __slots__ = ("digest",)
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    digest: bytes
-    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+class KeepAdaptersRequest(_message.Message):
+    __slots__ = ("digests",)
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
-class ReleaseAdapterResponse(_message.Message):
+class KeepAdaptersResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -155,10 +155,10 @@ class WorkerAdaptersStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Release = channel.unary_unary(
-                '/twostroke.v1.WorkerAdapters/Release',
-                request_serializer=twostroke_dot_rpc_dot_v1_dot_adapters__pb2.ReleaseAdapterRequest.SerializeToString,
-                response_deserializer=twostroke_dot_rpc_dot_v1_dot_adapters__pb2.ReleaseAdapterResponse.FromString,
+        self.Keep = channel.unary_unary(
+                '/twostroke.v1.WorkerAdapters/Keep',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_adapters__pb2.KeepAdaptersRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_adapters__pb2.KeepAdaptersResponse.FromString,
                 _registered_method=True)
 
 
@@ -166,8 +166,9 @@ class WorkerAdaptersServicer:
     """Served by workers.
     """
 
-    def Release(self, request, context):
-        """No name leads to this adapter any more: free it once no request uses it. It is loaded again if one comes.
+    def Keep(self, request, context):
+        """Names lead to these adapters and to no others: free others once no request uses them. A request that comes for one
+        is served nevertheless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,10 +177,10 @@ class WorkerAdaptersServicer:
 
 def add_WorkerAdaptersServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Release': grpc.unary_unary_rpc_method_handler(
-                    servicer.Release,
-                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_adapters__pb2.ReleaseAdapterRequest.FromString,
-                    response_serializer=twostroke_dot_rpc_dot_v1_dot_adapters__pb2.ReleaseAdapterResponse.SerializeToString,
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_adapters__pb2.KeepAdaptersRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_adapters__pb2.KeepAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -194,7 +195,7 @@ class WorkerAdapters:
     """
 
     @staticmethod
-    def Release(request,
+    def Keep(request,
             target,
             options=(),
             channel_credentials=None,
@@ -207,9 +208,9 @@ class WorkerAdapters:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/twostroke.v1.WorkerAdapters/Release',
-            twostroke_dot_rpc_dot_v1_dot_adapters__pb2.ReleaseAdapterRequest.SerializeToString,
-            twostroke_dot_rpc_dot_v1_dot_adapters__pb2.ReleaseAdapterResponse.FromString,
+            '/twostroke.v1.WorkerAdapters/Keep',
+            twostroke_dot_rpc_dot_v1_dot_adapters__pb2.KeepAdaptersRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_adapters__pb2.KeepAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -76,27 +76,33 @@ class WorkerAdaptersStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerAdaptersAsyncStub: ...
-    Release: _grpc.UnaryUnaryMultiCallable[_adapters_pb2.ReleaseAdapterRequest, _adapters_pb2.ReleaseAdapterResponse]
-    """No name leads to this adapter any more: free it once no request uses it. It is loaded again if one comes."""
+    Keep: _grpc.UnaryUnaryMultiCallable[_adapters_pb2.KeepAdaptersRequest, _adapters_pb2.KeepAdaptersResponse]
+    """Names lead to these adapters and to no others: free others once no request uses them. A request that comes for one
+    is served nevertheless.
+    """
 
 @_typing.type_check_only
 class WorkerAdaptersAsyncStub(WorkerAdaptersStub):
     """Served by workers."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Release: _aio.UnaryUnaryMultiCallable[_adapters_pb2.ReleaseAdapterRequest, _adapters_pb2.ReleaseAdapterResponse]  # type: ignore[assignment]
-    """No name leads to this adapter any more: free it once no request uses it. It is loaded again if one comes."""
+    Keep: _aio.UnaryUnaryMultiCallable[_adapters_pb2.KeepAdaptersRequest, _adapters_pb2.KeepAdaptersResponse]  # type: ignore[assignment]
+    """Names lead to these adapters and to no others: free others once no request uses them. A request that comes for one
+    is served nevertheless.
+    """
 
 class WorkerAdaptersServicer(metaclass=_abc_1.ABCMeta):
     """Served by workers."""
 
     @_abc_1.abstractmethod
-    def Release(
+    def Keep(
         self,
-        request: _adapters_pb2.ReleaseAdapterRequest,
+        request: _adapters_pb2.KeepAdaptersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_adapters_pb2.ReleaseAdapterResponse, _abc.Awaitable[_adapters_pb2.ReleaseAdapterResponse]]:
-        """No name leads to this adapter any more: free it once no request uses it. It is loaded again if one comes."""
+    ) -> _typing.Union[_adapters_pb2.KeepAdaptersResponse, _abc.Awaitable[_adapters_pb2.KeepAdaptersResponse]]:
+        """Names lead to these adapters and to no others: free others once no request uses them. A request that comes for one
+        is served nevertheless.
+        """
 
 def add_WorkerAdaptersServicer_to_server(servicer: WorkerAdaptersServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

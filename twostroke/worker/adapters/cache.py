@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,8 +37,6 @@ class _Loaded:
     """Number of its latest use: a higher one is later."""
     holders: int = 0
     was_held: bool = False
-    is_released: bool = False
-    """No name leads to it any more."""
 
 
 class AdapterCache:
@@ -64,6 +62,8 @@ class AdapterCache:
         self._loaded: dict[bytes, _Loaded] = {}
         self._wanted: dict[bytes, AdapterRef] = {}
         self._held: dict[Sequence, bytes] = {}
+        self._named: frozenset[bytes] | None = None
+        """Digests to which names lead; None until the supervisor has said."""
         self._uses = itertools.count()
         self._changed = Condition()
         self.load_s = 0.0
@@ -97,18 +97,19 @@ class AdapterCache:
             self._loaded[digest].holders -= 1
             self._changed.notify()
 
-    def forget(self, digest: bytes) -> None:
-        """Free an adapter that no name leads to, as soon as nobody holds it."""
-        known = self._loaded.get(digest)
-        if known is not None:
-            known.is_released = True
-            self._changed.notify()
+    def keep_only(self, digests: Iterable[bytes]) -> None:
+        """Free all others as soon as nobody holds them: no name leads to them any more.
+
+        A request that began before may come for one of those yet. It is loaded again, and freed when that has ended.
+        """
+        self._named = frozenset(digests)
+        self._changed.notify()
 
     async def run(self, failed: Callable[[bytes, ServeError], None]) -> None:
         """Load what is wanted, until cancelled. `failed` ends the sequences whose adapter cannot be loaded."""
         while True:
             ticket = self._changed.ticket()
-            await self._free_released()
+            await self._free_unnamed()
             for digest, adapter in list(self._wanted.items()):
                 if not self._is_awaited(digest):
                     del self._wanted[digest]
@@ -123,9 +124,9 @@ class AdapterCache:
                 await self._drop(digest)
 
     async def _wait(self, changed: Any) -> None:
-        """Wait for a change. What waits for room looks again after a while: a new adapter may have stayed unused."""
+        """Wait for a change, or for a while: what was loaded may have stayed unused, since who wanted it went away."""
         try:
-            async with asyncio.timeout(UNUSED_S if self._wanted else None):
+            async with asyncio.timeout(UNUSED_S if self._wanted or self._unnamed() else None):
                 await changed
         except TimeoutError:
             return
@@ -168,9 +169,12 @@ class AdapterCache:
         self._metrics.evictions.inc()
         return True
 
-    async def _free_released(self) -> None:
-        for digest, known in list(self._loaded.items()):
-            if known.is_released and not known.holders and not self._is_awaited(digest):
+    def _unnamed(self) -> list[bytes]:
+        return [] if self._named is None else [digest for digest in self._loaded if digest not in self._named]
+
+    async def _free_unnamed(self) -> None:
+        for digest in self._unnamed():
+            if not self._loaded[digest].holders and not self._is_awaited(digest):
                 await self._drop(digest)
 
     async def _drop(self, digest: bytes) -> None:

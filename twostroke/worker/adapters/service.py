@@ -1,4 +1,4 @@
-"""The WorkerAdapters rpc service: the supervisor says which adapters no name leads to any more."""
+"""The WorkerAdapters rpc service: the supervisor says to which adapters names lead."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class WorkerAdaptersService(adapters_pb2_grpc.WorkerAdaptersServicer):
     def __init__(self, adapters: AdapterCache) -> None:
         self._adapters = adapters
 
-    async def Release(  # noqa: N802  # the name in the .proto
-        self, request: adapters_pb2.ReleaseAdapterRequest, context: Context
-    ) -> adapters_pb2.ReleaseAdapterResponse:
-        self._adapters.forget(request.digest)
-        return adapters_pb2.ReleaseAdapterResponse()
+    async def Keep(  # noqa: N802  # the name in the .proto
+        self, request: adapters_pb2.KeepAdaptersRequest, context: Context
+    ) -> adapters_pb2.KeepAdaptersResponse:
+        self._adapters.keep_only(request.digests)
+        return adapters_pb2.KeepAdaptersResponse()

@@ -18,6 +18,7 @@ from twostroke.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.tier import Tier
+from twostroke.request import AdapterRef
 from twostroke.rpc.v1.control_pb2 import (
     TIER_DISK,
     TIER_HOST,
@@ -53,7 +54,7 @@ class Desk:
             self.index.apply(worker, EPOCH, log.snapshot())
             self.report(worker, running=40 if worker in D else 0)
 
-    def report(self, worker: WorkerId, **load: float) -> None:
+    def report(self, worker: WorkerId, **load: object) -> None:
         links = [LinkRate(worker_id=peer, latency_s=0.001, bytes_per_s=1e8) for peer in P if peer != worker]
         known = {"pages_free": 1000, "pages_total": 1000}
         self.by_id[worker].report(Load(costs=COSTS, links=links, **(known | load)), 0.0)  # type: ignore[arg-type]
@@ -259,3 +260,19 @@ def test_pulls_occupy_a_source_for_as_long_as_it_converts() -> None:
 
     same_s, converted_s = serve_wait_s(KvForm("bfloat16")), serve_wait_s(KvForm("int8", "bfloat16"))
     assert converted_s - same_s == pytest.approx(0.01 * len(NAMES))
+
+
+def test_a_worker_that_has_to_load_the_adapter_costs_the_time_that_takes() -> None:
+    desk, adapter = Desk(), AdapterRef(b"a" * 16, "/loras/a")
+    desk.report(D[0], running=40, adapter_load_s=0.5, adapters=[b"b" * 16])
+    desk.report(D[1], running=40, adapter_load_s=0.5, adapters=[adapter.digest])
+    desk.report(P[0], adapter_load_s=0.25)
+    with_adapter = dataclasses.replace(desk.ask(shares=False), adapter=adapter)
+    for asked, extra_s in ((desk.ask(shares=False), 0.0), (with_adapter, 0.5)):
+        seen = desk.selector.snapshot(asked, desk.workers(), 0.0)
+        by_worker = {view.worker: view.queue_s for view in (*seen.decode, *seen.prefill)}
+        assert by_worker[D[0]] - by_worker[D[1]] == pytest.approx(extra_s)
+        assert by_worker[P[0]] - by_worker[P[1]] == pytest.approx(extra_s / 2), (
+            "one that has not measured it costs nothing"
+        )
+    assert {desk.selector.select(with_adapter, desk.workers(), 0.0).decode for _ in range(8)} == {D[1]}

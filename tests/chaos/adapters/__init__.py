@@ -1,0 +1,1 @@
+"""Adapters that are loaded, replaced and unloaded while clients ask: `versions` makes them, `churn` plays it."""
