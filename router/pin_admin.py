@@ -14,7 +14,7 @@ from router.frontend.params import check_request_id, check_salt
 from router.frontend.request_handler import RequestHandler
 from twostroke.errors import InvalidRequest
 from twostroke.fault_points import Point, reach
-from twostroke.kv_cache.block import block_hashes_of, owner_salt
+from twostroke.kv_cache.block import adapter_salt, block_hashes_of, owner_salt
 from twostroke.kv_cache.pins import Pin, pin_id_of
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
@@ -41,6 +41,7 @@ class PinAdminService(pins_pb2_grpc.PinAdminServicer):
     async def Add(self, request: pins_pb2.AddPinRequest, context: Context) -> pins_pb2.AddPinResponse:
         _check(request)
         facts = self._handler.dispatcher.facts
+        adapter = self._handler.adapter(request.model)
         tokens, public_tokens = await self._handler.pinned_prefix(request.SerializeToString())
         blocks = len(tokens) // facts.block_size
         if not blocks:
@@ -51,6 +52,8 @@ class PinAdminService(pins_pb2_grpc.PinAdminServicer):
             )
         pinned = tuple(tokens[: blocks * facts.block_size])
         salt = owner_salt(request.tenant, check_salt(request.cache_salt))
+        if adapter is not None:
+            salt, public_tokens = adapter_salt(salt, adapter.digest), 0
         hashes = block_hashes_of(pinned, facts.block_size, salt, public_tokens // facts.block_size)
         pin = Pin(
             pin_id=pin_id_of(request.owner, request.tenant, hashes[-1]),
@@ -61,6 +64,7 @@ class PinAdminService(pins_pb2_grpc.PinAdminServicer):
             expires_s=time.time() + request.ttl_s if request.HasField("ttl_s") else None,
             max_bytes=request.max_bytes,
             text=self._handler.text.decode(pinned[:64], skip_special_tokens=True),
+            adapter=adapter,
         )
         message = pin_to_message(pin, facts.fingerprint, tuple(request.workers))
         put = pins_pb2.PutPinRequest(pin=message, per_role=request.per_role)

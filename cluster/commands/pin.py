@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whose requests it serves (default: those without a tenant, and everybody's where --public-prefix "
         "declares it)",
     )
+    add.add_argument(
+        "--model", default="", metavar="NAME", help="of an adapter whose requests it serves (default: the model alone)"
+    )
     add.add_argument("--cache-salt", default="", metavar="SALT", help="of the requests that it serves (default: none)")
     add.add_argument("--expires", metavar="DURATION", help="30s, 5m, 2h, 7d from now (default: when it is removed)")
     add.add_argument("--max-bytes", metavar="SIZE", help="most bytes at each worker (default: what --pin-cap allows)")
@@ -151,9 +154,9 @@ def _request(args: argparse.Namespace) -> pins_pb2.AddPinRequest:
     """Raises ConfigError that names the flag."""
     _check_text({
         "--system": args.system, "--text": args.text, "--owner": args.owner, "--tenant": args.tenant,
-        "--cache-salt": args.cache_salt, "--workers": args.workers,
+        "--cache-salt": args.cache_salt, "--workers": args.workers, "--model": args.model,
     })  # fmt: skip
-    request = pins_pb2.AddPinRequest(owner=args.owner, tenant=args.tenant, cache_salt=args.cache_salt)
+    request = pins_pb2.AddPinRequest(owner=args.owner, tenant=args.tenant, cache_salt=args.cache_salt, model=args.model)
     if not args.owner:
         raise ConfigError("--owner must not be empty", field="--owner")
     if args.system is not None:

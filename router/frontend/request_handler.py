@@ -170,6 +170,12 @@ class RequestHandler:
         check_prompt(TokenPrompt(tokens), facts)
         return tokens, self._public.blocks_of(tokens, facts.block_size) * facts.block_size
 
+    def adapter(self, model: str) -> AdapterRef | None:
+        """Returns the adapter that is served under a name now. Raises NotFound for a name that leads to nothing."""
+        self.check_model(model)
+        served = self.dispatcher.adapters.get(model)
+        return None if served is None else served.ref
+
     async def abort(self, request_id: str, resume_token: str, auth: AuthContext) -> bool:
         """Ends the request of that id, or the one whose stream the token names. Returns False where there is none.
 
@@ -229,7 +235,7 @@ class RequestHandler:
         """Makes one request for the dispatcher of each prompt, after every check that the frontend can make."""
         self._refuse_if_draining()
         facts, options = self.dispatcher.facts, request.options
-        adapter = self._adapter(request.model)
+        adapter = self.adapter(request.model)
         salt, is_apart = _salt(request, facts, adapter)
         requests = []
         for rank, (request_id, prompt) in enumerate(zip(ids, request.prompts, strict=True)):
@@ -260,12 +266,6 @@ class RequestHandler:
                 )
             )
         return facts, tuple(requests)
-
-    def _adapter(self, model: str) -> AdapterRef | None:
-        """Returns what is served under a name now. Raises NotFound for a name that was withdrawn meanwhile."""
-        self.check_model(model)
-        served = self.dispatcher.adapters.get(model)
-        return None if served is None else served.ref
 
     @contextlib.contextmanager
     def _named(self, request: ClientRequest) -> Iterator[tuple[str, ...]]:

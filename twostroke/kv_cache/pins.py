@@ -16,6 +16,7 @@ from typing import TypeVar
 from twostroke.errors import PinRefused
 from twostroke.ids import BlockHash, PinId
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.request import AdapterRef
 
 Key = TypeVar("Key")
 
@@ -44,6 +45,8 @@ class Pin:
     """Most bytes that its blocks may take at one worker; 0: whatever the caps allow."""
     text: str = ""
     """How it begins, for people."""
+    adapter: AdapterRef | None = None
+    """Computes its blocks; None: the model alone."""
     is_hint: bool = False
     """A request asked for it: the request computes the blocks, and nobody else does."""
 

@@ -18,6 +18,7 @@ from tests.lora import random_tensors, write_adapter
 PACED = "paced:step_ms=1,max_model_len=512,page_bytes=1024"
 FLAGS = ["--model", PACED, "--kv-cache-memory", "1M", "--served-model-name", "tiny", "--prefill", "2", "--decode", "2"]
 PROMPT = "What does the captain say of the ship that nobody has seen for years? " * 2
+PINNED = "You are the voice of another ship, and you always tell where it is. " * 2
 
 
 def post(server: Server, path: str, body: dict[str, Any], token: str = "") -> tuple[int, str]:
@@ -42,8 +43,8 @@ def text(server: Server, model: str, prompt: str = PROMPT) -> str:
     return answer["choices"][0]["text"]
 
 
-def cached(server: Server, model: str) -> int:
-    body = {"model": model, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+def cached(server: Server, model: str, prompt: str = PROMPT) -> int:
+    body = {"model": model, "prompt": prompt, "max_tokens": 2, "temperature": 0}
     return json.loads(post(server, "/v1/completions", body)[1])["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
@@ -91,6 +92,12 @@ def test_adapters_are_models_of_their_own_over_replacements_and_restarts(tmp_pat
         server.command("adapter", "load", "third", str(folders[2]))
         third = text(server, "third")
 
+        pin = json.loads(server.command("pin", "add", "--text", PINNED, "--model", "third", "--json"))
+        assert cached(server, "tiny", PINNED) == 0, "the pin is the adapter's"
+        assert cached(server, "third", PINNED) >= pin["pinned"] > 0
+        pinned = text(server, "third", PINNED)
+        server.command("pin", "remove", pin["pin_id"])
+
         os.kill(server.worker_pid("SupervisorActor"), signal.SIGKILL)
         server.until_printed("Ray starts it again")
         epochs = server.epochs()
@@ -99,6 +106,7 @@ def test_adapters_are_models_of_their_own_over_replacements_and_restarts(tmp_pat
         wait_until(lambda: len(set(server.epochs().values()) - set(epochs.values())) >= 2, lambda: server.printed)
         for name, expected in (("tiny", base), ("first", first), ("second", replaced), ("third", third)):
             assert text(server, name) == expected
+        assert text(server, "third", PINNED) == pinned
 
         assert post(server, "/v1/unload_lora_adapter", {"lora_name": "third"}, token)[0] == 200
         assert post(server, "/v1/unload_lora_adapter", {"lora_name": "third"}, token)[0] == 404

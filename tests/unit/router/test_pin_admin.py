@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 import grpc.aio
 import pytest
 
+from router.fleet.adapters import ServedAdapter
 from tests.unit.router.conftest import FACTS, Frontend, open_frontend
 from twostroke.config import EndpointsConfig
-from twostroke.errors import ContextLengthExceeded, InvalidRequest, PeerLost, PinRefused, ServeError
+from twostroke.errors import ContextLengthExceeded, InvalidRequest, NotFound, PeerLost, PinRefused, ServeError
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
 from twostroke.kv_cache.pins import pin_id_of
+from twostroke.request import AdapterRef
 from twostroke.rpc.channel import error_of
 from twostroke.rpc.convert import hashes_from_bytes
+from twostroke.rpc.pins import pin_from_message
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import inference_pb2, pins_pb2, pins_pb2_grpc
 
@@ -80,6 +83,23 @@ async def test_a_pin_has_the_hashes_that_requests_of_its_tenant_have() -> None:
             )
             sent = frontend.dispatcher.requests[-1]
             assert block_hashes_of(sent.prompt, FACTS.block_size, sent.salt)[: len(hashes)] == hashes
+
+
+async def test_a_pin_of_an_adapter_has_the_hashes_that_its_requests_have_and_says_who_computes_it() -> None:
+    async with router() as (frontend, supervisor):
+        ref = AdapterRef(b"a" * 16, "/loras/legal")
+        frontend.dispatcher.adapters = {"legal": ServedAdapter("legal", ref, 4, 100, 0.0)}
+        await call(frontend, "Add", pins_pb2.AddPinRequest(text=TEXT, owner="ops", model="legal"))
+        pin = pin_from_message(supervisor.puts[-1].pin)
+        assert pin.adapter == ref
+        await frontend.http.post("/v1/completions", json={"prompt": TEXT + "Where?", "model": "legal"})
+        sent = frontend.dispatcher.requests[-1]
+        assert (
+            tuple(block_hashes_of(sent.prompt, FACTS.block_size, sent.salt))[: len(pin.block_hashes)]
+            == pin.block_hashes
+        )
+        with pytest.raises(NotFound, match="'civil' does not exist"):
+            await call(frontend, "Add", pins_pb2.AddPinRequest(text=TEXT, owner="ops", model="civil"))
 
 
 async def test_a_chat_is_pinned_up_to_where_chats_that_begin_like_it_differ() -> None:

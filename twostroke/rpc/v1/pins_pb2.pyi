@@ -1,3 +1,4 @@
+from twostroke.rpc.v1 import adapters_pb2 as _adapters_pb2
 from twostroke.rpc.v1 import inference_pb2 as _inference_pb2
 from twostroke.rpc.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
@@ -23,7 +24,7 @@ PIN_STATE_FAILED: PinState
 PIN_STATE_AWAY: PinState
 
 class Pin(_message.Message):
-    __slots__ = ("pin_id", "owner", "tenant", "tokens", "block_hashes", "expires_s", "workers", "max_bytes", "text", "fingerprint")
+    __slots__ = ("pin_id", "owner", "tenant", "tokens", "block_hashes", "expires_s", "workers", "max_bytes", "text", "fingerprint", "adapter")
     PIN_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +35,7 @@ class Pin(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     pin_id: str
     owner: str
     tenant: str
@@ -44,7 +46,8 @@ class Pin(_message.Message):
     max_bytes: int
     text: str
     fingerprint: str
-    def __init__(self, pin_id: _Optional[str] = ..., owner: _Optional[str] = ..., tenant: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., expires_s: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., max_bytes: _Optional[int] = ..., text: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    adapter: _adapters_pb2.Adapter
+    def __init__(self, pin_id: _Optional[str] = ..., owner: _Optional[str] = ..., tenant: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., expires_s: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., max_bytes: _Optional[int] = ..., text: _Optional[str] = ..., fingerprint: _Optional[str] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ...) -> None: ...
 
 class PutPinRequest(_message.Message):
     __slots__ = ("pin", "source", "per_role")
@@ -139,7 +142,7 @@ class PinUse(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., pages_total: _Optional[int] = ..., pages_pinned: _Optional[int] = ..., most_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., hints: _Optional[int] = ...) -> None: ...
 
 class AddPinRequest(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "owner", "tenant", "cache_salt", "ttl_s", "max_bytes", "workers", "per_role")
+    __slots__ = ("text", "chat", "token_ids", "owner", "tenant", "cache_salt", "ttl_s", "max_bytes", "workers", "per_role", "model")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +153,7 @@ class AddPinRequest(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PER_ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: _inference_pb2.Chat
     token_ids: _inference_pb2.TokenIds
@@ -160,7 +164,8 @@ class AddPinRequest(_message.Message):
     max_bytes: int
     workers: _containers.RepeatedScalarFieldContainer[str]
     per_role: int
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[_inference_pb2.Chat, _Mapping]] = ..., token_ids: _Optional[_Union[_inference_pb2.TokenIds, _Mapping]] = ..., owner: _Optional[str] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., ttl_s: _Optional[float] = ..., max_bytes: _Optional[int] = ..., workers: _Optional[_Iterable[str]] = ..., per_role: _Optional[int] = ...) -> None: ...
+    model: str
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[_inference_pb2.Chat, _Mapping]] = ..., token_ids: _Optional[_Union[_inference_pb2.TokenIds, _Mapping]] = ..., owner: _Optional[str] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., ttl_s: _Optional[float] = ..., max_bytes: _Optional[int] = ..., workers: _Optional[_Iterable[str]] = ..., per_role: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class AddPinResponse(_message.Message):
     __slots__ = ("pin_id", "tokens", "pinned_tokens", "public_tokens", "held")

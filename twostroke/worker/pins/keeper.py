@@ -152,6 +152,7 @@ class PinKeeper:
                 list(sequence.known),
                 list(sequence.block_hashes),
                 {block: sequence.pages[block] for block in missing},
+                adapter=sequence.adapter,
             )
             self._host.pulls.start(spec, self._tasks)
 
@@ -197,7 +198,8 @@ class PinKeeper:
         if pin is None:
             return
         reach(Point.PIN_BUILDING)
-        sequence = building(RequestId(f"pin-{pin.pin_id}"), host.new_session(), pin.tokens, pin.block_hashes)
+        name, session = RequestId(f"pin-{pin.pin_id}"), host.new_session()
+        sequence = building(name, session, pin.tokens, pin.block_hashes, pin.adapter)
         with contextlib.suppress(Overloaded):  # the next look tries again
             host.scheduler.enqueue(sequence)
             self._builds[sequence] = pin.pin_id
