@@ -15,6 +15,9 @@ COMMANDS = {
     "conversion": Command(
         "tests.bench.conversion", "pulls between workers of two forms: the source converts, the puller, or by price"
     ),
+    "adapters": Command(
+        "tests.bench.adapters", "tokens per second of a served load with an adapter in every row, and without any"
+    ),
     "determinism": Command(
         "tests.bench.determinism",
         "shares of streams that are the same wherever they are computed, and what --deterministic costs",
