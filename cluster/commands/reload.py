@@ -25,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
     check_deadline(args.deadline)
     # Workers have another working directory.
     model = str(Path(args.model).resolve()) if args.model and Path(args.model).exists() else args.model
-    supervisor_access.ask(args, "reload", model=model, deadline_s=args.deadline)
+    waiting = supervisor_access.ask(args, "reload", model=model, deadline_s=args.deadline)
     print(f"all workers serve with the weights of {args.model or 'the same directory, loaded again'}")
+    for worker in waiting:
+        print(f"but {worker}, which waits for a Ray node with room: it will begin with these weights")
     return 0

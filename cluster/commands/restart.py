@@ -8,7 +8,7 @@ from cluster.clients.supervisor_access import folder
 from cluster.commands.drain import add_common_arguments, drain
 from cluster.launch import control_socket
 from cluster.spec import SUPERVISOR
-from twostroke.errors import ConfigError, NotFound
+from twostroke.errors import ConfigError, InvalidRequest, NotFound
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +37,11 @@ def run(args: argparse.Namespace) -> int:
                 if not args.all:
                     raise
                 print(f"{name} has retired meanwhile", flush=True)
+                continue
+            except InvalidRequest as error:
+                if not args.all:
+                    raise
+                print(error.message, flush=True)
                 continue
         elif name in known["routers"]:
             control_socket.send(folder(args), "restart_router", name=name)

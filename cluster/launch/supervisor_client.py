@@ -16,8 +16,8 @@ from cluster.launch.exits import ProcessExit
 from cluster.ray import session as ray_session
 from cluster.routers.process import tail_of
 from cluster.supervisor.plan import WorkerStage, backoff_s
-from cluster.supervisor.supervisor import SHUTDOWN_S
 from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
+from cluster.supervisor.worker_process import SHUTDOWN_S
 from twostroke.errors import ConfigError, PeerLost, ServeError
 
 CRASHES_TO_GIVE_UP = 3
@@ -134,8 +134,8 @@ class SupervisorClient:
     async def wake_up(self, worker_id: str) -> None:
         await self._ask("wake_up", worker_id=worker_id)
 
-    async def reload(self, **wanted: Any) -> None:
-        await self._ask("reload", **wanted)
+    async def reload(self, **wanted: Any) -> Any:
+        return await self._ask("reload", **wanted)
 
     async def assign_role(self, worker_id: str, role: str) -> None:
         await self._ask("assign_role", worker_id=worker_id, role=role)

@@ -20,7 +20,14 @@ from cluster.spec import FleetSpec
 from cluster.supervisor.drains import DEADLINE_S, SWITCH_S, Drains
 from cluster.supervisor.plan import WorkerStage
 from cluster.supervisor.replacement import check_replacement
-from cluster.supervisor.weights import LoadedWorker, next_to_reload, weights_after_failure, weights_now
+from cluster.supervisor.weights import (
+    LoadedWorker,
+    is_changing,
+    last_decode_worker,
+    next_to_reload,
+    weights_after_failure,
+    weights_now,
+)
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ConfigError, InvalidRequest, NotFound, PeerLost, ServeError
 from twostroke.rpc.v1 import fleet_pb2
@@ -59,6 +66,9 @@ class ReconciledFleet(Protocol):
 
     def checkpoint(self, worker_id: str) -> Checkpoint | None:
         """Return the weights that it serves with; None while it does not serve."""
+
+    def has_no_room(self, worker_id: str) -> bool:
+        """Tell whether its next process has waited for a node for long."""
 
     async def until_change(self) -> None:
         """Return when the supervisor has something new to look at."""
@@ -102,11 +112,15 @@ class Reconciler:
         return counts_of(self.desired, self._gone())
 
     def startable(self, wanted: WorkerCounts) -> WorkerCounts:
-        """Limit what a planner asks for: where one worker of a role cannot start, more would not either."""
+        """Limit what a planner asks for: where one worker of a role cannot start, more would not either.
+
+        A worker that an operator has put to sleep is not replaced.
+        """
         for role, now, then in zip((Role.PREFILL, Role.DECODE), self.wanted.pair, wanted.pair, strict=True):
             if then > now and self._failed(role):
                 return self.wanted
-        return wanted
+        counts = zip((Role.PREFILL, Role.DECODE), self.wanted.pair, wanted.pair, strict=True)
+        return WorkerCounts(*(max(min(now, then), then - self._asleep(role)) for role, now, then in counts))
 
     def to_message(self) -> fleet_pb2.Scaling:
         wanted = self.wanted
@@ -116,6 +130,7 @@ class Reconciler:
             automatic=self.desired.is_automatic,
             changes=self._changes,
             switches=self._switches,
+            reloading=self.is_reloading,
         )
 
     def scale(self, wanted: WorkerCounts, held: Mapping[str, int], *, is_automatic: bool, reason: str) -> None:
@@ -139,6 +154,26 @@ class Reconciler:
                 field="--force",
             )
 
+    def check_may_restart(self, worker_id: str) -> None:
+        """Raises PeerLost where another command makes workers begin anew or sleep, InvalidRequest for a sleeping one.
+
+        Two that go at once may be all that a role has.
+        """
+        if self.is_reloading:
+            raise PeerLost(
+                "the fleet is loading other weights, for which every worker begins anew: try again when it has them"
+            )
+        if self._stage(worker_id) is WorkerStage.ASLEEP:
+            raise InvalidRequest(f"{worker_id} sleeps: it begins anew with: twostroke wake {worker_id}", field="worker")
+        on_its_way = (WorkerStage.SERVING, WorkerStage.DRAINING)
+        for name, slot in self.desired.slots.items():
+            if slot.is_asleep and self._stage(name) in on_its_way:
+                raise PeerLost(f"{name} is falling asleep: try again when it is")
+
+    @property
+    def is_reloading(self) -> bool:
+        return bool(self.desired.weights.latest) and is_changing(self._loaded_workers(), self.desired.weights)
+
     def _forget_failed(self, wanted: WorkerCounts) -> None:
         """If more workers of a role are wanted, remove those that could not start, so that their names can be used
         again.
@@ -158,6 +193,9 @@ class Reconciler:
 
     def _gone(self) -> frozenset[str]:
         return frozenset(name for name in self.desired.slots if self._stage(name) in _GONE)
+
+    def _asleep(self, role: Role) -> int:
+        return sum(self.desired.slots[name].is_asleep for name in self.desired.workers(role))
 
     def _failed(self, role: Role) -> list[str]:
         return [name for name in self.desired.workers(role) if self._stage(name) is WorkerStage.FAILED]
@@ -251,8 +289,11 @@ class Reconciler:
     def shall_sleep(self, worker_id: str) -> bool:
         return self.desired.slots[worker_id].is_asleep
 
-    async def reload(self, model: str, deadline_s: float) -> None:
-        """Return when all workers that serve have these weights. Raises ConfigError or PeerLost."""
+    async def reload(self, model: str, deadline_s: float) -> list[str]:
+        """Return when all workers that serve have these weights, with those that wait for a node of Ray.
+
+        Raises ConfigError, or PeerLost, also where one worker cannot be spared while others wait for a node.
+        """
         served = self._spec.workers[0].model
         await asyncio.to_thread(check_replacement, served, self.desired.weights.wanted.model or served.model, model)
         weights = self.desired.weights
@@ -264,10 +305,28 @@ class Reconciler:
         weights = Weights(wanted, weights.routed, before=weights.routed, latest=wanted.number)
         self._write(replace(self.desired, weights=weights, reason=reason))
         log.info("weights change model=%s number=%d", wanted.model or served.model, wanted.number)
-        while any(each.checkpoint != wanted for each in self._loaded_workers()):
+        while (waiting := self._waiting_for_room(wanted)) is None:
             if self.desired.weights.wanted != wanted:
                 raise self._load_error or PeerLost("another command has changed the fleet's weights meanwhile")
             await self._fleet.until_change()
+        return waiting
+
+    def _waiting_for_room(self, wanted: Checkpoint) -> list[str] | None:
+        """Return the workers without a process where all others have these weights; None while some have not.
+
+        Raises PeerLost where only a worker is left that cannot be spared before one of those serves.
+        """
+        workers = self._loaded_workers()
+        waiting = [each.worker_id for each in workers if each.has_no_room]
+        outdated = [each for each in workers if each.checkpoint != wanted and not each.has_no_room]
+        is_at_rest = all(each.checkpoint is not None for each in outdated)
+        held_back = last_decode_worker(workers)
+        if held_back is not None and is_at_rest and next_to_reload(workers, self.desired.weights) is None and outdated:
+            raise PeerLost(
+                f"Ray has no node with room for {', '.join(waiting)}, and {held_back} is the last decode worker that "
+                "serves: it loads the weights as soon as another one serves"
+            )
+        return None if outdated else waiting
 
     def could_not_serve(self, worker_id: str, error: ServeError, crashes: int) -> None:
         """Note that an epoch has failed. New weights are given up for that while other workers have the old ones."""
@@ -304,14 +363,17 @@ class Reconciler:
         if weights != self.desired.weights:
             log.info("requests go to the new weights model=%s number=%d", weights.routed.model, weights.routed.number)
             self._write(replace(self.desired, weights=weights))
-        if not self._busy and (worker_id := next_to_reload(workers, weights)) is not None:
+        is_busy = any(not self._fleet.has_no_room(name) for name in self._busy)
+        if not is_busy and (worker_id := next_to_reload(workers, weights)) is not None:
             self._begin(worker_id, self._reload(worker_id, tasks), tasks)
 
     def _loaded_workers(self) -> list[LoadedWorker]:
         """Return the workers that serve or will by themselves."""
         gone = self._gone()
         return [
-            LoadedWorker(name, slot.role, None if name in self._busy else self._checkpoint(name))
+            LoadedWorker(
+                name, slot.role, None if name in self._busy else self._checkpoint(name), self._fleet.has_no_room(name)
+            )
             for name, slot in self.desired.slots.items()
             if name not in gone and not slot.is_retiring and not slot.is_asleep
         ]

@@ -28,29 +28,19 @@ from cluster.supervisor.pins import FleetPins, PinHolder
 from cluster.supervisor.plan import Create, Observed, PlacedWorker, WorkerStage, backoff_s, plan
 from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
 from cluster.supervisor.weights import routed_fingerprint
+from cluster.supervisor.worker_process import SHUTDOWN_S, place_of, recycle_when_frozen, remove
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ConfigError, InternalError, NotFound, PeerLost, ServeError
 from twostroke.fault_points import Point, reach
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
-from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import adapters_pb2_grpc, control_pb2, fleet_pb2, fleet_pb2_grpc, pins_pb2_grpc
 from twostroke.telemetry import configure_logging
 
 log = logging.getLogger(__name__)
 
-PLACED_S = 10.0
-"""Seconds after which a worker without a process is logged: nothing else tells that Ray waits for room."""
-SHUTDOWN_S = 5.0
-"""Seconds after which a worker that has not shut down is killed."""
-PING_S = 5.0
-"""Seconds between two checks whether a worker still answers."""
-FROZEN_S = 30.0
-"""Seconds without an answer before the process is killed, long after routers avoid it.
-
-A cache is worth more than a few seconds, and what freezes a process often passes: a debugger, a stalled disk, a
-machine that is moved.
-"""
+ROOM_S = 60.0
+"""Seconds after which a worker that Ray has no node for is not waited for: a reload goes on with the others."""
 
 RETURNED = InternalError("run() returned although nobody asked the worker to shut down")
 
@@ -68,6 +58,8 @@ class Supervisor:
         self._clock = clock
         self._workers: dict[str, SupervisedWorker] = {}
         self._handles: dict[str, WorkerHandle] = {}
+        self._without_room: set[str] = set()
+        """Workers whose next process has waited for a node for `ROOM_S`."""
         self._drains = Drains(self, self._backend, self._membership, SHUTDOWN_S)
         self._reconciler = Reconciler(self, self._backend, self._drains, spec)
         self._autoscaler = Autoscaler(self._reconciler, spec, clock)
@@ -114,9 +106,12 @@ class Supervisor:
     async def drain(self, worker_id: str, deadline_s: float, restart: bool, force: bool = False) -> int:
         """Drain a worker; return how many requests were cut off, once it has left or serves again (see `Drains`).
 
-        The last worker of its role leaves for good only with `force`; else this raises InvalidRequest.
+        The last worker of its role leaves for good only with `force`; else this raises InvalidRequest. None restarts
+        while others load weights or fall asleep: this raises PeerLost.
         """
-        if not (restart or force):
+        if restart:
+            self._reconciler.check_may_restart(worker_id)
+        elif not force:
             self._reconciler.check_may_leave(worker_id)
         return await self._drains.drain(worker_id, deadline_s, restart, self._tasks())
 
@@ -135,14 +130,15 @@ class Supervisor:
         self._tasks()
         await self._reconciler.wake_up(worker_id)
 
-    async def reload(self, model: str, deadline_s: float) -> None:
+    async def reload(self, model: str, deadline_s: float) -> list[str]:
         """Let all workers load these weights, one at a time; an empty name means the model that they have.
 
-        Returns when all workers that serve have them. Raises ConfigError where the model cannot take the place of the
+        Returns when all workers that serve have them, and which do not serve since Ray has no node for them: these
+        begin with the new weights. Raises ConfigError where the model cannot take the place of the
         one that is served, or cannot be loaded; then the weights stay as they were.
         """
         self._tasks()
-        await self._reconciler.reload(model, deadline_s)
+        return await self._reconciler.reload(model, deadline_s)
 
     async def assign_role(self, worker_id: str, role: str) -> None:
         """Switch a worker to the other role; return when it serves in it."""
@@ -222,6 +218,9 @@ class Supervisor:
         is_up = worker.observed.stage is WorkerStage.SERVING and worker.serving is not None
         return worker.serving.checkpoint if is_up and worker.serving is not None else None
 
+    def has_no_room(self, worker_id: str) -> bool:
+        return worker_id in self._without_room
+
     def shall_switch(self, worker_id: str) -> bool:
         return self._reconciler.shall_switch(worker_id)
 
@@ -280,7 +279,7 @@ class Supervisor:
     async def stop(self) -> tuple[ProcessExit, ...]:
         """Shut every worker down and remove it, then end `run`. Returns how each worker ended."""
         self._stopping.set()
-        exits = await asyncio.gather(*(_remove(worker_id, handle) for worker_id, handle in self._handles.items()))
+        exits = await asyncio.gather(*(remove(worker_id, handle) for worker_id, handle in self._handles.items()))
         self._handles.clear()
         await self._adapters.stop()
         await self._pins.stop()  # what is stored now would outlive the fleet
@@ -364,7 +363,7 @@ class Supervisor:
         handle = self._handles[worker_id]
         readiness: asyncio.Task[None] | None = None
         try:
-            place = await _place(worker_id, handle)
+            place = await self._placed(worker_id, handle)
             self._change(worker_id, place=place)
             if place.is_idle and self._reconciler.shall_sleep(worker_id):
                 await handle.release()
@@ -385,6 +384,20 @@ class Supervisor:
         if not self._stopping.is_set():
             self._end(worker_id, ending)
 
+    async def _placed(self, worker_id: str, handle: WorkerHandle) -> ActorLocation:
+        """Return where the worker's process is, once there is one."""
+
+        def go_on_without() -> None:
+            self._without_room.add(worker_id)
+            self.wake()
+
+        waits = asyncio.get_running_loop().call_later(ROOM_S, go_on_without)
+        try:
+            return await place_of(worker_id, handle)
+        finally:
+            waits.cancel()
+            self._without_room.discard(worker_id)
+
     async def _announce_when_ready(self, worker_id: str, incarnation: int, handle: WorkerHandle) -> None:
         try:
             serving = await handle.ready(incarnation)
@@ -398,7 +411,7 @@ class Supervisor:
         if self._worker_tasks is not None:
             self._drains.resume(worker_id, self._worker_tasks)
             self._worker_tasks.create_task(self._pins.give(worker_id))
-        await _recycle_when_frozen(worker_id, handle)
+        await recycle_when_frozen(worker_id, handle)
 
     def _end(self, worker_id: str, ending: ServeError) -> None:
         reach(Point.SUPERVISOR_WORKER_ENDED)
@@ -456,40 +469,3 @@ class SupervisorActor(Supervisor):
         configure_logging("supervisor", owns_files=True)
         super().__init__(spec)
         self.begin()
-
-
-async def _place(worker_id: str, handle: WorkerHandle) -> ActorLocation:
-    text = "worker has no process yet: Ray waits for a node with room for it worker=%s"
-    tell = asyncio.get_running_loop().call_later(PLACED_S, log.warning, text, worker_id)
-    try:
-        return await handle.place()
-    finally:
-        tell.cancel()
-
-
-async def _recycle_when_frozen(worker_id: str, handle: WorkerHandle) -> None:
-    """Restart a frozen process. Routers avoid it, but its memory and devices would serve nobody."""
-    try:
-        while True:
-            await asyncio.sleep(PING_S)
-            async with listening(FROZEN_S):
-                await handle.place()
-    except TimeoutError:
-        log.error("worker frozen: a new process takes its place worker=%s silent_s=%g", worker_id, FROZEN_S)
-        handle.recycle()
-    except ServeError as error:
-        # run() ends too; its error says what happened.
-        log.info("worker not reached worker=%s error=%s", worker_id, error)
-
-
-async def _remove(worker_id: str, handle: WorkerHandle) -> ProcessExit:
-    stopped_s, is_own = time.monotonic(), True
-    try:
-        await asyncio.wait_for(handle.shutdown(), SHUTDOWN_S)
-    except WorkerDied:
-        log.info("worker was gone already worker=%s", worker_id)
-    except (ServeError, TimeoutError) as error:
-        is_own = False
-        log.warning("worker did not shut down by itself worker=%s error=%r", worker_id, error)
-    handle.remove()
-    return ProcessExit(worker_id, time.monotonic() - stopped_s, is_own)

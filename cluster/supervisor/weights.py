@@ -25,6 +25,8 @@ class LoadedWorker:
     role: Role
     checkpoint: Checkpoint | None
     """None while it does not serve."""
+    has_no_room: bool = False
+    """Ray has had no node for its process for so long that others go on. It will begin with the wanted weights."""
 
 
 def has_enough(workers: Sequence[LoadedWorker], role: Role, wanted: Checkpoint) -> bool:
@@ -58,13 +60,31 @@ def weights_after_failure(workers: Sequence[LoadedWorker], weights: Weights) -> 
 
 def next_to_reload(workers: Sequence[LoadedWorker], weights: Weights) -> str | None:
     """Return the worker that shall begin anew now; None while one is still on its way, or when all have the weights."""
-    if any(each.checkpoint is None for each in workers):
+    if any(each.checkpoint is None and not each.has_no_room for each in workers):
         return None
-    outdated = [each for each in workers if each.checkpoint != weights.wanted]
+    held_back = last_decode_worker(workers)
+    outdated = [
+        each
+        for each in workers
+        if each.checkpoint != weights.wanted and not each.has_no_room and each.worker_id != held_back
+    ]
     if weights.wanted != weights.routed:
         outdated = [each for each in outdated if not has_enough(workers, each.role, weights.wanted)]
     outdated.sort(key=lambda each: each.role is Role.DECODE)  # a decode worker computes prompts meanwhile
     return outdated[0].worker_id if outdated else None
+
+
+def last_decode_worker(workers: Sequence[LoadedWorker]) -> str | None:
+    """Return the only decode worker that serves, while Ray has no node for others: it must not begin anew."""
+    decode = [each for each in workers if each.role is Role.DECODE]
+    serving = [each.worker_id for each in decode if each.checkpoint is not None]
+    return serving[0] if len(serving) == 1 and any(each.has_no_room for each in decode) else None
+
+
+def is_changing(workers: Iterable[LoadedWorker], weights: Weights) -> bool:
+    """Tell whether workers have to begin anew, or requests have to go elsewhere, before a reload is over."""
+    loaded = (each.checkpoint for each in workers)
+    return weights.wanted != weights.routed or any(each not in (None, weights.wanted) for each in loaded)
 
 
 def routed_fingerprint(serving: Iterable[Serving], weights: Weights) -> str:

@@ -90,6 +90,11 @@ class ScalingMetrics(Collector):
         )
         automatic.add_metric((ROLE,), self._said.automatic)
         yield automatic
+        reloading = GaugeMetricFamily(
+            "twostroke_fleet_reloading", "1 while workers begin anew with other weights.", labels=("role",)
+        )
+        reloading.add_metric((ROLE,), self._said.reloading)
+        yield reloading
         for name, text, value in (
             ("scaling_changes", "Times that the number of wanted workers changed.", self._said.changes),
             ("role_switches", "Workers that were told to become the other role.", self._said.switches),

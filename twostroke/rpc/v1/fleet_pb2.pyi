@@ -33,18 +33,20 @@ class FleetView(_message.Message):
     def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerEntry, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterEntry, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ..., fingerprint: _Optional[str] = ..., adapters: _Optional[_Iterable[_Union[_adapters_pb2.NamedAdapter, _Mapping]]] = ...) -> None: ...
 
 class Scaling(_message.Message):
-    __slots__ = ("wanted_prefill", "wanted_decode", "automatic", "changes", "switches")
+    __slots__ = ("wanted_prefill", "wanted_decode", "automatic", "changes", "switches", "reloading")
     WANTED_PREFILL_FIELD_NUMBER: _ClassVar[int]
     WANTED_DECODE_FIELD_NUMBER: _ClassVar[int]
     AUTOMATIC_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    RELOADING_FIELD_NUMBER: _ClassVar[int]
     wanted_prefill: int
     wanted_decode: int
     automatic: bool
     changes: int
     switches: int
-    def __init__(self, wanted_prefill: _Optional[int] = ..., wanted_decode: _Optional[int] = ..., automatic: _Optional[bool] = ..., changes: _Optional[int] = ..., switches: _Optional[int] = ...) -> None: ...
+    reloading: bool
+    def __init__(self, wanted_prefill: _Optional[int] = ..., wanted_decode: _Optional[int] = ..., automatic: _Optional[bool] = ..., changes: _Optional[int] = ..., switches: _Optional[int] = ..., reloading: _Optional[bool] = ...) -> None: ...
 
 class RouterEntry(_message.Message):
     __slots__ = ("router_id", "address")

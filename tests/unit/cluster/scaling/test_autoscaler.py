@@ -59,6 +59,24 @@ async def test_a_planner_that_fails_leaves_counts_as_they_are_and_the_supervisor
         assert (await supervisor.scaling())["wanted_decode"] == 1
 
 
+async def test_a_worker_that_sleeps_is_not_replaced_and_none_goes_because_of_it() -> None:
+    quick = ScalingConfig(max_prefill=3, tick_s=0.01, window_s=0.02, up_s=0.01)
+    async with supervising(Backend(), ClusterConfig(prefill=1, decode=1, scaling=quick)) as supervisor:
+        await supervisor.sleep("prefill-0", 1.0, force=True)
+        for _ in range(10):
+            supervisor._autoscaler.report(report(ended=0))
+            await asyncio.sleep(0.02)
+        assert supervisor._autoscaler.status([]).decision, "the planner has looked"
+        assert set(supervisor._workers) == {"prefill-0", "decode-0"}
+        reconciler = supervisor._reconciler
+        for prefill, startable in ((1, 0), (2, 1), (3, 2)):
+            assert reconciler.startable(WorkerCounts(prefill, 1)) == WorkerCounts(startable, 1)
+        reconciler.scale(WorkerCounts(2, 1), {}, is_automatic=True, reason="more")
+        assert reconciler.wanted == WorkerCounts(2, 1)
+        for prefill, startable in ((1, 1), (2, 2), (3, 2)):
+            assert reconciler.startable(WorkerCounts(prefill, 1)) == WorkerCounts(startable, 1)
+
+
 def test_a_worker_that_has_not_reported_yet_has_no_say() -> None:
     loads = {"decode-0": (Role.DECODE, load(running=3, pages_active=5)), "decode-1": (Role.DECODE, control_pb2.Load())}
     both = WorkerCounts(0, 2)

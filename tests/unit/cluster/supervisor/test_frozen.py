@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from cluster.ray.backend import RayWorker, WorkerDied
-from cluster.supervisor import supervisor
+from cluster.supervisor import worker_process
 from cluster.supervisor.actors import ActorLocation
 
 
@@ -32,8 +32,8 @@ class Asked(RayWorker):
 async def test_only_a_worker_that_answers_nothing_for_long_is_recycled(
     answers_s: tuple[float, ...], recycled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "PING_S", 0.01)
-    monkeypatch.setattr(supervisor, "FROZEN_S", 1.0)
+    monkeypatch.setattr(worker_process, "PING_S", 0.01)
+    monkeypatch.setattr(worker_process, "FROZEN_S", 1.0)
     worker = Asked(*answers_s)
-    await supervisor._recycle_when_frozen("decode-0", worker)
+    await worker_process.recycle_when_frozen("decode-0", worker)
     assert worker.recycled == recycled

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from cluster.supervisor import node_watch
-from cluster.supervisor import supervisor as supervisor_module
+from cluster.supervisor import node_watch, worker_process
 from cluster.supervisor.plan import LONGEST_LEAVE_S, NEAR_S
 from tests.unit.cluster.fake_backend import FakeBackend, two_decode_workers, until
 
@@ -46,8 +45,8 @@ async def test_where_no_other_node_has_room_one_worker_waits_for_it_and_the_log_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(supervisor_module, "PLACED_S", 0.01)
-    monkeypatch.setattr(supervisor_module.log, "warning", lambda text, worker_id: told.append(text % worker_id))
+    monkeypatch.setattr(worker_process, "PLACED_S", 0.01)
+    monkeypatch.setattr(worker_process.log, "warning", lambda text, worker_id: told.append(text % worker_id))
     backend = FakeBackend()
     async with two_decode_workers(backend) as supervisor:
         backend.room.clear()

@@ -9,22 +9,23 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cluster.scaling.desired_state import Checkpoint, Weights
+from cluster.supervisor import supervisor as supervisor_module
 from cluster.supervisor.supervisor import Supervisor
 from cluster.supervisor.weights import LoadedWorker, next_to_reload, weights_now
 from tests.unit.cluster.fake_backend import until
 from tests.unit.cluster.scaling.fleets import Backend, config, supervising
 from twostroke.config import Role
-from twostroke.errors import ConfigError, InvalidRequest, PeerLost
+from twostroke.errors import ConfigError, InternalError, InvalidRequest, PeerLost
 
 OLD, NEW = Checkpoint(), Checkpoint("paced:weights=1", 1)
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
 
 def fleet(prefill: str, decode: str) -> list[LoadedWorker]:
-    """One letter for each worker: old weights, new ones, or neither while it starts."""
-    checkpoints = {"o": OLD, "n": NEW, "-": None}
+    """One letter for each worker: old weights, new ones, or neither while it starts, or while Ray has no node."""
+    checkpoints = {"o": OLD, "n": NEW, "-": None, "w": None}
     return [
-        LoadedWorker(f"{role}-{index}", role, checkpoints[letter])
+        LoadedWorker(f"{role}-{index}", role, checkpoints[letter], has_no_room=letter == "w")
         for role, letters in ((PREFILL, prefill), (DECODE, decode))
         for index, letter in enumerate(letters)
     ]
@@ -48,6 +49,11 @@ def fleet(prefill: str, decode: str) -> list[LoadedWorker]:
         pytest.param("no", "n-", None, True, id="a worker that died comes back with the new weights"),
         pytest.param("o", "n", "prefill-0", True, id="only a worker with the new weights generates"),
         pytest.param("-", "n-", None, True, id="no worker is left with the old ones"),
+        pytest.param("nw", "oo", "decode-0", False, id="a worker without a node is not waited for"),
+        pytest.param("n", "oow", "decode-0", False, id="while two others generate"),
+        pytest.param("n", "ow", None, False, id="the last that generates stays as it is"),
+        pytest.param("n", "nw", None, True, id="and has them before the other has room"),
+        pytest.param("w", "o", "decode-0", False, id="only another decode worker holds it back"),
     ],
 )
 def test_workers_load_one_after_the_other_and_requests_follow_the_half(
@@ -152,3 +158,71 @@ async def test_a_restarted_supervisor_lets_a_worker_sleep_on() -> None:
         assert backend.workers["decode-1"].incarnations == [1]
         run_task.cancel()
         await asyncio.gather(run_task, return_exceptions=True)
+
+
+async def test_a_reload_goes_on_without_a_worker_that_ray_has_no_node_for_and_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor_module, "ROOM_S", 0.05)
+    backend = Backend()
+    async with serving(backend) as supervisor:
+        room = lose_node(backend, "prefill-1")
+        await until(supervisor, "starting", "prefill-1")
+        assert await supervisor.reload("", 1.0) == ["prefill-1"]
+        assert backend.workers["prefill-1"].incarnations == [1]
+        room.set()
+        await until(supervisor, "serving", "prefill-1")
+        assert set(checkpoints(supervisor).values()) == {Checkpoint("", 1)}
+
+
+async def test_the_last_decode_worker_keeps_its_weights_until_another_one_has_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor_module, "ROOM_S", 0.05)
+    backend = Backend()
+    async with serving(backend) as supervisor:
+        room = lose_node(backend, "decode-1")
+        await until(supervisor, "starting", "decode-1")
+        with pytest.raises(PeerLost, match="no node with room for decode-1, and decode-0 is the last decode worker"):
+            await supervisor.reload("", 1.0)
+        assert backend.workers["decode-0"].incarnations == [1]
+        room.set()
+        async with asyncio.timeout(10):
+            while set(checkpoints(supervisor).values()) != {Checkpoint("", 1)}:
+                await supervisor.until_change()
+
+
+def lose_node(backend: Backend, worker_id: str) -> asyncio.Event:
+    """End a worker whose next process finds no node; return what is to be set when there is one."""
+    worker = backend.workers[worker_id]
+    worker.room = asyncio.Event()
+    worker.die(InternalError("its node is gone"))
+    return worker.room
+
+
+async def test_no_worker_restarts_while_others_load_weights_or_fall_asleep() -> None:
+    backend = Backend()
+    async with serving(backend) as supervisor:
+        assert not supervisor._reconciler.to_message().reloading
+        backend.control.may_end.clear()
+        reload = asyncio.create_task(supervisor.reload("", 5.0))
+        await until(supervisor, "draining", "prefill-0")
+        assert supervisor._reconciler.to_message().reloading
+        with pytest.raises(PeerLost, match="loading other weights"):
+            await supervisor.drain("decode-0", 5.0, restart=True)
+        backend.control.may_end.set()
+        await reload
+        assert not supervisor._reconciler.to_message().reloading
+        backend.control.may_end.clear()
+        sleep = asyncio.create_task(supervisor.sleep("decode-1", 5.0))
+        await until(supervisor, "draining", "decode-1")
+        for worker in ("decode-0", "decode-1"):
+            with pytest.raises(PeerLost, match="decode-1 is falling asleep"):
+                await supervisor.drain(worker, 5.0, restart=True)
+        backend.control.may_end.set()
+        await sleep
+        with pytest.raises(InvalidRequest, match="decode-1 sleeps: it begins anew with: twostroke wake decode-1"):
+            await supervisor.drain("decode-1", 5.0, restart=True)
+        assert backend.workers["decode-0"].incarnations == [1, 2]
+        await supervisor.drain("decode-0", 5.0, restart=True)
+        assert backend.workers["decode-0"].incarnations == [1, 2, 3]
