@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
 from twostroke.engine.determinism import Determinism
 from twostroke.errors import ConfigError, UnsupportedModel
-from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention import RaggedBatch, RaggedPlaces
 from twostroke.kernels.steady import SIZES, telling_rows, telling_weight
 from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.pool_size import SCRATCH_PAGES
 from twostroke.models.generic.paged_model import PagedModel
 
 log = logging.getLogger(__name__)
+
+Bytes = npt.NDArray[np.uint8]
 
 TRIED_TOKENS: Final = 53
 """Some blocks and a tail."""
@@ -115,22 +119,23 @@ def measured(
     vocab: int,
 ) -> Distances:
     """Run the prompt three times. `angles` are the cosines and sines of all positions."""
-    count = min(TRIED_TOKENS, memory.pages // 2 * block_size, len(angles[0]))
-    trial = _Trial(model, memory, angles, block_size, -(-count // block_size))
+    fitting = min(len(region) - SCRATCH_PAGES for region in memory.regions) // 2
+    count = min(TRIED_TOKENS, fitting * block_size, len(angles[0]))
+    trial = _Trial(model, memory.regions, angles, block_size, -(-count // block_size))
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, vocab, count))
     plain = model.plain_outputs(tokens)
-    memory.data[: 2 * trial.pages] = 0
+    trial.clear()
     whole = trial.run(tokens, 0, count, first_page=0)
-    written = memory.data[: trial.pages].copy()
+    written = trial.pages_from(0)
 
-    memory.data[: trial.pages] = 0
+    trial.clear()
     moved = count // 2 // block_size
     cuts = [0, *(cut for cut in FIRST_CUTS if cut < moved * block_size), moved * block_size]
     parts = [trial.run(tokens, start, end, first_page=0) for start, end in itertools.pairwise(cuts) if start < end]
-    memory.data[trial.pages : trial.pages + moved] = memory.data[:moved]
+    trial.move(moved)
     parts.append(trial.run(tokens, cuts[-1], count, first_page=trial.pages, company=min(COMPANY, count)))
     split = torch.cat(parts)
-    same = np.array_equal(memory.data[trial.pages : 2 * trial.pages], written) and torch.equal(split, whole)
+    same = all(map(np.array_equal, trial.pages_from(trial.pages), written)) and torch.equal(split, whole)
     return Distances(_distance(whole, plain), _distance(split, whole), same and _are_steady(model))
 
 
@@ -157,11 +162,25 @@ def _distance(some: torch.Tensor, others: torch.Tensor) -> float:
 @dataclass(frozen=True, slots=True)
 class _Trial:
     model: PagedModel
-    memory: PageMemory
+    regions: Sequence[Bytes]
+    """The pages of each page group; the last is the scratch page."""
     angles: tuple[torch.Tensor, torch.Tensor]
     block_size: int
     pages: int
-    """Pages of the prompt."""
+    """Pages of the prompt, in each group."""
+
+    def clear(self) -> None:
+        """Empty the pages of both places that the prompt has."""
+        for region in self.regions:
+            region[: 2 * self.pages] = 0
+
+    def move(self, count: int) -> None:
+        """Copy the first pages of the first place to the second."""
+        for region in self.regions:
+            region[self.pages : self.pages + count] = region[:count]
+
+    def pages_from(self, first: int) -> list[Bytes]:
+        return [region[first : first + self.pages].copy() for region in self.regions]
 
     def run(self, tokens: torch.Tensor, start: int, end: int, *, first_page: int, company: int = 0) -> torch.Tensor:
         """Return the outputs of tokens [start, end), whose pages are `first_page` and the next.
@@ -169,20 +188,23 @@ class _Trial:
         `company` tokens of another prompt come before them in the step; they go to the scratch page.
         """
         positions = torch.cat([torch.arange(company), torch.arange(start, end)])
-        tables = torch.tensor(
-            [[self.memory.scratch] * self.pages, list(range(first_page, first_page + self.pages))], dtype=torch.int32
-        )
         rows = torch.tensor([0] * company + [1] * (end - start))
-        slots = tables[rows, positions // self.block_size] * self.block_size + positions % self.block_size
-        sequences = slice(None) if company else slice(1, None)
         contexts: tuple[int, ...] = (company, end)
+        places = [self._places(positions, rows, first_page, len(region) - SCRATCH_PAGES) for region in self.regions]
         batch = RaggedBatch(
             positions=positions.int(),
             query_starts=(0, *([company] if company else []), company + end - start),
-            context_lens=contexts[sequences],
-            block_tables=tables[sequences].contiguous(),
-            write_slots=slots.long(),
+            context_lens=contexts if company else contexts[1:],
+            block_tables=places[0].block_tables,
+            write_slots=places[0].write_slots,
             cosines=self.angles[0][positions],
             sines=self.angles[1][positions],
+            windows=tuple(places[1:]),
         )
         return self.model.outputs(torch.cat([tokens.flip(0)[:company], tokens[start:end]]), batch)[company:]
+
+    def _places(self, positions: torch.Tensor, rows: torch.Tensor, first_page: int, scratch: int) -> RaggedPlaces:
+        own = range(first_page, first_page + self.pages)
+        tables = torch.tensor([[scratch] * self.pages, list(own)], dtype=torch.int32)
+        slots = tables[rows, positions // self.block_size] * self.block_size + positions % self.block_size
+        return RaggedPlaces(tables[int(rows[0]) :].contiguous(), slots.long())

@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2Model, PreTrainedConfig
 from tests.unit.models.family_configs import CONFIGS, GEMMA, GPT, MIXED, SHORT_LONGROPE, WINDOW
 from tests.unit.models.test_native_transformer import logits_of, native, plain, prompt
 from tests.unit.models.test_registry import our_logits, saved
+from twostroke.config.model import AUTO
 from twostroke.errors import UnsupportedModel
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention, pool_over
@@ -59,8 +60,16 @@ def reference(config: PreTrainedConfig, directory: Path) -> Any:
 class Pages:
     """A model in float32 over the pages of one sequence."""
 
-    def __init__(self, directory: Path, kernels: Kernels | None, form: str, *, is_deterministic: bool = False) -> None:
-        spec = read_spec(directory)
+    def __init__(
+        self,
+        directory: Path,
+        kernels: Kernels | None,
+        form: str,
+        *,
+        is_deterministic: bool = False,
+        implementation: str = AUTO,
+    ) -> None:
+        spec = read_spec(directory, None, implementation)
         shape = spec.page_shape(BLOCK)
         self.data = torch.zeros(LONGEST // BLOCK, page_form(form).page_bytes(shape), dtype=torch.uint8)
         pool = pool_over(self.data, page_form(form), shape, torch.float32)
