@@ -60,7 +60,7 @@ int64_t wide_bytes(const Linear &w) { return PANEL * w.inputs * 2; }
 
 // A weight in the kind that it is multiplied in.
 Linear as_multiplied(Linear w) {
-    if (w.kind == FP8) w.kind = BFLOAT16;
+    if (w.kind == FP8 && !HAS_FP8_PANELS) w.kind = BFLOAT16;
     return w;
 }
 
@@ -73,7 +73,7 @@ void multiply_panels(const RowGroup &group, int64_t from, int64_t to, const Rows
     const int64_t count = group.end - group.first, chunks = (count + CHUNK - 1) / CHUNK, panels = panels_of(w);
     for (int64_t panel = from; panel < to; panel++) {
         Linear of = as_multiplied(w);
-        if (w.kind == FP8) {
+        if (w.kind == FP8 && !HAS_FP8_PANELS) {
             widened.resize(std::max(widened.size(), size_t(wide_bytes(w)) / 2));
             widen_fp8(w, panel, widened.data());
             of.panels = (const char *)widened.data() - panel * wide_bytes(w);

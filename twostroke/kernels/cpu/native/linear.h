@@ -20,7 +20,7 @@ enum Kind : int32_t {
     BFLOAT16 = 0,
     INT8 = 1,   // rounded by us, activations in groups of the same size
     CODES = 2,  // integers of a file's own format: `stored.h`
-    FP8 = 3,    // e4m3 of a file, made bfloat16 panel by panel
+    FP8 = 3,    // e4m3 of a file: exact in float32 lanes (`panel_fp8.h`), or made bfloat16 panel by panel
 };
 
 // How the scales of a file's format lie, each [panel][inputs / group][32]. Constants of kernels/layout.py.

@@ -15,6 +15,7 @@ namespace twostroke {
 
 constexpr int64_t TILE = 16;              // rows of a tile, each of 64 bytes
 constexpr int64_t PASS_ROWS = 2 * TILE;   // times a panel's two halves: four tiles of sums, and four for what is multiplied
+constexpr bool HAS_FP8_PANELS = false;  // they are made bfloat16
 constexpr int64_t SPARE_ROWS = TILE - 1;  // that the last tile reads past the last row; their sums are dropped
 
 // Every tile is whole: rows and inputs are filled up.

@@ -10,6 +10,7 @@ namespace twostroke {
 
 constexpr int64_t SPARE_ROWS = 0;  // of what is prepared: none is read
 constexpr int64_t PASS_ROWS = 12;  // as many as registers hold sums for
+constexpr bool HAS_FP8_PANELS = false;  // they are made bfloat16
 
 struct TaskState {};  // of a task that multiplies: none
 

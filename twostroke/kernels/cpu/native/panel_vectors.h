@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "linear.h"
+#include "panel_fp8.h"
 #include "simd.h"
 
 namespace twostroke {
@@ -21,6 +22,12 @@ constexpr int64_t PASS_ROWS = MOST_SUMS / 2;
 constexpr int64_t SPARE_ROWS = 0;          // of what is prepared: none is read
 constexpr int64_t STEP_BYTES = PANEL * 4;  // of a panel: one word of each output
 constexpr int64_t AHEAD = 8192;            // bytes that the first pass over a panel is ahead of its reading
+
+#if defined(SIMD_HAS_PAIRS)
+constexpr bool HAS_FP8_PANELS = false;  // they are made bfloat16
+#else
+constexpr bool HAS_FP8_PANELS = true;
+#endif
 
 struct TaskState {};  // of a task that multiplies: none
 
@@ -157,12 +164,15 @@ inline int64_t prepared_bytes(const Linear &w) {
 template <int R, bool IS_FIRST_PASS>
 void multiply_as(const Linear &w, int64_t panel, const Prepared &prepared, int64_t first, float *sums) {
     constexpr int V = vectors_of(R), COLUMNS = V * simd::W;
-    const int64_t groups = w.inputs / GROUP, steps = w.inputs / (w.kind == INT8 ? 4 : 2);
+    const int64_t groups = w.inputs / GROUP, steps = w.inputs / (w.kind == BFLOAT16 ? 2 : 4);
     const char *weights = (const char *)w.panels + panel * steps * STEP_BYTES;
     for (int column = 0; column < PANEL; column += COLUMNS, weights += COLUMNS * 4, sums += COLUMNS) {
         const uint8_t *x = prepared.values.data() + first * prepared_bytes(w);
         if (w.kind == BFLOAT16) {
             multiply_bfloat16<R, V, IS_FIRST_PASS>(weights, steps, (const BFloat16Parts::Input *)x, sums);
+        } else if (HAS_FP8_PANELS && w.kind == FP8) {
+            multiply_fp8<R, V, IS_FIRST_PASS>(w, panel, column, (const float *)x, sums,
+                                              [](const char *here) { bring(here); });
         } else {
             const float *x_scales = prepared.scales.data() + first * groups;
             const float *scales = (const float *)w.scales + panel * groups * PANEL + column;
@@ -204,9 +214,10 @@ inline void prepare_row(const Linear &w, const uint16_t *x, uint8_t *values, flo
 #if defined(SIMD_HAS_PAIRS)
     std::memcpy(values, x, size_t(w.inputs) * 2);
 #else
+    const simd::F factor = simd::set1(w.kind == FP8 ? FP8_HALF_WAY : 1.0f);
     for (int64_t i = 0; i < w.inputs; i += simd::W) {
         const int n = int(std::min<int64_t>(simd::W, w.inputs - i));
-        simd::store_up_to((float *)values + i, simd::load_up_to(from + i, n), n);
+        simd::store_up_to((float *)values + i, simd::mul(simd::load_up_to(from + i, n), factor), n);
     }
 #endif
 }
