@@ -40,7 +40,7 @@ from twostroke.worker.pins.keeper import PinKeeper
 from twostroke.worker.pulls.ordered_pull import ExpectedPages, OrderedPull
 from twostroke.worker.pulls.pages_service import CachedOnlyJob, RequestedBlocks
 from twostroke.worker.pulls.peer_pulls import PeerPulls
-from twostroke.worker.pulls.pull_client import PullReport, PullSpec
+from twostroke.worker.pulls.pull_spec import PullReport, PullSpec, windows_of
 from twostroke.worker.role_host import RoleHost, first_token_due_s
 from twostroke.worker.worker import RoleServices
 
@@ -80,6 +80,7 @@ class RequestManager(RoleServices):
         state = RequestState(
             request, sequence, source, host.facts.block_size, RequestTrace(host.recorder, request), peer, forecast
         )
+        state.has_windows = host.pool.windows is not None
         host.scheduler.enqueue(state.sequence)
         state.lifetime.mark(Instant.OPENED)
         self._requests[request.request_id] = state
@@ -162,9 +163,9 @@ class RequestManager(RoleServices):
         state = self._by_sequence[admission.sequence]
         state.move_to(Stage.RESERVED)
         state.lifetime.mark(Instant.ADMITTED)
-        if not admission.sequence.preemptions:
+        if not admission.sequence.preemptions and not state.has_windows:
             state.missing_blocks = len(admission.missing)
-        if self._began(state, self._start_pull(state, admission.missing)):
+        if self._began(state, self._start_pull(state, admission.missing, admission.missing_windows)):
             state.move_to(Stage.PULLING)
         else:
             state.move_to(Stage.RUNNING)
@@ -178,6 +179,8 @@ class RequestManager(RoleServices):
         state = self._by_sequence[sequence]
         state.move_to(Stage.WAITING)
         state.pulls.clear()
+        if state.source is not None:
+            sequence.pulled_blocks = len(sequence.known) // state.block_size
         self._host.pulls.prune()
 
     def emitted(self, emissions: list[Emission]) -> None:
@@ -226,7 +229,7 @@ class RequestManager(RoleServices):
 
     def begin(self, wanted: RequestedBlocks) -> CachedOnlyJob:
         """Serve a pull from the cache alone: a decode worker computes only for its own requests."""
-        return CachedOnlyJob(self._host.pool, wanted.block_hashes, wanted.blocks, self._host.loop.wake)
+        return CachedOnlyJob(self._host.pool, wanted, self._host.loop.wake)
 
     @property
     def open_requests(self) -> int:
@@ -303,12 +306,14 @@ class RequestManager(RoleServices):
             due_s=first_token_due_s(self._host),
         )
 
-    def _start_pull(self, state: RequestState, missing: list[int]) -> asyncio.Future[PullReport] | None:
-        """Pull all missing blocks from the page source, or without one those that a peer holds."""
+    def _start_pull(
+        self, state: RequestState, missing: list[int], windows: Iterable[int] = ()
+    ) -> asyncio.Future[PullReport] | None:
+        """Pull all missing blocks, and these window parts, from the page source, or without one what a peer holds."""
         sequence, source, peer = state.sequence, state.source, state.peer
         if source is None:
-            return self._pull_from_peer(state, peer, missing) if peer is not None else None
-        if not missing:
+            return self._pull_from_peer(state, peer, missing, windows) if peer is not None else None
+        if not missing and not windows:
             return None
         spec = PullSpec(
             sequence.request_id,
@@ -321,6 +326,7 @@ class RequestManager(RoleServices):
             deadline_s=state.request.deadline_s,
             trace=state.trace.span,
             adapter=sequence.adapter,
+            windows=windows_of(sequence, windows),
         )
         return self._host.pulls.start(spec, self._tasks)
 
@@ -344,9 +350,9 @@ class RequestManager(RoleServices):
         self._began(state, self._start_pull(state, unwritten))
 
     def _pull_from_peer(
-        self, state: RequestState, peer: PeerPrefix, blocks: list[int]
+        self, state: RequestState, peer: PeerPrefix, blocks: list[int], windows: Iterable[int] = ()
     ) -> asyncio.Future[PullReport] | None:
-        return self._peer_pulls.start(state.sequence, peer, blocks, trace=state.trace.span)
+        return self._peer_pulls.start(state.sequence, peer, blocks, windows, trace=state.trace.span)
 
     def _began(self, state: RequestState, pull: asyncio.Future[PullReport] | None, *, is_second: bool = False) -> bool:
         if pull is None:
@@ -370,7 +376,7 @@ class RequestManager(RoleServices):
     def _start_second_pull(self, state: RequestState) -> asyncio.Future[PullReport] | None:
         """Fetch from the peer what the failed page source was to fetch there, before more is computed here."""
         peer, source = state.peer, state.source
-        if peer is None or source is None or peer.worker.worker_id == source.worker_id:
+        if peer is None or source is None or peer.worker.worker_id == source.worker_id or state.has_windows:
             return None
         blocks = range(len(state.request.block_hashes))
         return self._pull_from_peer(state, peer, self._host.pool.unwritten_blocks(state.sequence.pages, blocks))

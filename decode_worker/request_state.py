@@ -16,7 +16,7 @@ from twostroke.scheduler.sequence import Sequence
 from twostroke.tracing.parts import Chunks
 from twostroke.tracing.recorder import Recorder
 from twostroke.tracing.span import OpenSpan
-from twostroke.worker.pulls.pull_client import PullReport
+from twostroke.worker.pulls.pull_spec import PullReport
 
 
 class Stage(enum.Enum):
@@ -99,6 +99,9 @@ class RequestState:
     """Full blocks that this worker lacked when the request was first admitted."""
     reused_blocks: int = 0
     """Missing blocks that came from the cache of the page source or of the peer."""
+    has_windows: bool = False
+    """Layers with a window keep their parts of blocks apart: a block may be computed again although its page is here,
+    and needs no window part at all where a pull ends behind it. Blocks count as missing once they are computed."""
     pulls: set[asyncio.Future[PullReport]] = field(default_factory=set)
     """Pulls that have not ended since it was admitted; those of earlier admissions may still be ending too."""
     timer: asyncio.TimerHandle | None = None
@@ -132,7 +135,11 @@ class RequestState:
         return self.first_position + len(self.tokens)
 
     def pulled(self, report: PullReport) -> None:
-        if not self.sequence.preemptions:  # later pulls bring back what was counted before
+        if self.sequence.preemptions:
+            pass  # later pulls bring back what was counted before
+        elif self.has_windows:
+            self.missing_blocks += report.computed
+        else:
             self.reused_blocks += report.pulled - report.computed
         for instant, when in ((Instant.FIRST_PAGE, report.first_page_s), (Instant.LAST_PAGE, report.last_page_s)):
             if when is not None:
@@ -141,7 +148,8 @@ class RequestState:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens whose KV was found in a cache instead of being computed for this request."""
-        blocks = len(self.request.block_hashes) - self.missing_blocks + self.reused_blocks
+        missing = self.missing_blocks - self.reused_blocks + len(self.sequence.computed_blocks)
+        blocks = len(self.request.block_hashes) - missing
         return min(blocks * self.block_size, len(self.request.prompt))
 
     def entry(self, from_position: int, number: int) -> worker_pb2.TokenEntry:

@@ -39,7 +39,7 @@ class BuildJob:
         on_close: Callable[[BuildSequence], None],
     ) -> None:
         self.span = host.recorder.begin("prefill", wanted.request_id, wanted.trace)
-        self.span.set(wanted_pages=len(wanted.blocks), tokens=len(wanted.tokens))
+        self.span.set(wanted_pages=len(wanted.parts), tokens=len(wanted.tokens))
         self.queued = self.span.begin("queue")
         self.chunks = Chunks(self.span)
         self._host = host
@@ -65,8 +65,19 @@ class BuildJob:
         page = self.sequence.pages[block]
         return page if self._host.pool.is_filled(page) else None
 
+    def window(self, block: int) -> PageId | None:
+        windows, held = self._host.pool.windows, self.sequence.windows
+        if self.error is not None:
+            raise TransferFailed(f"the window part of block {block} could not be computed: {self.error}")
+        if windows is None or held is None:
+            return None
+        slot = held.slots.get(block)
+        if slot is None and (block + 1) * self._host.facts.block_size <= self.sequence.computed:
+            raise TransferFailed(f"the window part of block {block} is not kept: the last ones are")
+        return slot if slot is not None and windows.is_filled(slot) else None
+
     def was_computed(self, block: int) -> bool:
-        return block in self.computed
+        return block in (self.computed if self._host.pool.windows is None else self.sequence.computed_blocks)
 
     def close(self) -> None:
         self._host.scheduler.end(self.sequence)
@@ -118,11 +129,13 @@ class BuildJobs(RoleServices):
         reach(Point.PREFILL_ADMITTED)
         job = self._open[admission.sequence]
         job.admitted(admission.missing)
-        self._pull_from_peer(job, admission.missing)
+        self._pull_from_peer(job, admission.missing, admission.missing_windows)
 
-    def _pull_from_peer(self, job: BuildJob, blocks: Sequence[int]) -> None:
+    def _pull_from_peer(self, job: BuildJob, blocks: Sequence[int], windows: Sequence[int] = ()) -> None:
         if job.peer is not None:
-            self._peer_pulls.start(job.sequence, job.peer, blocks, arrived=job.computed.discard, trace=job.span)
+            self._peer_pulls.start(
+                job.sequence, job.peer, blocks, windows, arrived=job.computed.discard, trace=job.span
+            )
 
     def _pull_given_up(self, job: BuildJob, blocks: list[int]) -> None:
         """Pull blocks whose load was given up."""

@@ -181,8 +181,14 @@ class PinTable:
         return [pin for pin in self.pins if pin.has_expired(now_s) and self.remove(pin.pin_id) is not None]
 
     def missing(self, pin: Pin) -> int:
-        """Return how many of a pin's blocks are not readable here."""
-        return sum(self._pool.find(block_hash) is None for block_hash in pin.block_hashes)
+        """Return how many of a pin's blocks are not readable here, with the window parts of the last ones."""
+        windows, hashes = self._pool.windows, pin.block_hashes
+        tail = windows.shape.tail(len(hashes)) if windows is not None else range(0)
+        return sum(
+            self._pool.find(block_hash) is None
+            or (windows is not None and block in tail and windows.find(block_hash) is None)
+            for block, block_hash in enumerate(hashes)
+        )
 
     def admitted(self, found: Sequence[BlockHash], price_s: Callable[[int], float]) -> PinHits | None:
         """Count an admission that found these leading blocks; return what it adds, or None if no pin was found whole.
@@ -226,6 +232,10 @@ class PinTable:
             )
         if known is not None:
             return []  # its blocks are pinned already
+        if self._pool.windows is not None and not self._pool.windows.has_room_to_pin(pin.block_hashes):
+            raise PinRefused(
+                "pins keep as many window parts as they may: those of the longest request must fit", field="pin_cap"
+            )
         ended = self._room_for(pin)
         most = MOST_HINTS if pin.is_hint else MOST_PINS
         if len(self._pins) - len(ended) >= most:

@@ -14,7 +14,7 @@ where these, what others said, and what is kept otherwise fit into the region to
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -185,7 +185,42 @@ class WindowParts:
             if record.refs == 0:
                 self._retire(slot)
 
+    def share_filled(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
+        """Hold the filled ones of these parts, whose pages the caller holds, as far as there is room for more holders.
+
+        `unshare` releases them.
+        """
+        shared: dict[int, PageId] = {}
+        for block, block_hash in hashes.items():
+            if self.find(block_hash) is not None and self.has_room(1):
+                shared[block] = self.hold(block_hash)
+                self.commit(1)
+        return shared
+
+    def share_last(self, hashes: Sequence[BlockHash]) -> dict[int, PageId]:
+        """Hold the parts that go with the end of this chain, whose pages the caller holds, as far as there is room.
+
+        Those that are not here are arriving. `unshare` releases them.
+        """
+        shared: dict[int, PageId] = {}
+        for block in reversed(self.shape.tail(len(hashes))):
+            slot = self.take(hashes[block]) if self.has_room(1) else None
+            if slot is None:
+                break
+            shared[block] = slot
+            self.commit(1)
+        return shared
+
+    def unshare(self, slots: Collection[PageId]) -> None:
+        self.release(slots)
+        self.commit(-len(slots))
+
     # Pinning
+
+    def has_room_to_pin(self, hashes: Sequence[BlockHash]) -> bool:
+        """Tell whether a prefix can be pinned so that the longest sequence still fits."""
+        new = sum(hashes[block] not in self._pins for block in self.shape.tail(len(hashes)))
+        return len(self._pins) + new <= self.shape.slots - self.shape.least_slots
 
     def pin(self, hashes: Sequence[BlockHash]) -> None:
         """Keep the parts of the last blocks of a prefix, those that are here and those that will be."""
@@ -203,10 +238,6 @@ class WindowParts:
     def unpin_all(self) -> None:
         for block_hash in list(self._pins.elements()):
             self._unpin(block_hash)
-
-    def lacks(self, hashes: Sequence[BlockHash]) -> bool:
-        """Tell whether a part that a pin of this prefix keeps is not readable here."""
-        return any(self.find(hashes[block]) is None for block in self.shape.tail(len(hashes)))
 
     @property
     def lacks_pinned(self) -> bool:

@@ -109,6 +109,9 @@ class WindowProgress:
                 self._windows.fill(slot)
             elif not self._windows.is_filled(slot) and self._pool.find(block_hash) == sequence.pages[block]:
                 self._windows.register_private(slot, block_hash)
+        if not sequence.preemptions:
+            last = min(end, sequence.prompt_tokens) // size
+            sequence.computed_blocks.update(range(sequence.computed // size, last))
         self._passed(sequence, end // size)
 
     def grow(self, sequence: Sequence) -> bool:

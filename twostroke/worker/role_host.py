@@ -14,7 +14,7 @@ from twostroke.scheduler.scheduler import Scheduler
 from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.link_rates import LinkRates
-from twostroke.worker.pulls.pull_client import OpenPull, PullReport, PullSpec
+from twostroke.worker.pulls.pull_spec import OpenPull, PullReport, PullSpec
 
 
 class Loop(Protocol):

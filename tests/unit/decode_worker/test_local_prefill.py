@@ -16,7 +16,7 @@ from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler import local_prefill as choice
 from twostroke.scheduler.lateness import WaitingPrompts
 from twostroke.scheduler.local_prefill import ANSWER_S, PrefillSpeeds, choose
-from twostroke.worker.pulls.pull_client import OpenPull, PullSpec
+from twostroke.worker.pulls.pull_spec import OpenPull, PullSpec
 from twostroke.worker.steps.sharing import Sharing
 
 SAME_PACE = PrefillSpeeds(chunk_blocks=32, source_s=0.01, local_s=0.01)

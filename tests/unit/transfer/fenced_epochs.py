@@ -148,6 +148,9 @@ class _Job:
     def page(self, block: int) -> PageId | None:
         return self._pages[block] if self._worker_epoch.pool.is_filled(self._pages[block]) else None
 
+    def window(self, block: int) -> PageId | None:
+        raise AssertionError("these blocks have no window parts")
+
     def was_computed(self, block: int) -> bool:
         return True
 

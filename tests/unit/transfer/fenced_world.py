@@ -42,7 +42,8 @@ from twostroke.transfer.sockets.frames import Deadline
 from twostroke.worker.pulls import pull_client
 from twostroke.worker.pulls.digests import PageDigests
 from twostroke.worker.pulls.landing import DirectLanding
-from twostroke.worker.pulls.pull_client import PullClient, PullLimits, PullSpec
+from twostroke.worker.pulls.pull_client import PullClient, PullLimits
+from twostroke.worker.pulls.pull_spec import PullSpec
 from twostroke.worker.request_validator import RequestValidator
 
 TARGET_PAGES = 5

@@ -25,7 +25,7 @@ from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.host import ReadyInfo, WorkerHost
-from twostroke.worker.pulls.pull_client import PullSpec
+from twostroke.worker.pulls.pull_spec import PullSpec
 from twostroke.worker.worker import BaseWorker, RoleServices
 
 BLOCK = 16

@@ -30,7 +30,7 @@ class FetchResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent", "kv_form", "peer_load_s", "conversion", "adapter")
+    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent", "kv_form", "peer_load_s", "conversion", "adapter", "wanted_windows")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class PullRequest(_message.Message):
     PEER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     CONVERSION_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    WANTED_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     requester: str
     fingerprint: str
@@ -61,7 +62,8 @@ class PullRequest(_message.Message):
     peer_load_s: float
     conversion: PullerConversion
     adapter: _adapters_pb2.Adapter
-    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ..., kv_form: _Optional[str] = ..., peer_load_s: _Optional[float] = ..., conversion: _Optional[_Union[PullerConversion, _Mapping]] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ...) -> None: ...
+    wanted_windows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ..., kv_form: _Optional[str] = ..., peer_load_s: _Optional[float] = ..., conversion: _Optional[_Union[PullerConversion, _Mapping]] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ..., wanted_windows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PullerConversion(_message.Message):
     __slots__ = ("page_s", "wait_s", "bytes_per_s")
@@ -106,16 +108,18 @@ class PagesReady(_message.Message):
     def __init__(self, pages: _Optional[_Iterable[_Union[ReadyPage, _Mapping]]] = ..., computed: _Optional[int] = ...) -> None: ...
 
 class ReadyPage(_message.Message):
-    __slots__ = ("block", "page", "generation", "digest")
+    __slots__ = ("block", "page", "generation", "digest", "group")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     block: int
     page: int
     generation: int
     digest: bytes
-    def __init__(self, block: _Optional[int] = ..., page: _Optional[int] = ..., generation: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    group: int
+    def __init__(self, block: _Optional[int] = ..., page: _Optional[int] = ..., generation: _Optional[int] = ..., digest: _Optional[bytes] = ..., group: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("seed", "max_tokens", "choice", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "bias_tokens", "bias_values", "logprobs", "min_tokens", "ignore_eos", "stop_token_ids")

@@ -20,7 +20,7 @@ from twostroke.scheduler.sequence import Sequence, building
 from twostroke.worker.condition import Condition
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pins.metrics import PinMetrics
-from twostroke.worker.pulls.pull_client import PullSpec
+from twostroke.worker.pulls.pull_spec import PullSpec, windows_of
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class PinKeeper:
         """Pull the missing blocks from the pin's source, if it has one; what does not come is computed here."""
         sequence, missing = admission.sequence, admission.missing
         source = self._sources.pop(self._builds[sequence], None)
-        if source is not None and missing:
+        if source is not None and (missing or admission.missing_windows):
             spec = PullSpec(
                 sequence.request_id,
                 self._host.new_session(),
@@ -153,6 +153,7 @@ class PinKeeper:
                 list(sequence.block_hashes),
                 {block: sequence.pages[block] for block in missing},
                 adapter=sequence.adapter,
+                windows=windows_of(sequence, admission.missing_windows),
             )
             self._host.pulls.start(spec, self._tasks)
 
@@ -166,9 +167,9 @@ class PinKeeper:
 
     def end_finished(self) -> None:
         """Release the pages of builds whose blocks are all here: the pins keep them."""
-        is_filled = self._host.pool.is_filled
+        pool = self._host.pool
         for sequence in list(self._builds):
-            if sequence.pages and all(map(is_filled, sequence.pages)):
+            if sequence.pages and pool.hits(sequence.block_hashes) == len(sequence.block_hashes):
                 reach(Point.PIN_BUILT)
                 self._end_build(sequence)
 
@@ -200,6 +201,8 @@ class PinKeeper:
         reach(Point.PIN_BUILDING)
         name, session = RequestId(f"pin-{pin.pin_id}"), host.new_session()
         sequence = building(name, session, pin.tokens, pin.block_hashes, pin.adapter)
+        if pin.pin_id in self._sources:
+            sequence.pulled_blocks = len(pin.block_hashes)
         with contextlib.suppress(Overloaded):  # the next look tries again
             host.scheduler.enqueue(sequence)
             self._builds[sequence] = pin.pin_id

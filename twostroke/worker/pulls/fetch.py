@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from twostroke.errors import InvalidRequest
 from twostroke.ids import BlockHash, PageId, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
+from twostroke.kv_cache.parts import group_of
 from twostroke.kv_cache.pool import BlockPool, Claim
 from twostroke.rpc.convert import hashes_from_bytes
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.worker.host import WorkerHost
-from twostroke.worker.pulls.pull_client import PullSpec
+from twostroke.worker.pulls.pull_spec import PullSpec
 
 LONGEST_S = 60.0
 """Longest time that a fetch holds pages, whatever its caller asks for."""
@@ -35,37 +36,53 @@ class BlockFetcher:
         pool = self._host.pool
         await self._host.eviction_copies.ready(self._host.new_session(), hashes[: pool.total], 0)
         claim = _claim_first(pool, hashes, root)
+        windows = {} if pool.windows is None else pool.windows.share_last(hashes[: len(claim.pages)])
         try:
             async with asyncio.timeout(within_s):
-                await self._arrival(request.source, hashes, claim, within_s)
+                await self._arrival(request.source, hashes, claim, windows, within_s)
         except TimeoutError:
             pass  # the caller learns what is here
         finally:
+            if pool.windows is not None:
+                pool.windows.unshare(windows.values())
             pool.release(claim.pages)
             self._host.pulls.prune()
             self._host.loop.wake()
         return sum(pool.find(name) is not None for name in hashes)
 
     async def _arrival(
-        self, source: worker_pb2.PageSource, hashes: Sequence[BlockHash], claim: Claim, within_s: float
+        self,
+        source: worker_pb2.PageSource,
+        hashes: Sequence[BlockHash],
+        claim: Claim,
+        windows: dict[int, PageId],
+        within_s: float,
     ) -> None:
         host = self._host
-        if claim.missing and source.worker_id != host.config.worker_id:
+        parts = {block: slot for block, slot in windows.items() if self._is_unwritten(slot)}
+        if (claim.missing or parts) and source.worker_id != host.config.worker_id:
+            blocks = max([*claim.missing, *parts]) + 1
             spec = PullSpec(
-                RequestId(f"fetch-{hashes[claim.missing[-1]].hex()[:12]}"),
+                RequestId(f"fetch-{hashes[blocks - 1].hex()[:12]}"),
                 host.new_session(),
                 source,
                 (),
-                hashes[: claim.missing[-1] + 1],
+                hashes[:blocks],
                 {block: claim.pages[block] for block in claim.missing},
+                windows=parts,
                 cached_within_s=within_s,
             )
             await asyncio.wait([host.pulls.start(spec, self._tasks)])
-        while any(map(self._is_arriving, claim.pages)):  # through another pull
+        while any(map(self._is_arriving, [*claim.pages, *windows.values()])):  # through another pull
             await host.progress.ticket().wait()
 
     def _is_arriving(self, page: PageId) -> bool:
-        return self._host.pool.is_arriving(page) and self._host.pool.writer(page) is not None
+        group = group_of(self._host.pool, page)
+        return group.is_arriving(page) and group.writer(page) is not None
+
+    def _is_unwritten(self, page: PageId) -> bool:
+        group = group_of(self._host.pool, page)
+        return group.is_arriving(page) and group.writer(page) is None
 
 
 def _checked(request: worker_pb2.FetchRequest) -> tuple[list[BlockHash], BlockHash, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -19,7 +19,9 @@ from twostroke.fault_points import Point, reach
 from twostroke.ids import BlockHash, PageId, RequestId
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.memory import Pages
+from twostroke.kv_cache.parts import Part, parts_of
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.tier import Group
 from twostroke.request import AdapterRef
 from twostroke.rpc.convert import adapter_from_message, hashes_from_bytes
 from twostroke.rpc.peer import PeerPrefix
@@ -46,12 +48,19 @@ class RequestedBlocks:
     block_hashes: list[BlockHash]
     """Hashes of all blocks up to the last wanted one."""
     blocks: list[int]
+    """Blocks whose pages are wanted."""
     peer: PeerPrefix | None
     """A worker that holds a prefix: missing blocks are fetched there before any is computed."""
     trace: TraceContext | None = None
     """The span of the pull."""
     adapter: AdapterRef | None = None
     """Missing blocks are computed with it."""
+    windows: tuple[int, ...] = ()
+    """Blocks whose window parts are wanted."""
+
+    @property
+    def parts(self) -> list[Part]:
+        return parts_of(self.blocks, self.windows)
 
 
 class PageJob(Protocol):
@@ -59,6 +68,9 @@ class PageJob(Protocol):
 
     def page(self, block: int) -> PageId | None:
         """Return the page of a block once it can be read. Raises TransferFailed if it never will be."""
+
+    def window(self, block: int) -> PageId | None:
+        """Return the window part of a block once it can be read. Raises TransferFailed if it never will be."""
 
     def was_computed(self, block: int) -> bool:
         """Tell whether the block was computed for this pull, and not cached."""
@@ -141,7 +153,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         wanted = self._checked(request)
         job: PageJob
         if request.cached_only:
-            job = CachedOnlyJob(self._pool, wanted.block_hashes, wanted.blocks, self._wake, self._loads)
+            job = CachedOnlyJob(self._pool, wanted, self._wake, self._loads)
         else:
             job = self._jobs.begin(wanted)
         self.open += 1
@@ -153,7 +165,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             accepted = worker_pb2.PullAccepted(epoch=str(self._validator.epoch), endpoints=endpoints, kv_form=form)
             yield worker_pb2.PullResponse(accepted=accepted)
             async with contextlib.aclosing(
-                with_heartbeats(self._announce(job, wanted.blocks, served), self._heartbeat_s)
+                with_heartbeats(self._announce(job, wanted.parts, served), self._heartbeat_s)
             ) as said:
                 async for ready in said:
                     yield _ALIVE if ready is None else worker_pb2.PullResponse(ready=ready)
@@ -191,32 +203,39 @@ class PagesService(worker_pb2_grpc.PagesServicer):
 
     def _checked(self, request: worker_pb2.PullRequest) -> RequestedBlocks:
         hashes = hashes_from_bytes(request.block_hashes)
-        wanted = list(request.wanted)
-        if not wanted or sorted(set(wanted)) != wanted:
-            raise InvalidRequest(f"wanted must be ascending block indices, got {wanted[:8]}", field="wanted")
-        if wanted[-1] >= len(hashes):
+        wanted, windows = list(request.wanted), list(request.wanted_windows)
+        if not wanted + windows or sorted(set(wanted)) != wanted or sorted(set(windows)) != windows:
             raise InvalidRequest(
-                f"block {wanted[-1]} is wanted, but there are only {len(hashes)} block hashes", field="wanted"
+                f"wanted must be ascending block indices, got {wanted[:8]} and {windows[:8]}", field="wanted"
             )
-        blocks = wanted[-1] + 1
+        blocks = max(wanted[-1:] + windows[-1:]) + 1
+        if blocks > len(hashes):
+            raise InvalidRequest(
+                f"block {blocks - 1} is wanted, but there are only {len(hashes)} block hashes", field="wanted"
+            )
+        if windows and self._pool.windows is None:
+            raise InvalidRequest("this model keeps no window parts apart from pages", field="wanted_windows")
         tokens = list(request.tokens[: blocks * self._block_size])
         if len(tokens) < blocks * self._block_size and not request.cached_only:
             raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
         trace = TraceContext.parse(request.traceparent)
         adapter = adapter_from_message(request.adapter) if request.HasField("adapter") else None
+        peer, request_id = PeerPrefix.of(request), RequestId(request.request_id)
         return RequestedBlocks(
-            RequestId(request.request_id), tokens, hashes[:blocks], wanted, PeerPrefix.of(request), trace, adapter
+            request_id, tokens, hashes[:blocks], wanted, peer, trace, adapter, windows=tuple(windows)
         )
 
     async def _announce(
-        self, job: PageJob, pending: Sequence[int], served: ServedPages
+        self, job: PageJob, wanted: Sequence[Part], served: ServedPages
     ) -> AsyncGenerator[worker_pb2.PagesReady, None]:
+        pending, told = wanted, set[int]()
         while pending:
             ticket = self._progress.ticket()
-            ready, failure = readable(job, pending)
+            ready, failure = readable_parts(job, pending)
             if ready:
-                yield await self._message(job, ready, served)
-                pending = [block for block in pending if block not in ready]
+                yield await self._message(job, ready, served, told)
+                told.update(block for block, _ in ready)
+                pending = [part for part in pending if part not in ready]
             if failure is not None:
                 raise failure
             if pending:
@@ -227,15 +246,19 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         """Wait for the end of the call; the pages stay pinned until then."""
         await asyncio.get_running_loop().create_future()
 
-    async def _message(self, job: PageJob, ready: dict[int, PageId], served: ServedPages) -> worker_pb2.PagesReady:
+    async def _message(
+        self, job: PageJob, ready: dict[Part, PageId], served: ServedPages, told: Container[int]
+    ) -> worker_pb2.PagesReady:
+        """Return the message of parts that can be read; `told`: blocks of which another part was announced before."""
         known = await served.of(list(ready.values()))
         pages = [
-            worker_pb2.ReadyPage(block=block, page=page, generation=generation, digest=digest)
-            for (block, page), (generation, digest) in zip(ready.items(), known, strict=True)
+            worker_pb2.ReadyPage(block=block, page=page, generation=generation, digest=digest, group=group)
+            for ((block, group), page), (generation, digest) in zip(ready.items(), known, strict=True)
         ]
         reach(Point.PAGES_ANNOUNCING)
         self._metrics.served_pages.inc(len(pages))
-        return worker_pb2.PagesReady(pages=pages, computed=sum(job.was_computed(block) for block in ready))
+        new = {block for block, _ in ready if block not in told}
+        return worker_pb2.PagesReady(pages=pages, computed=sum(map(job.was_computed, new)))
 
 
 async def with_heartbeats(
@@ -263,14 +286,20 @@ async def with_heartbeats(
 
 def readable(job: PageJob, blocks: Sequence[int]) -> tuple[dict[int, PageId], TransferFailed | None]:
     """Return the pages that can be read now, and the error of the next block if all before it are readable."""
-    ready: dict[int, PageId] = {}
-    for index, block in enumerate(blocks):
+    ready, failure = readable_parts(job, parts_of(blocks, ()))
+    return {block: page for (block, _), page in ready.items()}, failure
+
+
+def readable_parts(job: PageJob, parts: Sequence[Part]) -> tuple[dict[Part, PageId], TransferFailed | None]:
+    """Return the parts that can be read now, and the error of the next one if all before it are readable."""
+    ready: dict[Part, PageId] = {}
+    for index, part in enumerate(parts):
         try:
-            page = job.page(block)
+            page = job.page(part.block) if part.group is Group.FULL else job.window(part.block)
         except TransferFailed as error:
             return ready, error if len(ready) == index else None
         if page is not None:
-            ready[block] = page
+            ready[part] = page
     return ready, None
 
 
@@ -290,15 +319,19 @@ class CachedOnlyJob:
     def __init__(
         self,
         pool: BlockPool,
-        hashes: Sequence[BlockHash],
-        blocks: Sequence[int],
+        wanted: RequestedBlocks,
         wake: Callable[[], None],
         loads: SharedLoads | None = None,
     ) -> None:
         self._pool = pool
         self._wake = wake
         self._loads = loads
+        hashes, blocks = wanted.block_hashes, sorted({*wanted.blocks, *wanted.windows})
         self._pages = dict(zip(blocks, pool.share_filled([hashes[block] for block in blocks]), strict=True))
+        self._windows: dict[int, PageId] = {}
+        if pool.windows is not None:
+            here = [block for block in wanted.windows if self._pages[block] is not None]
+            self._windows = pool.windows.share_filled({block: hashes[block] for block in here})
         if loads is not None:
             self._pages.update(loads.share(hashes, [block for block, page in self._pages.items() if page is None]))
 
@@ -308,10 +341,17 @@ class CachedOnlyJob:
             raise TransferFailed(f"block {block} is not cached here, and the pull is cached-only")
         return page if self._pool.is_filled(page) else None
 
+    def window(self, block: int) -> PageId | None:
+        if block not in self._windows:
+            raise TransferFailed(f"the window part of block {block} is not cached here, and the pull is cached-only")
+        return self._windows[block]
+
     def was_computed(self, block: int) -> bool:
         return False
 
     def close(self) -> None:
+        if self._pool.windows is not None:
+            self._pool.windows.unshare(self._windows.values())
         self._pool.release([page for page in self._pages.values() if page is not None])
         if self._loads is not None:
             self._loads.give_up_unwanted()

@@ -14,7 +14,7 @@ from twostroke.rpc.peer import ANSWER_S, PeerPrefix
 from twostroke.scheduler.sequence import Sequence
 from twostroke.tracing.span import OpenSpan
 from twostroke.worker.pulls.ordered_pull import ExpectedPages
-from twostroke.worker.pulls.pull_client import PullReport, PullSpec
+from twostroke.worker.pulls.pull_spec import PullReport, PullSpec, windows_of
 from twostroke.worker.role_host import RoleHost
 
 
@@ -37,16 +37,17 @@ class PeerPulls:
         sequence: Sequence,
         peer: PeerPrefix,
         missing: Iterable[int],
+        missing_windows: Iterable[int] = (),
         arrived: Callable[[int], None] | None = None,
         trace: OpenSpan | None = None,
     ) -> asyncio.Future[PullReport] | None:
-        """Pull the missing blocks that the peer is expected to hold; return None if there are none.
+        """Pull the missing parts that the peer is expected to hold; return None if there are none.
 
         The blocks are claimed by the sequence, and nobody writes them yet. Blocks that do not arrive are computed.
         """
         host = self._host
-        blocks = peer.part_of(missing)
-        if not blocks or peer.worker.worker_id == host.config.worker_id:
+        blocks, windows = peer.part_of(missing), peer.part_of(missing_windows)
+        if not (blocks or windows) or peer.worker.worker_id == host.config.worker_id:
             return None
         spec = PullSpec(
             sequence.request_id,
@@ -55,6 +56,7 @@ class PeerPulls:
             list(sequence.known),
             list(sequence.block_hashes),
             {block: sequence.pages[block] for block in blocks},
+            windows=windows_of(sequence, windows),
             cached_within_s=ANSWER_S + host.loop.queued_s,
             arrived=arrived,
             trace=trace,

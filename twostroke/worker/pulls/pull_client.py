@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -24,13 +24,13 @@ from twostroke.errors import (
     TransferFailed,
 )
 from twostroke.fault_points import Point, reach
-from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
+from twostroke.ids import Epoch, PageId, SessionId, WorkerId
+from twostroke.kv_cache.parts import Part, group_of
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import AdapterRef
+from twostroke.kv_cache.tier import Group
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
 from twostroke.rpc.convert import adapter_to_message, hashes_to_bytes
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.span import OpenSpan
 from twostroke.transfer.base import (
@@ -47,37 +47,10 @@ from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.landing import ConvertingLanding, DirectLanding, Landing
 from twostroke.worker.pulls.link_rates import LinkRates
 from twostroke.worker.pulls.pull_call import pull_responses
+from twostroke.worker.pulls.pull_spec import OpenPull, PullReport, PullSpec, open_pull
 from twostroke.worker.request_validator import RequestValidator
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class PullSpec:
-    """Blocks to pull for one request: `pages[block]` are claimed, arriving, and nobody's to write."""
-
-    request_id: RequestId
-    session: SessionId
-    source: worker_pb2.PageSource
-    tokens: Sequence[int]
-    block_hashes: Sequence[BlockHash]
-    pages: dict[int, PageId]
-    peer: PeerPrefix | None = None
-    """A worker that holds a prefix, from which the source may fetch what it lacks."""
-    cached_within_s: float | None = None
-    """Time limit of a cached-only pull. None: the source computes what it lacks, as long as that takes."""
-    deadline_s: float | None = None
-    """Deadline of the request in Unix seconds. The source computes nothing for it afterwards, even if we died."""
-    arrived: Callable[[int], None] | None = None
-    """Called with each block as it becomes readable."""
-    trace: OpenSpan | None = None
-    """The parent span."""
-    adapter: AdapterRef | None = None
-    """The source computes the blocks with it."""
-
-    @property
-    def is_from_peer(self) -> bool:
-        return self.cached_within_s is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,60 +61,12 @@ class PullLimits:
     """Silence after which a source counts as dead, also while connecting."""
 
 
-@dataclass(slots=True)
-class PullReport:
-    """The result of a pull. Wanted blocks that were not pulled are left to local computation."""
-
-    pulled: int = 0
-    computed: int = 0
-    """Pulled blocks that the source computed for this pull."""
-    transport: str = ""
-    copied_bytes: int = 0
-    wire_s: float = 0.0
-    """Time of all copies."""
-    converted: int = 0
-    """Pages that were converted here."""
-    first_page_s: float | None = None
-    last_page_s: float | None = None
-    failure: ServeError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OpenPull:
-    """A pull that has not ended."""
-
-    spec: PullSpec
-    started_s: float
-    """Start, on the event loop's clock."""
-    missing_blocks: int
-    has_begun: bool
-    """The source has announced pages."""
-    is_computable: bool
-    """All blocks before the first missing one are here, and no other sequence waits for the missing ones."""
-    is_stopped: bool
-    """The pull has been stopped and is about to end."""
-
-    @property
-    def source(self) -> str:
-        return self.spec.source.worker_id
-
-
-def open_pull(
-    spec: PullSpec, pool: BlockPool, remaining: Iterable[int], *, started_s: float, has_begun: bool, is_left: bool
-) -> OpenPull:
-    """The pull as others see it; `remaining` blocks have not come yet."""
-    missing = sorted(remaining)
-    is_reached = not missing[0] or pool.find(spec.block_hashes[missing[0] - 1]) is not None
-    is_computable = is_reached and not any(pool.is_shared(spec.pages[block]) for block in missing)
-    return OpenPull(spec, started_s, len(missing), has_begun, is_computable, is_left)
-
-
 @dataclass(slots=True, eq=False)
 class _Session:
     spec: PullSpec
     span: OpenSpan | None
     started_s: float
-    remaining: dict[int, PageId]
+    remaining: dict[Part, PageId]
     report: PullReport = field(default_factory=PullReport)
     has_begun: bool = False
     is_stopped: bool = False
@@ -195,10 +120,11 @@ class PullClient:
 
         The task never fails, and it is cancelled when nobody wants its pages any more.
         """
-        for page in spec.pages.values():
-            self._pool.assign_writer(page, spec.session)
+        parts = spec.parts
+        for page in parts.values():
+            group_of(self._pool, page).assign_writer(page, spec.session)
         span = None if spec.trace is None else spec.trace.begin("pull")
-        session = _Session(spec, span, _now_s(), dict(spec.pages))
+        session = _Session(spec, span, _now_s(), parts)
         task = self._sessions[session] = tasks.create_task(self._run(session))
         # Not in `_run`: a task that is cancelled before its first step runs none of its code.
         task.add_done_callback(lambda _: self._ended(session))
@@ -207,7 +133,7 @@ class PullClient:
     def prune(self) -> None:
         """Stop pulls whose missing pages nobody wants any more."""
         for session in self._sessions:
-            if not any(map(self._pool.is_wanted, session.remaining.values())):
+            if not any(group_of(self._pool, page).is_wanted(page) for page in session.remaining.values()):
                 self._stop(session)
 
     def open_pulls(self) -> list[OpenPull]:
@@ -216,7 +142,7 @@ class PullClient:
             open_pull(
                 session.spec,
                 self._pool,
-                session.remaining,
+                [part.block for part in session.remaining],
                 started_s=session.started_s,
                 has_begun=session.has_begun,
                 is_left=session.is_stopped,
@@ -267,7 +193,7 @@ class PullClient:
         reach(Point.PULL_ENDED)
         del self._sessions[session]
         for page in session.remaining.values():
-            self._pool.clear_writer(page)
+            group_of(self._pool, page).clear_writer(page)
         self._wake()
         spec, report = session.spec, session.report
         if spec.is_from_peer:
@@ -276,7 +202,7 @@ class PullClient:
         if session.span is not None:
             session.span.set(
                 source=spec.source.worker_id, is_from_peer=spec.is_from_peer, transport=report.transport or None,
-                wanted_pages=len(spec.pages), pages=report.pulled, computed_pages=report.computed,
+                wanted_pages=len(spec.parts), pages=report.pulled, computed_pages=report.computed,
                 bytes=report.copied_bytes, wire_s=report.wire_s, converted_pages=report.converted,
                 is_stopped=session.is_stopped,
             )  # fmt: skip
@@ -284,7 +210,7 @@ class PullClient:
         log.info(
             "pull ended request=%s %s=%s blocks=%d pulled=%d converted=%d bytes=%d outcome=%s",
             spec.request_id, "peer" if spec.is_from_peer else "source", spec.source.worker_id,
-            len(spec.pages), report.pulled, report.converted, report.copied_bytes, outcome,
+            spec.blocks, report.pulled, report.converted, report.copied_bytes, outcome,
         )  # fmt: skip
 
     async def _pull_in_time(self, session: _Session) -> None:
@@ -310,6 +236,7 @@ class PullClient:
             tokens=spec.tokens,
             block_hashes=hashes_to_bytes(spec.block_hashes),
             wanted=sorted(spec.pages),
+            wanted_windows=sorted(spec.windows),
             cached_only=spec.is_from_peer,
             kv_form=self._validator.kv_form,
             adapter=adapter_to_message(spec.adapter),
@@ -381,12 +308,14 @@ class PullClient:
     async def _take(self, session: _Session, connection: _Connection, ready: worker_pb2.PagesReady) -> None:
         """Bring the announced pages here, batch by batch."""
         reach(Point.PULL_ANNOUNCED)
-        announced = [page for page in ready.pages if page.block in session.remaining]
+        announced = [page for page in ready.pages if _part_of(page) in session.remaining]
         report, most = session.report, connection.landing.batch_pages
         pulled_before = report.pulled
         try:
-            for first in range(0, len(announced), most):
-                await self._take_batch(session, connection, announced[first : first + most])
+            for group in Group:  # pages of a batch have one size
+                pages = [page for page in announced if page.group == group]
+                for first in range(0, len(pages), most):
+                    await self._take_batch(session, connection, pages[first : first + most])
         finally:
             report.computed += min(ready.computed, report.pulled - pulled_before)
 
@@ -395,7 +324,7 @@ class PullClient:
     ) -> None:
         """Copy pages, convert them where they have another form, verify the copies, and commit those that are right."""
         pages, landing, report = (
-            [session.remaining[page.block] for page in announced],
+            [session.remaining[_part_of(page)] for page in announced],
             connection.landing,
             session.report,
         )
@@ -438,22 +367,25 @@ class PullClient:
         return arrived == announced.digest
 
     def _commit(self, session: _Session, announced: worker_pb2.ReadyPage, arrived: bytes) -> None:
-        page = session.remaining[announced.block]
+        part, spec = _part_of(announced), session.spec
+        page, report = session.remaining[part], session.report
         if not self._is_intact(announced, arrived):
             self._metrics.digest_mismatches.inc()
-            log.warning("digest mismatch request=%s block=%d", session.spec.request_id, announced.block)
-            raise TransferFailed(f"block {announced.block} arrived damaged")
-        del session.remaining[announced.block]
-        if not self._pool.is_arriving(page):  # no sequence waits for it any more
-            self._pool.clear_writer(page)
+            log.warning("digest mismatch request=%s block=%d", spec.request_id, part.block)
+            raise TransferFailed(f"block {part.block} arrived damaged")
+        del session.remaining[part]
+        group = group_of(self._pool, page)
+        if not group.is_arriving(page):  # no sequence waits for it any more
+            group.clear_writer(page)
             return
-        self._pool.fill(page)
-        if session.spec.arrived is not None:
-            session.spec.arrived(announced.block)
-        report = session.report
-        report.pulled += 1
+        group.fill(page)
         report.last_page_s = time.time()
         report.first_page_s = report.first_page_s or report.last_page_s
+        if part.group is Group.WINDOW and part.block in spec.pages:
+            return  # its page counts
+        report.pulled += 1
+        if spec.arrived is not None:
+            spec.arrived(part.block)
 
     async def _channel(self, source: worker_pb2.PageSource) -> PeerChannel:
         """Return the channel to the given epoch of the source; a later epoch replaces an earlier one."""
@@ -468,6 +400,10 @@ class PullClient:
         if known is not None:
             await known.channel.close()
         return opened.channel
+
+
+def _part_of(page: worker_pb2.ReadyPage) -> Part:
+    return Part(page.block, Group.WINDOW if page.group else Group.FULL)
 
 
 def _now_s() -> float:

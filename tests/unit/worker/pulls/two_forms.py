@@ -31,7 +31,8 @@ from twostroke.worker.pulls.digests import PageDigests
 from twostroke.worker.pulls.landing import ConvertingLanding, DirectLanding
 from twostroke.worker.pulls.page_converter import convert
 from twostroke.worker.pulls.pages_service import PagesService
-from twostroke.worker.pulls.pull_client import PullClient, PullLimits, PullReport, PullSpec
+from twostroke.worker.pulls.pull_client import PullClient, PullLimits
+from twostroke.worker.pulls.pull_spec import PullReport, PullSpec
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.tiers.price import PageTime
 

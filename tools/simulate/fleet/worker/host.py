@@ -337,7 +337,7 @@ class SimulatedHost:
 
     def serve(self, wanted: RequestedBlocks, *, is_from_cache: bool) -> PageJob:
         if is_from_cache:
-            return CachedOnlyJob(self.pool, wanted.block_hashes, wanted.blocks, self.wake, self.loads)
+            return CachedOnlyJob(self.pool, wanted, self.wake, self.loads)
         return self.actions.begin(wanted)
 
     def gave(self, pages: int) -> None:

@@ -22,7 +22,7 @@ from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.worker.pulls.link_rates import LinkRates
 from twostroke.worker.pulls.pages_service import PageJob, RequestedBlocks, readable
-from twostroke.worker.pulls.pull_client import OpenPull, PullReport, PullSpec, open_pull
+from twostroke.worker.pulls.pull_spec import OpenPull, PullReport, PullSpec, open_pull
 
 COPY_PAGES = 8
 """Most pages of one announcement: about what one step of a page source computes."""

@@ -27,7 +27,8 @@ from twostroke.transfer.base import PageEndpoint, ReadOutcome, TransferResult
 from twostroke.worker.condition import Condition
 from twostroke.worker.pulls.landing import DirectLanding
 from twostroke.worker.pulls.pages_service import PagesService
-from twostroke.worker.pulls.pull_client import PullClient, PullLimits, PullReport, PullSpec
+from twostroke.worker.pulls.pull_client import PullClient, PullLimits
+from twostroke.worker.pulls.pull_spec import PullReport, PullSpec
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps.rates import Rates
 from twostroke.worker.steps.sharing import Sharing
