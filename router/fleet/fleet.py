@@ -323,6 +323,8 @@ class Fleet:
             dtype=model.dtype,
             kv_form=form_of(model),
             fingerprint=self.fingerprint,
+            window_blocks=model.window_blocks,
+            window_bytes=model.window_bytes,
         )
 
 

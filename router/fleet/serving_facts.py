@@ -24,6 +24,10 @@ class ServingFacts:
     kv_form: KvForm
     """The form of their pages."""
     fingerprint: str
+    window_blocks: int = 0
+    """Last blocks of a prefix whose window parts are needed to go on; 0 where no layer keeps its parts apart."""
+    window_bytes: int = 0
+    """Bytes of the window part of one block."""
 
     @property
     def context_tokens(self) -> int:

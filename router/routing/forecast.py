@@ -90,7 +90,7 @@ class Forecaster:
 
     def forecast(self, decode: WorkerView, computing: Computing, source: WorkerView | None) -> Forecast:
         """Forecasts the whole candidate; `source` is None where the decode worker computes."""
-        if source is not None and not self._snapshot.new_pages(decode):
+        if source is not None and not self._snapshot.lacks_blocks(decode):
             source, computing = None, self.at_decode(decode)
         own, transfer_s = self._transfer(decode, source, computing) if source is not None else (0, 0.0)
         admission_s = self.admission_s(decode, self._snapshot.new_pages(decode) + 1)
@@ -107,7 +107,8 @@ class Forecaster:
             cached_blocks=computing.cached_blocks,
             computed_tokens=computing.computed_tokens,
             fetched_blocks=computing.fetched_blocks,
-            pulled_blocks=max(0, self._snapshot.full_blocks - own) if source is not None else 0,
+            pulled_blocks=self._pulled_blocks(decode, own) if source is not None else 0,
+            tail_pages=self._snapshot.tail_pages,
             load_s=(source or decode).load_s(computing.loaded_blocks),
             peer_load_s=computing.peer_load_s,
             decode_load_s=decode.load_s(own),
@@ -197,7 +198,7 @@ class Forecaster:
     def _fetch_s(self, worker: WorkerView, peer: PrefixHolder, blocks: int) -> float:
         link = self._link_from(peer.view, worker)
         waits_s = max(worker.fetch_wait_s, peer.view.serve_wait_s)
-        carried_s = link.latency_s + blocks * self._page_s(peer.view, worker, link)
+        carried_s = link.latency_s + (blocks + self._snapshot.tail_pages) * self._page_s(peer.view, worker, link)
         return waits_s + peer.view.loaded_in_s(peer.blocks) + carried_s
 
     def _link_from(self, source: WorkerView, target: WorkerView) -> LinkRate:
@@ -213,8 +214,12 @@ class Forecaster:
     def _transfer(self, decode: WorkerView, source: WorkerView, computing: Computing) -> tuple[int, float]:
         """Returns how many blocks are not pulled, and the seconds of transfer that are exposed."""
         own = self._usable_depths(decode)[-1]
-        missing = max(0, self._snapshot.full_blocks - own)
+        missing = self._pulled_blocks(decode, own) + self._snapshot.tail_pages
         return own, self._transfer_s(decode, source, computing, missing, decode.loaded_in_s(own))
+
+    def _pulled_blocks(self, decode: WorkerView, own: int) -> int:
+        """Returns the blocks whose pages are pulled, besides the first `own` that it has or loads."""
+        return max(0, self._snapshot.full_blocks - max(own, decode.page_blocks or 0))
 
     def _usable_depths(self, worker: WorkerView) -> Sequence[int]:
         """Returns the depths of its tiers from which the worker loads what it lacks on the device."""
@@ -234,9 +239,9 @@ class Forecaster:
         return load_s < self.cost(worker).of_prompt((end - begin) * size, begin * size, step_tokens)
 
     def _transfer_s(
-        self, decode: WorkerView, source: WorkerView, computing: Computing, missing: int, loaded_in_s: float
+        self, decode: WorkerView, source: WorkerView, computing: Computing, missing: float, loaded_in_s: float
     ) -> float:
-        """Returns the exposed seconds of pulling `missing` blocks, beside others that are loaded in `loaded_in_s`.
+        """Returns the exposed seconds of pulling `missing` pages, beside others that are loaded in `loaded_in_s`.
 
         Pages of a chunk travel while the next one computes. So the last chunk's pages are exposed, and what both wires
         and the reader of a tier cannot carry until then.
@@ -273,7 +278,7 @@ def decide(snapshot: Snapshot, decode: WorkerView, source: WorkerView | None) ->
 
     Where the decode worker lacks nothing, there is no page source.
     """
-    if not snapshot.new_pages(decode):
+    if not snapshot.lacks_blocks(decode):
         source = None
     forecaster = Forecaster(snapshot)
     computing = forecaster.at_decode(decode) if source is None else forecaster.at_source(source)

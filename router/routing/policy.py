@@ -54,6 +54,9 @@ class WorkerView:
     in host memory; there, in host memory or on disk."""
     resident: tuple[int, ...] = (0,)
     """How many of those are there already, down to each tier: what others can fetch from it."""
+    page_blocks: int | None = None
+    """How many of this request's first blocks have pages there, with or without the window parts that one needs to go
+    on; None where no layer keeps its parts apart."""
     tier_page_s: tuple[float, ...] = (0.0,)
     """Measured seconds to bring one page up from each of those tiers; 0 for the device."""
     kv_form: KvForm = UNKNOWN_FORM
@@ -111,6 +114,8 @@ class Snapshot:
     full_blocks: int
     block_size: int
     page_bytes: int
+    tail_pages: float = 0.0
+    """What the window parts at the end of the prompt weigh, in pages; 0 where no layer keeps its parts apart."""
     decode: tuple[WorkerView, ...]
     """Never empty."""
     prefill: tuple[WorkerView, ...] = ()
@@ -132,7 +137,12 @@ class Snapshot:
 
     def new_pages(self, view: WorkerView) -> int:
         """Returns the pages that this request's full blocks take there, besides those with blocks on the device."""
-        return max(0, self.full_blocks - view.depths[0])
+        have = view.depths[0] if view.page_blocks is None else view.page_blocks
+        return max(0, self.full_blocks - have)
+
+    def lacks_blocks(self, view: WorkerView) -> bool:
+        """Tells whether it cannot go on at the end of this request's full blocks with what it has on the device."""
+        return self.full_blocks > view.depths[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +173,8 @@ class Forecast:
     """Blocks that come from the peer."""
     pulled_blocks: int = 0
     """Blocks that the decode worker pulls from the page source."""
+    tail_pages: float = 0.0
+    """What the window parts at the end of each pull weigh, in pages."""
     load_s: float = 0.0
     """Seconds that the worker that computes loads from its own lower tiers, without waiting for others' loads."""
     peer_load_s: float = 0.0

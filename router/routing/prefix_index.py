@@ -266,11 +266,17 @@ class PrefixIndex:
             blocks.readers.remove(frozen)
 
     def leading_blocks(
-        self, hashes: Sequence[BlockHash], also: Coming | None = None, *, tail_blocks: int = 0
+        self,
+        hashes: Sequence[BlockHash],
+        also: Coming | None = None,
+        *,
+        tail_blocks: int = 0,
+        also_parts: Coming | None = None,
     ) -> dict[WorkerId, tuple[int, ...]]:
         """Returns how many of the first blocks each worker holds, the fewest first, without those that hold none.
 
-        `tail_blocks`: that many of the last ones need their window parts too (`WindowShape.tail_blocks`).
+        `tail_blocks`: that many of the last ones need their window parts too (`WindowShape.tail_blocks`); `also_parts`
+        names workers that are about to hold one.
 
         There is one number for each tier down to the lowest on which the worker holds anything: blocks on the device;
         there or in host memory; there, in host memory or on disk. `also` names workers that are about to hold a block
@@ -286,7 +292,7 @@ class PrefixIndex:
         reaches = [self._reach(tier, hashes, also, int) for tier in Tier if tier <= lowest]
         if tail_blocks:
             reaches = [
-                self._with_parts(tier, hashes, also, reach, tail_blocks)
+                self._with_parts(tier, hashes, also_parts, reach, tail_blocks)
                 for tier, reach in zip(Tier, reaches, strict=False)
             ]
         return {worker: self._depths(worker, reaches) for worker in reaches[-1]}

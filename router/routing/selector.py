@@ -65,6 +65,10 @@ class Shape:
 
     block_size: int
     page_bytes: int
+    window_blocks: int = 0
+    """Last blocks of a prefix whose window parts are needed to go on; 0 where no layer keeps its parts apart."""
+    window_bytes: int = 0
+    """Bytes of the window part of one block."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ class Prefixes:
     """Blocks that are there."""
     held: dict[WorkerId, tuple[int, ...]]
     """With those that are about to be."""
+    pages: dict[WorkerId, tuple[int, ...]] | None = None
+    """The same of pages, with or without window parts; None where no layer keeps its parts apart."""
 
 
 class Selector:
@@ -138,7 +144,7 @@ class Selector:
         `passes_s`: per worker, the reserved seconds that this request goes before. `is_tentative`: the request waits;
         `dispatched` is called when it goes.
         """
-        prefixes = self._look_up(request.block_hashes)
+        prefixes = self._look_up(request.block_hashes, workers)
         snapshot = self._snapshot(request, prefixes, workers, now_s, passes_s)
         cached = max(view.cached_blocks for view in (*snapshot.decode, *snapshot.prefill))
         self._index.re_reference.asked(request.block_hashes[cached:])
@@ -154,10 +160,11 @@ class Selector:
         forecast, taker = decision.forecast, decision.computed_by
         pulls = [(decision.peer, taker, forecast.fetched_blocks)]
         pulls.append((decision.source, decision.decode, forecast.pulled_blocks))
+        tail_pages = forecast.tail_pages
         for source, target, pages in pulls:
             if source is None or not pages:
                 continue
-            seconds = pages * _pull_page_s(workers, source, target)
+            seconds = (pages + tail_pages) * _pull_page_s(workers, source, target)
             for until_s, worker in ((self._fetching_until_s, target), (self._serving_until_s, source)):
                 _extend(until_s, worker, seconds, now_s, len(workers.by_id))
         loads = ((taker, forecast.load_s), (decision.peer, forecast.peer_load_s))
@@ -169,13 +176,24 @@ class Selector:
         self, request: Routable, workers: Workers, now_s: float, *, passes_s: Mapping[WorkerId, float] = NOTHING_PASSED
     ) -> Snapshot:
         """Returns what the policy sees."""
-        return self._snapshot(request, self._look_up(request.block_hashes), workers, now_s, passes_s)
+        return self._snapshot(request, self._look_up(request.block_hashes, workers), workers, now_s, passes_s)
 
-    def _look_up(self, hashes: Sequence[BlockHash]) -> Prefixes:
-        resident = held = self._index.leading_blocks(hashes)
-        if hashes and any(True for _ in self._reservations.coming(hashes[0])):
-            held = self._index.leading_blocks(hashes, self._reservations.coming)
-        return Prefixes(resident, held)
+    def _look_up(self, hashes: Sequence[BlockHash], workers: Workers) -> Prefixes:
+        tail, coming = workers.shape.window_blocks, self._reservations.coming
+        resident = held = self._index.leading_blocks(hashes, tail_blocks=tail)
+        is_coming = bool(hashes) and any(True for _ in coming(hashes[0]))
+        if not tail:
+            return Prefixes(resident, self._index.leading_blocks(hashes, coming) if is_coming else held)
+        if is_coming:
+            # Who computes a prompt has window parts of all of its blocks on the way; a pull brings the last ones alone.
+            computing = {worker.worker_id for worker in workers.prefill}
+            held = self._index.leading_blocks(
+                hashes,
+                coming,
+                tail_blocks=tail,
+                also_parts=lambda block_hash: (worker for worker in coming(block_hash) if worker in computing),
+            )
+        return Prefixes(resident, held, self._index.leading_blocks(hashes, coming if is_coming else None))
 
     def _snapshot(
         self,
@@ -208,6 +226,7 @@ class Selector:
             full_blocks=len(hashes),
             block_size=workers.shape.block_size,
             page_bytes=workers.shape.page_bytes,
+            tail_pages=_tail_pages(workers.shape, len(hashes)),
             decode=views(workers.decode, self._decode),
             prefill=views(sources, self._prefill),
             prefill_utilisation=self._prefill.utilisation(workers.prefill) if self._narrows else None,
@@ -259,6 +278,7 @@ class Selector:
             step_target_s=load.costs.step_target_s,
             depths=_depths(prefixes.held.get(worker_id, ()), len(worker.tier_page_s)),
             resident=_depths(prefixes.resident.get(worker_id, ()), len(worker.tier_page_s)),
+            page_blocks=None if prefixes.pages is None else prefixes.pages.get(worker_id, (0,))[0],
             tier_page_s=worker.tier_page_s,
             kv_form=worker.kv_form,
             page_bytes=worker.page_bytes,
@@ -305,6 +325,11 @@ def _extend(until_s: dict[WorkerId, float], worker: WorkerId, seconds: float, no
     if len(until_s) > 2 * workers:  # some are of workers that are gone
         for idle in [each for each, at_s in until_s.items() if at_s < now_s]:
             del until_s[idle]
+
+
+def _tail_pages(shape: Shape, blocks: int) -> float:
+    """Returns what the window parts at the end of a prompt weigh, in pages."""
+    return min(shape.window_blocks, blocks) * shape.window_bytes / shape.page_bytes if shape.window_blocks else 0.0
 
 
 def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:

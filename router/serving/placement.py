@@ -200,7 +200,12 @@ class Placer:
         """Returns the workers that serve; of decode workers only the given ones."""
         facts = self._fleet.facts
         return Workers(
-            Shape(block_size=facts.block_size, page_bytes=facts.page_bytes),
+            Shape(
+                block_size=facts.block_size,
+                page_bytes=facts.page_bytes,
+                window_blocks=facts.window_blocks,
+                window_bytes=facts.window_bytes,
+            ),
             self._fleet.serving(Role.DECODE) if decode is None else decode,
             self._fleet.serving(Role.PREFILL),
         )

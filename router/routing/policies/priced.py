@@ -91,7 +91,7 @@ class _Pricing:
         missing."""
         decodes: Sequence[WorkerView] = self._snapshot.decode
         if self._snapshot.prefill and not self._prices.computes_locally:
-            decodes = [view for view in decodes if not self._snapshot.new_pages(view)]
+            decodes = [view for view in decodes if not self._snapshot.lacks_blocks(view)]
         ways = [(view, way) for view in decodes for way in self._ways(view, self._forecaster.at_decode)]
 
         def cost_s(pair: tuple[WorkerView, Computing]) -> float:
@@ -105,7 +105,7 @@ class _Pricing:
 
     def _remote_candidates(self) -> list[_Candidate]:
         """Returns pairs of a prefill worker and a decode worker that lacks something."""
-        decodes = [view for view in self._snapshot.decode if self._snapshot.new_pages(view)]
+        decodes = [view for view in self._snapshot.decode if self._snapshot.lacks_blocks(view)]
         if self._snapshot.prefill and not self._prices.computes_remotely and self._snapshot.decode:
             return []
 

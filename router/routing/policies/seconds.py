@@ -18,7 +18,7 @@ class MooncakeConductor:
     def __call__(self, snapshot: Snapshot) -> Decision:
         forecaster = Forecaster(snapshot)
         decode = least(snapshot.decode, lambda view: (forecaster.step_s(view),), snapshot.turn)
-        if not snapshot.prefill or not snapshot.new_pages(decode):
+        if not snapshot.prefill or not snapshot.lacks_blocks(decode):
             return decide(snapshot, decode, None)
         best = max(snapshot.prefill, key=lambda view: view.resident_blocks)
         ways = {view.worker: self._way(forecaster, view, best) for view in snapshot.prefill}

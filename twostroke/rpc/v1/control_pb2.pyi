@@ -92,7 +92,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "dtype", "block_size", "page_bytes", "pool_pages", "kv_format", "kv_converted_from")
+    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "dtype", "block_size", "page_bytes", "pool_pages", "kv_format", "kv_converted_from", "window_blocks", "window_bytes", "window_slots")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,9 @@ class ModelInfo(_message.Message):
     POOL_PAGES_FIELD_NUMBER: _ClassVar[int]
     KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
     KV_CONVERTED_FROM_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_SLOTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_model_len: int
     vocab_size: int
@@ -113,7 +116,10 @@ class ModelInfo(_message.Message):
     pool_pages: int
     kv_format: str
     kv_converted_from: str
-    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., page_bytes: _Optional[int] = ..., pool_pages: _Optional[int] = ..., kv_format: _Optional[str] = ..., kv_converted_from: _Optional[str] = ...) -> None: ...
+    window_blocks: int
+    window_bytes: int
+    window_slots: int
+    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., page_bytes: _Optional[int] = ..., pool_pages: _Optional[int] = ..., kv_format: _Optional[str] = ..., kv_converted_from: _Optional[str] = ..., window_blocks: _Optional[int] = ..., window_bytes: _Optional[int] = ..., window_slots: _Optional[int] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()
