@@ -101,7 +101,7 @@ class RequestState:
     """Missing blocks that came from the cache of the page source or of the peer."""
     has_windows: bool = False
     """Layers with a window keep their parts of blocks apart: a block may be computed again although its page is here,
-    and needs no window part at all where a pull ends behind it. Blocks count as missing once they are computed."""
+    and needs no window part at all where a pull ends behind it. Blocks count as missing that are computed for it."""
     pulls: set[asyncio.Future[PullReport]] = field(default_factory=set)
     """Pulls that have not ended since it was admitted; those of earlier admissions may still be ending too."""
     timer: asyncio.TimerHandle | None = None
@@ -138,7 +138,7 @@ class RequestState:
         if self.sequence.preemptions:
             pass  # later pulls bring back what was counted before
         elif self.has_windows:
-            self.missing_blocks += report.computed
+            self.missing_blocks += report.computed + report.also_computed
         else:
             self.reused_blocks += report.pulled - report.computed
         for instant, when in ((Instant.FIRST_PAGE, report.first_page_s), (Instant.LAST_PAGE, report.last_page_s)):
@@ -150,7 +150,7 @@ class RequestState:
         """Prompt tokens whose KV was found in a cache instead of being computed for this request."""
         missing = self.missing_blocks - self.reused_blocks + len(self.sequence.computed_blocks)
         blocks = len(self.request.block_hashes) - missing
-        return min(blocks * self.block_size, len(self.request.prompt))
+        return min(max(0, blocks) * self.block_size, len(self.request.prompt))
 
     def entry(self, from_position: int, number: int) -> worker_pb2.TokenEntry:
         """Return the message to the router: tokens from `from_position` on, and the end if it has come.

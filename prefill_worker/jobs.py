@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from twostroke.engine.build import LoadedModel
 from twostroke.errors import EngineLost, InvalidRequest, TransferFailed
@@ -78,6 +78,9 @@ class BuildJob:
 
     def was_computed(self, block: int) -> bool:
         return block in (self.computed if self._host.pool.windows is None else self.sequence.computed_blocks)
+
+    def computed_besides(self, blocks: Collection[int]) -> int:
+        return len(self.sequence.computed_blocks.difference(blocks))
 
     def close(self) -> None:
         self._host.scheduler.end(self.sequence)

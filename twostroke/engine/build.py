@@ -19,6 +19,7 @@ from twostroke.engine.determinism import DEVICE, PACED, Determinism
 from twostroke.engine.memory_use import MemoryUse, pages_use
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
 from twostroke.errors import ConfigError
+from twostroke.ids import PageId
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.form import LAYOUT_VERSION, Conversion, KvForm, PageShape, page_form
 from twostroke.kv_cache.groups import PageGroup, page_groups
@@ -26,6 +27,7 @@ from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_share import SharedPool
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages
+from twostroke.kv_cache.window_parts import WindowShape
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.memory_needs import packed_weights, plain_weights, stored_weights
 from twostroke.models.weights.digest import DIGEST_BYTES, weights_digest
@@ -81,6 +83,15 @@ class LoadedModel:
     def layout(self) -> PoolLayout:
         """Return how the pages of all groups lie in the pool's memory."""
         return PoolLayout.of(self.pages, self.page_bytes, *self.windows)
+
+    @property
+    def window_shape(self) -> WindowShape | None:
+        """Return where window parts of blocks lie, if layers with a window keep theirs apart."""
+        if not self.windows:
+            return None
+        window = self.page_groups[-1].window
+        assert window is not None, "the last of several groups has a window"
+        return WindowShape(PageId(self.layout.first(1)), self.windows[0].pages, window, self.block_size)
 
     @property
     def page_identity(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_
 from typing import NamedTuple, Protocol
 
@@ -140,6 +140,14 @@ class WindowPlaces:
     def _after(self, computed: Ints, blocks: ListOf[int]) -> Ints:
         kept: Ints = np.maximum(computed, np.array(blocks, np.int32) * np.int32(self._window.block_size))
         return kept
+
+
+def with_windows(batch: Batch, window: WindowShape | None) -> Batch:
+    """Return a step that belongs to no sequence, where layers with a window keep their parts of blocks apart."""
+    if window is None:
+        return batch
+    scratch = window.slots * window.block_size + batch.positions.astype(np.int64) % window.block_size
+    return replace(batch, windows=(GroupPlaces(batch.block_tables % np.int32(window.slots), scratch),))
 
 
 def _held(sequence: Sequence) -> HeldWindows:

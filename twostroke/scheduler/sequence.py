@@ -66,7 +66,7 @@ class Sequence:
     passes: int = 0
     """Number of sequences that were admitted past it while it waited."""
     computed_blocks: set[int] = field(default_factory=set)
-    """Blocks of the prompt that forward passes here have completed, where window parts lie apart from pages."""
+    """Blocks of the prompt that forward passes here compute for it, where window parts lie apart from pages."""
     preemptions: int = 0
     steps: int = 0
     """Steps that it took part in."""

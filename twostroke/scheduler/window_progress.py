@@ -48,6 +48,8 @@ class WindowProgress:
             assert slot is not None, "it began only because there was room"
             held[block] = slot
         self._leave_promise(sequence)
+        if not sequence.preemptions:
+            self._count_blocks_to_compute(sequence, claim)
         return self._take_tail(sequence)
 
     def catch_up(self, sequence: Sequence) -> None:
@@ -110,7 +112,7 @@ class WindowProgress:
             elif not self._windows.is_filled(slot) and self._pool.find(block_hash) == sequence.pages[block]:
                 self._windows.register_private(slot, block_hash)
         if not sequence.preemptions:
-            last = min(end, sequence.prompt_tokens) // size
+            last = min(end // size, held.pulled_depth)
             sequence.computed_blocks.update(range(sequence.computed // size, last))
         self._passed(sequence, end // size)
 
@@ -143,6 +145,18 @@ class WindowProgress:
         self._whole.release(sequence)
 
     # Internals
+
+    def _count_blocks_to_compute(self, sequence: Sequence, claim: Claim) -> None:
+        """Note which blocks of the prompt are computed for this sequence: those after its hit, pulled ones excepted.
+
+        Others compute those that are arriving. Of those that are here it may pass over some: nobody counts on that.
+        """
+        first, missing = max(claim.hits, _held(sequence).pulled_depth), set(claim.missing)
+        sequence.computed_blocks.update(
+            block
+            for block in range(first, sequence.prompt_tokens // self._block_size)
+            if block in missing or self._pool.is_filled(claim.pages[block])
+        )
 
     def _pulled_depth(self, sequence: Sequence, depth: int) -> int:
         """Return where a pull of a sequence will end, or 0 if it goes on at `depth` without one."""

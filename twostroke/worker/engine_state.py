@@ -18,6 +18,7 @@ from twostroke.ids import BlockHash, Epoch, PageId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.tier import Group
 from twostroke.models.catalog.places import locate
 from twostroke.profiler import Profiler
 from twostroke.worker.steps.rates import Rates
@@ -53,6 +54,23 @@ class _PoolListener:
         self._memory.begin_new_generation(page)
 
 
+class _WindowListener:
+    """Passes changes of window parts to the event log of the current epoch, and new writers to the memory."""
+
+    def __init__(self, pages: _PoolListener, memory: Pages) -> None:
+        self._pages = pages
+        self._memory = memory
+
+    def stored(self, block_hash: BlockHash) -> None:
+        self._pages.log.stored(block_hash, group=Group.WINDOW)
+
+    def removed(self, block_hash: BlockHash) -> None:
+        self._pages.log.removed(block_hash, group=Group.WINDOW)
+
+    def new_writer(self, page: PageId) -> None:
+        self._memory.begin_new_generation(page)
+
+
 class EngineState:
     def __init__(self, built: BuiltEngine, profiler: Profiler, tiers: PageTiers) -> None:
         self.facts = built.model
@@ -68,7 +86,8 @@ class EngineState:
         self.is_calibrated = False
         self.tiers = tiers
         self._listener = _PoolListener(built.memory, tiers)
-        self.pool = BlockPool(built.model.pages, self._listener)
+        window_listener = _WindowListener(self._listener, built.memory)
+        self.pool = BlockPool(built.model.pages, self._listener, built.model.window_shape, window_listener)
 
     @classmethod
     async def load(cls, config: WorkerConfig) -> EngineState:
@@ -93,10 +112,15 @@ class EngineState:
             raise InternalError(
                 f"{pool.total - pool.unheld} pages are still held by the previous epoch: start a new process"
             )
+        windows = pool.windows
+        if windows is not None and windows.unheld != windows.shape.slots:
+            raise InternalError("window parts are still held by the previous epoch: start a new process")
         pool.unpin_all()  # the supervisor gives an epoch its pins
         log = self._listener.log = EventLog(epoch)
         for block in pool.cached():
             log.stored(block.hash)
+        for block_hash in () if windows is None else windows.cached():
+            log.stored(block_hash, group=Group.WINDOW)
         self.tiers.begin_epoch(log)
         if log.has_changes:
             log.publish(time.time())

@@ -226,6 +226,9 @@ class WorkerHost:
             block_size=facts.block_size,
             page_bytes=facts.page_bytes,
             pool_pages=facts.pages,
+            window_blocks=0 if facts.window_shape is None else facts.window_shape.tail_blocks,
+            window_bytes=0 if facts.window_shape is None else facts.windows[0].page_bytes,
+            window_slots=0 if facts.window_shape is None else facts.window_shape.slots,
         )
 
     def load_report(self) -> control_pb2.Load:

@@ -14,7 +14,7 @@ from tests.chaos.injection import event_faults, injector, plan
 from tests.cluster.processes import SHOWN, TOKEN, Client, ProcessCluster, running_cluster
 from tests.metrics_page import scraped
 from twostroke.config import CacheConfig, ModelConfig
-from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tier import Group, Tier
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.events import batch_from_message
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
@@ -101,7 +101,7 @@ async def ask_many(cluster: ProcessCluster, seeds: Iterable[int]) -> None:
         await client.close()
 
 
-Shown = tuple[str, int, bytes, frozenset[tuple[Tier, bytes]]]
+Shown = tuple[str, int, bytes, frozenset[tuple[Tier, Group, bytes]]]
 """Epoch, size and digest as said, and the blocks on each tier."""
 
 
@@ -124,7 +124,7 @@ async def snapshot_from(address: str, worker: str) -> Shown:
         assert isinstance(message, control_pb2.KvEventBatch)
         assert message.snapshot
         batch = batch_from_message(message)
-        blocks = frozenset((change.tier, block) for change in batch.changes for block in change.stored)
+        blocks = frozenset((*change.place, block) for change in batch.changes for block in change.stored)
         return message.epoch, batch.block_count, batch.digest, blocks
     finally:
         await channel.close()

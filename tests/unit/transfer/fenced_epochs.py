@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -153,6 +153,9 @@ class _Job:
 
     def was_computed(self, block: int) -> bool:
         return True
+
+    def computed_besides(self, blocks: Collection[int]) -> int:
+        return 0
 
     def close(self) -> None:
         self._worker_epoch.pool.release(self._pages)

@@ -100,12 +100,14 @@ class PullAccepted(_message.Message):
     def __init__(self, epoch: _Optional[str] = ..., endpoints: _Optional[_Iterable[bytes]] = ..., kv_form: _Optional[str] = ...) -> None: ...
 
 class PagesReady(_message.Message):
-    __slots__ = ("pages", "computed")
+    __slots__ = ("pages", "computed", "also_computed")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    ALSO_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     pages: _containers.RepeatedCompositeFieldContainer[ReadyPage]
     computed: int
-    def __init__(self, pages: _Optional[_Iterable[_Union[ReadyPage, _Mapping]]] = ..., computed: _Optional[int] = ...) -> None: ...
+    also_computed: int
+    def __init__(self, pages: _Optional[_Iterable[_Union[ReadyPage, _Mapping]]] = ..., computed: _Optional[int] = ..., also_computed: _Optional[int] = ...) -> None: ...
 
 class ReadyPage(_message.Message):
     __slots__ = ("block", "page", "generation", "digest", "group")

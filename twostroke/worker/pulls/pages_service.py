@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Container, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -74,6 +74,9 @@ class PageJob(Protocol):
 
     def was_computed(self, block: int) -> bool:
         """Tell whether the block was computed for this pull, and not cached."""
+
+    def computed_besides(self, blocks: Collection[int]) -> int:
+        """Return how many other blocks were computed for this pull, although their pages are not wanted."""
 
     def close(self) -> None:
         """Release the pages and wake the loop, which notifies those that wait for open work to end."""
@@ -233,9 +236,11 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             ticket = self._progress.ticket()
             ready, failure = readable_parts(job, pending)
             if ready:
-                yield await self._message(job, ready, served, told)
-                told.update(block for block, _ in ready)
                 pending = [part for part in pending if part not in ready]
+                message = await self._message(job, ready, served, told)
+                told.update(block for block, _ in ready)
+                message.also_computed = 0 if pending else job.computed_besides(told)
+                yield message
             if failure is not None:
                 raise failure
             if pending:
@@ -348,6 +353,9 @@ class CachedOnlyJob:
 
     def was_computed(self, block: int) -> bool:
         return False
+
+    def computed_besides(self, blocks: Collection[int]) -> int:
+        return 0
 
     def close(self) -> None:
         if self._pool.windows is not None:

@@ -310,6 +310,7 @@ class PullClient:
         reach(Point.PULL_ANNOUNCED)
         announced = [page for page in ready.pages if _part_of(page) in session.remaining]
         report, most = session.report, connection.landing.batch_pages
+        report.also_computed = min(ready.also_computed, len(session.spec.block_hashes))
         pulled_before = report.pulled
         try:
             for group in Group:  # pages of a batch have one size

@@ -69,6 +69,8 @@ class PullReport:
     """Pulled blocks; one counts whose window part alone was wanted."""
     computed: int = 0
     """Pulled blocks that the source computed for this pull."""
+    also_computed: int = 0
+    """Other blocks that it computed, to come to those that were wanted."""
     transport: str = ""
     copied_bytes: int = 0
     wire_s: float = 0.0

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from twostroke.engine.loop import EngineThread
+from twostroke.kv_cache.window_parts import WindowShape
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import Batch, SampleRow
+from twostroke.scheduler.batching import with_windows
 from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.worker.steps.rates import Rates
 
@@ -53,6 +55,8 @@ class CalibrationLimits:
     pages: int
     block_size: int
     runs_decode: bool
+    window: WindowShape | None = None
+    """Where layers with a window keep their parts of blocks, if that is apart."""
 
     @property
     def longest(self) -> int:
@@ -95,7 +99,7 @@ def sweep(limits: CalibrationLimits) -> Iterator[Batch]:
     """
     released: tuple[int, ...] = ()
     for batch in _steps(limits):
-        yield replace(batch, released=released)
+        yield with_windows(replace(batch, released=released), limits.window)
         rows = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
         released = tuple(set(batch.block_tables[rows, batch.positions // limits.block_size].tolist()))
 

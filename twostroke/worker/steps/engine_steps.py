@@ -14,7 +14,7 @@ from twostroke.config import Role, WorkerConfig
 from twostroke.kv_cache.form import page_form
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.profiler import WORK_LOOP, Profiler
-from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
+from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder, with_windows
 from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.gates import AdapterGate, ClaimGate
 from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -91,6 +91,7 @@ class EngineSteps:
             pages=state.pool.total,
             block_size=state.facts.block_size,
             runs_decode=config.can_sample,
+            window=state.facts.window_shape,
         )
         budget = calibration.PACED_BUDGET if config.model.is_paced else calibration.COMPUTED_BUDGET
         started_s = time.monotonic()
@@ -117,7 +118,7 @@ class ProfiledBuilder:
 def _check_of(config: WorkerConfig, engine_state: EngineState) -> EngineCheck:
     facts, total = engine_state.facts, engine_state.pool.total
     probe = probe_batch(facts.block_size, total, facts.max_model_len, samples=config.can_sample)
-    return EngineCheck(engine_state.engine, probe, time.monotonic)
+    return EngineCheck(engine_state.engine, with_windows(probe, facts.window_shape), time.monotonic)
 
 
 def _scheduler_of(
@@ -132,7 +133,9 @@ def _scheduler_of(
         on_gpu=_is_on_gpu(engine_state),
         has_exact_blocks=not config.model.is_paced and page_form(config.kv_format).spans_block,
     )
-    builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids)
+    builder = BatchBuilder(
+        limits.block_size, engine_state.pool.total, limits.eos_token_ids, engine_state.facts.window_shape
+    )
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
     return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate, adapters)
 

@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twostroke.fault_points import Point, reach
@@ -116,7 +116,7 @@ class TierLoads:
         for tier in (Tier.HOST, Tier.DISK):
             if missing and tier in self._tiers.used:
                 missing = self._without_loaded(tier, sequence, missing, pull)
-        return AdmittedSequence(sequence, missing)
+        return replace(admission, missing=missing)
 
     def share(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
         """Claim pages for blocks that another worker asks for, as far as lower tiers hold these, and load them.
