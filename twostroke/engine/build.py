@@ -22,7 +22,7 @@ from twostroke.errors import ConfigError
 from twostroke.ids import PageId
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.form import LAYOUT_VERSION, Conversion, KvForm, PageShape, page_form
-from twostroke.kv_cache.groups import PageGroup, page_groups
+from twostroke.kv_cache.groups import PageGroup, groups_apart, page_groups
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_share import SharedPool
@@ -258,8 +258,12 @@ def _build_on_cpu(
 
 
 def _groups_of(config: WorkerConfig, spec: ModelSpec) -> tuple[PageGroup, ...]:
-    """Return the page groups that a worker's pool keeps apart."""
-    return page_groups([None] * spec.layers)
+    """Return the page groups that the pools of a cluster's workers keep apart."""
+    cache = config.cache
+    has_lower_tiers = bool(cache.host_cache_bytes or cache.disk_cache_bytes)
+    return groups_apart(
+        spec.page_groups, moves_whole_blocks=has_lower_tiers or config.kv_format != config.peer_kv_format
+    )
 
 
 def _host_layout(

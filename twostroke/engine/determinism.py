@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from twostroke.errors import ConfigError
 from twostroke.ids import PageId, RequestId, SessionId
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.request import SamplingParams
-from twostroke.scheduler.batch import Batch
+from twostroke.scheduler.batch import Batch, GroupPlaces
 from twostroke.scheduler.batching import BatchBuilder, Chunk
 from twostroke.scheduler.sequence import Sequence
 
@@ -56,22 +57,26 @@ def check_deterministic(
 
     Raises ConfigError where its pages or its logits differ in a bit.
     """
-    count = min(TRIED_TOKENS, memory.pages * block_size, longest)
+    rows = min(region.pages for region in memory.layout.regions)
+    count = min(TRIED_TOKENS, rows * block_size, longest)
     pages = list(map(PageId, range(-(-count // block_size))))
     known: list[int] = np.random.default_rng(0).integers(0, vocab, count).tolist()
-    trial = _Trial(runner, BatchBuilder(block_size, memory.scratch, ()), DRAW if with_head else None)
+    builder = BatchBuilder(block_size, memory.scratch, ())
+    trial = _Trial(runner, builder, memory.layout, block_size, DRAW if with_head else None)
     prompt = trial.sequence(known, pages)
     neighbour = trial.sequence(known[::-1], [memory.scratch] * len(pages))
 
     whole = trial.last_logits([Chunk(prompt, 0, count, with_head)])
-    written = memory.data[: len(pages)].copy()
-    memory.data[: len(pages)] = 0
+    written = [region[: len(pages)].copy() for region in memory.regions]
+    for region in memory.regions:
+        region[: len(pages)] = 0
     cuts = [0, *(cut for cut in CUTS if cut < count), count]
     for start, end, company in zip(cuts, cuts[1:], COMPANY, strict=False):
         beside = [Chunk(neighbour, 0, min(company, count), with_head)] if company else []
         again = trial.last_logits([*beside, Chunk(prompt, start, end, with_head)])
         prompt.computed = end
-    if not (np.array_equal(memory.data[: len(pages)], written) and np.array_equal(again, whole)):
+    is_same = (np.array_equal(found[: len(pages)], own) for found, own in zip(memory.regions, written, strict=True))
+    if not (all(is_same) and np.array_equal(again, whole)):
         raise ConfigError(
             "--deterministic cannot be kept on this machine: a prompt has other bits in chunks beside another one "
             "than alone; use --dtype bfloat16 with a C++ compiler, or leave --deterministic away",
@@ -83,6 +88,8 @@ def check_deterministic(
 class _Trial:
     runner: TriedRunner
     builder: BatchBuilder
+    layout: PoolLayout
+    block_size: int
     sampling: SamplingParams | None
 
     def sequence(self, known: list[int], pages: list[PageId]) -> Sequence:
@@ -90,5 +97,16 @@ class _Trial:
 
     def last_logits(self, chunks: list[Chunk]) -> npt.NDArray[np.float32]:
         """Return the logits of the last chunk's last row; none if the model has no head."""
-        logits = self.runner.logits(self.builder.build(chunks).batch)
+        logits = self.runner.logits(_in_all_groups(self.builder.build(chunks).batch, self.layout, self.block_size))
         return np.zeros(0, np.float32) if logits is None else logits[-1].float().numpy()
+
+
+def _in_all_groups(batch: Batch, layout: PoolLayout, block_size: int) -> Batch:
+    """Return the step with pages of other groups in the rows that those of the first have, and scratch in their own."""
+
+    def places(scratch: int) -> GroupPlaces:
+        rows, offsets = np.divmod(batch.write_slots, block_size)
+        tables = np.minimum(batch.block_tables, np.int32(scratch))
+        return GroupPlaces(tables, np.minimum(rows, scratch) * block_size + offsets)
+
+    return replace(batch, windows=tuple(places(region.pages) for region in layout.regions[1:]))

@@ -29,6 +29,16 @@ class PageGroup:
         return 0 if self.window is None else max(0, position - self.window + 1) // block_size
 
 
+def groups_apart(groups: tuple[PageGroup, ...], *, moves_whole_blocks: bool) -> tuple[PageGroup, ...]:
+    """Return the groups whose pages a pool keeps apart.
+
+    It is one group of all layers where whole blocks are moved: to host memory, to disk, or into another form.
+    """
+    if not moves_whole_blocks or len(groups) == 1:
+        return groups
+    return page_groups([None] * sum(len(group.layers) for group in groups))
+
+
 def page_groups(windows: Sequence[int | None]) -> tuple[PageGroup, ...]:
     """Return the groups of a model by the windows of its layers, the full one first.
 

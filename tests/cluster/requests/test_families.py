@@ -25,6 +25,8 @@ from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_families import reference
 from tests.unit.models.test_native_transformer import prompt
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
+from twostroke.kv_cache.form import FORMS
+from twostroke.kv_cache.pool_share import SharedPool
 from twostroke.models.catalog.places import locate
 from twostroke.models.registry import read_spec
 
@@ -61,15 +63,27 @@ def with_long_factors(config: PreTrainedConfig, directory: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, config=other)
 
 
+def memory_of(directory: Path, pages: int) -> int:
+    """Return the bytes of memory that holds so many blocks, and of their window parts what the share says."""
+    spec = read_spec(directory)
+    sizes = tuple(map(FORMS["float32"].page_bytes, spec.page_shapes(BLOCK, spec.page_groups)))
+    if len(sizes) == 1:
+        return pages * sizes[0]
+    longest = spec.max_position_embeddings
+    pool = SharedPool(groups=spec.page_groups, page_sizes=sizes, block_size=BLOCK, longest=longest, step_tokens=CHUNK)
+    memory_bytes = pages * sizes[0] + round(pages * pool.share) * sizes[1]
+    assert pool.layout(memory_bytes).regions[0].pages == pages
+    return memory_bytes
+
+
 @asynccontextmanager
 async def serving(directory: Path, pages: int, **schedule: int) -> AsyncIterator[tuple[ProcessCluster, Client]]:
-    page_bytes = read_spec(directory).page_bytes(BLOCK, "float32")
     async with running_cluster(
         prefill=1,
         decode=2,
         model=ModelConfig(model=str(directory), dtype="float32"),
         model_dir=directory,
-        cache=CacheConfig(kv_cache_memory_bytes=pages * page_bytes),
+        cache=CacheConfig(kv_cache_memory_bytes=memory_of(directory, pages)),
         schedule=ScheduleConfig(**schedule, local_prefill=False),
         policy="round-robin",  # which always names the prefill worker, however cheap a small model is
     ) as cluster:
