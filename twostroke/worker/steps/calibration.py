@@ -56,7 +56,7 @@ class CalibrationLimits:
     block_size: int
     runs_decode: bool
     window: WindowShape | None = None
-    """Where layers with a window keep their parts of blocks, if that is apart."""
+    """The slots of the parts that layers with a window keep of blocks, if these lie apart."""
 
     @property
     def longest(self) -> int:
