@@ -86,7 +86,7 @@ def make_bill(flags: BillFlags) -> Bill:
             f"--length {too_long[0]} is more than the {model.longest} tokens that the model takes", field="length"
         )
     chosen = forms[flags.form].size
-    longest_bytes = forms[flags.model.dtype].size.page_bytes * chosen.request(model.longest).pages
+    longest_bytes = forms[flags.model.dtype].size.block_bytes * chosen.request(model.longest).pages
     return Bill(
         flags=flags,
         model=model,
@@ -94,7 +94,7 @@ def make_bill(flags: BillFlags) -> Bill:
         lengths=lengths,
         log=log,
         bytes_per_s=known_bandwidth(flags),
-        measured=measured(flags, chosen.page_bytes, longest_bytes) if flags.machine.measure else None,
+        measured=measured(flags, chosen.block_bytes, longest_bytes) if flags.machine.measure else None,
         mixed=mixed_bills(model, forms, flags),
         free_bytes=available_memory_bytes(),
     )
@@ -131,7 +131,7 @@ def _form_json(bill: Bill, form: FormBill) -> dict[str, Any]:
     pages = {"device": form.size.pages, "host": form.host_pages, "disk": form.disk_pages}
     found: dict[str, Any] = {
         "bytes_per_token": form.token_bytes,
-        "page_bytes": form.size.page_bytes,
+        "page_bytes": form.size.block_bytes,
         "pages": pages,
         "pool_bytes": form.pool_bytes,
         "concurrent": {str(tokens): concurrent(bill, form, tokens) for tokens in bill.lengths},

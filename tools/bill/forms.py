@@ -11,6 +11,8 @@ from twostroke.config import CacheConfig, ScheduleConfig
 from twostroke.config.cache import HOST_CACHE_BYTES
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import FORMS, page_form
+from twostroke.kv_cache.layout import PageRegion, PoolLayout
+from twostroke.kv_cache.pool_share import SharedPool
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages, host_pool_bytes
 from twostroke.kv_cache.tiers.disk_store import disk_pages
 from twostroke.models.memory_needs import DeviceNeeds, MemoryReading, device_pages, exact_blocks, exact_bytes
@@ -31,21 +33,27 @@ class FormBill:
 
     @property
     def token_bytes(self) -> float:
-        return self.size.page_bytes / self.size.block_size
+        return self.size.block_bytes / self.size.block_size
 
     @property
     def host_tier_bytes(self) -> int:
         """What the host tier takes, if there is one."""
-        return host_pool_bytes(self.host_pages, self.size.page_bytes) if self.host_pages else 0
+        return host_pool_bytes(self.host_pages, self.size.block_bytes) if self.host_pages else 0
 
     @property
     def pool_bytes(self) -> int:
         """What the pool takes on a CPU, with its scratch page and generations."""
-        return host_pool_bytes(self.size.pages, self.size.page_bytes)
+        size, windows = self.size, self.size.windows
+        further = [] if windows is None else [PageRegion(windows.pages, windows.page_bytes)]
+        return PoolLayout.of(size.pages, size.page_bytes, *further).host_bytes
 
     def step_bytes(self, streams: int, tokens: int) -> float:
         """Return what a decode step of so many streams reads, each of which attends to `tokens`."""
-        return self.weights_step_bytes + streams * tokens * self.token_bytes
+        size, windows = self.size, self.size.windows
+        seen_bytes = tokens * size.page_bytes / size.block_size
+        if windows is not None:
+            seen_bytes += min(tokens, windows.window) * windows.page_bytes / size.block_size
+        return self.weights_step_bytes + streams * seen_bytes
 
     def ceiling(self, bytes_per_s: float, streams: int, tokens: int) -> float | None:
         """Return the most tokens per second of all streams together; None for a model that reads nothing."""
@@ -61,14 +69,13 @@ def form_bills(model: BilledModel, flags: BillFlags) -> dict[str, FormBill]:
     for form in dict.fromkeys((*FORMS, flags.form)):
         page_bytes = model.page_bytes(form, memory.block_size)
         try:
-            pages, host, disk = _pages(model, form, flags), _host_pages(memory, page_bytes), 0
+            size, host, disk = _size(model, form, flags), _host_pages(memory, page_bytes), 0
             if memory.disk_cache_bytes:
                 disk = disk_pages(memory.disk_cache_bytes, page_bytes)
         except ConfigError:
             if form == flags.form:
                 raise
-            pages = host = disk = 0
-        size = PoolSize(pages, page_bytes, memory.block_size)
+            size, host, disk = PoolSize(0, page_bytes, memory.block_size), 0, 0
         bills[form] = FormBill(form, size, host, disk, model.weights.step)
     if flags.model.max_model_len is not None:
         bills[flags.form].size.check(flags.model.max_model_len)
@@ -81,16 +88,25 @@ def _host_pages(memory: MemoryFlags, page_bytes: int) -> int:
     return enough_pages(memory.host_cache_bytes, page_bytes, least=1, flag="--host-cache")
 
 
-def _pages(model: BilledModel, form: str, flags: BillFlags) -> int:
+def _size(model: BilledModel, form: str, flags: BillFlags) -> PoolSize:
     memory = flags.memory
     page_bytes = model.page_bytes(form, memory.block_size)
     if memory.device_memory_bytes is None:
-        return enough_pages(memory.kv_cache_memory_bytes or HOST_CACHE_BYTES, page_bytes)
+        window = model.groups[-1].window if model.groups and not page_form(form).spans_block else None
+        apart = [group.page_bytes(form, memory.block_size) for group in model.groups]
+        pool = SharedPool(
+            page_sizes=(page_bytes,) if window is None else tuple(apart),
+            window=window,
+            block_size=memory.block_size,
+            longest=model.longest,
+            step_tokens=ScheduleConfig(max_num_seqs=flags.model.max_num_seqs).step_tokens(),
+        )
+        return pool.size(memory.kv_cache_memory_bytes or HOST_CACHE_BYTES)
     reading = MemoryReading(BILLED_DEVICE, memory.device_memory_bytes, memory.device_memory_bytes)
     working = model.working_bytes + _exact_bytes(model, form, flags)
     needs = DeviceNeeds(weight_bytes=model.weights.total, working_bytes=working, page_bytes=page_bytes)
     cache = CacheConfig(block_size=memory.block_size, kv_cache_memory_bytes=memory.kv_cache_memory_bytes)
-    return device_pages(reading, needs, cache)
+    return PoolSize(device_pages(reading, needs, cache), page_bytes, memory.block_size)
 
 
 def _exact_bytes(model: BilledModel, form: str, flags: BillFlags) -> int:

@@ -40,8 +40,10 @@ def _mixed(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags, for
     pages = own.pages
     if flags.memory.device_memory_bytes is None:
         pool_bytes = flags.memory.kv_cache_memory_bytes or HOST_CACHE_BYTES
-        pages = pool_bytes // (own.page_bytes + sent.page_bytes)
-    return MixedBill(form, sent.page_bytes, pages, _conversion_s(model, flags, form) if flags.machine.measure else None)
+        pages = pool_bytes // (own.block_bytes + sent.block_bytes)
+    return MixedBill(
+        form, sent.block_bytes, pages, _conversion_s(model, flags, form) if flags.machine.measure else None
+    )
 
 
 def _conversion_s(model: BilledModel, flags: BillFlags, form: str) -> float:

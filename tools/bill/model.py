@@ -14,6 +14,7 @@ from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import PageShape, page_form
+from twostroke.kv_cache.groups import groups_apart
 from twostroke.models.catalog import places
 from twostroke.models.known_specs import known_spec
 from twostroke.models.memory_needs import (
@@ -39,6 +40,8 @@ class LayerGroup:
     layers: int
     kv_heads: int
     head_dim: int
+    window: int | None = None
+    """Tokens that a token sees in layers whose pages lie apart."""
 
     def shape(self, block_size: int) -> PageShape:
         """Return the dimensions of one block in all layers of the group."""
@@ -85,12 +88,31 @@ def billed_model(flags: BillFlags) -> BilledModel:
             "made for",
             field="max_model_len",
         )
-    group = LayerGroup(_attention_of(spec), spec.layers, spec.kv_heads, spec.head_dim)
+    groups = _groups_of(spec, flags)
     on_gpu = flags.memory.device_memory_bytes is not None
     layouts = _layouts_of(model)
     weights, kind = _weights(spec, model, layouts, on_gpu=on_gpu)
     working = _working_on_gpu(spec, model) if on_gpu else _working_on_cpu(spec, model)
-    return BilledModel(model.model, longest, (group,), 0, spec.has_key_bias, weights, kind, working)
+    return BilledModel(model.model, longest, groups, 0, spec.has_key_bias, weights, kind, working)
+
+
+def _groups_of(spec: ModelSpec, flags: BillFlags) -> tuple[LayerGroup, ...]:
+    """Return the groups of layers whose pages lie apart: one where whole blocks are moved, stored, or on a device."""
+    memory = flags.memory
+    by_whole_blocks = bool(memory.host_cache_bytes or memory.disk_cache_bytes or memory.device_memory_bytes)
+    groups = groups_apart(spec.page_groups, by_whole_blocks=by_whole_blocks or page_form(flags.form).spans_block)
+    if len(groups) == 1:
+        return (LayerGroup(_attention_of(spec), spec.layers, spec.kv_heads, spec.head_dim),)
+    return tuple(
+        LayerGroup(
+            "full attention" if group.window is None else f"a window of {group.window} tokens",
+            len(group.layers),
+            spec.kv_heads,
+            spec.head_dim,
+            group.window,
+        )
+        for group in groups
+    )
 
 
 def _attention_of(spec: ModelSpec) -> str:

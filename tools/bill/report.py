@@ -14,6 +14,7 @@ from tools.bill.model import LayerGroup
 from tools.bill.tiers import ComputeCost, break_even_pages
 from tools.tables import Cell, Grid, Row, table_of, text_grid, text_row
 from twostroke.kv_cache.form import page_form
+from twostroke.kv_cache.pool_size import PoolSize
 
 UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 CURVE_ROWS: Final = 12
@@ -72,7 +73,7 @@ def memory_grid(bill: Bill) -> Grid:
     rows = [
         ("weights", bill.model.weights.total, bill.model.weights_kind),
         ("working set", bill.model.working_bytes, "activations and logits of a step, process, libraries"),
-        ("pages", pool.pool_bytes, f"{pool.size.pages} pages, one scratch page, generations"),
+        ("pages", pool.pool_bytes, f"{_pages_of(pool.size)}, scratch pages, generations"),
         *([("host tier", pool.host_tier_bytes, f"{pool.host_pages} pages")] if pool.host_pages else []),
         ("together", bill.total_bytes, "" if bill.on_gpu else f"this machine has {size(bill.free_bytes)} free"),
     ]
@@ -80,6 +81,13 @@ def memory_grid(bill: Bill) -> Grid:
         ("part", "bytes", "size", "what"),
         [text_row((part, f"{count}", size(count), what)) for part, count, what in rows],
     )
+
+
+def _pages_of(pool: PoolSize) -> str:
+    """Say how many pages there are, of each group where they lie apart."""
+    if pool.windows is None:
+        return f"{pool.pages} pages"
+    return f"{pool.pages} pages, {pool.windows.pages} of window layers"
 
 
 def groups_grid(bill: Bill) -> Grid:
@@ -111,12 +119,12 @@ def forms_grid(bill: Bill) -> Grid:
 
 
 def _form_row(bill: Bill, form: FormBill) -> Row:
-    ratio = form.size.page_bytes / bill.forms["bfloat16"].size.page_bytes
+    ratio = form.size.block_bytes / bill.forms["bfloat16"].size.block_bytes
     pages = {"device": form.size.pages, "host": form.host_pages, "disk": form.disk_pages}
     cells = [
         form.form,
         f"{form.token_bytes:g}",
-        f"{form.size.page_bytes}",
+        f"{form.size.block_bytes}",
         f"{ratio:.3f}x",
         *(f"{pages[tier]}" for tier in bill.tiers),
         f"{form.size.tokens}",
@@ -135,7 +143,7 @@ def mixed_grid(bill: Bill) -> Grid:
     for mixed in bill.mixed:
         seconds = "-" if mixed.conversion_s is None else _ms(mixed.conversion_s)
         share = mixed.prefill_pages / own.pages if own.pages else 0.0
-        cells = (f"{mixed.sent_page_bytes}", f"{mixed.sent_page_bytes / own.page_bytes:.3f}x")
+        cells = (f"{mixed.sent_page_bytes}", f"{mixed.sent_page_bytes / own.block_bytes:.3f}x")
         rows.append(text_row((mixed.form, *cells, f"{mixed.prefill_pages}", f"{share:.3f}x", seconds)))
     headings = (
         "decode form",
@@ -149,8 +157,7 @@ def mixed_grid(bill: Bill) -> Grid:
 
 
 def requests_grid(bill: Bill) -> Grid:
-    pool, page_bytes = bill.chosen.size, bill.chosen.size.page_bytes
-    rows = []
+    pool, rows = bill.chosen.size, []
     for tokens in bill.lengths:
         request = pool.request(tokens)
         waste_bytes = request.waste_tokens * bill.chosen.token_bytes
@@ -159,9 +166,9 @@ def requests_grid(bill: Bill) -> Grid:
                 (
                     f"{tokens} tokens",
                     f"{request.pages}",
-                    size(request.pages * page_bytes),
+                    size(pool.request_bytes(tokens)),
                     f"{request.waste_tokens} tokens",
-                    f"{waste_bytes / (request.pages * page_bytes):.1%}",
+                    f"{waste_bytes / pool.request_bytes(tokens):.1%}",
                     f"{concurrent(bill, bill.chosen, tokens)}",
                     _cliff(bill, tokens),
                 )

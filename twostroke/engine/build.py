@@ -261,9 +261,8 @@ def _groups_of(config: WorkerConfig, spec: ModelSpec) -> tuple[PageGroup, ...]:
     """Return the page groups that the pools of a cluster's workers keep apart."""
     cache = config.cache
     has_lower_tiers = bool(cache.host_cache_bytes or cache.disk_cache_bytes)
-    return groups_apart(
-        spec.page_groups, moves_whole_blocks=has_lower_tiers or config.kv_format != config.peer_kv_format
-    )
+    converts, spans_block = config.kv_format != config.peer_kv_format, page_form(config.kv_format).spans_block
+    return groups_apart(spec.page_groups, by_whole_blocks=has_lower_tiers or converts or spans_block)
 
 
 def _host_layout(
@@ -282,8 +281,8 @@ def _shared_pool(
     config: WorkerConfig, groups: tuple[PageGroup, ...], page_sizes: tuple[int, ...], longest: int
 ) -> SharedPool:
     return SharedPool(
-        groups=groups,
         page_sizes=page_sizes,
+        window=groups[-1].window,
         block_size=config.cache.block_size,
         longest=config.model.max_model_len or longest,
         step_tokens=config.schedule.step_tokens(),

@@ -29,12 +29,13 @@ class PageGroup:
         return 0 if self.window is None else max(0, position - self.window + 1) // block_size
 
 
-def groups_apart(groups: tuple[PageGroup, ...], *, moves_whole_blocks: bool) -> tuple[PageGroup, ...]:
+def groups_apart(groups: tuple[PageGroup, ...], *, by_whole_blocks: bool) -> tuple[PageGroup, ...]:
     """Return the groups whose pages a pool keeps apart.
 
-    It is one group of all layers where whole blocks are moved: to host memory, to disk, or into another form.
+    It is one group of all layers where whole blocks are moved (to host memory, to disk, into another form), or are
+    stored when their last token is there.
     """
-    if not moves_whole_blocks or len(groups) == 1:
+    if not by_whole_blocks or len(groups) == 1:
         return groups
     return page_groups([None] * sum(len(group.layers) for group in groups))
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from twostroke.kv_cache.groups import PageGroup
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
-from twostroke.kv_cache.pool_size import enough_pages
+from twostroke.kv_cache.pool_size import PoolSize, WindowPages, enough_pages
 
 USUAL_WINDOWS: Final = 4
 """Windows that a sequence of the usual length is long. Shorter ones find too few pages of windows, and leave pages of
@@ -24,9 +23,10 @@ SPARE_BLOCKS: Final = 2
 class SharedPool:
     """What the split of a pool depends on, besides its bytes."""
 
-    groups: tuple[PageGroup, ...]
     page_sizes: tuple[int, ...]
-    """Bytes of a page of each group."""
+    """Bytes of a page of each group: the full one, and the window group if its pages lie apart."""
+    window: int | None = None
+    """Tokens that layers of the window group see."""
     block_size: int
     longest: int
     """Tokens of the longest request."""
@@ -59,11 +59,18 @@ class SharedPool:
         """Pages of windows with which one request never waits for another: it pulls some, and computes from others."""
         return 2 * self._window_blocks + -(-self.step_tokens // self.block_size)
 
+    def size(self, memory_bytes: int) -> PoolSize:
+        """Return the figures of the pool that the memory holds. Raises ConfigError as `layout` does."""
+        first, *others = self.layout(memory_bytes).regions
+        if not others:
+            return PoolSize(first.pages, first.page_bytes, self.block_size)
+        windows = WindowPages(others[0].pages, others[0].page_bytes, self._window, self._window_blocks)
+        return PoolSize(first.pages, first.page_bytes, self.block_size, windows)
+
     @property
     def _window(self) -> int:
-        window = self.groups[-1].window
-        assert window is not None, "the last of several groups has a window"
-        return window
+        assert self.window is not None, "the second of two groups has a window"
+        return self.window
 
     @property
     def _window_blocks(self) -> int:

@@ -96,12 +96,42 @@ class LengthSpread:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowPages:
+    """The pages of layers with a window, where they lie apart."""
+
+    pages: int
+    page_bytes: int
+    window: int
+    """Tokens that a token sees in these layers."""
+    request_pages: int
+    """Most of them that one request holds."""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSize:
     """A worker's page pool."""
 
     pages: int
     page_bytes: int
+    """Bytes of a page of the full group."""
     block_size: int
+    windows: WindowPages | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in all layers."""
+        return self.page_bytes + (self.windows.page_bytes if self.windows else 0)
+
+    @property
+    def pages_bytes(self) -> int:
+        """Bytes of all pages."""
+        return self.pages * self.page_bytes + (self.windows.pages * self.windows.page_bytes if self.windows else 0)
+
+    def request_bytes(self, tokens: int) -> int:
+        """Return the bytes that a request of this length, prompt and answer together, holds at its end."""
+        pages = self.request(tokens).pages
+        own = pages * self.page_bytes
+        return own + (min(pages, self.windows.request_pages) * self.windows.page_bytes if self.windows else 0)
 
     @property
     def tokens(self) -> int:
@@ -120,7 +150,10 @@ class PoolSize:
         """
         shared = min(shared_tokens, tokens) // self.block_size
         own = max(1, self.request(tokens).pages - shared)
-        return max(0, (self.pages - shared) // own)
+        fit = max(0, (self.pages - shared) // own)
+        if self.windows is None:
+            return fit
+        return min(fit, self.windows.pages // min(self.request(tokens).pages, self.windows.request_pages))
 
     def concurrent_of(self, spread: LengthSpread, deviations: float = 0.0) -> int:
         """Return how many requests with lengths drawn from a spread fit at once, all of them at their full length.
@@ -129,7 +162,10 @@ class PoolSize:
         """
         mean, margin = spread.mean_pages, deviations * spread.deviation_pages
         root = (math.sqrt(margin**2 + 4 * mean * self.pages) - margin) / (2 * mean)
-        return int(root**2 + 1e-9)
+        fit = int(root**2 + 1e-9)
+        if self.windows is None:
+            return fit
+        return min(fit, int(self.windows.pages / min(mean, self.windows.request_pages)))
 
     def check(self, max_model_len: int) -> None:
         """Raises ConfigError where a length that was asked for by name does not fit."""
@@ -151,10 +187,10 @@ class PoolSize:
 
     def _holds(self) -> str:
         return (
-            f"the page pool of {self.pages * self.page_bytes} bytes holds {self.tokens} tokens "
+            f"the page pool of {self.pages_bytes} bytes holds {self.tokens} tokens "
             f"({self.pages} pages of {self.block_size})"
         )
 
     def _remedy(self, tokens: int) -> str:
-        wanted_bytes = self.request(tokens).pages * self.page_bytes
+        wanted_bytes = -(-self.request(tokens).pages * self.pages_bytes // self.pages)
         return f"--kv-cache-memory {wanted_bytes} ({wanted_bytes / (1 << 20):.0f} MiB)"

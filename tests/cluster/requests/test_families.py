@@ -70,7 +70,9 @@ def memory_of(directory: Path, pages: int) -> int:
     if len(sizes) == 1:
         return pages * sizes[0]
     longest = spec.max_position_embeddings
-    pool = SharedPool(groups=spec.page_groups, page_sizes=sizes, block_size=BLOCK, longest=longest, step_tokens=CHUNK)
+    pool = SharedPool(
+        window=spec.page_groups[-1].window, page_sizes=sizes, block_size=BLOCK, longest=longest, step_tokens=CHUNK
+    )
     memory_bytes = pages * sizes[0] + round(pages * pool.share) * sizes[1]
     assert pool.layout(memory_bytes).regions[0].pages == pages
     return memory_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 TINY = LlamaConfig(
     hidden_size=32,
@@ -21,7 +21,7 @@ PAGE_BYTES = 2 * 2 * 1 * 16 * 16 * 4
 """Layers, K and V, heads, block, head dim, float32."""
 
 
-def save_tiny(directory: Path, config: LlamaConfig = TINY) -> Path:
+def save_tiny(directory: Path, config: PreTrainedConfig = TINY) -> Path:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     (directory / "tokenizer.json").write_text("{}")

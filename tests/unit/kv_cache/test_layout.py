@@ -10,7 +10,6 @@ import pytest
 
 from twostroke.errors import ConfigError
 from twostroke.ids import PageId
-from twostroke.kv_cache.groups import page_groups
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool_share import SharedPool
@@ -63,7 +62,7 @@ def test_a_reader_finds_the_pages_of_every_group_in_the_memory_that_it_was_hande
 
 
 def shared(**changes: object) -> SharedPool:
-    facts = {"groups": page_groups((None, 512)), "page_sizes": (48 << 10, 240 << 10), "block_size": 16,
+    facts = {"window": 512, "page_sizes": (48 << 10, 240 << 10), "block_size": 16,
              "longest": 32_768, "step_tokens": 512} | changes  # fmt: skip
     return SharedPool(**facts)  # type: ignore[arg-type]  # the facts of the test's own
 
@@ -95,4 +94,4 @@ def test_a_model_that_serves_nothing_longer_than_its_window_keeps_a_page_of_both
 def test_memory_that_holds_no_two_blocks_is_refused_by_its_setting() -> None:
     with pytest.raises(ConfigError, match="--kv-cache-memory 300000 holds 1 pages of 294912 bytes; at least 2"):
         shared().layout(300_000)
-    assert shared(groups=page_groups((None,)), page_sizes=(1000,)).layout(10_500) == PoolLayout.of(10, 1000)
+    assert shared(window=None, page_sizes=(1000,)).layout(10_500) == PoolLayout.of(10, 1000)

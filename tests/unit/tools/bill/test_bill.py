@@ -13,6 +13,7 @@ import pytest
 from transformers import LlamaConfig
 
 from tests.unit.engine.tiny import TINY, save_tiny
+from tests.unit.models.family_configs import CONFIGS
 from tests.unit.scheduler.bench import Bench
 from tools.bill.bill import make_bill
 from tools.bill.measure import disk_cost, host_cost
@@ -54,6 +55,30 @@ def test_pages_and_bytes_are_those_of_a_built_worker(tiny: Path, dtype: str, blo
     bill = make_bill(flags(str(tiny), dtype=dtype, memory=memory))
     assert bill.chosen.size == PoolSize(built.model.pages, built.model.page_bytes, built.model.block_size)
     assert bill.chosen.pool_bytes == built.memory.total_bytes  # type: ignore[attr-defined]  # a worker on a CPU
+    built.close()
+
+
+def test_pages_of_window_layers_are_billed_apart_as_a_worker_keeps_them(tmp_path: Path) -> None:
+    windowed, memory = save_tiny(tmp_path / "windowed", CONFIGS["gemma3"]), {"kv_cache_memory_bytes": 8 * MIB}
+    bill = make_bill(flags(str(windowed), dtype="float32", memory=memory))
+    model = ModelConfig(model=str(windowed), dtype="float32", device="cpu")
+    built = build_runner(
+        WorkerConfig(role=Role.DECODE, worker_id="d", model=model, cache=CacheConfig(**memory)), windowed
+    )
+    size = bill.chosen.size
+    assert size.windows is not None
+    assert (size.pages, size.page_bytes) == (built.model.pages, built.model.page_bytes)
+    assert (size.windows.pages, size.windows.page_bytes) == (
+        built.model.windows[0].pages,
+        built.model.windows[0].page_bytes,
+    )
+    assert bill.chosen.pool_bytes == built.model.layout.host_bytes
+    assert size.pages > 8 * MIB // size.block_bytes > size.windows.pages
+    assert [group.window for group in bill.model.groups] == [None, 21]
+    long, short = (size.request_bytes(tokens) for tokens in (160, 16))
+    assert long == 10 * size.page_bytes + 4 * size.windows.page_bytes
+    assert short == size.block_bytes
+    assert size.concurrent(160) == min(size.pages // 10, size.windows.pages // 4)
     built.close()
 
 
