@@ -319,6 +319,7 @@ int main() {
         check_stored(layout);
 #if !defined(ONLY_PRODUCTS)  // which is all that some variants have of their own
     check_attention();
+    check_latents();
 #endif
     for (Activation activation : {SILU, GELU_TANH, GELU})
         for (bool is_gated : {false, true}) check_product(33, 70, false, is_gated, activation);

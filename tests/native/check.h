@@ -85,4 +85,7 @@ struct Memory<Float16> {
 // Rope, storing and attention over pages of every form.
 void check_attention();
 
+// The same of latents.
+void check_latents();
+
 }  // namespace twostroke

@@ -14,7 +14,7 @@ from twostroke.kernels.cpu.variants import VARIANTS, Variant
 HERE = Path(__file__).parent
 NATIVE = Path(twostroke.kernels.cpu.__file__).parent / "native"
 PRODUCTS = ("team", "lease", "linear", "low_rank", "stored", "fused")
-SOURCES = (*PRODUCTS, "attention", "attend_bytes", "attend_nibbles", "store", "plan")
+SOURCES = (*PRODUCTS, "attention", "attend_bytes", "attend_nibbles", "latents", "store", "plan")
 AMX = next(each for each in VARIANTS if each.name == "amx")
 OPTIONS = ("-O1", "-std=c++17", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-Wno-psabi")
 
@@ -28,7 +28,7 @@ def complaints(
     is_whole: bool = True,
 ) -> str:
     """Build the check with the sources in `native` and run it; what it prints is what is wrong."""
-    checks = [HERE / "check.cpp", *([HERE / "check_attention.cpp"] if is_whole else [])]
+    checks = [HERE / "check.cpp", *([HERE / "check_attention.cpp", HERE / "check_latents.cpp"] if is_whole else [])]
     files = [*checks, *(native / f"{name}.cpp" for name in (SOURCES if is_whole else PRODUCTS))]
     parts = () if is_whole else ("-DONLY_PRODUCTS",)
     command = [compiler, *OPTIONS, *parts, f"-I{native}", *options, *map(str, files), "-o", str(built)]

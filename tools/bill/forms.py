@@ -63,10 +63,18 @@ class FormBill:
 
 
 def form_bills(model: BilledModel, flags: BillFlags) -> dict[str, FormBill]:
-    """Return a bill for every form. Raises ConfigError where the pool is refused in the form that is asked for."""
+    """Return a bill for every form that the model's pages can have.
+
+    Raises ConfigError where the pool is refused in the form that is asked for.
+    """
     memory = flags.memory
     bills = {}
+    model.check_form(flags.form, memory.block_size)
     for form in dict.fromkeys((*FORMS, flags.form)):
+        try:
+            model.check_form(form, memory.block_size)
+        except ConfigError:
+            continue
         page_bytes = model.page_bytes(form, memory.block_size)
         try:
             size, host, disk = _size(model, form, flags), _host_pages(memory, page_bytes), 0

@@ -32,7 +32,7 @@ def mixed_bills(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags
     """Return a bill for every other form that decode workers can have; none for a paced model."""
     if not model.groups:
         return ()
-    return tuple(_mixed(model, forms, flags, form) for form in KV_FORMATS if form != flags.form)
+    return tuple(_mixed(model, forms, flags, form) for form in KV_FORMATS if form in forms and form != flags.form)
 
 
 def _mixed(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags, form: str) -> MixedBill:
@@ -51,11 +51,12 @@ def _conversion_s(model: BilledModel, flags: BillFlags, form: str) -> float:
     from twostroke.worker.pulls.page_converter import time_of_a_conversion
 
     block, seconds = flags.memory.block_size, 0.0
-    has_pieces = flags.model.dtype == "bfloat16" and block % PIECE_TOKENS == 0
+    is_native = flags.model.dtype == "bfloat16" and block % PIECE_TOKENS == 0
     for group in model.groups:
         # What is subtracted from keys is no matter of their values.
         size = (group.layers, group.kv_heads, group.head_dim)
         centers = np.zeros(size, np.float32) if model.has_key_centers else None
+        has_pieces = is_native and group.latent_rank is None
         conversion = Conversion(
             KvForm(flags.form), KvForm(form, flags.form), group.shape(block), has_pieces=has_pieces, key_centers=centers
         )

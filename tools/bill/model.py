@@ -13,7 +13,7 @@ from twostroke.config import PACED_PREFIX, ScheduleConfig
 from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
-from twostroke.kv_cache.form import PageShape, page_form
+from twostroke.kv_cache.form import PageShape, check_latents, page_form
 from twostroke.kv_cache.groups import groups_apart
 from twostroke.models.catalog import places
 from twostroke.models.known_specs import known_spec
@@ -42,10 +42,12 @@ class LayerGroup:
     head_dim: int
     window: int | None = None
     """Tokens that a token sees in layers whose pages lie apart."""
+    latent_rank: int | None = None
+    """Numbers of a latent, where pages hold those in place of keys and values."""
 
     def shape(self, block_size: int) -> PageShape:
         """Return the dimensions of one block in all layers of the group."""
-        return PageShape(self.layers, self.kv_heads, block_size, self.head_dim)
+        return PageShape(self.layers, self.kv_heads, block_size, self.head_dim, self.latent_rank)
 
     def page_bytes(self, form: str, block_size: int) -> int:
         """Return the bytes of one block in all layers of the group."""
@@ -73,6 +75,11 @@ class BilledModel:
         if not self.groups:
             return self.paced_page_bytes
         return sum(group.page_bytes(form, block_size) for group in self.groups)
+
+    def check_form(self, form: str, block_size: int) -> None:
+        """Raises ConfigError for a form that the model's pages cannot have."""
+        for group in self.groups:
+            check_latents(group.shape(block_size), page_form(form))
 
 
 def billed_model(flags: BillFlags) -> BilledModel:
@@ -102,7 +109,8 @@ def _groups_of(spec: ModelSpec, flags: BillFlags) -> tuple[LayerGroup, ...]:
     by_whole_blocks = bool(memory.host_cache_bytes or memory.disk_cache_bytes or memory.device_memory_bytes)
     groups = groups_apart(spec.page_groups, by_whole_blocks=by_whole_blocks or page_form(flags.form).spans_block)
     if len(groups) == 1:
-        return (LayerGroup(_attention_of(spec), spec.layers, spec.kv_heads, spec.head_dim),)
+        rank = None if spec.latents is None else spec.latents.rank
+        return (LayerGroup(_attention_of(spec), spec.layers, spec.kv_heads, spec.head_dim, latent_rank=rank),)
     return tuple(
         LayerGroup(
             "full attention" if group.window is None else f"a window of {group.window} tokens",
@@ -117,6 +125,8 @@ def _groups_of(spec: ModelSpec, flags: BillFlags) -> tuple[LayerGroup, ...]:
 
 def _attention_of(spec: ModelSpec) -> str:
     """Say what the layers read. Pages of window layers hold all tokens, as those of others do."""
+    if spec.latents is not None:
+        return f"latents of {spec.latents.rank} and a rotated key of {spec.latents.rope_dim}"
     windows = sorted({rule.window for rule in spec.rules if rule.window is not None})
     if not windows:
         return "full attention"

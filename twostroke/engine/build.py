@@ -21,7 +21,7 @@ from twostroke.engine.paced_runner import PacedRunner, PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.ids import PageId
 from twostroke.kv_cache.block import HASH_SCHEME
-from twostroke.kv_cache.form import LAYOUT_VERSION, Conversion, KvForm, PageShape, page_form
+from twostroke.kv_cache.form import LAYOUT_VERSION, Conversion, KvForm, PageShape, check_latents, page_form
 from twostroke.kv_cache.groups import PageGroup, groups_apart, page_groups
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
@@ -202,7 +202,6 @@ def _build_on_cpu(
     from twostroke.kernels.cpu.build import arithmetic_identity
     from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
     from twostroke.kernels.nibble_pool import check_shape
-    from twostroke.kernels.page_pool import check_latents
     from twostroke.models.catalog.places import cache_dir
 
     groups, form = _groups_of(config, spec), page_form(config.kv_format)

@@ -18,7 +18,7 @@ from twostroke.kernels.elementwise import Elementwise, TorchElementwise
 from twostroke.kernels.exact_pages import ExactPages
 from twostroke.kernels.nibble_attention import NibbleAttention
 from twostroke.kernels.nibble_pool import NibblePool
-from twostroke.kernels.page_pool import PagePool, check_latents
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.parted_pool import (
     AnyPool,
     PartedAttention,
@@ -29,7 +29,7 @@ from twostroke.kernels.parted_pool import (
     rules_of_parts,
 )
 from twostroke.kernels.torch_attention import TorchAttention
-from twostroke.kv_cache.form import AnyForm, PagePart, PageShape
+from twostroke.kv_cache.form import AnyForm, PagePart, PageShape, check_latents
 
 
 def pool_over(

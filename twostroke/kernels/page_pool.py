@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from twostroke.errors import ConfigError
-from twostroke.kv_cache.form import FORMS, SCALE_BYTES, AnyForm, PageForm, PageShape
+from twostroke.kv_cache.form import FORMS, SCALE_BYTES, PageForm, PageShape
 
 PLAIN: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Forms whose numbers are what they are."""
@@ -139,19 +139,6 @@ class PagePool:
         if self.scales is None:
             return numbers
         return numbers.view(BYTES[self.form.name]).float() * self.scales[pages, layer][..., None]
-
-
-def check_latents(shape: PageShape, form: AnyForm) -> None:
-    """Raises ConfigError for latents in a form that has scales.
-
-    One scale for a latent and a rotated key would lose the smaller of them.
-    """
-    if shape.latent_rank is None or form.name in PLAIN:
-        return
-    raise ConfigError(
-        f"--kv-format {form.name} is not served for models whose pages hold latents: use {', '.join(PLAIN)}",
-        field="kv_format",
-    )
 
 
 def quantised(rows: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor]:

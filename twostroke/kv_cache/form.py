@@ -85,6 +85,8 @@ class PageForm:
     help: str
     spans_block: bool = False
     """Scales span the tokens of a block: it is stored when its last token is there, and its own tokens see it exact."""
+    stores_latents: bool = False
+    """Whether pages of latents may have this form."""
 
     def head_bytes(self, shape: PageShape) -> int:
         """Return the bytes of the keys and values of one block in one head of one layer."""
@@ -162,11 +164,24 @@ class FormWithExactEnds:
 AnyForm = PageForm | FormWithExactEnds
 
 
+def check_latents(shape: PageShape, form: AnyForm) -> None:
+    """Raises ConfigError for latents in a form that has scales.
+
+    One scale for a latent and a rotated key would lose the smaller of them.
+    """
+    if shape.latent_rank is None or (isinstance(form, PageForm) and form.stores_latents):
+        return
+    names = ", ".join(form.name for form in FORMS.values() if form.stores_latents)
+    raise ConfigError(
+        f"--kv-format {form.name} is not served for models whose pages hold latents: use {names}", field="kv_format"
+    )
+
+
 def _plain(name: str, element_bytes: int, text: str) -> PageForm:
     def both(shape: PageShape) -> int:
         return shape.block * shape.head_dim * element_bytes
 
-    return PageForm(name, both, both, text)
+    return PageForm(name, both, both, text, stores_latents=True)
 
 
 def _scaled_per_token(name: str, text: str) -> PageForm:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from tests.bench.kernels import run, session
 from tests.bench.kernels.bench_attention import Span, attention_work
 from tests.bench.kernels.bench_experts import QWEN3, bench_experts
+from tests.bench.kernels.bench_latents import bench_latents
 from tests.bench.kernels.bench_linear import products_of
 from tests.bench.kernels.bench_step import step_work
 from tests.bench.kernels.options import options_from
@@ -129,6 +130,14 @@ def test_a_model_with_experts_is_timed_beside_a_dense_one_of_equal_active_size(s
             assert work.bytes >= dense.bytes + 2 * router
     one, many = (by_kind[f"experts, decode, {count} x 128 context"].bytes for count in (1, 16))
     assert many > 2 * one, "16 tokens have most of the experts between them"
+
+
+def test_attention_over_latents_reads_each_latent_once_and_multiplies_it_for_every_head(setting: Setting) -> None:
+    found = list(bench_latents(setting, [Span(2, 1, 20)]))
+    assert [each.what for each in found] == [f"{name}, decode, 2 x 20 context" for name in ("V2-Lite", "V3")]
+    for each, heads in zip(found, (16, 128), strict=True):
+        assert each.work == Work(bytes=4 * 2 * 20 * 576 * 2, operations=4 * 2 * 20 * heads * (576 + 512) * 2)
+        assert each.timed.median_s > 0
 
 
 @pytest.mark.parametrize(

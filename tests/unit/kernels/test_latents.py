@@ -185,5 +185,5 @@ def test_a_token_of_deepseek_takes_as_many_bytes_as_its_latents_and_rotated_keys
 @pytest.mark.parametrize("form", ["int8", "fp8_e4m3", "int4", "int4+1xbfloat16"])
 def test_forms_with_scales_are_refused_for_latents_by_name(form: str) -> None:
     shape = PageShape(3, 1, 16, 40, 32)
-    with pytest.raises(ConfigError, match=r"--kv-format .* is not served for models whose pages hold latents"):
+    with pytest.raises(ConfigError, match=r"--kv-format .* is not served for models whose pages hold latents: use bfl"):
         pool_over(torch.zeros(1, 8, dtype=torch.uint8), page_form(form), shape, torch.bfloat16)

@@ -46,13 +46,19 @@ struct PartialUnit {
     }
 };
 
+// sum + a * b. What the compiler keeps of a sum is a value: then it stays in a register, and so does a factor.
+inline simd::F sum_with(simd::F sum, simd::F a, simd::F b) {
+    simd::add_product(sum, a, b);
+    return sum;
+}
+
 template <int ROWS, int TOKENS, class Load>
 inline void add_half(const float *queries, int row_floats, Load load, simd::F (&sums)[ROWS][TOKENS]) {
     simd::F numbers[TOKENS];
     for (int t = 0; t < TOKENS; t++) numbers[t] = load(t);
     for (int r = 0; r < ROWS; r++) {
         const simd::F query = simd::load(queries + r * row_floats);
-        for (int t = 0; t < TOKENS; t++) simd::add_product(sums[r][t], query, numbers[t]);
+        for (int t = 0; t < TOKENS; t++) sums[r][t] = sum_with(sums[r][t], query, numbers[t]);
     }
 }
 
@@ -79,45 +85,43 @@ void multiply_tokens(const float *queries, int row_floats, const T *const *token
         for (int t = 0; t < TOKENS; t++) scores[r * SPLIT + t] = simd::reduce_add(sums[r][t]);
 }
 
-// sums [ROWS, lanes] += weights [ROWS, SPLIT] of `count` tokens times UNITS units of theirs.
+template <int ROWS, int UNITS, class Load>
+inline void add_token(const float *weights, int t, Load load, simd::F (&total)[ROWS][2 * UNITS]) {
+    simd::F numbers[2 * UNITS];
+    for_each_constant<2 * UNITS>([&](auto half) { numbers[decltype(half)::value] = load(t, half); });
+    for (int r = 0; r < ROWS; r++) {
+        const simd::F weight = simd::set1(weights[r * SPLIT + t]);
+        for (int v = 0; v < 2 * UNITS; v++) total[r][v] = sum_with(total[r][v], weight, numbers[v]);
+    }
+}
+
+// sums [ROWS, lanes] += weights [ROWS, SPLIT] of `count` tokens times UNITS units of theirs, of which load(t, half) is one
+// half.
 template <int ROWS, int UNITS, class Load>
 inline void add_units(const float *weights, int count, Load load, float *sums, int lanes) {
     simd::F total[ROWS][2 * UNITS];
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < 2 * UNITS; v++) total[r][v] = simd::load(sums + r * lanes + v * simd::W);
-    for (int t = 0; t < count; t++) {
-        simd::F numbers[2 * UNITS];
-        load(t, numbers);
-        for (int r = 0; r < ROWS; r++) {
-            const simd::F weight = simd::set1(weights[r * SPLIT + t]);
-            for (int v = 0; v < 2 * UNITS; v++) simd::add_product(total[r][v], weight, numbers[v]);
-        }
-    }
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < 2 * UNITS; v++) simd::store(sums + r * lanes + v * simd::W, total[r][v]);
+    load_block(sums, lanes, total);
+    for (int t = 0; t < count; t++) add_token<ROWS, UNITS>(weights, t, load, total);
+    store_block(total, sums, lanes);
 }
 
 // The same for the first `dim` numbers of tokens.
 template <class T, int ROWS>
 void add_tokens(const float *weights, const T *const *tokens, int count, int dim, float *sums, int lanes) {
-    constexpr int UNITS = ROWS <= FEW_ROWS ? 2 * TILE_UNITS : TILE_UNITS;
+    constexpr int UNITS = ROWS <= 2 ? 2 * TILE_UNITS : TILE_UNITS;  // few sums would wait for each other
     auto whole = [&](int at, auto units) {
-        constexpr int COUNT = decltype(units)::value;
-        auto load = [&](int t, simd::F *numbers) {
-            for (int u = 0; u < COUNT; u++) {
-                numbers[2 * u] = load_half<0>(tokens[t] + at + u * UNIT);
-                numbers[2 * u + 1] = load_half<1>(tokens[t] + at + u * UNIT);
-            }
+        auto load = [&](int t, auto half) {
+            constexpr int HALF = decltype(half)::value;
+            return load_half<HALF % 2>(tokens[t] + at + HALF / 2 * UNIT);
         };
-        add_units<ROWS, COUNT>(weights, count, load, sums + at, lanes);
+        add_units<ROWS, decltype(units)::value>(weights, count, load, sums + at, lanes);
     };
     int at = 0;
     for (; at + UNITS * UNIT <= dim; at += UNITS * UNIT) whole(at, std::integral_constant<int, UNITS>());
     for (; at + UNIT <= dim; at += UNIT) whole(at, std::integral_constant<int, 1>());
     if (at == dim) return;
-    auto load = [&](int t, simd::F *numbers) {
-        const PartialUnit<T> unit(tokens[t] + at, dim - at);
-        numbers[0] = load_half<0>(unit.numbers), numbers[1] = load_half<1>(unit.numbers);
+    auto load = [&](int t, auto half) {
+        return load_half<decltype(half)::value>(PartialUnit<T>(tokens[t] + at, dim - at).numbers);
     };
     add_units<ROWS, 1>(weights, count, load, sums + at, lanes);
 }

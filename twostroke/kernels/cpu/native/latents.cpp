@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t ALONE_BYTES = 1 << 15;  // below this, waking the team costs more than it saves
 constexpr int64_t GROUP_HEADS = 16;       // heads of a task at least: fewer would read latents again for too few products
-constexpr int CHUNK_TOKENS = 16;          // tokens whose latents stay in the first cache while they are added up
+constexpr int CHUNK_TOKENS = 64;          // tokens that are added up at a time: their numbers stay in a near cache
 
 // f with a value of the type of the pool's numbers: latents have forms without scales alone.
 template <class F>
