@@ -94,6 +94,8 @@ class WorkerLine:
     """Tokens of prompts that were looked up in the prefix cache since the epoch began."""
     hit_tokens: int
     """Tokens of those that were found there."""
+    window_pages: dict[str, int]
+    """Slots of window parts by state; empty where layers with a window keep nothing apart from pages."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +189,7 @@ def _line(entry: control_pb2.WorkerLoad) -> WorkerLine:
             for rate in load.tiers
         ),
         memory=tuple(MemoryLine(use.part, use.billed_bytes, use.measured_bytes) for use in entry.server.memory),
+        window_pages=_window_pages(load),
         queried_tokens=load.queried_tokens,
         hit_tokens=load.hit_tokens,
     )
@@ -224,8 +227,25 @@ def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], worke
     console.print(table)
 
 
+def _window_pages(load: control_pb2.Load) -> dict[str, int]:
+    if not load.HasField("windows"):
+        return {}
+    said = load.windows
+    return {
+        "free": said.free,
+        "cached": said.cached,
+        "pinned": said.pinned,
+        "arriving": said.arriving,
+        "active": said.active,
+        "quarantined": said.quarantined,
+    }
+
+
 def _pages(line: WorkerLine) -> str:
-    """Describe pages as "91: 80 free, 11 cached; disk 512 (37% full)"; states without pages are left out."""
+    """Describe pages as "91: 80 free, 11 cached; windows 40: 9 free, 31 cached; disk 512 (37% full)".
+
+    States without pages are left out.
+    """
     states = {
         "free": line.pages_free,
         "cached": line.pages_cached,
@@ -237,8 +257,13 @@ def _pages(line: WorkerLine) -> str:
     below = [
         f"; {each.tier} {each.blocks} ({each.used_bytes / max(1, each.capacity_bytes):.0%} full)" for each in line.tiers
     ]
-    shown = ", ".join(f"{count} {state}" for state, count in states.items() if count)
-    return f"{line.pages_total}: {shown}{''.join(below)}"
+    if line.window_pages:
+        below = [f"; windows {sum(line.window_pages.values())}: {_counts(line.window_pages)}", *below]
+    return f"{line.pages_total}: {_counts(states)}{''.join(below)}"
+
+
+def _counts(states: dict[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in states.items() if count)
 
 
 def _hits(line: WorkerLine) -> str:

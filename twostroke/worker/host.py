@@ -15,6 +15,7 @@ from twostroke.errors import EngineLost
 from twostroke.ids import Epoch, SessionId
 from twostroke.kv_cache.page_state import PageState
 from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.window_parts import WindowParts
 from twostroke.rpc.clock import machine_name
 from twostroke.rpc.events import tier_to_message
 from twostroke.rpc.membership import Membership
@@ -268,7 +269,16 @@ class WorkerHost:
             conversion_page_s=self.exchange.conversion_page_s,
             adapters=self.adapters.loaded,
             adapter_load_s=self.adapters.load_s,
+            windows=_window_report(self.pool.windows),
         )
+
+
+def _window_report(windows: WindowParts | None) -> control_pb2.WindowParts | None:
+    if windows is None:
+        return None
+    return control_pb2.WindowParts(
+        total=windows.shape.slots, **{state.value: windows.count(state) for state in PageState}
+    )
 
 
 def _tier_report(tier: Tier, use: TierUse) -> control_pb2.TierRate:
