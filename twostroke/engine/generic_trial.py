@@ -20,7 +20,7 @@ from torch.nn import functional
 from twostroke.engine.determinism import Determinism
 from twostroke.errors import ConfigError, UnsupportedModel
 from twostroke.kernels.attention import RaggedBatch, RaggedPlaces
-from twostroke.kernels.steady import SIZES, telling_rows, telling_weight
+from twostroke.kernels.steady import telling_rows, telling_weight
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool_size import SCRATCH_PAGES
 from twostroke.models.generic.paged_model import PagedModel
@@ -35,8 +35,9 @@ FIRST_CUTS: Final = (1, 8)
 """Ends of the first chunks: one row, and few."""
 COMPANY: Final = 17
 """Rows of the other prompt beside the last chunk."""
-TOLD_ROWS: Final = (1, 2, 4, 8, 17, 33)
-"""Numbers of rows whose products are compared with those of more."""
+TOLD_ROWS: Final = (1, 2, 4, 8, 17, 33, 64, 128)
+MOST_ROWS: Final = 256
+"""Numbers of rows whose products are compared with those of `MOST_ROWS`."""
 TOLD_OUTPUTS: Final = 4096
 """Outputs of a product that are compared at most: a head's would take gigabytes, and change no choice of a kernel."""
 BOUNDS: Final = {
@@ -146,7 +147,7 @@ def _are_steady(model: PagedModel) -> bool:
     """
     kinds = {(min(len(each.weight), TOLD_OUTPUTS), each.in_features, each.weight.dtype) for each in model.products()}
     for outputs, inputs, dtype in kinds:
-        weight, rows = telling_weight(torch.empty(outputs, inputs, dtype=dtype)), telling_rows(SIZES[-1], inputs, dtype)
+        weight, rows = telling_weight(torch.empty(outputs, inputs, dtype=dtype)), telling_rows(MOST_ROWS, inputs, dtype)
         whole = functional.linear(rows, weight)
         if not all(torch.equal(functional.linear(rows[:count], weight), whole[:count]) for count in TOLD_ROWS):
             return False
