@@ -233,6 +233,14 @@ inline void _mm256_mask_storeu_epi16(void *p, __mmask16 mask, __m256i x) {
 }
 
 // Within each quarter of four lanes.
+inline __m512i _mm512_unpacklo_epi16(__m512i a, __m512i b) {
+    const emulated::U16 x = (emulated::U16)a, y = (emulated::U16)b;
+    return (__m512i)emulated::lanes<emulated::U16>([&](size_t i) { return (i % 2 ? y : x)[i / 8 * 8 + i % 8 / 2]; });
+}
+inline __m512i _mm512_unpackhi_epi16(__m512i a, __m512i b) {
+    const emulated::U16 x = (emulated::U16)a, y = (emulated::U16)b;
+    return (__m512i)emulated::lanes<emulated::U16>([&](size_t i) { return (i % 2 ? y : x)[i / 8 * 8 + 4 + i % 8 / 2]; });
+}
 inline __m512 _mm512_unpacklo_ps(__m512 a, __m512 b) {
     return emulated::lanes<__m512>([&](size_t i) { return (i & 1 ? b : a)[(i & 12) + (i & 3) / 2]; });
 }

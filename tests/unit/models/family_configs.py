@@ -161,7 +161,7 @@ CONFIGS: Final[dict[str, PreTrainedConfig]] = {
         tie_word_embeddings=True,
     ),
     "deepseek_v2, lite": DeepseekV2Config(**LATENTS),
-    "deepseek_v2, lite, dense, yarn": DeepseekV2Config(
+    "deepseek_v2, whole dense, yarn": DeepseekV2Config(
         **LATENTS | {"first_k_dense_replace": 9}, rope_parameters=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
     ),
     "deepseek_v2": DeepseekV2Config(
@@ -172,7 +172,7 @@ CONFIGS: Final[dict[str, PreTrainedConfig]] = {
         routed_scaling_factor=16.0,
         rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
     ),
-    "deepseek_v3, dense, yarn": DeepseekV3Config(
+    "deepseek_v3, whole dense, yarn": DeepseekV3Config(
         **V3 | {"first_k_dense_replace": 3}, rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 0.0}
     ),
     "deepseek_v3": DeepseekV3Config(**V3, rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),

@@ -104,7 +104,7 @@ def test_deterministic_pages_have_the_same_bits_in_every_chunk(tmp_path: Path) -
 
 
 def test_int8_weights_stay_near_those_of_bfloat16(tmp_path: Path, kernels: Kernels) -> None:
-    config = CONFIGS["deepseek_v3, dense, yarn"].to_dict() | {
+    config = CONFIGS["deepseek_v3, whole dense, yarn"].to_dict() | {
         "hidden_size": 128,
         "qk_nope_head_dim": 64,
         "kv_lora_rank": 64,

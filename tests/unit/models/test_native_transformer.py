@@ -42,7 +42,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     "qwen2": Qwen2Config(**SIZES),
     "qwen3": Qwen3Config(**SIZES, head_dim=16),
     "qwen2_moe": CONFIGS["qwen2_moe"],
-    "deepseek_v3": CONFIGS["deepseek_v3, dense, yarn"],
+    "deepseek_v3": CONFIGS["deepseek_v3, whole dense, yarn"],
 }
 BLOCK, PAGES = 4, 40
 

@@ -1,8 +1,8 @@
 // Products of rows with tokens' latents, as these lie in pages.
 //
-// Numbers are taken a unit at a time, as two vectors: of bfloat16 the even numbers and the odd ones, of others the first
-// half and the second. Queries and sums lie in the same order. Every row is summed in the same order, however many rows
-// and tokens a product has.
+// Numbers are taken a unit at a time, which is two vectors of sums. `Latents` says how those are multiplied, and in which
+// order the numbers of a unit lie in queries and in sums. Every row is summed in the same order, however many rows and
+// tokens a product has.
 
 #pragma once
 
@@ -18,112 +18,178 @@ constexpr int UNIT = 2 * simd::W;
 constexpr int TILE_TOKENS = simd::W == 16 ? 4 : 2;  // tokens of a product with MAX_ROWS rows, by the registers there are
 constexpr int TILE_UNITS = simd::W == 16 ? 2 : 1;   // units of a sum of as many rows
 
-// The place within a unit of number `i` of it.
-template <class T>
-constexpr int place_in_unit(int i) {
-    return std::is_same_v<T, BFloat16> ? i % 2 * simd::W + i / 2 : i;
-}
-
-// One half of a unit.
-template <int PART, class T>
-inline simd::F load_half(const T *unit) {
-    if constexpr (std::is_same_v<T, BFloat16>) {
-        const simd::I words = simd::load_words(unit);
-        return PART ? simd::second_bfloat16(words) : simd::first_bfloat16(words);
-    } else {
-        return simd::load(unit + PART * simd::W);
-    }
-}
-
-// The first `count` numbers of a unit, and zeros behind them.
-template <class T>
-struct PartialUnit {
-    T numbers[UNIT];
-
-    PartialUnit(const T *unit, int count) {
-        std::memset(numbers, 0, sizeof numbers);
-        std::memcpy(numbers, unit, size_t(count) * sizeof(T));
-    }
-};
-
 // sum + a * b. What the compiler keeps of a sum is a value: then it stays in a register, and so does a factor.
 inline simd::F sum_with(simd::F sum, simd::F a, simd::F b) {
     simd::add_product(sum, a, b);
     return sum;
 }
 
-template <int ROWS, int TOKENS, class Load>
-inline void add_half(const float *queries, int row_floats, Load load, simd::F (&sums)[ROWS][TOKENS]) {
-    simd::F numbers[TOKENS];
-    for (int t = 0; t < TOKENS; t++) numbers[t] = load(t);
-    for (int r = 0; r < ROWS; r++) {
-        const simd::F query = simd::load(queries + r * row_floats);
-        for (int t = 0; t < TOKENS; t++) sums[r][t] = sum_with(sums[r][t], query, numbers[t]);
+// One half of a unit as floats: of bfloat16 the even numbers or the odd ones, of others the first ones or the last.
+template <int HALF, class T>
+inline simd::F load_half(const T *unit) {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+        const simd::I words = simd::load_words(unit);
+        return HALF ? simd::second_bfloat16(words) : simd::first_bfloat16(words);
+    } else {
+        return simd::load(unit + HALF * simd::W);
     }
 }
 
+// Everything as floats.
+template <class T>
+struct FloatLatents {
+    using Element = T;
+    using Weights = FloatMath<float>;  // makes weights of scores
+    static constexpr int KEY_PARTS = 2;  // of a unit, each of which adds to all sums
+    static constexpr int TOKENS = 1;     // of one multiply-add of values
+
+    // The place among queries and sums of number `i` of a unit.
+    static constexpr int place(int i) {
+        return std::is_same_v<T, BFloat16> ? i % 2 * simd::W + i / 2 : i;
+    }
+    static void put_query(const float *numbers, float *unit) {
+        for (int i = 0; i < UNIT; i++) unit[place(i)] = numbers[i];
+    }
+    template <int PART>
+    static simd::F key(const T *unit) {
+        return load_half<PART>(unit);
+    }
+    template <int HALF>
+    static simd::F values(const T *const *tokens, int64_t at) {
+        return load_half<HALF>(tokens[0] + at);
+    }
+    static simd::F weight(const float *weights, int token) { return simd::set1(weights[token]); }
+    static simd::F multiply_add(simd::F a, simd::F b, simd::F sum) { return sum_with(sum, a, b); }
+};
+
+#if defined(__AVX512BF16__)
+// Pairs of bfloat16, multiplied as such and summed as floats: of a key's neighbours, and of two tokens' values.
+struct PairLatents {
+    using Element = BFloat16;
+    using Weights = PairMath;
+    static constexpr int KEY_PARTS = 1, TOKENS = 2;
+
+    static constexpr int place(int i) { return i % 8 / 4 * simd::W + i / 8 * 4 + i % 4; }
+    static void put_query(const float *numbers, float *unit) {
+        simd::store_narrow(unit, simd::load(numbers), simd::load(numbers + simd::W));
+    }
+    template <int>
+    static simd::F key(const BFloat16 *unit) {
+        return simd::as_floats(simd::load_words(unit));
+    }
+    template <int HALF>
+    static simd::F values(const BFloat16 *const *tokens, int64_t at) {
+        return simd::interleaved<HALF>(simd::load_words(tokens[0] + at), simd::load_words(tokens[1] + at));
+    }
+    static simd::F weight(const float *weights, int token) { return simd::set1(weights[token / 2]); }
+    static simd::F multiply_add(simd::F a, simd::F b, simd::F sum) { return simd::fma_pairs(a, b, sum); }
+};
+#endif
+
+// The first `count` numbers of a unit of some tokens, and zeros behind them.
+template <class T, int TOKENS>
+struct PartialUnits {
+    T numbers[TOKENS][UNIT];
+    const T *rows[TOKENS];
+
+    PartialUnits(const T *const *tokens, int64_t at, int64_t count) {
+        std::memset(numbers, 0, sizeof numbers);
+        for (int t = 0; t < TOKENS; t++) {
+            std::memcpy(numbers[t], tokens[t] + at, size_t(count) * sizeof(T));
+            rows[t] = numbers[t];
+        }
+    }
+};
+
+// One unit of keys, where token t's lies at `units[t] + at`.
+template <class Latents, int ROWS, int TOKENS, class T>
+inline void multiply_unit(const float *queries, int row_floats, const T *const *units, int64_t at,
+                          simd::F (&sums)[ROWS][TOKENS]) {
+    for_each_constant<Latents::KEY_PARTS>([&](auto part) {
+        constexpr int PART = decltype(part)::value;
+        simd::F numbers[TOKENS];
+        for (int t = 0; t < TOKENS; t++) numbers[t] = Latents::template key<PART>(units[t] + at);
+        for (int r = 0; r < ROWS; r++) {
+            const simd::F query = simd::load(queries + r * row_floats + PART * simd::W);
+            for (int t = 0; t < TOKENS; t++) sums[r][t] = Latents::multiply_add(query, numbers[t], sums[r][t]);
+        }
+    });
+}
+
+template <int TOKENS>
+inline void store_scores(const simd::F (&sums)[TOKENS], float *scores) {
+#if defined(SIMD_SUMS_FOUR)
+    if constexpr (TOKENS == 4) return simd::store_sums(sums[0], sums[1], sums[2], sums[3], scores);
+    for (int t = 0; t < TOKENS; t++) {
+        float four[4];
+        simd::store_sums(sums[t], simd::zero(), simd::zero(), simd::zero(), four);
+        scores[t] = four[0];
+    }
+#else
+    for (int t = 0; t < TOKENS; t++) scores[t] = simd::reduce_add(sums[t]);
+#endif
+}
+
 // scores [ROWS, SPLIT] of TOKENS tokens, whose rows have `dim` numbers.
-template <class T, int ROWS, int TOKENS>
+template <class Latents, int ROWS, int TOKENS, class T>
 void multiply_tokens(const float *queries, int row_floats, const T *const *tokens, int dim, float *scores) {
+    constexpr int UNIT_FLOATS = Latents::KEY_PARTS * simd::W;
     simd::F sums[ROWS][TOKENS];
     for (auto &row : sums)
         for (auto &sum : row) sum = simd::zero();
     int at = 0;
-    for (; at + UNIT <= dim; at += UNIT) {
-        add_half(queries + at, row_floats, [&](int t) { return load_half<0>(tokens[t] + at); }, sums);
-        add_half(queries + at + simd::W, row_floats, [&](int t) { return load_half<1>(tokens[t] + at); }, sums);
-    }
+    for (; at + UNIT <= dim; at += UNIT, queries += UNIT_FLOATS)
+        multiply_unit<Latents>(queries, row_floats, tokens, at, sums);
     if (at < dim) {
-        auto half = [&](int t, auto part) {
-            return load_half<decltype(part)::value>(PartialUnit<T>(tokens[t] + at, dim - at).numbers);
-        };
-        add_half(queries + at, row_floats, [&](int t) { return half(t, std::integral_constant<int, 0>()); }, sums);
-        add_half(queries + at + simd::W, row_floats,
-                 [&](int t) { return half(t, std::integral_constant<int, 1>()); }, sums);
+        const PartialUnits<T, TOKENS> rest(tokens, at, dim - at);
+        multiply_unit<Latents>(queries, row_floats, rest.rows, 0, sums);
     }
-    for (int r = 0; r < ROWS; r++)
-        for (int t = 0; t < TOKENS; t++) scores[r * SPLIT + t] = simd::reduce_add(sums[r][t]);
+    for (int r = 0; r < ROWS; r++) store_scores(sums[r], scores + r * SPLIT);
 }
 
-template <int ROWS, int UNITS, class Load>
-inline void add_token(const float *weights, int t, Load load, simd::F (&total)[ROWS][2 * UNITS]) {
+template <class Latents, int ROWS, int UNITS, class T>
+inline void add_step(const float *weights, int token, const T *const *tokens, int64_t at,
+                     simd::F (&total)[ROWS][2 * UNITS]) {
     simd::F numbers[2 * UNITS];
-    for_each_constant<2 * UNITS>([&](auto half) { numbers[decltype(half)::value] = load(t, half); });
+    for_each_constant<2 * UNITS>([&](auto half) {
+        constexpr int HALF = decltype(half)::value;
+        numbers[HALF] = Latents::template values<HALF % 2>(tokens, at + HALF / 2 * UNIT);
+    });
     for (int r = 0; r < ROWS; r++) {
-        const simd::F weight = simd::set1(weights[r * SPLIT + t]);
-        for (int v = 0; v < 2 * UNITS; v++) total[r][v] = sum_with(total[r][v], weight, numbers[v]);
+        const simd::F weight = Latents::weight(weights + r * SPLIT, token);
+        for (int v = 0; v < 2 * UNITS; v++) total[r][v] = Latents::multiply_add(weight, numbers[v], total[r][v]);
     }
 }
 
-// sums [ROWS, lanes] += weights [ROWS, SPLIT] of `count` tokens times UNITS units of theirs, of which load(t, half) is one
-// half.
-template <int ROWS, int UNITS, class Load>
-inline void add_units(const float *weights, int count, Load load, float *sums, int lanes) {
+// sums [ROWS, lanes] += weights [ROWS, SPLIT] of `count` tokens from `first` on times UNITS units of theirs. `first` is
+// even; where `count` is odd, behind the last token lies one whose weight is zero.
+template <class Latents, int ROWS, int UNITS, bool IS_WHOLE, class T>
+inline void add_units(const float *weights, int first, int count, const T *const *tokens, int64_t at, int64_t left,
+                      float *sums, int lanes) {
+    constexpr int STEP = Latents::TOKENS;
     simd::F total[ROWS][2 * UNITS];
     load_block(sums, lanes, total);
-    for (int t = 0; t < count; t++) add_token<ROWS, UNITS>(weights, t, load, total);
+    for (int t = first; t < first + count; t += STEP) {
+        if constexpr (IS_WHOLE) {
+            add_step<Latents, ROWS, UNITS>(weights, t, tokens + t, at, total);
+        } else {
+            const PartialUnits<T, STEP> rest(tokens + t, at, left);
+            add_step<Latents, ROWS, UNITS>(weights, t, rest.rows, 0, total);
+        }
+    }
     store_block(total, sums, lanes);
 }
 
 // The same for the first `dim` numbers of tokens.
-template <class T, int ROWS>
-void add_tokens(const float *weights, const T *const *tokens, int count, int dim, float *sums, int lanes) {
+template <class Latents, int ROWS, class T>
+void add_tokens(const float *weights, int first, int count, const T *const *tokens, int dim, float *sums, int lanes) {
     constexpr int UNITS = ROWS <= 2 ? 2 * TILE_UNITS : TILE_UNITS;  // few sums would wait for each other
-    auto whole = [&](int at, auto units) {
-        auto load = [&](int t, auto half) {
-            constexpr int HALF = decltype(half)::value;
-            return load_half<HALF % 2>(tokens[t] + at + HALF / 2 * UNIT);
-        };
-        add_units<ROWS, decltype(units)::value>(weights, count, load, sums + at, lanes);
-    };
     int at = 0;
-    for (; at + UNITS * UNIT <= dim; at += UNITS * UNIT) whole(at, std::integral_constant<int, UNITS>());
-    for (; at + UNIT <= dim; at += UNIT) whole(at, std::integral_constant<int, 1>());
-    if (at == dim) return;
-    auto load = [&](int t, auto half) {
-        return load_half<decltype(half)::value>(PartialUnit<T>(tokens[t] + at, dim - at).numbers);
-    };
-    add_units<ROWS, 1>(weights, count, load, sums + at, lanes);
+    for (; at + UNITS * UNIT <= dim; at += UNITS * UNIT)
+        add_units<Latents, ROWS, UNITS, true>(weights, first, count, tokens, at, 0, sums + at, lanes);
+    for (; at + UNIT <= dim; at += UNIT)
+        add_units<Latents, ROWS, 1, true>(weights, first, count, tokens, at, 0, sums + at, lanes);
+    if (at < dim) add_units<Latents, ROWS, 1, false>(weights, first, count, tokens, at, dim - at, sums + at, lanes);
 }
 
 }  // namespace twostroke

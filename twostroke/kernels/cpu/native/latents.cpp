@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "attend_bytes.h"
 #include "attend_tasks.h"
 #include "latent_tile.h"
 #include "rope.h"
@@ -22,6 +23,15 @@ void with_numbers(Form form, F f) {
         case Form::FLOAT16: return f(Float16());
         default: return;
     }
+}
+
+// f with how the step's rows are multiplied with the pool's numbers.
+template <class F>
+void with_latents(const AttentionStep &step, F f) {
+#if defined(__AVX512BF16__)
+    if (step.form == Form::BFLOAT16 && step.dtype == BFLOAT16_ROWS) return f(PairLatents());
+#endif
+    with_numbers(step.form, [&](auto number) { f(FloatLatents<decltype(number)>()); });
 }
 
 // The step as plans see it: some heads side by side are one head of the pool's, and the numbers of a head are its sums'.
@@ -47,7 +57,7 @@ template <class T>
 struct SplitTokens {
     int64_t start;
     int count;
-    const T *rows[SPLIT];
+    const T *rows[SPLIT];  // behind the last one lies the same again
 };
 
 // One head's, or group of heads', rows of a task.
@@ -56,16 +66,16 @@ struct GroupRows {
     Sums total, split;
 };
 
-template <class T>
+template <class Latents>
 class LatentAttention : public AttentionTasks<FloatMath<float>> {
   public:
-    using Math = FloatMath<float>;
-    using Tasks = AttentionTasks<Math>;
+    using T = typename Latents::Element;
+    using Tasks = AttentionTasks<FloatMath<float>>;
 
     LatentAttention(const AttentionStep &step, const AttentionStep &groups, int64_t layer, const HeadRows &q,
                     const HeadRows &out)
         : Tasks(groups, layer, {}), dim_(int(step.head_dim)), rank_(int(step.latent_rank)),
-          row_floats_(rounded_up(dim_, UNIT)), queries_(q), sums_(out) {}
+          row_floats_(rounded_up(dim_, UNIT) / 2 * Latents::KEY_PARTS), queries_(q), sums_(out) {}
 
   private:
     using Tasks::partial, Tasks::pool_, Tasks::rows_of, Tasks::shape_, Tasks::step_;
@@ -106,6 +116,7 @@ class LatentAttention : public AttentionTasks<FloatMath<float>> {
             const char *page = pool_ + pages[position / step_.block] * step_.page_stride;
             tokens.rows[t] = (const T *)page + position % step_.block * dim_;
         }
+        if (tokens.count < SPLIT) tokens.rows[tokens.count] = tokens.rows[tokens.count - 1];
     }
 
     void sum_up_split(const SplitTokens<T> &tokens, const float *queries, const Limits *limits, int rows,
@@ -124,8 +135,9 @@ class LatentAttention : public AttentionTasks<FloatMath<float>> {
         alignas(64) float scores[ROWS * SPLIT];
         int t = 0;
         for (; t + TILE_TOKENS <= seen; t += TILE_TOKENS)
-            multiply_tokens<T, ROWS, TILE_TOKENS>(queries, row_floats_, tokens.rows + t, dim_, scores + t);
-        for (; t < seen; t++) multiply_tokens<T, ROWS, 1>(queries, row_floats_, tokens.rows + t, dim_, scores + t);
+            multiply_tokens<Latents, ROWS, TILE_TOKENS>(queries, row_floats_, tokens.rows + t, dim_, scores + t);
+        for (; t < seen; t++)
+            multiply_tokens<Latents, ROWS, 1>(queries, row_floats_, tokens.rows + t, dim_, scores + t);
         const Scoring by = scoring();
         const int columns = rounded_up(seen, UNIT);
         const Scales none = {};
@@ -133,25 +145,25 @@ class LatentAttention : public AttentionTasks<FloatMath<float>> {
             float *row = scores + r * SPLIT;
             by.cap(row, 0, columns);
             hide(row, limits[r], tokens.start, tokens.count, columns);
-            sums.peaks[r] = weigh<Math>(row, columns, by.scale, none, sums.weights + r * simd::W);
+            sums.peaks[r] =
+                weigh<typename Latents::Weights>(row, columns, by.scale, none, sums.weights + r * simd::W);
         }
         for (int first = 0; first < seen; first += CHUNK_TOKENS)
-            add_tokens<T, ROWS>(scores + first, tokens.rows + first, std::min(CHUNK_TOKENS, seen - first), rank_,
-                                sums.values, lanes);
+            add_tokens<Latents, ROWS>(scores, first, std::min(CHUNK_TOKENS, seen - first), tokens.rows, rank_,
+                                      sums.values, lanes);
     }
 
-    // One group's query rows as floats, in the order of units.
+    // One group's query rows, as they are multiplied.
     void load(const Task &task, int64_t group, float *to) const {
-        std::memset(to, 0, size_t(rows_of(task) * row_floats_) * sizeof(float));
         with_dtype(step_.dtype, [&](auto type) {
             for (int row = 0; row < rows_of(task); row++) {
                 const auto *from = (const decltype(type) *)queries_.at + place(queries_, task, group, row);
-                float numbers[UNIT], *into = to + row * row_floats_;
-                for (int at = 0; at < dim_; at += UNIT, into += UNIT) {
-                    const int count = std::min(UNIT, dim_ - at);
-                    for (int half = 0; half < count; half += simd::W)
-                        simd::store(numbers + half, simd::load_up_to(from + at + half, count - half));
-                    for (int i = 0; i < count; i++) into[place_in_unit<T>(i)] = numbers[i];
+                float *into = to + row * row_floats_;
+                for (int at = 0; at < dim_; at += UNIT, into += Latents::KEY_PARTS * simd::W) {
+                    alignas(64) float numbers[UNIT] = {};
+                    for (int half = 0; half < std::min(UNIT, dim_ - at); half += simd::W)
+                        simd::store(numbers + half, simd::load_up_to(from + at + half, dim_ - at - half));
+                    Latents::put_query(numbers, into);
                 }
             }
         });
@@ -165,7 +177,7 @@ class LatentAttention : public AttentionTasks<FloatMath<float>> {
                 const float inverse = 1.0f / simd::reduce_add(simd::load(sums.weights + row * simd::W));
                 float numbers[UNIT];
                 for (int at = 0; at < rank_; at += UNIT) {
-                    for (int i = 0; i < UNIT; i++) numbers[i] = from[at + place_in_unit<T>(i)] * inverse;
+                    for (int i = 0; i < UNIT; i++) numbers[i] = from[at + Latents::place(i)] * inverse;
                     for (int half = 0; half < std::min(UNIT, rank_ - at); half += simd::W)
                         simd::store_up_to(to + at + half, simd::load(numbers + half), rank_ - at - half);
                 }
@@ -226,8 +238,8 @@ void store_latents(Team *team, const AttentionStep &step, int64_t layer, const H
 
 void attend_latents(Team *team, const AttentionStep &step, int64_t layer, const HeadRows &q, const HeadRows &out) {
     const AttentionStep groups = step_of_groups(step);
-    with_numbers(step.form, [&](auto number) {
-        LatentAttention<decltype(number)>(step, groups, layer, q, out).run(team);
+    with_latents(step, [&](auto latents) {
+        LatentAttention<decltype(latents)>(step, groups, layer, q, out).run(team);
     });
 }
 

@@ -26,6 +26,17 @@ inline void add_product(F &sum, F a, F b) { sum = fma(a, b, sum); }
 inline float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
 
+#define SIMD_SUMS_FOUR 1
+// The sums of four vectors' lanes, one after the other.
+inline void store_sums(F a, F b, F c, F d, float *to) {
+    const F low = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const F high = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    F sums = _mm512_add_ps(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
+    sums = _mm512_add_ps(sums, _mm512_shuffle_f32x4(sums, sums, 0x4e));
+    sums = _mm512_add_ps(sums, _mm512_shuffle_f32x4(sums, sums, 0xb1));
+    _mm512_mask_storeu_ps(to, 0xf, sums);
+}
+
 inline F bits_to_exponent(F x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 23));
 }
@@ -115,6 +126,12 @@ inline F nibble_pairs(I words) {
         0xbfc0, 0xbf00, 0x3f00, 0x3fc0, 0x4020, 0x4060, 0x4090, 0x40b0, 0x40d0, 0x40f0};
     const __m512i table = _mm512_loadu_si512(NUMBERS);
     return (F)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * STEP), table);
+}
+
+// Pairs of a number of a and its like of b: of each eight numbers the first four, or the last four.
+template <int HALF>
+inline F interleaved(I a, I b) {
+    return (F)(HALF ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b));
 }
 
 // Two vectors as 2 W bfloat16, in order.
