@@ -12,6 +12,7 @@ from tests.gpu.measure import DEVICE, ON_GPU
 from tests.gpu.report import Report, Row
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention_rules import AnyRules
 from twostroke.kernels.elementwise import TorchElementwise
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans, TokenSlots
@@ -121,18 +122,22 @@ def check_kernels(_report: Report) -> Iterator[Row]:
         yield Row(str(shape), f"{name} {worst:.1e}", None, f"<= {WORST[shape.dtype]:.0e}", passed)
 
 
-def step_errors(case: Case, device: torch.device) -> dict[str, float]:
-    """A mixed step: store, decode, short spans and prefill."""
-    scale = case.shape.dim**-0.5
+def step_errors(
+    case: Case, device: torch.device, rules: AnyRules | None = None, sinks: torch.Tensor | None = None
+) -> dict[str, float]:
+    """A mixed step: store, decode, short spans and prefill, with the rules of two layers, and sinks on the host."""
+    rules = case.shape.dim**-0.5 if rules is None else rules
     right_pool = case.pool.clone()
     q, k, v = case.split(torch.device("cpu"))
     placement = TokenSlots(case.slots, case.cosines, case.sines)
     right_q = reference.rotate_and_store(q, k, v, PagePool.plain(right_pool), 1, placement)
-    right = reference.paged_attention(right_q, PagePool.plain(right_pool), 1, case.batch(torch.device("cpu")), scale)
-    backend = TritonAttention(PagePool.plain(case.pool.to(device)), case.shape.heads, scale)
+    right = reference.paged_attention(
+        right_q, PagePool.plain(right_pool), 1, case.batch(torch.device("cpu")), rules, sinks
+    )
+    backend = TritonAttention(PagePool.plain(case.pool.to(device)), case.shape.heads, rules)
     step = backend.begin(case.batch(device))
     actual_q = step.store(1, *case.split(device))
-    actual = step.attend(1, actual_q).view_as(right)
+    actual = step.attend(1, actual_q, None if sinks is None else sinks.to(device)).view_as(right)
     pool = backend.pool.numbers.cpu()
     untouched = torch.equal(pool.isnan(), right_pool.isnan()) and torch.equal(
         pool[:, 0].nan_to_num(), case.pool[:, 0].nan_to_num()
@@ -144,22 +149,26 @@ def step_errors(case: Case, device: torch.device) -> dict[str, float]:
     }
 
 
-def recorded_errors(case: Case, device: torch.device) -> dict[str, float]:
+def recorded_errors(
+    case: Case, device: torch.device, rules: AnyRules | None = None, sinks: torch.Tensor | None = None
+) -> dict[str, float]:
     """The decoding entry, whose lengths lie on the device, over the spans of one row."""
     rows = [row for row in range(len(case.contexts)) if case.starts[row + 1] - case.starts[row] == 1]
-    scale = case.shape.dim**-0.5
+    rules = case.shape.dim**-0.5 if rules is None else rules
     fields = torch.tensor([[row, at, 1, case.contexts[row]] for at, row in enumerate(rows)], dtype=torch.int32)
     pool = case.pool.nan_to_num()  # the new tokens' own slots are not written here, but read
     q = case.qkv[: len(rows), : case.shape.heads].contiguous()
     longest = case.tables.shape[1] * case.shape.block
     right = torch.empty_like(q)
-    reference.span_attention(q, PagePool.plain(pool), 1, Spans(fields, case.tables, 1, longest), scale, right)
-    backend = TritonAttention(PagePool.plain(pool.to(device)), case.shape.heads, scale)
+    reference.span_attention(
+        q, PagePool.plain(pool), 1, Spans(fields, case.tables, 1, longest), rules, right, sinks=sinks
+    )
+    backend = TritonAttention(PagePool.plain(pool.to(device)), case.shape.heads, rules)
     zeros = torch.zeros(len(rows), case.shape.dim // 2, device=device)
     placement = TokenSlots(torch.zeros(len(rows), dtype=torch.int64, device=device), zeros, zeros)
     spans = Spans(fields.to(device), case.tables.to(device), 1, longest)
-    actual = backend.begin_decode(spans, placement).attend(1, q.to(device)).view_as(right)
-    return {"decode": relative_error(actual, right)}
+    actual = backend.begin_decode(spans, placement).attend(1, q.to(device), None if sinks is None else sinks.to(device))
+    return {"decode": relative_error(actual.view_as(right), right)}
 
 
 def page_errors(case: Case, device: torch.device) -> dict[str, float]:

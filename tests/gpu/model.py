@@ -77,7 +77,8 @@ def check_steps(_report: Report) -> Iterator[Row]:
 
 def triton_kernels(pool: PagePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
     """Compiled on a GPU, else interpreted."""
-    return DeviceKernels(TritonAttention(pool, spec.heads, spec.rules[0].scale, dtype), TritonElementwise())
+    attention = TritonAttention(pool, spec.heads, spec.rules, dtype, has_sinks=spec.has_sinks)
+    return DeviceKernels(attention, TritonElementwise())
 
 
 def _checked_runner(plan: DevicePlan, kernels_over: Callable[[torch.Tensor, ModelSpec], DeviceKernels]) -> DeviceRunner:

@@ -16,8 +16,6 @@ from twostroke.engine.device_fit import read_memory
 from twostroke.engine.device_runner import DeviceRunner, StepLimits
 from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.errors import ConfigError
-from twostroke.kernels.activation import GATED_SILU
-from twostroke.kernels.attention_rules import AttentionRule
 from twostroke.kernels.choice import device_attention, device_elementwise, pool_over
 from twostroke.kernels.elementwise import Elementwise
 from twostroke.kernels.exact_pages import ExactPages
@@ -32,20 +30,7 @@ from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.tensors import WeightSource, take_weights
 
-PLAIN: Final[Mapping[str, Any]] = {
-    "activation": dataclasses.asdict(GATED_SILU),
-    "is_layer_norm": False,
-    "has_wide_norms": False,
-    "has_output_norms": False,
-    "is_parallel": False,
-    "has_position_table": False,
-    "has_sinks": False,
-    "embedding_scale": 1.0,
-    "final_softcap": None,
-    "experts": None,
-    "generic": None,
-    "latents": None,
-}
+PLAIN: Final[Mapping[str, Any]] = {"experts": None, "generic": None, "latents": None}
 """What a spec says of the models that are computed on devices."""
 
 
@@ -67,7 +52,7 @@ class DevicePlan:
     def of(cls, config: WorkerConfig, spec: ModelSpec, device: torch.device) -> DevicePlan:
         model, schedule = config.model, config.schedule
         longest = model.max_model_len or spec.max_position_embeddings
-        _check_computed(spec, longest)
+        _check_computed(spec)
         return cls(
             spec=spec,
             device=device,
@@ -129,19 +114,14 @@ class DeviceKernels:
     @classmethod
     def over(cls, pool: AnyPool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
         """Choose the fastest kernels for this pool. Raises ConfigError if none can serve it."""
-        attention = device_attention(pool, heads=spec.heads, scale=spec.rules[0].scale, dtype=dtype)
+        attention = device_attention(pool, heads=spec.heads, rules=spec.rules, dtype=dtype, has_sinks=spec.has_sinks)
         return cls(attention, device_elementwise(pool.device))
 
 
-def _check_computed(spec: ModelSpec, longest: int) -> None:
-    """Raise ConfigError for models that only CPUs compute. A window as long as what is served hides nothing."""
+def _check_computed(spec: ModelSpec) -> None:
+    """Raise ConfigError for models that only CPUs compute."""
     facts = dataclasses.asdict(dataclasses.replace(spec, ropes=()))
     differing = [name for name, value in PLAIN.items() if facts[name] != value]
-    if any(rule.window is not None and rule.window < longest for rule in spec.rules):
-        differing.append("sliding window")
-    plain = AttentionRule(scale=spec.rules[0].scale)
-    if {dataclasses.replace(rule, window=None) for rule in spec.rules} != {plain}:
-        differing.append("soft caps, ropes or scales by layer")
     if differing:
         raise ConfigError(
             f"--device cuda does not compute {spec.architecture} ({', '.join(differing)}); use --device cpu",

@@ -138,7 +138,7 @@ class DeviceRunner:
             sines=self._sines[positions],
             exact_slots=exact_slots,
         )
-        return self._model.forward(tokens, self._attention.begin(ragged), sample_rows if len(rows) else None)
+        return self._model.forward(tokens, positions, self._attention.begin(ragged), sample_rows if len(rows) else None)
 
     def _decode(self, inputs: DecodeInputs) -> tuple[torch.Tensor, ...]:
         """What is recorded: (likeliest tokens, logits) of every row."""
@@ -146,7 +146,7 @@ class DeviceRunner:
         angles = self._cosines[positions], self._sines[positions]
         placement = TokenSlots(inputs.write_slots, *angles, inputs.exact_slots)
         step = self._attention.begin_decode(inputs.spans, placement)
-        logits = self._model.forward(inputs.tokens, step, EVERY_ROW)
+        logits = self._model.forward(inputs.tokens, positions, step, EVERY_ROW)
         assert logits is not None
         return _greatest(logits), logits
 

@@ -108,23 +108,30 @@ def _torch_attention(pool: UniformPool, heads: int, rules: AnyRules, is_determin
     return AlignedAttention(pool, heads, rules) if is_deterministic else TorchAttention(pool, heads, rules)
 
 
-def device_attention(pool: AnyPool, *, heads: int, scale: float, dtype: torch.dtype) -> RecordedAttention:
+def device_attention(
+    pool: AnyPool, *, heads: int, rules: AnyRules, dtype: torch.dtype, has_sinks: bool = False
+) -> RecordedAttention:
     """For a pool on a CUDA device. Raises ConfigError where Triton is missing, or cannot compute such heads."""
     _require_triton()  # only here: a machine without CUDA need not have it
     if isinstance(pool, PartedPool):
-        return PartedDeviceAttention(pool, [_triton_attention(part, heads, scale, dtype) for part in pool.parts])
-    return _triton_attention(pool, heads, scale, dtype)
+        parts = zip(pool.parts, rules_of_parts(pool, rules), strict=True)
+        return PartedDeviceAttention(
+            pool, [_triton_attention(part, heads, some, dtype, has_sinks) for part, some in parts]
+        )
+    return _triton_attention(pool, heads, rules, dtype, has_sinks)
 
 
-def _triton_attention(pool: UniformPool, heads: int, scale: float, dtype: torch.dtype) -> RecordedAttention:
+def _triton_attention(
+    pool: UniformPool, heads: int, rules: AnyRules, dtype: torch.dtype, has_sinks: bool
+) -> RecordedAttention:
     from twostroke.kernels.triton.attention import TritonAttention
     from twostroke.kernels.triton.nibble_attention import TritonNibbleAttention
 
     attention: TritonAttention | TritonNibbleAttention
     if isinstance(pool, NibblePool):
-        attention = TritonNibbleAttention(pool, heads, scale)
+        attention = TritonNibbleAttention(pool, heads, rules, has_sinks=has_sinks)
     else:
-        attention = TritonAttention(pool, heads, scale, dtype)
+        attention = TritonAttention(pool, heads, rules, dtype, has_sinks=has_sinks)
     attention.warm_up()  # no request should wait for a compiler
     return attention
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class Elementwise(Protocol):
-    """x [rows, width] contiguous, weights [width]; float32 inside, the inputs' dtype outside."""
+    """x [rows, width] contiguous, weights [width] of any dtype; float32 inside, the inputs' dtype outside."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """RMS norm of each row."""
@@ -27,7 +27,7 @@ class TorchElementwise:
     """Any device; several launches each."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        return functional.rms_norm(x, weight.shape, weight, epsilon)
+        return functional.rms_norm(x.to(weight.dtype), weight.shape, weight, epsilon).to(x.dtype)
 
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float

@@ -121,7 +121,14 @@ def rotate_and_store(
 
 
 def span_attention(
-    q: torch.Tensor, pool: PagePool, layer: int, spans: Spans, rules: AnyRules, out: torch.Tensor, plan: object = None
+    q: torch.Tensor,
+    pool: PagePool,
+    layer: int,
+    spans: Spans,
+    rules: AnyRules,
+    out: torch.Tensor,
+    plan: object = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attention of the spans' rows of q [T, heads, D] into the same rows of out. Any cut into spans gives the same."""
     for sequence, first, rows, context in spans.fields.tolist():
@@ -135,7 +142,7 @@ def span_attention(
             cosines=positions,
             sines=positions,
         )
-        out[first : first + rows] = paged_attention(q[first : first + rows], pool, layer, batch, rules)
+        out[first : first + rows] = paged_attention(q[first : first + rows], pool, layer, batch, rules, sinks)
 
 
 def gather_pages(pool: torch.Tensor, pages: torch.Tensor, buffer: torch.Tensor) -> None:

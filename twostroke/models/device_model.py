@@ -1,6 +1,7 @@
 """A dense decoder on a device as a straight line of few launches: each residual sum comes with the norm after it.
 
-x --norm--> qkv --[head norm]--> rope, pages <- k v, attend --> output --(+)norm--> gate * up --> down --(+)norm--> ..
+x --norm--> qkv --[head norm]--> rope, pages <- k v, attend --> output --[norm]--(+)norm-->
+    inner, activation --> down --[norm]--(+)norm--> ..
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from twostroke.kernels import reference
+from twostroke.kernels.activation import GATED_SILU
 from twostroke.kernels.attention import AttentionStep
 from twostroke.kernels.elementwise import Elementwise
+from twostroke.kernels.linear import activated
 from twostroke.kernels.stored import plain
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.tensors import DenseWeights, DeviceLayer, DeviceWeights
+from twostroke.models.weights.tensors import DenseWeights, DeviceLayer, DeviceWeights, NormWeights
 
 EVERY_ROW = slice(None)
 
@@ -23,33 +27,43 @@ class DeviceModel:
         self._weights = weights
         self._elementwise = elementwise
         self._qkv_heads = [spec.heads, spec.kv_heads, spec.kv_heads]
+        table = weights.embedding
+        # on the device before a step is recorded, in which nothing may come from the host
+        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=table.dtype, device=table.device)
 
     def forward(
-        self, tokens: torch.Tensor, step: AttentionStep, sample_rows: torch.Tensor | slice | None
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        step: AttentionStep,
+        sample_rows: torch.Tensor | slice | None,
     ) -> torch.Tensor | None:
         """Write the KV of all tokens; logits [sampled, vocab] of the rows that are sampled.
 
         None for `sample_rows` stops as soon as the last layer's KV is written.
         """
-        weights, elementwise, epsilon = self._weights, self._elementwise, self._spec.norm_epsilon
-        x = functional.embedding(tokens, weights.embedding)
-        normed = elementwise.norm(x, weights.layers[0].attention_norm.weight, epsilon)
+        weights = self._weights
+        x = self._embedded(tokens, positions)
+        normed = self._norm(x, weights.layers[0].attention_norm)
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
             q = self._store(index, layer, normed, step)
             if index == last and sample_rows is None:
                 return None
-            attended = step.attend(index, q)
+            attended = step.attend(index, q, layer.sinks)
             if index == last and sample_rows is not None:
                 x, attended = x[sample_rows], attended[sample_rows]
-            attention = _dense(attended, layer.attention_output)
-            normed, x = elementwise.add_norm(attention, x, layer.mlp_norm.weight, epsilon)
-            assert layer.mlp is not None, "devices compute no experts"
-            inner = elementwise.silu_mul(_dense(normed, layer.mlp.inner))
-            next_norm = (weights.norm if index == last else weights.layers[index + 1].attention_norm).weight
-            normed, x = elementwise.add_norm(_dense(inner, layer.mlp.down), x, next_norm, epsilon)
+            next_norm = weights.norm if index == last else weights.layers[index + 1].attention_norm
+            normed, x = self._finish(layer, x, attended, next_norm)
         assert weights.head is not None, "sampling on a worker without a head"
-        return functional.linear(normed, weights.head)
+        return reference.capped(functional.linear(normed, weights.head), self._spec.final_softcap)
+
+    def _embedded(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = functional.embedding(tokens, self._weights.embedding)
+        if self._spec.embedding_scale != 1:
+            x = x * self._embedding_scale
+        table = self._weights.positions
+        return x if table is None else x + functional.embedding(positions, table)
 
     def _store(self, index: int, layer: DeviceLayer, normed: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """Queries of this layer, rotated; keys and values are in their pages."""
@@ -59,8 +73,45 @@ class DeviceModel:
             q, k = self._head_norm(q, layer.q_norm), self._head_norm(k, layer.k_norm)
         return step.store(index, q, k, v)
 
+    def _finish(
+        self, layer: DeviceLayer, x: torch.Tensor, attended: torch.Tensor, next_norm: NormWeights
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The normalised input of the next layer, and the residual stream behind this one."""
+        attention = _dense(attended, layer.attention_output)
+        if layer.attention_output_norm is not None:
+            attention = self._norm(attention, layer.attention_output_norm)
+        if self._spec.is_parallel:
+            answer = self._mlp(layer, self._norm(x, layer.mlp_norm)) + attention
+        else:
+            normed, x = self._add_norm(attention, x, layer.mlp_norm)
+            answer = self._mlp(layer, normed)
+        return self._add_norm(answer, x, next_norm)
+
+    def _mlp(self, layer: DeviceLayer, normed: torch.Tensor) -> torch.Tensor:
+        assert layer.mlp is not None, "devices compute no experts"
+        inner, activation = _dense(normed, layer.mlp.inner), self._spec.activation
+        is_fused = activation == GATED_SILU
+        y = _dense(self._elementwise.silu_mul(inner) if is_fused else activated(inner, activation), layer.mlp.down)
+        return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
+
+    def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+        epsilon = self._spec.norm_epsilon
+        if norm.bias is None:
+            return self._elementwise.norm(x, norm.weight, epsilon)
+        return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, epsilon)
+
+    def _add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: NormWeights
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm of the sum, the sum)."""
+        if norm.bias is None:
+            return self._elementwise.add_norm(x, residual, norm.weight, self._spec.norm_epsilon)
+        total = x + residual
+        return self._norm(total, norm), total
+
     def _head_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self._spec.norm_epsilon)
+        """In the dtype of the weight; the result is in that of x."""
+        return functional.rms_norm(x.to(weight.dtype), weight.shape, weight, self._spec.norm_epsilon).to(x.dtype)
 
 
 def _dense(x: torch.Tensor, weights: DenseWeights) -> torch.Tensor:

@@ -17,10 +17,10 @@ from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, Wor
 from twostroke.device.memory import DeviceMemory
 from twostroke.engine import build, device_build
 from twostroke.engine.build import build_runner
-from twostroke.engine.device_build import DevicePlan
 from twostroke.engine.device_fit import MemoryReading
 from twostroke.engine.device_runner import DeviceRunner
 from twostroke.errors import ConfigError
+from twostroke.kernels.attention_rules import AnyRules
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
 from twostroke.kernels.page_pool import PagePool
 from twostroke.models.registry import read_spec
@@ -32,7 +32,7 @@ def tiny(tmp_path: Path) -> Path:
     return save_tiny(tmp_path)
 
 
-def config(directory: Path, role: Role = Role.DECODE, **model: str) -> WorkerConfig:
+def config(directory: Path, role: Role = Role.DECODE, **model: str | int) -> WorkerConfig:
     return WorkerConfig(
         role=role,
         worker_id="worker",
@@ -46,9 +46,11 @@ def config(directory: Path, role: Role = Role.DECODE, **model: str) -> WorkerCon
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU answers to the name of a CUDA device."""
 
-    def attention(pool: PagePool, *, heads: int, scale: float, dtype: torch.dtype) -> ReferenceAttention:
-        assert (heads, dtype) == (2, torch.float32)
-        return ReferenceAttention(pool, scale)
+    def attention(
+        pool: PagePool, *, heads: int, rules: AnyRules, dtype: torch.dtype, has_sinks: bool
+    ) -> ReferenceAttention:
+        assert dtype == torch.float32
+        return ReferenceAttention(pool, rules)
 
     monkeypatch.setattr("twostroke.engine.device_fit.resolve_device", lambda _name: torch.device("cpu"))
     monkeypatch.setattr(build, "_build_on_cpu", build._build_on_device)
@@ -91,10 +93,8 @@ def test_a_device_that_is_too_small_is_refused_before_a_weight_is_read(
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("gemma2", "Gemma2ForCausalLM (activation, has_wide_norms, has_output_norms, embedding_scale, final_softcap"),
-        ("mistral, window", "MistralForCausalLM (sliding window); use --device cpu"),
-        ("gpt_neox", "GPTNeoXForCausalLM (activation, is_layer_norm, is_parallel)"),
         ("mixtral", "MixtralForCausalLM (experts); use --device cpu"),
+        ("deepseek_v2, lite, dense, yarn", "DeepseekV2ForCausalLM ("),
     ],
 )
 def test_families_that_only_cpus_compute_are_refused_by_name(tmp_path: Path, name: str, named: str) -> None:
@@ -106,10 +106,40 @@ def test_families_that_only_cpus_compute_are_refused_by_name(tmp_path: Path, nam
 
 
 @pytest.mark.usefixtures("device")
-def test_a_window_as_long_as_what_is_served_is_no_obstacle(tmp_path: Path) -> None:
-    saved(CONFIGS["mistral, window"], tmp_path)
-    spec = read_spec(tmp_path)
-    assert DevicePlan.of(config(tmp_path, max_model_len=WINDOW), spec, torch.device("cuda:0")).max_model_len == WINDOW
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mistral, window",
+        "qwen2, windows above",
+        "gemma2",
+        "gemma2, tight caps",
+        "gemma3",
+        "phi3, long and partly rotated",
+        "phi3, window",
+        "gpt_neox",
+        "gpt_neox, one after the other",
+        "gpt2",
+        "gpt2, scores by layer",
+    ],
+)
+def test_dense_families_answer_as_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Prompts are longer than windows; decode steps are recorded."""
+    saved(CONFIGS[name], tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    vocab = read_spec(tmp_path).vocab_size
+    prompt = [7919 * index % vocab for index in range(1, 2 * WINDOW)]
+    room = CacheConfig(kv_cache_memory_bytes=8 << 20)
+    on_device = config(tmp_path, max_model_len=96).model_copy(update={"cache": room})
+    built = build_runner(on_device, tmp_path)
+    assert isinstance(built.runner, DeviceRunner)
+    answer = generate(built.runner, Stream(prompt.copy(), [7, 2, 9, 4]), 8, chunk=9)
+    built.close()
+    monkeypatch.undo()
+    monkeypatch.setenv(OVERRIDE, TORCH)
+    on_cpu = config(tmp_path, max_model_len=96, device="cpu").model_copy(update={"cache": room})
+    usual = build_runner(on_cpu, tmp_path)
+    assert generate(usual.runner, Stream(prompt.copy(), [1, 2, 3, 5]), 8, chunk=9) == answer
+    usual.close()
 
 
 @pytest.mark.usefixtures("device")

@@ -7,13 +7,15 @@ merges.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention_rules import AnyRules, AttentionRule, rules_of
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import FIELDS, Spans, TokenSlots, cut_into_tiles, spans_by_length, spans_on
 from twostroke.kernels.triton.checks import WIDEST_HEAD
@@ -39,15 +41,19 @@ LEAST_SHARED_BYTES: Final = 99 * 1024
 
 
 class TritonAttention:
-    """Over a pool on the device where it lies. `dtype` is by default that of the pool's numbers."""
+    """Over a pool on the device where it lies. `dtype` is by default that of the pool's numbers.
+
+    `has_sinks` says whether layers give `attend` sinks.
+    """
 
     def __init__(
         self,
         pool: PagePool,
         heads: int,
-        scale: float,
+        rules: AnyRules,
         dtype: torch.dtype | None = None,
         *,
+        has_sinks: bool = False,
         decode: DecodeTuning | None = None,
         prefill: PrefillTuning | None = None,
     ) -> None:
@@ -60,7 +66,8 @@ class TritonAttention:
         self.dtype = dtype or pool.numbers.dtype
         """The dtype of queries, keys and values."""
         self.heads = heads
-        self.scale = scale
+        self.rules = rules_of(rules, pool.layers)
+        self.has_sinks = has_sinks
         shared = shared_bytes_of(pool.device)
         self.decode = decode or decode_tuning(dim, self.dtype, shared)
         self.prefill = prefill or prefill_tuning(dim, self.dtype, shared)
@@ -86,7 +93,7 @@ class TritonAttention:
         return TritonStep(self, placement, (self.plan(spans),), None)
 
     def plan(self, spans: Spans) -> Decode:
-        return Decode(spans, plan_decode(spans, self.pool, self.heads, self.multiprocessors, self.decode))
+        return planned(spans, self.pool, self.heads, self.multiprocessors, self.decode, self.rules)
 
     def warm_up(self) -> None:
         """Compile every kernel that a step can need: none of them runs, since a launch of nothing only compiles."""
@@ -96,17 +103,21 @@ class TritonAttention:
         nothing = torch.empty(0, FIELDS, dtype=torch.int32, device=pool.device)
         tables = torch.zeros(1, widest, dtype=torch.int32, device=pool.device)
         q = torch.empty(0, self.heads, dim, dtype=self.dtype, device=pool.device)
-        angles = torch.empty(0, dim // 2, device=pool.device)
-        slots = torch.empty(0, dtype=torch.int64, device=pool.device)
+        slots, layers = torch.empty(0, dtype=torch.int64, device=pool.device), telling_layers(self.rules)
+        angles = torch.empty(0, (1 + max(rule.rope for rule in self.rules)) * dim // 2, device=pool.device)
+        sinks = torch.zeros(self.heads, device=pool.device) if self.has_sinks else None
+        tile = Spans(nothing, tables, self.prefill.rows, 1)
         with torch.cuda.device_of(pool.numbers):
-            rotate_and_store(q, q[:, :kv_heads], q[:, :kv_heads], pool, 0, TokenSlots(slots, angles, angles))
-            for rows in {self.short_rows, *(1 << power for power in range(self.short_rows.bit_length()))}:
+            for layer in layers:
+                placement, rope = TokenSlots(slots, angles, angles), self.rules[layer].rope
+                rotate_and_store(q, q[:, :kv_heads], q[:, :kv_heads], pool, layer, placement, rope)
+                prefill_attention(q, pool, layer, tile, self.rules, q, self.prefill, sinks)
+            for rows in warm_up_rows(self.short_rows):
                 for longest in (self.decode.least_share, 2 * self.decode.least_share):  # whole, split
                     spans = Spans(nothing, tables, rows, longest)
                     plan = plan_decode(spans, pool, self.heads, max(2, self.multiprocessors), self.decode)
-                    decode_attention(q, pool, 0, spans, self.scale, q, plan)
-            tile = Spans(nothing, tables, self.prefill.rows, 1)
-            prefill_attention(q, pool, 0, tile, self.scale, q, self.prefill)
+                    for layer in layers:
+                        decode_attention(q, pool, layer, spans, self.rules, q, plan, sinks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +125,34 @@ class Decode:
     """One launch over spans of few rows."""
 
     spans: Spans
-    plan: DecodePlan
+    plans: Mapping[int | None, DecodePlan]
+    """By the windows of layers."""
+
+
+def planned(
+    spans: Spans,
+    pool: PagePool,
+    heads: int,
+    multiprocessors: int,
+    tuning: DecodeTuning,
+    rules: Sequence[AttentionRule],
+) -> Decode:
+    """Return the launch with a plan for each window."""
+    windows = {rule.window for rule in rules}
+    return Decode(
+        spans, {window: plan_decode(spans, pool, heads, multiprocessors, tuning, window) for window in windows}
+    )
+
+
+def telling_layers(rules: Sequence[AttentionRule]) -> list[int]:
+    """Return a layer of each kind that kernels are compiled for: scales are not what they differ in."""
+    kinds = [replace(rule, scale=1.0) for rule in rules]
+    return [layer for layer, kind in enumerate(kinds) if kind not in kinds[:layer]]
+
+
+def warm_up_rows(short_rows: int) -> set[int]:
+    """Return query rows of which each makes kernels of its own."""
+    return {short_rows, *(1 << power for power in range(short_rows.bit_length()))}
 
 
 class TritonStep:
@@ -129,16 +167,17 @@ class TritonStep:
         self._prefill = prefill
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return rotate_and_store(q, k, v, self._backend.pool, layer, self._placement)
+        backend = self._backend
+        return rotate_and_store(q, k, v, backend.pool, layer, self._placement, backend.rules[layer].rope)
 
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        assert sinks is None, "devices refuse models with sinks"
         backend = self._backend
+        window = backend.rules[layer].window
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for decode in self._decodes:
-            decode_attention(q, backend.pool, layer, decode.spans, backend.scale, out, decode.plan)
+            decode_attention(q, backend.pool, layer, decode.spans, backend.rules, out, decode.plans[window], sinks)
         if self._prefill is not None:
-            prefill_attention(q, backend.pool, layer, self._prefill, backend.scale, out, backend.prefill)
+            prefill_attention(q, backend.pool, layer, self._prefill, backend.rules, out, backend.prefill, sinks)
         return out.flatten(1)
 
 

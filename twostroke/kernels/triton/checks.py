@@ -54,12 +54,23 @@ def check_spans(spans: Spans, pool: PagePool) -> None:
     assert spans.longest_context <= most, f"a context of {spans.longest_context} does not fit {most} tokens of pages"
 
 
-def check_placement(placement: TokenSlots, tokens: int, pool: PagePool) -> None:
+def check_sinks(sinks: torch.Tensor | None, q: torch.Tensor) -> None:
+    if sinks is None:
+        return
+    assert sinks.shape == q.shape[1:2], f"sinks must be [{q.shape[1]}], got {tuple(sinks.shape)}"
+    assert sinks.dtype == torch.float32, f"sinks must be float32, got {sinks.dtype}"
+    assert sinks.is_contiguous(), f"sinks must be contiguous, got strides {sinks.stride()}"
+    assert sinks.device == q.device, f"sinks must lie on {q.device}, got {sinks.device}"
+
+
+def check_placement(placement: TokenSlots, tokens: int, pool: PagePool, rope: int = 0) -> None:
     half = pool.head_dim // 2
+    ropes = max(1, placement.cosines.shape[-1] // half)
+    assert 0 <= rope < ropes, f"rope {rope} is not one of {ropes}"
     wanted = (
         ("write_slots", placement.write_slots, (tokens,), torch.int64),
-        ("cosines", placement.cosines, (tokens, half), torch.float32),
-        ("sines", placement.sines, (tokens, half), torch.float32),
+        ("cosines", placement.cosines, (tokens, ropes * half), torch.float32),
+        ("sines", placement.sines, (tokens, ropes * half), torch.float32),
     )
     for name, tensor, shape, dtype in wanted:
         assert tensor.shape == shape, f"{name} must be {shape}, got {tuple(tensor.shape)}"
@@ -80,6 +91,11 @@ def pool_arguments(pool: PagePool) -> dict[str, Any]:
 def centers_of(pool: PagePool) -> torch.Tensor:
     """The centers of keys, or for a kernel that looks at none any tensor of float32."""
     return torch.empty(0, device=pool.device) if pool.key_centers is None else pool.key_centers
+
+
+def sinks_of(sinks: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:
+    """The sinks, or for a kernel that looks at none any tensor of float32."""
+    return torch.empty(0, device=q.device) if sinks is None else sinks
 
 
 def scales_of(pool: PagePool) -> torch.Tensor:

@@ -3,7 +3,8 @@
 All query heads that share a K/V head, times the span's rows, are packed into one matrix operand, so K and V are read
 once. A context is split among programs, whose number is fixed by the host and whose shares follow from the context
 length on the device: a captured launch serves any lengths. Programs of empty shares leave at once. Each share's result
-is normalised and kept with the logarithm (base 2) of its weight; the second kernel merges them.
+is normalised and kept with the logarithm (base 2) of its weight; the second kernel merges them. A layer with a window
+splits what its rows see: nothing before that is read. A head's sink takes its part once, where all shares are there.
 """
 
 from __future__ import annotations
@@ -15,14 +16,23 @@ import torch
 import triton
 import triton.language as tl
 
+from twostroke.kernels.attention_rules import AnyRules, rule_of
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans
 from twostroke.kernels.triton.bytes import decoded
-from twostroke.kernels.triton.checks import check_heads, check_pool, check_spans, pool_arguments, scales_of
+from twostroke.kernels.triton.checks import (
+    check_heads,
+    check_pool,
+    check_sinks,
+    check_spans,
+    pool_arguments,
+    scales_of,
+    sinks_of,
+)
+from twostroke.kernels.triton.rules import capped, first_seen, is_seen, rule_arguments, score_factors, with_sink
 
 HOPPER_SHARED_BYTES: Final = 227 * 1024
 """What one program may have there."""
-LOG2_E: Final = 1.4426950408889634
 MOST_PACKED: Final = 64
 """Query rows times query heads per K/V head that one program takes; beyond, arithmetic weighs more than reading."""
 MERGE_CHUNK: Final = 16
@@ -66,11 +76,17 @@ class DecodePlan:
     """float32 [spans, kv_heads, most_rows * group, splits]"""
 
 
-def plan_decode(spans: Spans, pool: PagePool, heads: int, multiprocessors: int, tuning: DecodeTuning) -> DecodePlan:
+def plan_decode(
+    spans: Spans, pool: PagePool, heads: int, multiprocessors: int, tuning: DecodeTuning, window: int | None = None
+) -> DecodePlan:
+    """Return the plan of the layers with this window: their rows see no more of a context."""
     kv_heads, dim = pool.kv_heads, pool.head_dim
     count = len(spans.fields)
     wanted = -(-multiprocessors * tuning.programs_per_sm // max(1, count * kv_heads))
-    most = -(-spans.longest_context // tuning.least_share)
+    longest = spans.longest_context
+    if window is not None:
+        longest = min(longest, window + spans.most_rows + tuning.keys)  # which begins with a whole tile
+    most = -(-longest // tuning.least_share)
     splits = max(1, min(wanted, most, MOST_SPLITS))
     kept = (count, kv_heads, spans.most_rows * (heads // kv_heads), splits if splits > 1 else 0)
     return DecodePlan(
@@ -82,10 +98,21 @@ def plan_decode(spans: Spans, pool: PagePool, heads: int, multiprocessors: int, 
 
 
 def decode_attention(
-    q: torch.Tensor, pool: PagePool, layer: int, spans: Spans, scale: float, out: torch.Tensor, plan: DecodePlan
+    q: torch.Tensor,
+    pool: PagePool,
+    layer: int,
+    spans: Spans,
+    rules: AnyRules,
+    out: torch.Tensor,
+    plan: DecodePlan,
+    sinks: torch.Tensor | None = None,
 ) -> None:
-    """Attention of the spans' rows of q [T, heads, D] into the same rows of out; other rows are left alone."""
+    """Attention of the spans' rows of q [T, heads, D] into the same rows of out; other rows are left alone.
+
+    `sinks`: float32 [heads], one more score of each head's softmax.
+    """
     check_pool(pool, layer)
+    check_sinks(sinks, q)
     check_heads("q", q, pool, q.dtype)
     check_heads("out", out, pool, q.dtype, q.shape[1])
     check_spans(spans, pool)
@@ -95,25 +122,29 @@ def decode_attention(
     count, splits, tuning = len(spans.fields), plan.splits, plan.tuning
     assert plan.weights.shape[:3] == (count, kv_heads, packed), "the plan was made for other spans"
     shape = {"KV_HEADS": kv_heads, "GROUP": group, "DIM": dim, "DIM_PAD": triton.next_power_of_2(dim)}
-    share = {"KEYS": tuning.keys, "LEAST_SHARE": tuning.least_share}
+    rule = rule_of(rules, layer)
+    window = rule_arguments(rule, sinks)
+    share = {"KEYS": tuning.keys, "LEAST_SHARE": tuning.least_share, "WINDOW": window.pop("WINDOW")}
     decode_kernel[(kv_heads, splits, count)](
-        q, out, plan.partials, plan.weights, pool.numbers, scales_of(pool), spans.block_tables, spans.fields,
+        q, out, plan.partials, plan.weights, pool.numbers, scales_of(pool), sinks_of(sinks, q),
+        spans.block_tables, spans.fields,
         q.stride(0), out.stride(0), spans.block_tables.stride(0), pool.numbers.stride(0), layer, packed, splits,
-        scale * LOG2_E,
-        **shape, **share, **pool_arguments(pool), PACKED_PAD=max(16, triton.next_power_of_2(packed)), WHOLE=splits == 1,
+        *score_factors(rule),
+        **shape, **share, **window, **pool_arguments(pool),
+        PACKED_PAD=max(16, triton.next_power_of_2(packed)), WHOLE=splits == 1,
         num_warps=tuning.warps, num_stages=tuning.stages, enable_fp_fusion=True,
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(kv_heads, packed, count)](
-            out, plan.partials, plan.weights, spans.fields, out.stride(0), packed, splits,
-            **shape, **share, CHUNK=MERGE_CHUNK, num_warps=4, enable_fp_fusion=True,
+            out, plan.partials, plan.weights, sinks_of(sinks, q), spans.fields, out.stride(0), packed, splits,
+            **shape, **share, HAS_SINKS=window["HAS_SINKS"], CHUNK=MERGE_CHUNK, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
 
 
 @triton.jit
-def share_of(context, splits, KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr):
-    """Tokens per program: an equal part in whole tiles, but worth a program."""
-    return tl.maximum(tl.cdiv(tl.cdiv(context, splits), KEYS) * KEYS, LEAST_SHARE)
+def share_of(seen, splits, KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr):
+    """Tokens per program of those that are seen: an equal part in whole tiles, but worth a program."""
+    return tl.maximum(tl.cdiv(tl.cdiv(seen, splits), KEYS) * KEYS, LEAST_SHARE)
 
 
 @triton.jit
@@ -147,11 +178,14 @@ def store_share(
 
 @triton.jit
 def walk_share(
-    query, keys_base, scales_base, table, last, d, inside, begin, end, page_stride, scale_log2,
+    query, keys_base, scales_base, table, last, first, d, inside, begin, end, page_stride, scale_log2, cap_log2,
     VALUES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
-    PACKED_PAD: tl.constexpr, DIM_PAD: tl.constexpr, KIND: tl.constexpr,
+    PACKED_PAD: tl.constexpr, DIM_PAD: tl.constexpr, KIND: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Sum of weighted values, highest score (base 2) and sum of weights of one share; V lies VALUES behind K."""
+    """Sum of weighted values, highest score (base 2) and sum of weights of one share; V lies VALUES behind K.
+
+    Nothing before the position `first` is read.
+    """
     best = tl.full([PACKED_PAD], float("-inf"), tl.float32)
     total = tl.zeros([PACKED_PAD], tl.float32)
     acc = tl.zeros([PACKED_PAD, DIM_PAD], tl.float32)
@@ -161,6 +195,8 @@ def walk_share(
     for start in tl.range(begin, end, KEYS):
         at = start + tl.arange(0, KEYS)
         valid = at < end
+        if WINDOW != 0:
+            valid &= at >= first
         # K: page, offset in the block, d
         place = page.to(tl.int64) * page_stride
         key_at = keys_base + (place + (at % BLOCK) * DIM)[:, None] + d[None, :]
@@ -173,7 +209,7 @@ def walk_share(
         scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3") * scale_log2
         if KIND != 0:
             scores *= tl.load(scale_at, mask=valid, other=0.0)[None, :]
-        scores = tl.where(valid[None, :] & (at[None, :] <= last[:, None]), scores, float("-inf"))
+        scores = tl.where(valid[None, :] & is_seen(at, last, WINDOW), capped(scores, cap_log2, CAPPED), float("-inf"))
         weight, best, total, decay = weighed(best, total, scores)
         # V: as K, all heads of K further
         values = decoded(tl.load(key_at + VALUES, mask=mask, other=0), KIND)
@@ -189,12 +225,13 @@ def walk_share(
     do_not_specialize_on_alignment=["block_tables", "fields"],
 )
 def decode_kernel(
-    q, out, partials, weights, pool, scales, block_tables, fields,
+    q, out, partials, weights, pool, scales, sinks, block_tables, fields,
     q_stride, out_stride, table_stride, page_stride, layer, packed, splits,
-    scale_log2,
+    scale_log2, cap_log2,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr, PACKED_PAD: tl.constexpr, WHOLE: tl.constexpr,
     LAYER: tl.constexpr, VALUES: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     # heads fastest: programs that run together read neighbouring parts of the same pages
     kv_head, split, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -202,8 +239,10 @@ def decode_kernel(
     first_row = tl.load(fields + span * 4 + 1)
     rows = tl.load(fields + span * 4 + 2)
     context = tl.load(fields + span * 4 + 3)
-    share = share_of(context, splits, KEYS, LEAST_SHARE)
-    begin = split * share
+    first = first_seen(context, rows, WINDOW)
+    walked = first // KEYS * KEYS
+    share = share_of(context - walked, splits, KEYS, LEAST_SHARE)
+    begin = walked + split * share
     end = tl.minimum(begin + share, context)
     if (begin >= end) & (split > 0):
         return
@@ -224,9 +263,11 @@ def decode_kernel(
     keys_base, scales_base = pool + head_at, scales + head_at // 4
     table = block_tables + table_row.to(tl.int64) * table_stride
     acc, best, total = walk_share(
-        query, keys_base, scales_base, table, last, d, inside, begin, end, page_stride, scale_log2,
-        VALUES, DIM, BLOCK, KEYS, PACKED_PAD, DIM_PAD, KIND,
+        query, keys_base, scales_base, table, last, first, d, inside, begin, end, page_stride, scale_log2, cap_log2,
+        VALUES, DIM, BLOCK, KEYS, PACKED_PAD, DIM_PAD, KIND, WINDOW, CAPPED,
     )  # fmt: skip
+    if HAS_SINKS and WHOLE:
+        acc, total = with_sink(acc, best, total, tl.load(sinks + head, mask=asked, other=0.0))
     # out: row, head, d
     out_at = out + (query_row * out_stride + head * DIM)[:, None] + d[None, :]
     # parts: span, kv head, slot, split
@@ -236,9 +277,10 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["packed", "splits"], do_not_specialize_on_alignment=["fields"])
 def merge_kernel(
-    out, partials, weights, fields, out_stride, packed, splits,
+    out, partials, weights, sinks, fields, out_stride, packed, splits,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr, CHUNK: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     kv_head, slot, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(fields + span * 4 + 1)
@@ -248,7 +290,8 @@ def merge_kernel(
     if row >= rows:
         return
 
-    used = tl.maximum(tl.cdiv(context, share_of(context, splits, KEYS, LEAST_SHARE)), 1)
+    seen = context - first_seen(context, rows, WINDOW) // KEYS * KEYS
+    used = tl.maximum(tl.cdiv(seen, share_of(seen, splits, KEYS, LEAST_SHARE)), 1)
     d = tl.arange(0, DIM_PAD)
     inside = d < DIM
     best = float("-inf")
@@ -270,7 +313,13 @@ def merge_kernel(
         acc = acc * decay + tl.sum(part * weight[:, None], 0)
         total = total * decay + tl.sum(weight, 0)
         best = higher
+    head = kv_head * GROUP + slot % GROUP
+    if HAS_SINKS:
+        sink = tl.load(sinks + head) * 1.4426950408889634
+        pivot = tl.maximum(best, sink)
+        acc *= tl.exp2(best - pivot)
+        total = total * tl.exp2(best - pivot) + tl.exp2(sink - pivot)
     acc = acc / tl.where(total > 0, total, 1.0)
     # out: row, head, d
-    out_at = out + (first_row + row).to(tl.int64) * out_stride + (kv_head * GROUP + slot % GROUP) * DIM + d
+    out_at = out + (first_row + row).to(tl.int64) * out_stride + head * DIM + d
     tl.store(out_at, acc.to(out.dtype.element_ty), mask=inside)

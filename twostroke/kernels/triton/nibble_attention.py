@@ -12,10 +12,18 @@ import torch
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention_rules import AnyRules, rules_of
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.spans import FIELDS, Spans, TokenSlots, cut_into_tiles, spans_by_length, spans_on
-from twostroke.kernels.triton.attention import Decode, multiprocessors_of, shared_bytes_of
-from twostroke.kernels.triton.decode import MOST_PACKED, DecodeTuning, decode_tuning, plan_decode
+from twostroke.kernels.triton.attention import (
+    Decode,
+    multiprocessors_of,
+    planned,
+    shared_bytes_of,
+    telling_layers,
+    warm_up_rows,
+)
+from twostroke.kernels.triton.decode import MOST_PACKED, DecodeTuning, decode_tuning
 from twostroke.kernels.triton.nibble_spans import nibble_attention
 from twostroke.kernels.triton.nibbles import rotate_and_store_blocks
 
@@ -26,13 +34,22 @@ WHOLE: Final = 0
 class TritonNibbleAttention:
     """Over pages on the device where they lie; queries, keys and values have the dtype of the exact pages."""
 
-    def __init__(self, pool: NibblePool, heads: int, scale: float, *, tuning: DecodeTuning | None = None) -> None:
+    def __init__(
+        self,
+        pool: NibblePool,
+        heads: int,
+        rules: AnyRules,
+        *,
+        has_sinks: bool = False,
+        tuning: DecodeTuning | None = None,
+    ) -> None:
         """Raises ConfigError for query heads that cannot share the pool's K/V heads."""
         if heads % pool.kv_heads:
             raise ConfigError(f"{heads} query heads cannot share {pool.kv_heads} K/V heads evenly")
         self.pool = pool
         self.heads = heads
-        self.scale = scale
+        self.rules = rules_of(rules, pool.exact.pool.layers)
+        self.has_sinks = has_sinks
         self.dtype = pool.exact.pool.numbers.dtype
         self.tuning = tuning or decode_tuning(pool.head_dim, self.dtype, shared_bytes_of(pool.device))
         self.short_rows = max(1, MOST_PACKED // (heads // pool.kv_heads))
@@ -61,7 +78,7 @@ class TritonNibbleAttention:
         return TritonNibbleStep(self, placement, (self.plan(spans, self.multiprocessors),))
 
     def plan(self, spans: Spans, multiprocessors: int) -> Decode:
-        return Decode(spans, plan_decode(spans, self.pool.exact.pool, self.heads, multiprocessors, self.tuning))
+        return planned(spans, self.pool.exact.pool, self.heads, multiprocessors, self.tuning, self.rules)
 
     def warm_up(self) -> None:
         """Compile every kernel that a step can need: none of them runs, since a launch of nothing only compiles."""
@@ -69,16 +86,20 @@ class TritonNibbleAttention:
         nothing = torch.empty(0, FIELDS, dtype=torch.int32, device=pool.device)
         tables = torch.zeros(1, -(-2 * tuning.least_share // pool.block), dtype=torch.int32, device=pool.device)
         q = torch.empty(0, self.heads, pool.head_dim, dtype=self.dtype, device=pool.device)
-        angles = torch.empty(0, pool.head_dim // 2, device=pool.device)
-        slots = torch.empty(0, dtype=torch.int64, device=pool.device)
+        angles = torch.empty(0, (1 + max(rule.rope for rule in self.rules)) * pool.head_dim // 2, device=pool.device)
+        slots, layers = torch.empty(0, dtype=torch.int64, device=pool.device), telling_layers(self.rules)
+        sinks = torch.zeros(self.heads, device=pool.device) if self.has_sinks else None
         with torch.cuda.device_of(pool.heads):
             placement = TokenSlots(slots, angles, angles, slots)
             step = TritonNibbleStep(self, placement, ())
-            step.store(0, q, q[:, : pool.kv_heads], q[:, : pool.kv_heads])
-            for rows in {self.short_rows, *(1 << power for power in range(self.short_rows.bit_length()))}:
+            for layer in layers:
+                step.store(layer, q, q[:, : pool.kv_heads], q[:, : pool.kv_heads])
+            for rows in warm_up_rows(self.short_rows):
                 for longest in (tuning.least_share, 2 * tuning.least_share):  # whole, split
                     plan = self.plan(Spans(nothing, tables, rows, longest), max(2, self.multiprocessors))
-                    TritonNibbleStep(self, placement, (plan,)).attend(0, q)
+                    step = TritonNibbleStep(self, placement, (plan,))
+                    for layer in layers:
+                        step.attend(layer, q, sinks)
 
 
 class TritonNibbleStep:
@@ -92,12 +113,14 @@ class TritonNibbleStep:
         self._groups = groups
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return rotate_and_store_blocks(q, k, v, self._backend.pool, layer, self._placement)
+        backend = self._backend
+        return rotate_and_store_blocks(q, k, v, backend.pool, layer, self._placement, backend.rules[layer].rope)
 
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        assert sinks is None, "devices refuse models with sinks"
         backend = self._backend
+        window = backend.rules[layer].window
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for group in self._groups:
-            nibble_attention(q, backend.pool, layer, group.spans, self._exact_slots, backend.scale, out, group.plan)
+            plan = group.plans[window]
+            nibble_attention(q, backend.pool, layer, group.spans, self._exact_slots, backend.rules, out, plan, sinks)
         return out.flatten(1)

@@ -13,11 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
+from twostroke.kernels.attention_rules import AnyRules, rule_of
 from twostroke.kernels.nibble_pool import BLOCK, NibblePool
 from twostroke.kernels.spans import Spans
-from twostroke.kernels.triton.checks import check_heads, check_spans
+from twostroke.kernels.triton.checks import check_heads, check_sinks, check_spans, sinks_of
 from twostroke.kernels.triton.decode import (
-    LOG2_E,
     MERGE_CHUNK,
     DecodePlan,
     merge_kernel,
@@ -26,6 +26,7 @@ from twostroke.kernels.triton.decode import (
     weighed,
 )
 from twostroke.kernels.triton.nibbles import dims_of, exact_arguments, stored_keys, stored_values
+from twostroke.kernels.triton.rules import capped, first_seen, is_seen, rule_arguments, score_factors, with_sink
 
 LEAST_ROWS: Final = 16
 """The least height of a matrix operand on a device."""
@@ -37,14 +38,17 @@ def nibble_attention(
     layer: int,
     spans: Spans,
     exact_slots: torch.Tensor,
-    scale: float,
+    rules: AnyRules,
     out: torch.Tensor,
     plan: DecodePlan,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attention of the spans' rows of q [T, heads, D] into the same rows of out; other rows are left alone.
 
     `exact_slots` is int64 [T]: exact page * block + offset of each row. The blocks before a row's own are stored.
+    `sinks`: float32 [heads], one more score of each head's softmax.
     """
+    check_sinks(sinks, q)
     exact = pool.exact.pool
     check_heads("q", q, exact, exact.numbers.dtype)
     check_heads("out", out, exact, q.dtype, q.shape[1])
@@ -55,19 +59,24 @@ def nibble_attention(
     assert plan.weights.shape[:3] == (count, kv_heads, packed), "the plan was made for other spans"
     words, halves, dims = pool.heads.view(torch.int32), pool.heads.view(torch.float16), dims_of(pool)
     shape = {"KV_HEADS": kv_heads, "GROUP": group}
-    share = {"KEYS": tuning.keys, "LEAST_SHARE": tuning.least_share}
+    rule = rule_of(rules, layer)
+    window = rule_arguments(rule, sinks)
+    share = {"KEYS": tuning.keys, "LEAST_SHARE": tuning.least_share, "WINDOW": window.pop("WINDOW")}
     nibble_kernel[(kv_heads, splits, count)](
-        q, out, plan.partials, plan.weights, words, halves, exact.numbers, spans.block_tables, spans.fields,
-        exact_slots, q.stride(0), out.stride(0), spans.block_tables.stride(0), words.stride(0), exact.numbers.stride(0),
-        layer, words.stride(1), words.stride(2), packed, splits, scale * LOG2_E,
-        **shape, **share, **dims, **exact_arguments(pool), EXACT_KEYS=BLOCK if spans.most_rows == 1 else tuning.keys,
+        q, out, plan.partials, plan.weights, words, halves, exact.numbers, sinks_of(sinks, q),
+        spans.block_tables, spans.fields, exact_slots,
+        q.stride(0), out.stride(0), spans.block_tables.stride(0), words.stride(0), exact.numbers.stride(0),
+        layer, words.stride(1), words.stride(2), packed, splits, *score_factors(rule),
+        **shape, **share, **window, **dims, **exact_arguments(pool),
+        EXACT_KEYS=BLOCK if spans.most_rows == 1 else tuning.keys,
         PACKED_PAD=max(LEAST_ROWS, triton.next_power_of_2(packed)), WHOLE=splits == 1,
         num_warps=tuning.warps, num_stages=tuning.stages, enable_fp_fusion=True,
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(kv_heads, packed, count)](
-            out, plan.partials, plan.weights, spans.fields, out.stride(0), packed, splits,
-            **shape, **share, DIM=dims["DIM"], DIM_PAD=dims["DIM_PAD"], CHUNK=MERGE_CHUNK, num_warps=4,
+            out, plan.partials, plan.weights, sinks_of(sinks, q), spans.fields, out.stride(0), packed, splits,
+            **shape, **share, HAS_SINKS=window["HAS_SINKS"],
+            DIM=dims["DIM"], DIM_PAD=dims["DIM_PAD"], CHUNK=MERGE_CHUNK, num_warps=4,
             enable_fp_fusion=True,
         )  # fmt: skip
 
@@ -83,8 +92,8 @@ def absorbed(acc, best, total, scores, values):
 @triton.jit
 def walk_exact(
     acc, best, total, query, exact_base, exact_slots, last, first_position, d, inside, begin, end, exact_stride,
-    scale_log2,
-    DIM: tl.constexpr, VALUES: tl.constexpr, KEYS: tl.constexpr,
+    scale_log2, cap_log2,
+    DIM: tl.constexpr, VALUES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Positions begin..end in exact pages: each row sees those of its own block up to itself.
 
@@ -102,7 +111,8 @@ def walk_exact(
         keys = tl.load(key_at, mask=mask, other=0.0)
         scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3") * scale_log2
         seen = (at // 16)[None, :] == (last // 16)[:, None]
-        seen &= valid[None, :] & (at[None, :] <= last[:, None])
+        seen &= valid[None, :] & is_seen(at, last, WINDOW)
+        scores = capped(scores, cap_log2, CAPPED)
         values = tl.load(key_at + VALUES, mask=mask, other=0.0)
         acc, best, total = absorbed(acc, best, total, tl.where(seen, scores, float("-inf")), values)
     return acc, best, total
@@ -110,20 +120,29 @@ def walk_exact(
 
 @triton.jit
 def walk_stored(
-    acc, best, total, query, words, halves, head_at, table, last, begin, end, page_stride, scale_log2,
+    acc, best, total, query, words, halves, head_at, table, last, first, begin, end, page_stride, scale_log2, cap_log2,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Positions begin..end, whole blocks, as pages store them: each row sees those before its own block."""
+    """Positions begin..end, whole blocks, as pages store them: each row sees those before its own block.
+
+    No block before that of the position `first` is read.
+    """
     BLOCKS: tl.constexpr = KEYS // 16
     for start in tl.range(begin, end, KEYS):
         block = start // 16 + tl.arange(0, BLOCKS)
         exists = block * 16 < end
+        if WINDOW != 0:
+            exists &= block >= first // 16
         # words: page, layer and head
         place = tl.load(table + block, mask=exists, other=0).to(tl.int64) * page_stride + head_at
         keys = stored_keys(words, halves, place, exists, DIM, DIM_PAD, BLOCKS).to(query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3") * scale_log2
         at = start + tl.arange(0, KEYS)
         seen = (at < end)[None, :] & ((at // 16)[None, :] < (last // 16)[:, None])
+        if WINDOW != 0:
+            seen &= at[None, :] > last[:, None] - WINDOW
+        scores = capped(scores, cap_log2, CAPPED)
         values = stored_values(words, halves, place, exists, DIM, DIM_PAD, WIDTH, BLOCKS).to(query.dtype)
         acc, best, total = absorbed(acc, best, total, tl.where(seen, scores, float("-inf")), values)
     return acc, best, total
@@ -134,12 +153,13 @@ def walk_stored(
     do_not_specialize_on_alignment=["block_tables", "fields", "exact_slots"],
 )
 def nibble_kernel(
-    q, out, partials, weights, words, halves, exact, block_tables, fields, exact_slots,
+    q, out, partials, weights, words, halves, exact, sinks, block_tables, fields, exact_slots,
     q_stride, out_stride, table_stride, page_stride, exact_stride, layer, layer_stride, head_stride, packed, splits,
-    scale_log2,
+    scale_log2, cap_log2,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, WIDTH: tl.constexpr,
     KEYS: tl.constexpr, EXACT_KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr, PACKED_PAD: tl.constexpr,
     WHOLE: tl.constexpr, EXACT_LAYER: tl.constexpr, EXACT_VALUES: tl.constexpr, EXACT_HEAD: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     # heads fastest: programs that run together read neighbouring parts of the same pages
     kv_head, split, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -147,8 +167,10 @@ def nibble_kernel(
     first_row = tl.load(fields + span * 4 + 1)
     rows = tl.load(fields + span * 4 + 2)
     context = tl.load(fields + span * 4 + 3)
-    share = share_of(context, splits, KEYS, LEAST_SHARE)
-    begin = split * share
+    first = first_seen(context, rows, WINDOW)
+    walked = first // KEYS * KEYS
+    share = share_of(context - walked, splits, KEYS, LEAST_SHARE)
+    begin = walked + split * share
     end = tl.minimum(begin + share, context)
     if (begin >= end) & (split > 0):
         return
@@ -172,17 +194,20 @@ def nibble_kernel(
     exact_base = exact + layer.to(tl.int64) * EXACT_LAYER + kv_head * EXACT_HEAD
     acc, best, total = walk_exact(
         acc, best, total, query, exact_base, exact_slots + first_row, last, first_position, d, inside,
-        tl.where(end == context, first_position // 16 * 16, context), context, exact_stride, scale_log2,
-        DIM, EXACT_VALUES, EXACT_KEYS,
+        tl.where(end == context, first_position // 16 * 16, context), context, exact_stride,
+        scale_log2, cap_log2,
+        DIM, EXACT_VALUES, EXACT_KEYS, WINDOW, CAPPED,
     )  # fmt: skip
     # words of this layer and head in page 0
     head_at = layer.to(tl.int64) * layer_stride + kv_head * head_stride
     table = block_tables + table_row.to(tl.int64) * table_stride
     acc, best, total = walk_stored(
-        acc, best, total, query, words, halves, head_at, table, last,
-        begin, tl.minimum(end, tl.maximum(context - 1, 0) // 16 * 16), page_stride, scale_log2,
-        DIM, DIM_PAD, WIDTH, KEYS,
+        acc, best, total, query, words, halves, head_at, table, last, first,
+        begin, tl.minimum(end, tl.maximum(context - 1, 0) // 16 * 16), page_stride, scale_log2, cap_log2,
+        DIM, DIM_PAD, WIDTH, KEYS, WINDOW, CAPPED,
     )  # fmt: skip
+    if HAS_SINKS and WHOLE:
+        acc, total = with_sink(acc, best, total, tl.load(sinks + head, mask=asked, other=0.0))
     # out: row, head, d
     out_at = out + (query_row * out_stride + head * DIM)[:, None] + d[None, :]
     # parts: span, kv head, slot, split

@@ -35,7 +35,13 @@ def exact_arguments(pool: NibblePool) -> dict[str, Any]:
 
 
 def rotate_and_store_blocks(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: NibblePool, layer: int, placement: TokenSlots
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pool: NibblePool,
+    layer: int,
+    placement: TokenSlots,
+    rope: int = 0,
 ) -> torch.Tensor:
     """The rotated q [T, heads, D], contiguous; k, rotated, and v are in their exact slots, full blocks in their pages.
 
@@ -43,9 +49,9 @@ def rotate_and_store_blocks(
     """
     exact_slots = placement.exact_slots
     assert exact_slots is not None, "tokens of 4-bit pages have exact slots"
-    check_placement(placement, len(q), pool.exact.pool)
+    check_placement(placement, len(q), pool.exact.pool, rope)
     exact = TokenSlots(exact_slots, placement.cosines, placement.sines)
-    rotated = rotate_and_store(q, k, v, pool.exact.pool, layer, exact)
+    rotated = rotate_and_store(q, k, v, pool.exact.pool, layer, exact, rope)
     words, halves, numbers = pool.heads.view(torch.int32), pool.heads.view(torch.float16), pool.exact.pool.numbers
     store_blocks_kernel[(pool.kv_heads, len(q))](
         words, halves, numbers, placement.write_slots, exact_slots,

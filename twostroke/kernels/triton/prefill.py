@@ -2,7 +2,8 @@
 
 A span is one tile; the host cuts chunks into them (`spans.cut_into_tiles`). A program takes one tile and one query
 head and walks the context in tiles of keys, each gathered through the block table, however many pages it covers: first
-the keys that all rows see, without masks, then the diagonal.
+the keys that all rows see, without masks, then the diagonal. In a layer with a window, it begins with the first key
+that any row sees, and takes masks too until all rows see a tile.
 """
 
 from __future__ import annotations
@@ -13,11 +14,21 @@ import torch
 import triton
 import triton.language as tl
 
+from twostroke.kernels.attention_rules import AnyRules, rule_of
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import Spans
 from twostroke.kernels.triton.bytes import decoded
-from twostroke.kernels.triton.checks import check_heads, check_pool, check_spans, pool_arguments, scales_of
-from twostroke.kernels.triton.decode import HOPPER_SHARED_BYTES, LOG2_E
+from twostroke.kernels.triton.checks import (
+    check_heads,
+    check_pool,
+    check_sinks,
+    check_spans,
+    pool_arguments,
+    scales_of,
+    sinks_of,
+)
+from twostroke.kernels.triton.decode import HOPPER_SHARED_BYTES
+from twostroke.kernels.triton.rules import capped, first_seen, is_seen, rule_arguments, score_factors, with_sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +60,27 @@ def prefill_attention(
     pool: PagePool,
     layer: int,
     spans: Spans,
-    scale: float,
+    rules: AnyRules,
     out: torch.Tensor,
     tuning: PrefillTuning,
+    sinks: torch.Tensor | None = None,
 ) -> None:
-    """Attention of the spans' rows of q [T, heads, D] into the same rows of out; other rows are left alone."""
+    """Attention of the spans' rows of q [T, heads, D] into the same rows of out; other rows are left alone.
+
+    `sinks`: float32 [heads], one more score of each head's softmax.
+    """
     check_pool(pool, layer)
+    check_sinks(sinks, q)
     check_heads("q", q, pool, q.dtype)
     check_heads("out", out, pool, q.dtype, q.shape[1])
     check_spans(spans, pool)
     assert spans.most_rows <= tuning.rows, f"a tile has {tuning.rows} rows, a span {spans.most_rows}"
     kv_heads, dim = pool.kv_heads, pool.head_dim
-    heads = q.shape[1]
+    heads, rule = q.shape[1], rule_of(rules, layer)
     prefill_kernel[(heads, len(spans.fields))](
-        q, out, pool.numbers, scales_of(pool), spans.block_tables, spans.fields,
+        q, out, pool.numbers, scales_of(pool), sinks_of(sinks, q), spans.block_tables, spans.fields,
         q.stride(0), out.stride(0), spans.block_tables.stride(0), pool.numbers.stride(0), layer,
-        scale * LOG2_E,
+        *score_factors(rule), **rule_arguments(rule, sinks),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, DIM_PAD=triton.next_power_of_2(dim),
         **pool_arguments(pool), ROWS=tuning.rows, KEYS=tuning.keys, num_warps=tuning.warps, num_stages=tuning.stages,
         enable_fp_fusion=True,
@@ -73,23 +89,32 @@ def prefill_attention(
 
 @triton.jit
 def walk_keys(
-    acc, best, total, query, keys_base, scales_base, table, last, d, inside, begin, end, page_stride, scale_log2,
+    acc, best, total, query, keys_base, scales_base, table, last, first, d, inside, begin, end, page_stride,
+    scale_log2, cap_log2,
     VALUES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, PADDED: tl.constexpr,
-    DIAGONAL: tl.constexpr, KIND: tl.constexpr,
+    MASKED: tl.constexpr, KIND: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Positions begin..end: all of them seen by every row, in whole tiles, unless DIAGONAL."""
+    """Positions begin..end: all of them seen by every row, in whole tiles, unless MASKED.
+
+    Nothing before the position `first` is read.
+    """
+    factor = scale_log2  # of scores, whose cap makes them final
+    if CAPPED:
+        factor = 1.0
     at = begin + tl.arange(0, KEYS)
     # the page of each token of the first tile
     page = tl.load(table + at // BLOCK, mask=at < end, other=0)
     for start in tl.range(begin, end, KEYS):
         at = start + tl.arange(0, KEYS)
         valid = at < end
+        if WINDOW != 0:
+            valid &= at >= first
         # K: page, offset in the block, d; V: VALUES further
         place = page.to(tl.int64) * page_stride
         key_at = keys_base + (place + (at % BLOCK) * DIM)[:, None] + d[None, :]
         # scales: page, offset in the block
         scale_at = scales_base + place // 4 + at % BLOCK
-        if DIAGONAL:
+        if MASKED:
             keys = tl.load(key_at, mask=valid[:, None] & inside[None, :], other=0)
             values = tl.load(key_at + VALUES, mask=valid[:, None] & inside[None, :], other=0)
         elif PADDED:
@@ -106,11 +131,16 @@ def walk_keys(
             scores *= tl.load(scale_at, mask=valid, other=0.0)[None, :]
             values *= tl.load(scale_at + VALUES // 4, mask=valid, other=0.0)[:, None]
         values = values.to(query.dtype)
-        if DIAGONAL:
-            scores = tl.where(at[None, :] <= last[:, None], scores, float("-inf"))
-        higher = tl.maximum(best, tl.max(scores, 1) * scale_log2)
-        decay = tl.exp2(best - higher)
-        weight = tl.exp2(scores * scale_log2 - higher[:, None])
+        if CAPPED:
+            scores = capped(scores * scale_log2, cap_log2, CAPPED)
+        if MASKED:
+            scores = tl.where(is_seen(at, last, WINDOW), scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1) * factor)
+        pivot = higher
+        if WINDOW != 0:
+            pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may have seen nothing yet
+        decay = tl.exp2(best - pivot)
+        weight = tl.exp2(scores * factor - pivot[:, None])
         total = total * decay + tl.sum(weight, 1)
         acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
         best = higher
@@ -119,12 +149,13 @@ def walk_keys(
 
 @triton.jit(do_not_specialize=["layer", "table_stride"], do_not_specialize_on_alignment=["block_tables", "fields"])
 def prefill_kernel(
-    q, out, pool, scales, block_tables, fields,
+    q, out, pool, scales, sinks, block_tables, fields,
     q_stride, out_stride, table_stride, page_stride, layer,
-    scale_log2,
+    scale_log2, cap_log2,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
     LAYER: tl.constexpr, VALUES: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     # heads fastest: those that share a K/V head run together and find its pages in the cache
     head, span = tl.program_id(0), tl.program_id(1)
@@ -149,16 +180,29 @@ def prefill_kernel(
     keys_base, scales_base = pool + head_at, scales + head_at // 4
     table = block_tables + table_row.to(tl.int64) * table_stride
     seen_by_all = (context - rows + 1) // KEYS * KEYS
+    first = first_seen(context, rows, WINDOW)
+    begin = first
+    if WINDOW != 0:
+        # tiles that not all rows see any more
+        begin = tl.minimum(tl.cdiv(tl.maximum(context - WINDOW, 0), KEYS) * KEYS, context)
+        seen_by_all = tl.maximum(begin, seen_by_all)
+        acc, best, total = walk_keys(
+            acc, best, total, query, keys_base, scales_base, table, last, first, d, inside, first // KEYS * KEYS, begin,
+            page_stride, scale_log2, cap_log2,
+            VALUES, DIM, BLOCK, KEYS, DIM_PAD != DIM, True, KIND, WINDOW, CAPPED,
+        )  # fmt: skip
     acc, best, total = walk_keys(
-        acc, best, total, query, keys_base, scales_base, table, last, d, inside, 0, seen_by_all, page_stride,
-        scale_log2,
-        VALUES, DIM, BLOCK, KEYS, DIM_PAD != DIM, False, KIND,
+        acc, best, total, query, keys_base, scales_base, table, last, first, d, inside, begin, seen_by_all,
+        page_stride, scale_log2, cap_log2,
+        VALUES, DIM, BLOCK, KEYS, DIM_PAD != DIM, False, KIND, WINDOW, CAPPED,
     )  # fmt: skip
     acc, best, total = walk_keys(
-        acc, best, total, query, keys_base, scales_base, table, last, d, inside, seen_by_all, context, page_stride,
-        scale_log2,
-        VALUES, DIM, BLOCK, KEYS, DIM_PAD != DIM, True, KIND,
+        acc, best, total, query, keys_base, scales_base, table, last, first, d, inside, seen_by_all, context,
+        page_stride, scale_log2, cap_log2,
+        VALUES, DIM, BLOCK, KEYS, DIM_PAD != DIM, True, KIND, WINDOW, CAPPED,
     )  # fmt: skip
+    if HAS_SINKS:
+        acc, total = with_sink(acc, best, total, tl.load(sinks + head))
     # out: row, head, d
     out_at = out + (query_row * out_stride + head * DIM)[:, None] + d[None, :]
     tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=asked)

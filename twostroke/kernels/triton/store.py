@@ -25,21 +25,25 @@ TOKENS: Final = 4
 
 
 def rotate_and_store(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: PagePool, layer: int, placement: TokenSlots
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: PagePool, layer: int, placement: TokenSlots, rope: int = 0
 ) -> torch.Tensor:
-    """The rotated q [T, heads, D], contiguous; k, rotated, and v [T, kv_heads, D] are in their slots."""
+    """The rotated q [T, heads, D], contiguous; k, rotated, and v [T, kv_heads, D] are in their slots.
+
+    `rope` says which of the ropes that lie side by side rotates them.
+    """
     check_pool(pool, layer)
     kv_heads, dim = pool.kv_heads, pool.head_dim
     check_heads("q", q, pool, q.dtype)
     check_heads("k", k, pool, q.dtype, kv_heads)
     check_heads("v", v, pool, q.dtype, kv_heads)
-    check_placement(placement, len(q), pool)
+    check_placement(placement, len(q), pool, rope)
     rotated = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     group = q.shape[1] // kv_heads
     store_kernel[(kv_heads, triton.cdiv(len(q), TOKENS))](
         q, k, v, rotated, pool.numbers, scales_of(pool), centers_of(pool),
         placement.write_slots, placement.cosines, placement.sines,
-        q.stride(0), k.stride(0), v.stride(0), pool.numbers.stride(0), layer, len(q),
+        q.stride(0), k.stride(0), v.stride(0), pool.numbers.stride(0),
+        placement.cosines.shape[1], rope * dim // 2, layer, len(q),
         KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=triton.next_power_of_2(group), HALF=dim // 2,
         HALF_PAD=triton.next_power_of_2(dim // 2), TOKENS=TOKENS, LARGEST=LARGEST.get(pool.form.name, 0.0),
         IS_CENTERED=pool.key_centers is not None,
@@ -48,10 +52,10 @@ def rotate_and_store(
     return rotated
 
 
-@triton.jit(do_not_specialize=["layer", "count"], do_not_specialize_on_alignment=["write_slots"])
+@triton.jit(do_not_specialize=["rope_at", "layer", "count"], do_not_specialize_on_alignment=["write_slots"])
 def store_kernel(
     q, k, v, rotated, pool, scales, centers, write_slots, cosines, sines,
-    q_stride, k_stride, v_stride, page_stride, layer, count,
+    q_stride, k_stride, v_stride, page_stride, angle_stride, rope_at, layer, count,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HALF: tl.constexpr,
     HALF_PAD: tl.constexpr, TOKENS: tl.constexpr, LARGEST: tl.constexpr, IS_CENTERED: tl.constexpr,
     LAYER: tl.constexpr, VALUES: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
@@ -67,8 +71,8 @@ def store_kernel(
     in_group = line % GROUP_PAD
     asked = ((in_group < GROUP) & (token < count))[:, None] & inside[None, :]
     row = token.to(tl.int64)
-    # angles: token, half
-    angle_at = (row * HALF)[:, None] + half[None, :]
+    # angles: token, rope, half
+    angle_at = (row * angle_stride + rope_at)[:, None] + half[None, :]
     cosine = tl.load(cosines + angle_at, mask=asked, other=0.0)
     sine = tl.load(sines + angle_at, mask=asked, other=0.0)
     head_at = (kv_head * GROUP + in_group) * DIM
@@ -85,8 +89,8 @@ def store_kernel(
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     row = token.to(tl.int64)
     asked = (token < count)[:, None] & inside[None, :]
-    # angles: token, half
-    angle_at = (row * HALF)[:, None] + half[None, :]
+    # angles: token, rope, half
+    angle_at = (row * angle_stride + rope_at)[:, None] + half[None, :]
     cosine = tl.load(cosines + angle_at, mask=asked, other=0.0)
     sine = tl.load(sines + angle_at, mask=asked, other=0.0)
     slot = tl.load(write_slots + row, mask=token < count, other=0)

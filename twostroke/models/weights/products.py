@@ -24,6 +24,7 @@ from twostroke.models.weights.tensors import (
     WeightSource,
     take_layer,
     take_norm,
+    take_positions,
 )
 
 
@@ -112,12 +113,6 @@ def take_products(source: WeightSource, spec: ModelSpec, *, with_head: bool, lin
     if with_head:
         head = _head(source, spec, embedding, linears)
     return ModelWeights(embedding, layers, norm, head, positions)
-
-
-def take_positions(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:
-    """Return the learned positions, if the model has them. Raises what the source raises."""
-    shape = (spec.max_position_embeddings, spec.hidden_size)
-    return source.take("model.position_embeddings.weight", *shape) if spec.has_position_table else None
 
 
 def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor | Linear, linears: Linears) -> Linear:

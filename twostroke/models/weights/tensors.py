@@ -105,6 +105,8 @@ class DeviceWeights:
     norm: NormWeights
     head: torch.Tensor | None
     """None on a worker that never samples."""
+    positions: torch.Tensor | None = None
+    """Learned vectors [positions, hidden]."""
 
 
 def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> DeviceWeights:
@@ -116,7 +118,13 @@ def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> D
     head = None
     if with_head:
         head = embedding if spec.tie_word_embeddings else source.take("lm_head.weight", *words)
-    return DeviceWeights(embedding, layers, norm, head)
+    return DeviceWeights(embedding, layers, norm, head, take_positions(source, spec))
+
+
+def take_positions(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:
+    """Return the learned positions, if the model has them. Raises what the source raises."""
+    shape = (spec.max_position_embeddings, spec.hidden_size)
+    return source.take("model.position_embeddings.weight", *shape) if spec.has_position_table else None
 
 
 def take_layer(source: WeightSource, layer: int, spec: ModelSpec) -> DeviceLayer:

@@ -64,6 +64,11 @@ def variants() -> Iterator[Variant]:
             for rows in (1, 16):
                 yield nibbles_variant(f"nibbles-{rows}-{dim}-{FLOATS[dtype]}", dim, dtype, rows)
             yield blocks_variant(f"blocks-{dim}-{FLOATS[dtype]}", dim, dtype)
+    for dim, window in ((64, 128), (256, 512)):
+        kind, name = torch.bfloat16, f"{dim}-window"
+        yield decode_variant(f"decode-1-{name}", dim, kind, 1, decode.decode_tuning(dim, kind), window=window)
+        yield prefill_variant(f"prefill-{name}", dim, kind, prefill.prefill_tuning(dim, kind), window=window)
+        yield nibbles_variant(f"nibbles-1-{name}", dim, kind, 1, window=window)
     yield merge_variant("merge-128-bf16", 128, torch.bfloat16)
     for gather in (True, False):
         pointers = {"pool": "*i32", "buffer": "*i32", "pages": "*i64"}
@@ -78,7 +83,7 @@ def variants() -> Iterator[Variant]:
 
 
 def decode_variant(
-    name: str, dim: int, dtype: torch.dtype, rows: int, tuning: decode.DecodeTuning, form: str = ""
+    name: str, dim: int, dtype: torch.dtype, rows: int, tuning: decode.DecodeTuning, form: str = "", window: int = 0
 ) -> Variant:
     kind = "*" + FLOATS[dtype]
     pointers = {"q": kind, "out": kind, "partials": "*fp32", "weights": "*fp32", **pool_pointers(kind, form)}
@@ -87,22 +92,29 @@ def decode_variant(
         "LEAST_SHARE": tuning.least_share,
         "PACKED_PAD": max(16, rows * GROUP),
         "WHOLE": False,
+        **rule_constants(window),
     }
-    tables = {"block_tables": "*i32", "fields": "*i32"}
+    tables = {"block_tables": "*i32", "fields": "*i32", "sinks": "*fp32"}
     return Variant(name, decode.decode_kernel, pointers | tables, constants, tuning.warps, tuning.stages)
 
 
 def merge_variant(name: str, dim: int, dtype: torch.dtype) -> Variant:
     pointers = {"out": "*" + FLOATS[dtype], "partials": "*fp32", "weights": "*fp32", "fields": "*i32"}
+    pointers["sinks"] = "*fp32"
     tuning = decode.decode_tuning(dim, dtype)
     share = {"KEYS": tuning.keys, "LEAST_SHARE": tuning.least_share, "CHUNK": decode.MERGE_CHUNK}
+    share |= {"WINDOW": 128, "HAS_SINKS": True}
     return Variant(name, decode.merge_kernel, pointers, shape_of(dim) | share, 4)
 
 
-def prefill_variant(name: str, dim: int, dtype: torch.dtype, tuning: prefill.PrefillTuning, form: str = "") -> Variant:
+def prefill_variant(
+    name: str, dim: int, dtype: torch.dtype, tuning: prefill.PrefillTuning, form: str = "", window: int = 0
+) -> Variant:
     kind = "*" + FLOATS[dtype]
     pointers = {"q": kind, "out": kind, **pool_pointers(kind, form), "block_tables": "*i32", "fields": "*i32"}
-    constants = (shape_of(dim) | pool_constants(dim, form)) | {"ROWS": tuning.rows, "KEYS": tuning.keys}
+    pointers["sinks"] = "*fp32"
+    constants = shape_of(dim) | pool_constants(dim, form) | rule_constants(window)
+    constants |= {"ROWS": tuning.rows, "KEYS": tuning.keys}
     return Variant(name, prefill.prefill_kernel, pointers, constants, tuning.warps, tuning.stages)
 
 
@@ -124,7 +136,12 @@ def store_variant(name: str, dim: int, dtype: torch.dtype, form: str = "") -> Va
     return Variant(name, store.store_kernel, pointers | angles, constants, 4)
 
 
-def nibbles_variant(name: str, dim: int, dtype: torch.dtype, rows: int) -> Variant:
+def rule_constants(window: int) -> dict[str, Any]:
+    """With a window, all that a rule can have; else nothing."""
+    return {"WINDOW": window, "CAPPED": window != 0, "HAS_SINKS": window != 0}
+
+
+def nibbles_variant(name: str, dim: int, dtype: torch.dtype, rows: int, window: int = 0) -> Variant:
     kind, tuning = "*" + FLOATS[dtype], decode.decode_tuning(dim, dtype)
     pointers = {"q": kind, "out": kind, "partials": "*fp32", "weights": "*fp32", **nibble_pointers(kind)}
     constants = (shape_of(dim) | nibble_constants(dim)) | {
@@ -133,8 +150,9 @@ def nibbles_variant(name: str, dim: int, dtype: torch.dtype, rows: int) -> Varia
         "LEAST_SHARE": tuning.least_share,
         "PACKED_PAD": max(16, rows * GROUP),
         "WHOLE": False,
+        **rule_constants(window),
     }
-    tables = {"block_tables": "*i32", "fields": "*i32", "exact_slots": "*i64"}
+    tables = {"block_tables": "*i32", "fields": "*i32", "exact_slots": "*i64", "sinks": "*fp32"}
     return Variant(name, nibble_spans.nibble_kernel, pointers | tables, constants, tuning.warps, tuning.stages)
 
 
@@ -176,7 +194,7 @@ def compile_variant(variant: Variant) -> dict[str, Any]:
         elif name in variant.pointers:
             signature[name] = variant.pointers[name]
         else:
-            signature[name] = "fp32" if name in ("scale_log2", "epsilon") else "i32"
+            signature[name] = "fp32" if name in ("scale_log2", "cap_log2", "epsilon") else "i32"
         parameter = kernel.params[index]
         is_specialized = not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment)
         if is_specialized and (name in variant.pointers or name.endswith(ALIGNED_INTEGERS)):

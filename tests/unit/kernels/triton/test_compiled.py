@@ -22,6 +22,9 @@ COMPILED = (
     "nibbles-1-128-bf16",
     "nibbles-16-64-bf16",
     "blocks-80-bf16",
+    "decode-1-64-window",
+    "prefill-256-window",
+    "nibbles-1-64-window",
     "merge",
     "pages-gather",
 )
@@ -40,7 +43,9 @@ def test_kernels_compile_for_hopper_without_spills_and_with_its_instructions(tmp
         assert kernel["shared_bytes"] <= SHARED_BYTES_OF_A_HOPPER_BLOCK, name
         if name.startswith(("decode", "prefill", "nibbles")):
             assert kernel["cp_async_16"] > 0, f"{name} does not copy K and V ahead, 16 bytes at a time: {kernel}"
-            has_scales = name.startswith("nibbles") or not name.endswith("bf16")  # of two or four bytes each
+            has_scales = name.startswith("nibbles") or not name.endswith(
+                ("bf16", "window")
+            )  # of two or four bytes each
             assert has_scales or kernel["cp_async_less"] == 0, f"{name} copies in small pieces: {kernel}"
     assert kernels["prefill-128-bf16"]["wgmma"] > 0
     assert kernels["decode-1-128-bf16"]["mma"] > 0

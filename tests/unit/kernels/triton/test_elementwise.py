@@ -28,6 +28,20 @@ def test_each_kernel_equals_its_twin(dtype: torch.dtype, rows: int, width: int) 
         torch.testing.assert_close(actual, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_norms_of_wide_weights_multiply_in_float32(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, residual = (torch.randn(3, 96).to(dtype) for _ in range(2))
+    weight = 1 + torch.randn(96) / 512  # which bfloat16 cannot tell from 1
+    mine, twin = TritonElementwise(), TorchElementwise()
+    actual, expected = mine.norm(x, weight, 1e-5), twin.norm(x, weight, 1e-5)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    sums = zip(mine.add_norm(x, residual, weight, 1e-5), twin.add_norm(x, residual, weight, 1e-5), strict=True)
+    for ours, theirs in sums:
+        torch.testing.assert_close(ours, theirs, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
 def test_inputs_stay_as_they_were() -> None:
     x, residual, weight = torch.randn(3, 64), torch.randn(3, 64), torch.randn(64)
     before = [tensor.clone() for tensor in (x, residual, weight)]

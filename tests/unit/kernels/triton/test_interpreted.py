@@ -296,7 +296,7 @@ def test_warming_up_takes_every_decode_variant_through_its_launch_and_touches_no
     launched: list[tuple[int, bool]] = []
 
     def noted(*arguments: Any) -> None:
-        *_, spans, _, _, plan = arguments
+        *_, spans, _, _, plan, _ = arguments
         launched.append((spans.most_rows, plan.splits > 1))
         decode_attention(*arguments)
 

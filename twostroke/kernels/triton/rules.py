@@ -1,0 +1,66 @@
+"""What a layer's attention rule means to the kernels: windows, soft caps and sinks, beside the scale.
+
+Scores are in base 2. A rule without a window or a cap compiles to kernels that know nothing of either.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from twostroke.kernels.attention_rules import AttentionRule
+
+LOG2_E: Final = 1.4426950408889634
+
+
+def rule_arguments(rule: AttentionRule, sinks: torch.Tensor | None) -> dict[str, Any]:
+    """What kernels are compiled for. Windows are few, and so are the kernels of a model."""
+    return {"WINDOW": rule.window or 0, "CAPPED": rule.softcap is not None, "HAS_SINKS": sinks is not None}
+
+
+def score_factors(rule: AttentionRule) -> tuple[float, float]:
+    """The factor of products of queries and keys, and that of what `capped` makes of them.
+
+    Without a cap, these are scores in base 2. With one, they are what its tanh is taken of, times 2 log2(e).
+    """
+    if rule.softcap is None:
+        return rule.scale * LOG2_E, 1.0
+    return rule.scale * 2 * LOG2_E / rule.softcap, rule.softcap * LOG2_E
+
+
+@triton.jit
+def capped(scores, cap_log2, CAPPED: tl.constexpr):
+    """Scores in base 2 of products that were multiplied by the first of `score_factors`."""
+    if CAPPED:
+        scores = cap_log2 * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
+    return scores
+
+
+@triton.jit
+def first_seen(context, rows, WINDOW: tl.constexpr):
+    """The first position that any row of a span sees."""
+    first = 0
+    if WINDOW != 0:
+        first = tl.maximum(context - rows - WINDOW + 1, 0)
+    return first
+
+
+@triton.jit
+def is_seen(at, last, WINDOW: tl.constexpr):
+    """[rows, keys]: which positions each row sees, the last of which is `last`."""
+    seen = at[None, :] <= last[:, None]
+    if WINDOW != 0:
+        seen &= at[None, :] > last[:, None] - WINDOW
+    return seen
+
+
+@triton.jit
+def with_sink(acc, best, total, sink):
+    """Sums of weighted values and of weights, with the score of each row's sink, whose value is zero."""
+    score = sink * 1.4426950408889634
+    pivot = tl.maximum(best, score)
+    decay = tl.exp2(best - pivot)
+    return acc * decay[:, None], total * decay + tl.exp2(score - pivot)
