@@ -34,13 +34,14 @@ def main(wanted: Sequence[str]) -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
         torch.set_num_threads(1)  # for shapes this small, more only get in each other's way
         os.environ["OMP_NUM_THREADS"] = "1"  # for the process that prefills
-    from tests.gpu import attention, draws, kernels, measure, model, nibbles, report, rules, split
+    from tests.gpu import attention, draws, experts, kernels, measure, model, nibbles, report, rules, split
 
     facts = environment(has_gpu)  # now, since a device that has failed may not answer later
     findings = report.Report(wanted=tuple(wanted))
     with torch.inference_mode():
         findings.section("kernels against their references", kernels.check_kernels)
         findings.section("attention rules", rules.check_rules)
+        findings.section("experts", experts.check_experts)
         findings.section("int4 pages against torch", nibbles.check_nibbles)
         findings.section("recorded steps", model.check_steps)
         findings.section("draws", draws.check_draws)

@@ -22,6 +22,7 @@ from twostroke.engine.device_runner import DeviceRunner
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.triton.attention import TritonAttention
 from twostroke.kernels.triton.elementwise import TritonElementwise
+from twostroke.kernels.triton.grouped import TritonGrouped
 from twostroke.kv_cache.form import FORMS
 from twostroke.models.spec import ModelSpec
 from twostroke.scheduler.batch import Batch
@@ -78,7 +79,7 @@ def check_steps(_report: Report) -> Iterator[Row]:
 def triton_kernels(pool: PagePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
     """Compiled on a GPU, else interpreted."""
     attention = TritonAttention(pool, spec.heads, spec.rules, dtype, has_sinks=spec.has_sinks)
-    return DeviceKernels(attention, TritonElementwise())
+    return DeviceKernels(attention, TritonElementwise(), TritonGrouped())
 
 
 def _checked_runner(plan: DevicePlan, kernels_over: Callable[[torch.Tensor, ModelSpec], DeviceKernels]) -> DeviceRunner:

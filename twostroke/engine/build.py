@@ -312,6 +312,7 @@ def _build_on_device(
     from twostroke.device.memory import DeviceMemory
     from twostroke.engine.accelerator import accelerator_for
     from twostroke.engine.device_build import DevicePlan, make_device_runner
+    from twostroke.engine.device_runner import DeviceRunner
     from twostroke.kernels.nibble_pool import check_shape
     from twostroke.models.weights.stored.formats import open_weights
 
@@ -338,7 +339,9 @@ def _build_on_device(
 
     facts = replace(facts, conversion=conversion)
     built = _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device), load)
-    return replace(built, weights=MemoryUse("weights", plan.needs().weight_bytes, None))
+    assert isinstance(built.runner, DeviceRunner)
+    weights = MemoryUse("weights", plan.needs().weight_bytes, None)
+    return replace(built, weights=weights, expert_load=built.runner.expert_load)
 
 
 def _kv_form(config: WorkerConfig) -> KvForm:

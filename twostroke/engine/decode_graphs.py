@@ -33,6 +33,8 @@ class DecodeInputs:
     """int64 [B]"""
     exact_slots: torch.Tensor
     """int64 [B], or [0] in forms that store each token on its own"""
+    count: torch.Tensor
+    """int32 [1]: how many of the first rows are tokens; the others pad the batch"""
 
 
 Forward = Callable[[DecodeInputs], tuple[torch.Tensor, ...]]
@@ -58,7 +60,7 @@ def is_decode_step(batch: Batch) -> bool:
 
 
 def padded(batch: Batch, size: int, pages: PageTable) -> list[HostArray]:
-    """Write slots, span fields, tokens, positions and block tables of `size` rows."""
+    """Write slots, the count of tokens, span fields, tokens, positions and block tables of `size` rows."""
     rows = batch.sequences
     slots = np.full(size, pages.scratch_page * pages.block_size, np.int64)
     fields = np.ones((size, FIELDS), np.int32)  # one row, one token of context
@@ -68,7 +70,7 @@ def padded(batch: Batch, size: int, pages: PageTable) -> list[HostArray]:
     fields[:, 0] = fields[:, 1] = np.arange(size)
     slots[:rows], tokens[:rows], positions[:rows] = batch.write_slots, batch.tokens, batch.positions
     fields[:rows, 3], tables[:rows] = batch.context_lens, batch.block_tables
-    return [slots, fields, tokens, positions, tables]
+    return [slots, np.array([rows], np.int32), fields, tokens, positions, tables]
 
 
 class DecodeGraphs:
@@ -106,9 +108,9 @@ class DecodeGraphs:
 
     def _record(self, forward: Forward, accelerator: Accelerator, size: int) -> Recording:
         arrays = self._padding(size, 1)
-        exact_slots, slots, fields, tokens, positions, _ = self._staging.upload(arrays)
+        exact_slots, slots, count, fields, tokens, positions, _ = self._staging.upload(arrays)
         spans = Spans(fields, self._tables[:size], 1, self._pages.max_positions)
-        inputs = DecodeInputs(tokens, positions, spans, slots, exact_slots)
+        inputs = DecodeInputs(tokens, positions, spans, slots, exact_slots, count)
         return accelerator.record(lambda: forward(inputs))
 
     def _padding(self, size: int, blocks: int) -> list[HostArray]:

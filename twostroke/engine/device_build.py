@@ -16,9 +16,10 @@ from twostroke.engine.device_fit import read_memory
 from twostroke.engine.device_runner import DeviceRunner, StepLimits
 from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.errors import ConfigError
-from twostroke.kernels.choice import device_attention, device_elementwise, pool_over
+from twostroke.kernels.choice import device_attention, device_elementwise, device_grouped, pool_over
 from twostroke.kernels.elementwise import Elementwise
 from twostroke.kernels.exact_pages import ExactPages
+from twostroke.kernels.grouped import GroupedProducts
 from twostroke.kernels.parted_pool import AnyPool, RecordedAttention, exact_places
 from twostroke.kv_cache.form import AnyForm, PageShape, page_form
 from twostroke.models.device_model import DeviceModel
@@ -30,7 +31,7 @@ from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.tensors import WeightSource, take_weights
 
-PLAIN: Final[Mapping[str, Any]] = {"experts": None, "generic": None, "latents": None}
+PLAIN: Final[Mapping[str, Any]] = {"generic": None, "latents": None}
 """What a spec says of the models that are computed on devices."""
 
 
@@ -76,7 +77,7 @@ class DevicePlan:
             weight_bytes=spec.weight_bytes(self.dtype, with_head=self.with_head),
             working_bytes=working_bytes(
                 spec.hidden_size,
-                spec.intermediate_size,
+                spec.widest_mlp,
                 spec.vocab_size,
                 tokens=self.max_tokens,
                 samples=samples,
@@ -110,12 +111,13 @@ class DeviceKernels:
 
     attention: RecordedAttention
     elementwise: Elementwise
+    grouped: GroupedProducts
 
     @classmethod
     def over(cls, pool: AnyPool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
         """Choose the fastest kernels for this pool. Raises ConfigError if none can serve it."""
         attention = device_attention(pool, heads=spec.heads, rules=spec.rules, dtype=dtype, has_sinks=spec.has_sinks)
-        return cls(attention, device_elementwise(pool.device))
+        return cls(attention, device_elementwise(pool.device), device_grouped(pool.device))
 
 
 def _check_computed(spec: ModelSpec) -> None:
@@ -141,7 +143,7 @@ def make_device_runner(
     pool = _device_pool(pages, plan, key_centers(source, spec))
     kernels = kernels_over(pool, spec, plan.torch_dtype)
     weights = take_weights(source, spec, with_head=plan.with_head)
-    model = DeviceModel(spec, weights, kernels.elementwise)
+    model = DeviceModel(spec, weights, kernels.elementwise, kernels.grouped)
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.ropes, plan.max_model_len))
     limits = plan.limits(len(pages) - 1)
     rope, exact = (cosines, sines), exact_places(pool)

@@ -27,6 +27,7 @@ from twostroke.kernels.exact_pages import ExactPlaces
 from twostroke.kernels.parted_pool import RecordedAttention
 from twostroke.kernels.spans import TokenSlots
 from twostroke.models.device_model import EVERY_ROW, DeviceModel
+from twostroke.models.expert_load import ExpertLoad
 from twostroke.request import SampledToken
 from twostroke.scheduler.batch import Batch, SampleRow, StepResult
 
@@ -86,6 +87,12 @@ class DeviceRunner:
                 sizes = graph_sizes(limits.max_sequences)
                 self._graphs = DecodeGraphs(self._decode, accelerator, sizes, limits.pages, exact)
             self._warm_up()  # last, because a recording gives memory back that nobody uses
+            model.forget_load()
+
+    @property
+    def expert_load(self) -> ExpertLoad | None:
+        """How much each expert had to do, counted as steps run; None for a dense model."""
+        return self._model.expert_load
 
     def run(self, batch: Batch) -> StepResult:
         """Raises EngineLost where the device has failed: nothing that runs on it afterwards can be trusted."""
@@ -98,6 +105,7 @@ class DeviceRunner:
         started_s = time.perf_counter()
         with self._accelerator.guard(), torch.inference_mode():
             answers = self.launch(batch)
+            self._model.publish_load()
             if answers is None:
                 self._accelerator.synchronize()  # its pages may be read as soon as this returns
                 tokens: tuple[SampledToken, ...] = ()
@@ -146,7 +154,7 @@ class DeviceRunner:
         angles = self._cosines[positions], self._sines[positions]
         placement = TokenSlots(inputs.write_slots, *angles, inputs.exact_slots)
         step = self._attention.begin_decode(inputs.spans, placement)
-        logits = self._model.forward(inputs.tokens, positions, step, EVERY_ROW)
+        logits = self._model.forward(inputs.tokens, positions, step, EVERY_ROW, inputs.count)
         assert logits is not None
         return _greatest(logits), logits
 

@@ -16,6 +16,7 @@ from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.elementwise import Elementwise, TorchElementwise
 from twostroke.kernels.exact_pages import ExactPages
+from twostroke.kernels.grouped import GroupedProducts, TorchGrouped
 from twostroke.kernels.nibble_attention import NibbleAttention
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
@@ -143,6 +144,15 @@ def device_elementwise(device: torch.device) -> Elementwise:
     from twostroke.kernels.triton.elementwise import TritonElementwise
 
     return TritonElementwise()
+
+
+def device_grouped(device: torch.device) -> GroupedProducts:
+    if device.type != "cuda":
+        return TorchGrouped()
+    _require_triton()
+    from twostroke.kernels.triton.grouped import TritonGrouped
+
+    return TritonGrouped()
 
 
 def _require_triton() -> None:

@@ -1,7 +1,9 @@
-"""A dense decoder on a device as a straight line of few launches: each residual sum comes with the norm after it.
+"""A decoder on a device as a straight line of few launches: each residual sum comes with the norm after it.
 
 x --norm--> qkv --[head norm]--> rope, pages <- k v, attend --> output --[norm]--(+)norm-->
     inner, activation --> down --[norm]--(+)norm--> ..
+
+A layer with experts has a mixture of such MLPs.
 """
 
 from __future__ import annotations
@@ -10,23 +12,26 @@ import torch
 from torch.nn import functional
 
 from twostroke.kernels import reference
-from twostroke.kernels.activation import GATED_SILU
 from twostroke.kernels.attention import AttentionStep
 from twostroke.kernels.elementwise import Elementwise
-from twostroke.kernels.linear import activated
-from twostroke.kernels.stored import plain
+from twostroke.kernels.grouped import GroupedProducts
+from twostroke.models.device_mixture import DeviceMixture, dense, mlp
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.tensors import DenseWeights, DeviceLayer, DeviceWeights, NormWeights
+from twostroke.models.weights.tensors import DeviceLayer, DeviceWeights, NormWeights
 
 EVERY_ROW = slice(None)
 
 
 class DeviceModel:
-    def __init__(self, spec: ModelSpec, weights: DeviceWeights, elementwise: Elementwise) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: DeviceWeights, elementwise: Elementwise, grouped: GroupedProducts
+    ) -> None:
         self._spec = spec
         self._weights = weights
         self._elementwise = elementwise
         self._qkv_heads = [spec.heads, spec.kv_heads, spec.kv_heads]
+        self._mixture = DeviceMixture(spec, weights, elementwise, grouped)
+        self.expert_load = self._mixture.load
         table = weights.embedding
         # on the device before a step is recorded, in which nothing may come from the host
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=table.dtype, device=table.device)
@@ -37,10 +42,12 @@ class DeviceModel:
         positions: torch.Tensor,
         step: AttentionStep,
         sample_rows: torch.Tensor | slice | None,
+        count: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Write the KV of all tokens; logits [sampled, vocab] of the rows that are sampled.
 
-        None for `sample_rows` stops as soon as the last layer's KV is written.
+        None for `sample_rows` stops as soon as the last layer's KV is written. `count` int32 [1] says how many of the
+        first rows are tokens, and None that all are: the load of experts counts no other.
         """
         weights = self._weights
         x = self._embedded(tokens, positions)
@@ -54,7 +61,7 @@ class DeviceModel:
             if index == last and sample_rows is not None:
                 x, attended = x[sample_rows], attended[sample_rows]
             next_norm = weights.norm if index == last else weights.layers[index + 1].attention_norm
-            normed, x = self._finish(layer, x, attended, next_norm)
+            normed, x = self._finish(index, x, attended, next_norm, count)
         assert weights.head is not None, "sampling on a worker without a head"
         return reference.capped(functional.linear(normed, weights.head), self._spec.final_softcap)
 
@@ -67,31 +74,46 @@ class DeviceModel:
 
     def _store(self, index: int, layer: DeviceLayer, normed: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """Queries of this layer, rotated; keys and values are in their pages."""
-        qkv = _dense(normed, layer.qkv).view(len(normed), -1, self._spec.head_dim)
+        qkv = dense(normed, layer.qkv).view(len(normed), -1, self._spec.head_dim)
         q, k, v = torch.split(qkv, self._qkv_heads, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._head_norm(q, layer.q_norm), self._head_norm(k, layer.k_norm)
         return step.store(index, q, k, v)
 
+    def publish_load(self) -> None:
+        """Bring what was counted of experts to the host, without waiting for it."""
+        self._mixture.publish()
+
+    def forget_load(self) -> None:
+        """Count experts from now on."""
+        self._mixture.forget()
+
     def _finish(
-        self, layer: DeviceLayer, x: torch.Tensor, attended: torch.Tensor, next_norm: NormWeights
+        self,
+        index: int,
+        x: torch.Tensor,
+        attended: torch.Tensor,
+        next_norm: NormWeights,
+        count: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The normalised input of the next layer, and the residual stream behind this one."""
-        attention = _dense(attended, layer.attention_output)
+        layer = self._weights.layers[index]
+        attention = dense(attended, layer.attention_output)
         if layer.attention_output_norm is not None:
             attention = self._norm(attention, layer.attention_output_norm)
         if self._spec.is_parallel:
-            answer = self._mlp(layer, self._norm(x, layer.mlp_norm)) + attention
+            answer = self._mlp(index, self._norm(x, layer.mlp_norm), count) + attention
         else:
             normed, x = self._add_norm(attention, x, layer.mlp_norm)
-            answer = self._mlp(layer, normed)
+            answer = self._mlp(index, normed, count)
         return self._add_norm(answer, x, next_norm)
 
-    def _mlp(self, layer: DeviceLayer, normed: torch.Tensor) -> torch.Tensor:
-        assert layer.mlp is not None, "devices compute no experts"
-        inner, activation = _dense(normed, layer.mlp.inner), self._spec.activation
-        is_fused = activation == GATED_SILU
-        y = _dense(self._elementwise.silu_mul(inner) if is_fused else activated(inner, activation), layer.mlp.down)
+    def _mlp(self, index: int, normed: torch.Tensor, count: torch.Tensor | None) -> torch.Tensor:
+        layer, experts = self._weights.layers[index], self._weights.experts[index]
+        if experts is not None:
+            return self._mixture(index, normed, experts, layer.mlp, count)
+        assert layer.mlp is not None, "a dense layer has an MLP"
+        y = mlp(normed, layer.mlp, self._spec.activation, self._elementwise)
         return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
 
     def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
@@ -112,7 +134,3 @@ class DeviceModel:
     def _head_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """In the dtype of the weight; the result is in that of x."""
         return functional.rms_norm(x.to(weight.dtype), weight.shape, weight, self._spec.norm_epsilon).to(x.dtype)
-
-
-def _dense(x: torch.Tensor, weights: DenseWeights) -> torch.Tensor:
-    return functional.linear(x, plain(weights.weight), weights.bias)

@@ -11,6 +11,7 @@ from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.attention_rules import AnyRules, rule_of
 from twostroke.kernels.elementwise import TorchElementwise
+from twostroke.kernels.grouped import TorchGrouped
 from twostroke.kernels.nibble_attention import NibbleAttention, NibbleAttentionStep
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
@@ -30,8 +31,8 @@ def reference_kernels(pool: AnyPool, spec: ModelSpec, dtype: torch.dtype) -> Dev
     if isinstance(pool, PartedPool):
         of_parts = zip(pool.parts, rules_of_parts(pool, spec.rules), strict=True)
         parts = [_attention(part, spec.heads, rules) for part, rules in of_parts]
-        return DeviceKernels(PartedDeviceAttention(pool, parts), TorchElementwise())
-    return DeviceKernels(_attention(pool, spec.heads, spec.rules), TorchElementwise())
+        return DeviceKernels(PartedDeviceAttention(pool, parts), TorchElementwise(), TorchGrouped())
+    return DeviceKernels(_attention(pool, spec.heads, spec.rules), TorchElementwise(), TorchGrouped())
 
 
 def _attention(pool: UniformPool, heads: int, rules: AnyRules) -> RecordedAttention:

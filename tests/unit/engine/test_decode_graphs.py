@@ -59,7 +59,8 @@ def test_a_step_with_a_prompt_chunk_is_no_decode_step() -> None:
 
 def test_padding_reads_one_scratch_token_and_writes_to_scratch() -> None:
     batch = decode_batch([3, 40])
-    slots, fields, tokens, positions, tables = padded(batch, 4, PAGES)
+    slots, count, fields, tokens, positions, tables = padded(batch, 4, PAGES)
+    assert count.tolist() == [batch.sequences]
     assert slots.tolist() == [2, 7 * 16 + 7, 640, 640]
     assert fields.tolist() == [[0, 0, 1, 3], [1, 1, 1, 40], [2, 2, 1, 1], [3, 3, 1, 1]]
     assert tokens.tolist() == [2, 139, 0, 0]

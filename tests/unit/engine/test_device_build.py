@@ -93,8 +93,8 @@ def test_a_device_that_is_too_small_is_refused_before_a_weight_is_read(
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("mixtral", "MixtralForCausalLM (experts); use --device cpu"),
-        ("deepseek_v2, lite, dense, yarn", "DeepseekV2ForCausalLM ("),
+        ("deepseek_v2, lite", "DeepseekV2ForCausalLM (latents); use --device cpu"),
+        ("deepseek_v3, dense, yarn", "DeepseekV3ForCausalLM (latents); use --device cpu"),
     ],
 )
 def test_families_that_only_cpus_compute_are_refused_by_name(tmp_path: Path, name: str, named: str) -> None:
@@ -120,9 +120,17 @@ def test_families_that_only_cpus_compute_are_refused_by_name(tmp_path: Path, nam
         "gpt_neox, one after the other",
         "gpt2",
         "gpt2, scores by layer",
+        "mixtral, window",
+        "qwen2_moe",
+        "qwen2_moe, some layers dense",
+        "qwen3_moe, some layers dense",
+        "gpt_oss",
+        "gpt_oss, tight limit, no biases of attention",
     ],
 )
-def test_dense_families_answer_as_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_families_answer_as_on_the_cpu_and_their_experts_are_counted_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """Prompts are longer than windows; decode steps are recorded."""
     saved(CONFIGS[name], tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -139,6 +147,8 @@ def test_dense_families_answer_as_on_the_cpu(tmp_path: Path, monkeypatch: pytest
     on_cpu = config(tmp_path, max_model_len=96, device="cpu").model_copy(update={"cache": room})
     usual = build_runner(on_cpu, tmp_path)
     assert generate(usual.runner, Stream(prompt.copy(), [1, 2, 3, 5]), 8, chunk=9) == answer
+    loads = [None if engine.expert_load is None else engine.expert_load.tokens.tolist() for engine in (built, usual)]
+    assert loads[0] == loads[1]
     usual.close()
 
 

@@ -3,9 +3,11 @@
 store.py        rope on q and k; k and v into their slots
 decode.py       few query rows over long contexts: the context is split among programs, a second kernel merges
 prefill.py      tiles of query rows over pages, causal by position
+grouped.py      products of experts over rows that are sorted by expert
 elementwise.py  norms with their residual sum, the gated product
 bytes.py        numbers of one byte: decoded after a load, encoded before a store
 pages.py        whole pages to and from a contiguous buffer
+rules.py        windows, soft caps and sinks of layers
 attention.py    the backend: which span goes to which kernel
 nibbles.py, nibble_spans.py, nibble_attention.py    the same for pages of 4-bit numbers, whose blocks are stored whole
 

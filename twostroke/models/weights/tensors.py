@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
-from twostroke.kernels.stored import Matrix, Weight
+from twostroke.kernels.stored import Matrix, Weight, plain
 from twostroke.models.spec import ExpertSpec, LatentSpec, ModelSpec
 
 
@@ -99,6 +99,33 @@ class DeviceLayer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StackedExperts:
+    """The experts of a layer in one tensor for each product."""
+
+    router: torch.Tensor
+    """float32 [experts, hidden], and a last row for the gate of a shared expert"""
+    router_bias: torch.Tensor | None
+    """float32 [experts]"""
+    correction: torch.Tensor | None
+    inner: DenseWeights
+    """[experts, out, hidden] and [experts, out]"""
+    down: DenseWeights
+    """[experts, hidden, width] and [experts, hidden]"""
+
+    @classmethod
+    def of(cls, experts: ExpertWeights) -> StackedExperts:
+        """Stack the weights, which must be plain numbers."""
+        bias = experts.router_bias
+        return cls(
+            router=experts.router.float(),
+            router_bias=None if bias is None else bias.float(),
+            correction=experts.correction,
+            inner=_stacked_dense([mlp.inner for mlp in experts.table]),
+            down=_stacked_dense([mlp.down for mlp in experts.table]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceWeights:
     embedding: torch.Tensor
     layers: tuple[DeviceLayer, ...]
@@ -107,18 +134,24 @@ class DeviceWeights:
     """None on a worker that never samples."""
     positions: torch.Tensor | None = None
     """Learned vectors [positions, hidden]."""
+    experts: tuple[StackedExperts | None, ...] = ()
+    """The experts of each layer, in place of those that its `DeviceLayer` would name."""
 
 
 def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> DeviceWeights:
     """Raises what the source raises."""
     words = (spec.vocab_size, spec.hidden_size)
     embedding = source.take("model.embed_tokens.weight", *words)
-    layers = tuple(take_layer(source, layer, spec) for layer in range(spec.layers))
+    layers, experts = [], []
+    for index in range(spec.layers):  # one by one: a layer's experts are there twice while they are stacked
+        layer = take_layer(source, index, spec)
+        experts.append(None if layer.experts is None else StackedExperts.of(layer.experts))
+        layers.append(replace(layer, experts=None))
     norm = take_norm(source, "model.norm", spec)
     head = None
     if with_head:
         head = embedding if spec.tie_word_embeddings else source.take("lm_head.weight", *words)
-    return DeviceWeights(embedding, layers, norm, head, take_positions(source, spec))
+    return DeviceWeights(embedding, tuple(layers), norm, head, take_positions(source, spec), tuple(experts))
 
 
 def take_positions(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:
@@ -213,6 +246,12 @@ def _take_dense(
     weight = _weight([source.take_matrix(f"{name}.weight", rows, columns) for name, rows in parts])
     bias = _stacked([source.take(f"{name}.bias", rows) for name, rows in parts]) if has_bias else None
     return DenseWeights(weight, bias)
+
+
+def _stacked_dense(parts: Sequence[DenseWeights]) -> DenseWeights:
+    weights = [plain(part.weight)[None] for part in parts]
+    biases = [part.bias[None] for part in parts if part.bias is not None]
+    return DenseWeights(_stacked(weights), _stacked(biases) if biases else None)
 
 
 def _weight(parts: Sequence[Matrix]) -> Weight:

@@ -22,16 +22,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from twostroke.kernels.grouped import TILE_ROWS
 from twostroke.kernels.nibble_pool import LARGEST_HALF, SMALLEST_SCALE
 from twostroke.kernels.page_pool import LARGEST, PagePool
-from twostroke.kernels.triton import decode, elementwise, nibble_spans, nibbles, pages, prefill, store
+from twostroke.kernels.triton import decode, elementwise, grouped, nibble_spans, nibbles, pages, prefill, store
 from twostroke.kernels.triton.bytes import KINDS
 from twostroke.kernels.triton.checks import pool_arguments
 from twostroke.kv_cache.form import VALUE_GROUP, PageShape
 
 KV_HEADS, GROUP, BLOCK = 8, 4, 16
 FLOATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-ALIGNED_INTEGERS = ("_stride",)
+ALIGNED_INTEGERS = ("_stride", "inputs", "outputs")
 """Arguments that are multiples of 16 in every serving shape, which Triton finds out at the launch."""
 
 
@@ -74,6 +75,7 @@ def variants() -> Iterator[Variant]:
         pointers = {"pool": "*i32", "buffer": "*i32", "pages": "*i64"}
         constants = {"GATHER": gather, "CHUNK": pages.CHUNK_WORDS}
         yield Variant(f"pages-{'gather' if gather else 'scatter'}", pages.copy_kernel, pointers, constants, 4)
+    yield from expert_variants()
     rows = dict.fromkeys(("x", "residual", "weight", "total", "out", "gate_up"), "*bf16")
     for width in (4096, 8192):
         constants = {"PADDED": width, "HAS_RESIDUAL": True}
@@ -160,6 +162,24 @@ def blocks_variant(name: str, dim: int, dtype: torch.dtype) -> Variant:
     pointers = nibble_pointers("*" + FLOATS[dtype]) | {"write_slots": "*i64", "exact_slots": "*i64"}
     constants = nibble_constants(dim) | {"LARGEST": LARGEST_HALF, "SMALLEST": SMALLEST_SCALE}
     return Variant(name, nibbles.store_blocks_kernel, pointers, constants, 4)
+
+
+def expert_variants() -> Iterator[Variant]:
+    for dtype in (torch.bfloat16, torch.float32):
+        for is_gather in (True, False):
+            yield grouped_variant(f"grouped-{'gather' if is_gather else 'scatter'}-{FLOATS[dtype]}", dtype, is_gather)
+    combined = {"answers": "*bf16", "weights": "*fp32", "out": "*fp32"}
+    constants = {"PER_TOKEN": 8, "COLUMNS": grouped.COMBINED_COLUMNS}
+    yield Variant("combine", grouped.combine_kernel, combined, constants, 4)
+
+
+def grouped_variant(name: str, dtype: torch.dtype, is_gather: bool) -> Variant:
+    tuning = grouped.grouped_tuning(dtype)
+    pointers = dict.fromkeys(("x", "weight", "bias", "y"), "*" + FLOATS[dtype])
+    pointers |= dict.fromkeys(("order", "tile_starts", "tile_ends", "tile_experts"), "*i32")
+    constants = {"IS_GATHER": is_gather, "HAS_BIAS": False, "ROWS": TILE_ROWS}
+    constants |= {"OUTPUTS": tuning.outputs, "INPUTS": tuning.inputs}
+    return Variant(name, grouped.grouped_kernel, pointers, constants, tuning.warps, tuning.stages)
 
 
 def nibble_pointers(kind: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ with pytest.MonkeyPatch.context() as patch:
 
     import twostroke.kernels.triton.attention
     import twostroke.kernels.triton.elementwise
+    import twostroke.kernels.triton.grouped
     import twostroke.kernels.triton.nibble_attention
     import twostroke.kernels.triton.pages  # noqa: F401
 

@@ -25,6 +25,9 @@ COMPILED = (
     "decode-1-64-window",
     "prefill-256-window",
     "nibbles-1-64-window",
+    "grouped-gather-bf16",
+    "grouped-scatter-fp32",
+    "combine",
     "merge",
     "pages-gather",
 )
@@ -49,3 +52,4 @@ def test_kernels_compile_for_hopper_without_spills_and_with_its_instructions(tmp
             assert has_scales or kernel["cp_async_less"] == 0, f"{name} copies in small pieces: {kernel}"
     assert kernels["prefill-128-bf16"]["wgmma"] > 0
     assert kernels["decode-1-128-bf16"]["mma"] > 0
+    assert kernels["grouped-gather-bf16"]["wgmma"] + kernels["grouped-gather-bf16"]["mma"] > 0

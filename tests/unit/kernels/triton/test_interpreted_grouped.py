@@ -1,0 +1,70 @@
+"""Products of experts in the interpreter: against each expert's own product in torch, and a row alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from twostroke.kernels.grouped import TILE_ROWS, RoutedPairs, TorchGrouped, most_tiles
+from twostroke.kernels.triton.grouped import TritonGrouped
+
+SLACK = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def chosen_of(rows: int, experts: int, per_token: int, seed: int = 0) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.rand(rows, experts, generator=draw).argsort(dim=1)[:, :per_token].sort(dim=1).values
+
+
+@pytest.mark.parametrize(("rows", "experts", "per_token"), [(1, 4, 2), (7, 3, 1), (90, 2, 2), (40, 9, 3)])
+def test_tiles_hold_every_pair_once_and_each_is_of_one_expert(rows: int, experts: int, per_token: int) -> None:
+    chosen = chosen_of(rows, experts, per_token)
+    pairs = RoutedPairs.of(chosen, experts)
+    assert pairs.counts.tolist() == torch.bincount(chosen.flatten(), minlength=experts).tolist()
+    assert len(pairs.tile_starts) == most_tiles(rows * per_token, experts)
+    covered = []
+    for start, end, expert in zip(pairs.tile_starts, pairs.tile_ends, pairs.tile_experts, strict=True):
+        places = pairs.order[int(start) : int(end)].long()
+        assert len(places) <= TILE_ROWS
+        assert (chosen.flatten()[places] == expert).all()
+        assert places.tolist() == sorted(places.tolist())
+        covered += places.tolist()
+    assert covered == pairs.order.tolist()
+    assert sorted(covered) == list(range(rows * per_token))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", SLACK)
+def test_an_mlp_of_experts_equals_the_products_of_each(dtype: torch.dtype, has_bias: bool) -> None:
+    rows, experts, per_token, hidden, width = 75, 4, 2, 40, 72
+    torch.manual_seed(1)
+    x = torch.randn(rows, hidden).to(dtype)
+    first, second = (torch.randn(experts, *shape).to(dtype) / 6 for shape in ((width, hidden), (hidden, width)))
+    biases = [torch.randn(experts, n).to(dtype) if has_bias else None for n in (width, hidden)]
+    chosen = chosen_of(rows, experts, per_token)
+    weights = torch.rand(rows, per_token)
+    pairs = RoutedPairs.of(chosen, experts)
+    results = []
+    for products in (TritonGrouped(), TorchGrouped()):
+        inner = products.gathered(x, first, biases[0], pairs)
+        answers = products.scattered(inner, second, biases[1], pairs)
+        results.append((inner, answers, products.combined(answers, weights)))
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=SLACK[dtype], atol=SLACK[dtype] * 3)
+
+
+def test_a_row_s_bits_depend_on_nobody_beside_it() -> None:
+    """Alone it is the first of its tile, in company it is anywhere."""
+    rows, experts, per_token, hidden, width = 70, 2, 2, 48, 40
+    torch.manual_seed(2)
+    x, weight = torch.randn(rows, hidden), torch.randn(experts, width, hidden)
+    chosen = chosen_of(rows, experts, per_token)
+    products = TritonGrouped()
+    pairs = RoutedPairs.of(chosen, experts)
+    second = torch.randn(experts, hidden, width)
+    together = products.scattered(products.gathered(x, weight, None, pairs), second, None, pairs)
+    for row in (0, 33, 69):
+        own = RoutedPairs.of(chosen[row : row + 1], experts)
+        alone = products.scattered(products.gathered(x[row : row + 1], weight, None, own), second, None, own)
+        assert torch.equal(alone, together.view(rows, per_token, hidden)[row])

@@ -1,0 +1,89 @@
+"""MLPs on a device: a dense one, and a mixture of experts whose pairs of rows and experts are grouped there."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from twostroke.kernels.activation import GATED_SILU, Activation
+from twostroke.kernels.elementwise import Elementwise
+from twostroke.kernels.grouped import GroupedProducts, RoutedPairs
+from twostroke.kernels.linear import activated
+from twostroke.kernels.stored import plain
+from twostroke.models.expert_load import ExpertLoad
+from twostroke.models.mixture import chosen_experts
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.tensors import DenseWeights, DeviceWeights, MlpWeights, StackedExperts
+
+
+class DeviceMixture:
+    """The mixtures of all layers. Shapes follow from the number of rows alone, so that steps can be recorded."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: DeviceWeights, elementwise: Elementwise, grouped: GroupedProducts
+    ) -> None:
+        self._spec = spec
+        self._elementwise = elementwise
+        self._grouped = grouped
+        layers = [layer for layer in range(spec.layers) if spec.experts_of(layer) is not None]
+        experts = 0 if spec.experts is None else spec.experts.count
+        device = weights.embedding.device
+        self._tokens = torch.zeros(len(layers), experts, dtype=torch.int64, device=device)
+        self._tokens_of = dict(zip(layers, self._tokens, strict=True))
+        self._published = torch.zeros(self._tokens.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.load = ExpertLoad(self._published.numpy()) if layers else None
+        """How much each expert had to do, as far as it was published; None for a dense model."""
+
+    def __call__(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        stacked: StackedExperts,
+        shared: MlpWeights | None,
+        count: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What the experts make of each row of x [rows, hidden], added up by ascending expert in float32."""
+        experts, activation = self._spec.experts, self._spec.activation
+        assert experts is not None
+        logits = functional.linear(x.float(), stacked.router, stacked.router_bias)
+        chosen, weights = chosen_experts(logits[:, : experts.count], experts, stacked.correction)
+        chosen, order = chosen.sort(dim=1)
+        self._count(layer, chosen, count)
+        pairs = RoutedPairs.of(chosen, experts.count)
+        gates = self._grouped.gathered(x, plain(stacked.inner.weight), stacked.inner.bias, pairs)
+        inner = between(gates, activation, self._elementwise)
+        answers = self._grouped.scattered(inner, plain(stacked.down.weight), stacked.down.bias, pairs)
+        total = self._grouped.combined(answers, weights.gather(1, order))
+        if shared is not None:
+            answer = mlp(x, shared, activation, self._elementwise)
+            total += logits[:, experts.count :].sigmoid() * answer if experts.has_shared_gate else answer
+        return total.to(x.dtype)
+
+    def _count(self, layer: int, chosen: torch.Tensor, count: torch.Tensor | None) -> None:
+        tokens = torch.ones_like(chosen)
+        if count is not None:
+            tokens *= torch.arange(len(chosen), device=chosen.device)[:, None] < count
+        self._tokens_of[layer].scatter_add_(0, chosen.flatten(), tokens.flatten())
+
+    def publish(self) -> None:
+        """Bring what was counted to the host, without waiting for it."""
+        if self.load is not None:
+            self._published.copy_(self._tokens, non_blocking=True)
+
+    def forget(self) -> None:
+        """Count from now on."""
+        self._tokens.zero_()
+
+
+def mlp(x: torch.Tensor, weights: MlpWeights, activation: Activation, elementwise: Elementwise) -> torch.Tensor:
+    """A dense MLP of x [rows, hidden]."""
+    return dense(between(dense(x, weights.inner), activation, elementwise), weights.down)
+
+
+def between(y: torch.Tensor, activation: Activation, elementwise: Elementwise) -> torch.Tensor:
+    """The activation of a first product."""
+    return elementwise.silu_mul(y) if activation == GATED_SILU else activated(y, activation)
+
+
+def dense(x: torch.Tensor, weights: DenseWeights) -> torch.Tensor:
+    return functional.linear(x, plain(weights.weight), weights.bias)
