@@ -102,7 +102,7 @@ class TorchGrouped:
 
 
 def _by_expert(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pairs: RoutedPairs) -> torch.Tensor:
-    parts = x.split(pairs.counts.tolist())
+    parts = torch.split(x, pairs.counts.tolist())
     return torch.cat(
         [
             functional.linear(part, weight[expert], None if bias is None else bias[expert])

@@ -126,7 +126,7 @@ class Decode:
 
     spans: Spans
     plans: Mapping[int | None, DecodePlan]
-    """By the windows of layers."""
+    """One for each window that layers have."""
 
 
 def planned(

@@ -30,12 +30,11 @@ from twostroke.models.weights.products import (
     Latents,
     LayerWeights,
     ModelWeights,
-    take_positions,
     take_products,
 )
 from twostroke.models.weights.stored import coded, gguf, gguf_names
 from twostroke.models.weights.stored.formats import OpenWeights, open_weights
-from twostroke.models.weights.tensors import WeightSource
+from twostroke.models.weights.tensors import WeightSource, take_positions
 
 
 @dataclass(frozen=True, slots=True)
