@@ -232,10 +232,6 @@ class PinTable:
             )
         if known is not None:
             return []  # its blocks are pinned already
-        if self._pool.windows is not None and not self._pool.windows.has_room_to_pin(pin.block_hashes):
-            raise PinRefused(
-                "pins keep as many window parts as they may: those of the longest request must fit", field="pin_cap"
-            )
         ended = self._room_for(pin)
         most = MOST_HINTS if pin.is_hint else MOST_PINS
         if len(self._pins) - len(ended) >= most:
@@ -248,9 +244,14 @@ class PinTable:
         """Return the hints that must end for the pin to fit; a hint ends none. Raises PinRefused."""
         limits, held = self.limits, self._pool.pinned_blocks
         new = sum(not self._pool.is_pinned(block_hash) for block_hash in set(pin.block_hashes))
-        if held + new <= limits.most:
+        has_room = self._pool.windows is None or self._pool.windows.has_room_to_pin(pin.block_hashes)
+        if has_room and held + new <= limits.most:
             return []
         ended = None if pin.is_hint else self._hints_to_end(pin)
+        if ended is None and not has_room:
+            raise PinRefused(
+                "pins keep as many window parts as they may: those of the longest request must fit", field="pin_cap"
+            )
         if ended is None:
             raise PinRefused(
                 f"the pin takes {limits.size(new)} more; pins keep {held} of {limits.total} pages and may keep "
@@ -264,12 +265,18 @@ class PinTable:
 
         O(pinned blocks + blocks of the hints): it runs on the event loop.
         """
-        uses, ended = self._pool.pins_of_blocks(), list[Pin]()
+        windows, ended = self._pool.windows, list[Pin]()
+        uses, parts = self._pool.pins_of_blocks(), Counter[BlockHash]()
         uses.update(pin.block_hashes)
+        if windows is not None:
+            parts = windows.pins_of_blocks()
+            parts.update(windows.last_of(pin.block_hashes))
         for hint in sorted((each for each in self.pins if each.is_hint), key=_end_s):
             _subtract(uses, hint.block_hashes)
+            if windows is not None:
+                _subtract(parts, windows.last_of(hint.block_hashes))
             ended.append(hint)
-            if len(uses) <= self.limits.most:
+            if len(uses) <= self.limits.most and (windows is None or len(parts) <= windows.shape.most_pinned):
                 return ended
         return None
 

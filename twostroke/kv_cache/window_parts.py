@@ -53,6 +53,16 @@ class WindowShape:
         """Slots that one sequence may need: a tail that it pulls, one to compute from, and what it computes."""
         return 2 * self.tail_blocks + 2
 
+    @property
+    def chunk_slots(self) -> int:
+        """Slots for what one chunk computes, at most: of those that one sequence can do without, a quarter."""
+        return max(1, (self.slots - self.least_slots) // 4)
+
+    @property
+    def most_pinned(self) -> int:
+        """Parts that pins may keep, so that a sequence always finds `least_slots`, and a chunk of `chunk_slots`."""
+        return max(0, self.slots - self.least_slots - self.chunk_slots)
+
     def first_block(self, position: int) -> int:
         """Return the first block that the token at a position sees."""
         return max(0, position - self.window + 1) // self.block_size
@@ -219,21 +229,29 @@ class WindowParts:
 
     def has_room_to_pin(self, hashes: Sequence[BlockHash]) -> bool:
         """Tell whether a prefix can be pinned so that the longest sequence still fits."""
-        new = sum(hashes[block] not in self._pins for block in self.shape.tail(len(hashes)))
-        return len(self._pins) + new <= self.shape.slots - self.shape.least_slots
+        new = sum(block_hash not in self._pins for block_hash in self.last_of(hashes))
+        return len(self._pins) + new <= self.shape.most_pinned
+
+    def last_of(self, hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
+        """Return the blocks whose window parts a pin of this prefix keeps."""
+        return hashes[self.shape.tail(len(hashes)).start :]
+
+    def pins_of_blocks(self) -> Counter[BlockHash]:
+        """Return how many pins keep the part of each block, as a copy."""
+        return Counter(self._pins)
 
     def pin(self, hashes: Sequence[BlockHash]) -> None:
         """Keep the parts of the last blocks of a prefix, those that are here and those that will be."""
-        for block in self.shape.tail(len(hashes)):
-            self._pins[hashes[block]] += 1
-            slot = self._by_hash.get(hashes[block])
+        for block_hash in self.last_of(hashes):
+            self._pins[block_hash] += 1
+            slot = self._by_hash.get(block_hash)
             if slot is not None and self._slots[slot].state is PageState.CACHED:
                 self._move(slot, PageState.PINNED)
 
     def unpin(self, hashes: Sequence[BlockHash]) -> None:
         """Take back one pin of a prefix."""
-        for block in self.shape.tail(len(hashes)):
-            self._unpin(hashes[block])
+        for block_hash in self.last_of(hashes):
+            self._unpin(block_hash)
 
     def unpin_all(self) -> None:
         for block_hash in list(self._pins.elements()):

@@ -14,7 +14,9 @@ chunk, and those at the end of a pull. Once its prompt is computed, a sequence t
 
 from __future__ import annotations
 
-from twostroke.ids import SessionId
+from collections.abc import Sequence as ListOf
+
+from twostroke.ids import PageId, SessionId
 from twostroke.kv_cache.pool import BlockPool, Claim
 from twostroke.kv_cache.window_parts import WindowParts
 from twostroke.scheduler.progress import PageProgress
@@ -27,9 +29,7 @@ class WindowProgress:
         self._windows = windows
         self._block_size = block_size
         self._whole = PageProgress(pool, block_size)
-        shape = windows.shape
-        spare = (shape.slots - shape.least_slots) // 4
-        self._chunk_blocks = max(1, min(-(-step_tokens // block_size) + 1, spare))
+        self._chunk_blocks = min(-(-step_tokens // block_size) + 1, windows.shape.chunk_slots)
         """Blocks of one chunk: a step's, or fewer where others could not begin beside them."""
 
     def may_begin(self, sequence: Sequence) -> bool:
@@ -137,10 +137,7 @@ class WindowProgress:
     def release(self, sequence: Sequence) -> None:
         held, sequence.windows = sequence.windows, None
         if held is not None:
-            for slot in held.slots.values():
-                if self._windows.writer(slot) == sequence.session:
-                    self._windows.clear_writer(slot)
-            self._windows.release([held.slots[block] for block in sorted(held.slots)])
+            self._let_go(sequence, [held.slots[block] for block in sorted(held.slots)])
             self._windows.commit(-held.committed)
         self._whole.release(sequence)
 
@@ -235,11 +232,18 @@ class WindowProgress:
         """Release the window parts that no token after the first `depth` blocks sees."""
         held, tail = _held(sequence), self._windows.shape.tail(depth)
         passed = sorted(block for block in held.slots if block < tail.start)
-        self._windows.release([held.slots.pop(block) for block in passed])
+        self._let_go(sequence, [held.slots.pop(block) for block in passed])
         if held.most is None:
             self._windows.commit(-len(passed))
         elif depth >= len(sequence.block_hashes):
             self._leave_promise(sequence, depth)
+
+    def _let_go(self, sequence: Sequence, slots: ListOf[PageId]) -> None:
+        """Release slots; those that the sequence had begun to write are left to others."""
+        for slot in slots:
+            if self._windows.writer(slot) == sequence.session:
+                self._windows.clear_writer(slot)
+        self._windows.release(slots)
 
     def _leave_promise(self, sequence: Sequence, depth: int | None = None) -> None:
         """Give back slots that were spoken for and are not held, once all hashed blocks are computed."""

@@ -1,0 +1,93 @@
+"""A scheduler over window parts of blocks: what is always admitted, and what is handed on between sequences."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.scheduler.bench import BLOCK, Bench, tokens
+from tests.unit.scheduler.symbolic import SymbolicMemory, WindowedRunner, answer_alone, pulling
+from twostroke.config import ScheduleConfig
+from twostroke.ids import PageId
+from twostroke.kv_cache.block import block_hashes_of, root_hash
+from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.window_parts import WindowParts, WindowShape
+from twostroke.request import SamplingParams
+from twostroke.scheduler.scheduler import Scheduler
+
+BRIEF = SamplingParams(seed=0, max_tokens=3, ignore_eos=True)
+
+
+class WindowBench(Bench):
+    """A bench whose layers with a window keep their parts of blocks apart."""
+
+    def __init__(self, *, slots: int, window: int, pages: int = 200, **config: int) -> None:
+        super().__init__(pages)
+        self.parts = SymbolicMemory(0, BLOCK)
+        self.pool = BlockPool(pages, self.memory, WindowShape(PageId(pages), slots, window, BLOCK), self.parts)
+        self.runner = WindowedRunner(self.memory, self.pool, self.parts, window)
+        self.scheduler = Scheduler(self.pool, ScheduleConfig(**config), self.limits)
+
+    @property
+    def windows(self) -> WindowParts:
+        assert self.pool.windows is not None
+        return self.pool.windows
+
+    def cache_pinned(self, prompt: list[int]) -> None:
+        hashes = block_hashes_of(prompt, BLOCK)
+        self.pool.pin(hashes)
+        claim = self.pool.claim(hashes, root_hash(), 0)
+        assert claim is not None
+        parts = self.windows.share_last(hashes)
+        for page in claim.pages:
+            self.pool.fill(page)
+        for slot in parts.values():
+            self.windows.fill(slot)
+        self.windows.unshare(parts.values())
+        self.pool.release(claim.pages)
+
+    def arrive(self, slots: dict[int, PageId]) -> None:
+        """A pull brings the window parts of these blocks of a prompt of ones."""
+        for block, slot in slots.items():
+            self.windows.assign_writer(slot, pulling(1))
+            self.parts.put(slot, [(block * BLOCK + offset, 1) for offset in range(BLOCK)])
+            self.windows.fill(slot)
+
+
+@pytest.mark.parametrize("window", [1, 4, 8, 30])
+@pytest.mark.parametrize("spare", [0, 1, 5, 40])
+@pytest.mark.parametrize("pulled", [False, True])
+def test_as_many_pins_as_are_taken_leave_room_for_the_longest_sequence(window: int, spare: int, pulled: bool) -> None:
+    slots = WindowShape(PageId(0), 0, window, BLOCK).least_slots + spare
+    bench = WindowBench(slots=slots, window=window, max_num_batched_tokens=64)
+    for number in range(64):
+        prompt = [number % 8, number // 8, 2, 3] * 2
+        if bench.windows.has_room_to_pin(block_hashes_of(prompt, BLOCK)):
+            bench.cache_pinned(prompt)
+    sequence = bench.sequence(tokens(90), BRIEF)
+    sequence.pulled_blocks = len(sequence.block_hashes) if pulled else 0
+    bench.scheduler.enqueue(sequence)
+    assert bench.finish(sequence)[0] == answer_alone(tokens(90), BRIEF, 4096)[0]
+
+
+def test_a_part_that_a_sequence_had_begun_to_compute_again_is_free_once_it_goes_on_behind_it() -> None:
+    bench = WindowBench(slots=40, window=8, max_num_batched_tokens=10)
+    prompt = tokens(41)
+    bench.finish_prefill(prompt[:40])
+    bench.windows.forget_cached()  # all pages are here, and no window part
+    first, second = bench.sequence(prompt, BRIEF), bench.sequence(prompt, BRIEF)
+    for sequence in (first, second):
+        sequence.pulled_blocks = len(sequence.block_hashes)
+    bench.scheduler.enqueue(first)
+    bench.admit()
+    assert bench.planned() == [(first, 0, 10)]  # nobody pulls for it: it is in the midst of block 2
+    bench.scheduler.enqueue(second)
+    bench.admit()
+    assert second.windows is not None
+    bench.arrive({block: second.windows.slots[block] for block in (8, 9)})
+    for sequence in (first, second):
+        if not sequence.ended:
+            bench.finish(sequence)
+        assert sequence.known[41:] == answer_alone(prompt, BRIEF, 4096)[0]
+    assert bench.windows.count(PageState.QUARANTINED) == 0
+    assert bench.windows.has_room(40)
