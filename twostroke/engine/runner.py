@@ -52,6 +52,7 @@ class ModelRunner:
     ) -> None:
         self._profiler = profiler or Profiler()
         self._cores = cores
+        self._further_groups = len(memory.layout.regions) - 1
         torch.set_num_threads(len(cores.home))
         self._borrowing = Borrowing()
         kind: torch.dtype = getattr(torch, model.dtype)
@@ -186,6 +187,7 @@ class ModelRunner:
             return self._model.forward(tokens, ragged, sample_rows)
 
     def _prepare(self, batch: Batch) -> tuple[torch.Tensor, RaggedBatch, torch.Tensor | None]:
+        assert len(batch.windows) == self._further_groups, "each page group has places of its own"
         positions = torch.from_numpy(batch.positions)
         ragged = RaggedBatch(
             positions=positions,

@@ -11,9 +11,10 @@ from tests.bench.kernels.bench_linear import products_of
 from tests.bench.kernels.setting import Setting
 from tests.bench.kernels.timing import Result, Work, timed
 from twostroke.config import CacheConfig, Role, RuntimeConfig, WorkerConfig
-from twostroke.engine.build import build_runner
+from twostroke.engine.build import BuiltEngine, build_runner
 from twostroke.request import SamplingParams
-from twostroke.scheduler.batch import Batch, Runner, SampleRow
+from twostroke.scheduler.batch import Batch, SampleRow
+from twostroke.scheduler.batching import with_windows
 
 STEPS = (Span(1, 1, 128), Span(1, 1, 1024), Span(16, 1, 128), Span(16, 1, 1024), Span(1, 512, 512))
 GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0)
@@ -35,7 +36,7 @@ def bench_step(setting: Setting, spans: Sequence[Span] = STEPS) -> Iterator[Resu
     )
     try:
         for span in fitting:
-            yield _timed_step(setting, built.runner, span)
+            yield _timed_step(setting, built, span)
     finally:
         built.close()
 
@@ -53,11 +54,13 @@ def step_work(setting: Setting, span: Span) -> Work:
     )
 
 
-def _timed_step(setting: Setting, runner: Runner, span: Span) -> Result:
-    batch = step_batch(span, setting.spec.vocab_size)
+def _timed_step(setting: Setting, built: BuiltEngine, span: Span) -> Result:
+    batch = with_windows(step_batch(span, setting.spec.vocab_size), built.model.window_shape)
     kind = "decode" if span.new == 1 else f"prefill of {span.new}"
     what = f"{kind}, {span.sequences} x {span.context} context"
-    return setting.result("step", what, step_work(setting, span), timed(lambda: runner.run(batch), setting.repeats))
+    return setting.result(
+        "step", what, step_work(setting, span), timed(lambda: built.runner.run(batch), setting.repeats)
+    )
 
 
 def step_batch(span: Span, vocab_size: int) -> Batch:
