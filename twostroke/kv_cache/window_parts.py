@@ -97,7 +97,8 @@ class WindowParts:
         """Cached parts, the least recently used one first."""
         self._counts = Counter({PageState.FREE: shape.slots})
         self._pins: Counter[BlockHash] = Counter()
-        self._committed = 0
+        self.committed = 0
+        """Slots that those who have begun may hold at most, in sum."""
 
     # Queries
 
@@ -148,12 +149,12 @@ class WindowParts:
     def has_room(self, slots: int) -> bool:
         """Tell whether so many slots more can be held, whatever those do that have begun."""
         kept = self._counts[PageState.PINNED] + self._counts[PageState.QUARANTINED]
-        return self._committed + kept + slots <= self.shape.slots
+        return self.committed + kept + slots <= self.shape.slots
 
     def commit(self, slots: int) -> None:
         """Let somebody hold so many slots more at most; a negative number gives them back."""
-        self._committed += slots
-        assert self._committed >= 0, "more slots are given back than were spoken for"
+        self.committed += slots
+        assert self.committed >= 0, "more slots are given back than were spoken for"
 
     # Holding and releasing
 

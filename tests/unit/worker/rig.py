@@ -87,8 +87,10 @@ class Running:
     def is_idle(self) -> bool:
         """Nothing is held: no page, no sequence, no pull in either direction."""
         pool, scheduler = self.host.pool, self.host.scheduler
+        windows = pool.windows
         return (
             pool.unheld == pool.total
+            and (windows is None or (windows.unheld == windows.shape.slots and not windows.committed))
             and not scheduler.running
             and not scheduler.waiting
             and not self.worker._open_work()
