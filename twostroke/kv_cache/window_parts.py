@@ -55,8 +55,8 @@ class WindowShape:
 
     @property
     def chunk_slots(self) -> int:
-        """Slots for what one chunk computes, at most: of those that one sequence can do without, a quarter."""
-        return max(1, (self.slots - self.least_slots) // 4)
+        """Slots for what one chunk computes, at most: of those that one sequence can do without, half."""
+        return max(1, (self.slots - self.least_slots) // 2)
 
     @property
     def most_pinned(self) -> int:
