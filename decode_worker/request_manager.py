@@ -376,10 +376,13 @@ class RequestManager(RoleServices):
     def _start_second_pull(self, state: RequestState) -> asyncio.Future[PullReport] | None:
         """Fetch from the peer what the failed page source was to fetch there, before more is computed here."""
         peer, source = state.peer, state.source
-        if peer is None or source is None or peer.worker.worker_id == source.worker_id or state.has_windows:
+        if peer is None or source is None or peer.worker.worker_id == source.worker_id:
             return None
         blocks = range(len(state.request.block_hashes))
-        return self._pull_from_peer(state, peer, self._host.pool.unwritten_blocks(state.sequence.pages, blocks))
+        windows = self._host.scheduler.pull_to(state.sequence, peer.blocks)
+        return self._pull_from_peer(
+            state, peer, self._host.pool.unwritten_blocks(state.sequence.pages, blocks), windows
+        )
 
     def _expire(self, state: RequestState) -> None:
         self._fail(state, DeadlineExceeded("the request's deadline has passed"))

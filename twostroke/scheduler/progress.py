@@ -44,6 +44,9 @@ class BlockProgress(Protocol):
     def again_tokens(self, sequence: Sequence) -> int:
         """Return the tokens that are to be computed again, although the pages of their blocks are filled."""
 
+    def pull_to(self, sequence: Sequence, depth: int) -> list[int]:
+        """Prepare for a pull that ends after `depth` blocks; return the blocks whose window parts it is to bring."""
+
     def release(self, sequence: Sequence) -> None:
         """Release all that a sequence holds."""
 
@@ -103,6 +106,9 @@ class PageProgress:
 
     def again_tokens(self, sequence: Sequence) -> int:
         return 0
+
+    def pull_to(self, sequence: Sequence, depth: int) -> list[int]:
+        return []
 
     def release(self, sequence: Sequence) -> None:
         for page in sequence.pages:

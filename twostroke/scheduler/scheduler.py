@@ -203,6 +203,13 @@ class Scheduler:
         self._waiting.append_first(passed)
         return admitted
 
+    def pull_to(self, sequence: Sequence, depth: int) -> list[int]:
+        """Prepare a running sequence for another pull, which ends after `depth` blocks.
+
+        Returns the blocks whose window parts the pull is to bring too; none where pages hold what all layers keep.
+        """
+        return self._progress.pull_to(sequence, depth) if sequence in self._running else []
+
     def plan(self, budget: Budget | None = None) -> Step | None:
         """Choose the next step, or None if every sequence waits for pages that others write.
 

@@ -99,7 +99,7 @@ class WindowProgress:
             slot = held.slots[block]
             if self._windows.is_filled(slot):
                 held.filled_parts = block + 1
-            elif self._windows.is_arriving(slot) and self._windows.writer(slot) is None:
+            elif self._is_unwritten(slot):
                 self._windows.assign_writer(slot, sequence.session)
 
     def make_readable(self, sequence: Sequence, end: int) -> None:
@@ -133,6 +133,21 @@ class WindowProgress:
         if self._is_coming(sequence):
             return 0
         return max(0, held.full_blocks * self._block_size - sequence.computed)
+
+    def pull_to(self, sequence: Sequence, depth: int) -> list[int]:
+        held, shape, size = sequence.windows, self._windows.shape, self._block_size
+        tail = shape.tail(min(depth, len(sequence.block_hashes)))
+        if held is None or held.most is None or tail.stop * size <= sequence.computed:
+            return []
+        if not self._windows.has_room(len(tail)):
+            return []
+        self._windows.commit(len(tail))
+        held.most += len(tail)
+        computed = range(tail.stop, min(held.pulled_depth, sequence.prompt_tokens // size))
+        sequence.computed_blocks.update(computed)  # nobody else brings these
+        held.pulled_depth = tail.stop
+        self._take_tail(sequence)
+        return [block for block in tail if self._is_unwritten(held.slots[block])]
 
     def release(self, sequence: Sequence) -> None:
         held, sequence.windows = sequence.windows, None
@@ -224,6 +239,9 @@ class WindowProgress:
             return is_filled and has_part
         had_part = self._windows.find(sequence.block_hashes[first]) is not None
         return (is_filled, has_part) != (self._pool.is_filled(sequence.pages[first]), had_part)
+
+    def _is_unwritten(self, slot: PageId) -> bool:
+        return self._windows.is_arriving(slot) and self._windows.writer(slot) is None
 
     def _is_others(self, sequence: Sequence, writer: SessionId | None) -> bool:
         return writer not in (None, sequence.session)

@@ -196,17 +196,29 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert all(self.pool.is_arriving(sequence.pages[index]) for index in admission.missing)
         assert all(self.pool.writer(sequence.pages[index]) is None for index in admission.missing)
         chosen = [index for index in admission.missing if pull[index % len(pull)]]
-        parts = [index for index in admission.missing_windows if pull[index % len(pull)]]
-        if not chosen and not parts:
+        self.write(sequence, chosen, [index for index in admission.missing_windows if pull[index % len(pull)]])
+
+    def write(self, sequence: Sequence, pages: list[int], parts: list[int]) -> None:
+        """A pull writes the pages of these blocks, and these window parts."""
+        if not pages and not parts:
             return
-        session = pulling(self.number())
-        hashes = sequence.block_hashes
-        for index in chosen:
+        session, hashes = pulling(self.number()), sequence.block_hashes
+        for index in pages:
             self.pool.assign_writer(sequence.pages[index], session)
         slots = {} if sequence.windows is None else {sequence.windows.slots[index]: hashes[index] for index in parts}
         for slot in slots:
             self.windows.assign_writer(slot, session)
-        self.pulls.append(Pull(session, {sequence.pages[index]: hashes[index] for index in chosen}, slots))
+        self.pulls.append(Pull(session, {sequence.pages[index]: hashes[index] for index in pages}, slots))
+
+    @precondition(lambda self: self.live)
+    @rule(pick=picks, depth=st.integers(1, 8))
+    def pull_again(self, pick: int, depth: int) -> None:
+        """A page source has failed, and a peer holds the first blocks."""
+        sequence = self.live[pick % len(self.live)]
+        depth = min(depth, len(sequence.block_hashes))
+        if sequence.pages and depth:
+            parts = self.scheduler.pull_to(sequence, depth)
+            self.write(sequence, self.pool.unwritten_blocks(sequence.pages, range(depth)), parts)
 
     @property
     def windows(self) -> WindowParts:

@@ -56,6 +56,7 @@ def busy_history(seed: int, events: int) -> Counter[str]:
         lambda: history.live and history.abort(pick(), draw.randint(0, 2)): 2,
         lambda: history.pulls and history.page_arrives(pick()): 8,
         lambda: history.pulls and history.pull_fails(pick()): 1,
+        lambda: history.live and history.pull_again(pick(), draw.randint(1, 6)): 1,
         lambda: history.pin(pick()): 1,
         lambda: history.pins and history.unpin(pick()): 3,
     }
