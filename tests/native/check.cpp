@@ -297,6 +297,51 @@ void check_stored(const Layout &layout) {
     expect(is_independent, what + ": a row depends on its neighbours");
 }
 
+double fp8_number(uint8_t code) {
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    const double size = exponent ? std::ldexp(1 + fraction / 8.0, exponent - 7) : std::ldexp(fraction / 8.0, -6);
+    return code & 128 ? -size : size;
+}
+
+// FP8 of a file, whose last group may be shorter. Some variants round each weight to bfloat16, others none.
+void check_fp8(int64_t group) {
+    const int64_t outputs = 70, inputs = 288, panels = 3, most = 29, groups = (inputs + group - 1) / group;
+    std::vector<uint8_t> codes(size_t(panels * inputs * PANEL + 65536));
+    for (auto &code : codes)
+        if (code = uint8_t(source() & 255); (code & 127) == 127) code = 0;
+    std::vector<float> scales(size_t(panels * groups * PANEL));
+    for (auto &scale : scales) scale = float(1 + source() % 255) / 4096;
+    Linear w = {codes.data(), scales.data(), nullptr, nullptr, outputs, inputs, FP8, false};
+    w.layout = {8, 0, int32_t(group), 0, Scales::FLOAT32, Mins::NONE};
+    const auto x = numbers(most * inputs);
+    auto product = [&](int64_t rows) {
+        std::vector<float> y(size_t(rows * outputs), 99.0f);
+        Prepared prepared;
+        linear(&two_threads, w, {x.data(), inputs, rows, y.data(), outputs}, Into::FLOAT32, prepared);
+        return y;
+    };
+    const auto all = product(most);
+    bool is_near = true, is_independent = true;
+    for (int64_t r = 0; r < most; r++)
+        for (int64_t o = 0; o < outputs; o++) {
+            double truth = 0, size = 0;
+            for (int64_t i = 0; i < inputs; i++) {
+                const uint8_t code = codes[size_t(o / PANEL * inputs * PANEL + i / 4 * PANEL * 4 + o % PANEL * 4 + i % 4)];
+                const double scale = scales[size_t((o / PANEL * groups + i / group) * PANEL + o % PANEL)];
+                const double part = as_float(x[size_t(r * inputs + i)]) * fp8_number(code) * scale;
+                truth += part;
+                size += std::fabs(part);
+            }
+            is_near = is_near && is_close(all[size_t(r * outputs + o)], truth, 0, size / 256);
+        }
+    for (int64_t rows : {1, 2, 3, 4, 8, 9, 13}) {
+        const auto some = product(rows);
+        is_independent = is_independent && std::equal(some.begin(), some.end(), all.begin());
+    }
+    expect(is_near, "FP8 in groups of " + std::to_string(group) + ": not what loops give");
+    expect(is_independent, "FP8 in groups of " + std::to_string(group) + ": a row depends on its neighbours");
+}
+
 }  // namespace
 
 int main() {
@@ -317,6 +362,7 @@ int main() {
                                  Layout{5, 0, 64, 16, Scales::FLOAT32, Mins::NONE}, Layout{6, 0, 16, 32, Scales::FLOAT32, Mins::NONE},
                                  Layout{8, 0, 256, 0, Scales::FLOAT32, Mins::NONE}})
         check_stored(layout);
+    for (int64_t group : {32, 128, 288}) check_fp8(group);
 #if !defined(ONLY_PRODUCTS)  // which is all that some variants have of their own
     check_attention();
     check_latents();

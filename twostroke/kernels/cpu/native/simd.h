@@ -61,6 +61,23 @@ inline void store_up_to(T *p, F x, int n) {
         store_part(p, x, n);
 }
 
+// Two vectors as bfloat16, by turns.
+inline void store_pairs(uint16_t *to, F even, F odd) {
+#if defined(__AVX512BW__)
+    const __m512i first = _mm512_cvtepu16_epi32(narrow(even, BFloat16()));
+    const __m512i second = _mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow(odd, BFloat16())), 16);
+    _mm512_storeu_si512(to, _mm512_or_si512(first, second));
+#else
+    BFloat16 first[W], second[W];
+    store(first, even);
+    store(second, odd);
+    for (int lane = 0; lane < W; lane++) {
+        to[2 * lane] = first[lane].bits;
+        to[2 * lane + 1] = second[lane].bits;
+    }
+#endif
+}
+
 // Numbers of one byte, one in each lane with its sign in all higher bits, as floats. All are finite: what was never
 // written must not turn a weight of zero into something that is no number.
 inline F decode(I bytes, Int8) { return to_floats(bytes); }

@@ -7,6 +7,7 @@
 #include "facts.h"
 #include "finish.h"
 #include "group_tasks.h"
+#include "panel_fp8.h"
 #include "quantise.h"
 
 namespace twostroke {
@@ -287,25 +288,17 @@ void multiply_codes(Team *team, const RowGroup *groups, size_t count, const Rows
 
 void widen_fp8(const Linear &w, int64_t panel, uint16_t *to) {
     const char *at = (const char *)w.panels + panel * w.inputs * PANEL;
+    const simd::F unit = simd::set1(0x1p120f);
     UnitFacts facts;
-    for (int64_t input = 0; input < w.inputs; input += 4, at += PANEL * 4) {
+    for (int64_t input = 0; input < w.inputs; input += 4, at += PANEL * 4, to += PANEL * 4) {
         if (input % 32 == 0) facts.read(w, panel, input / 32, 32);
-        uint32_t numbers[4][PANEL];
         for (int lane = 0; lane < PANEL; lane += simd::W) {
             const simd::I words = simd::load_words(at + lane * 4);
-            const simd::I of[4] = {
-                simd::shift_right<24>(simd::shift_left<24>(words)), simd::shift_right<24>(simd::shift_left<16>(words)),
-                simd::shift_right<24>(simd::shift_left<8>(words)), simd::shift_right<24>(words)};
-            for (int i = 0; i < 4; i++)
-                simd::store((float *)numbers[i] + lane,
-                            simd::mul(simd::decode(of[i], Fp8E4M3()), simd::load(facts.scales + lane)));
+            const simd::F scale = simd::load(facts.scales + lane);
+            auto weight = [&](simd::F number) { return simd::mul(simd::mul(number, unit), scale); };
+            simd::store_pairs(to + lane * 2, weight(fp8_numbers<0>(words)), weight(fp8_numbers<1>(words)));
+            simd::store_pairs(to + (PANEL + lane) * 2, weight(fp8_numbers<2>(words)), weight(fp8_numbers<3>(words)));
         }
-        auto rounded = [](uint32_t bits) { return (bits + 0x7fff + (bits >> 16 & 1)) >> 16; };
-        for (int64_t pair = 0; pair < 2; pair++, to += PANEL * 2)
-            for (int lane = 0; lane < PANEL; lane++) {
-                const uint32_t two = rounded(numbers[2 * pair][lane]) | rounded(numbers[2 * pair + 1][lane]) << 16;
-                std::memcpy(to + lane * 2, &two, sizeof two);
-            }
     }
 }
 
