@@ -12,6 +12,7 @@ COMMANDS = {
         "attention, matrix products and whole steps on this machine's CPU, over what it can do at most",
     ),
     "forms": Command("tests.bench.forms", "bytes and quality of each form of pages, with a real model and text"),
+    "weights": Command("tests.bench.weights", "quality and speed of each format of quantised weights, beside bfloat16"),
     "conversion": Command(
         "tests.bench.conversion", "pulls between workers of two forms: the source converts, the puller, or by price"
     ),

@@ -26,6 +26,13 @@ class Format:
 
 def quantised(directory: Path, form: Format) -> Tensors:
     """Quantise all projections of the saved model in place; return what all of its tensors stand for."""
+    return requantised(directory, form.options, lambda _, weight: form.quantise(weight))
+
+
+def requantised(
+    directory: Path, options: dict[str, Any], quantise: Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]
+) -> Tensors:
+    """The same by the name of the module and its float32 matrix."""
     path = directory / "model.safetensors"
     written, meaning = {}, {}
     for name, tensor in load_file(path).items():
@@ -34,10 +41,10 @@ def quantised(directory: Path, form: Format) -> Tensors:
             written[name] = tensor.bfloat16()
             meaning[name] = written[name].float()
             continue
-        parts, meaning[name] = form.quantise(tensor)
+        parts, meaning[name] = quantise(name.removesuffix(".weight"), tensor.float())
         written |= {name.removesuffix("weight") + part: value.contiguous() for part, value in parts.items()}
     save_file(written, path)
-    describe(directory, form.options)
+    describe(directory, options)
     return meaning
 
 
