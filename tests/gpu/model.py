@@ -55,7 +55,7 @@ def runner_for(plan: DevicePlan, pages: torch.Tensor, seed: int = 0) -> DeviceRu
     """Random weights over given pages; on the CPU with the reference in the kernels' place."""
     source = RandomSource.seeded(seed, plan.device, plan.torch_dtype, plan.device)
     kernels_over = DeviceKernels.over if ON_GPU else reference_kernels
-    return make_device_runner(plan, source, pages, accelerator_for(plan.device), kernels_over)
+    return make_device_runner(plan, source, [pages], accelerator_for(plan.device), kernels_over)
 
 
 def empty_pages(plan: DevicePlan, count: int) -> torch.Tensor:
@@ -86,7 +86,7 @@ def _checked_runner(plan: DevicePlan, kernels_over: Callable[[torch.Tensor, Mode
     """Weights are drawn on the CPU, so that they are the same everywhere."""
     source = RandomSource.seeded(0, plan.device, torch.float32, torch.device("cpu"))
     pages = empty_pages(plan, 8 * len(PROMPTS))
-    return make_device_runner(plan, source, pages, accelerator_for(plan.device), kernels_over)
+    return make_device_runner(plan, source, [pages], accelerator_for(plan.device), kernels_over)
 
 
 def _serve(runner: DeviceRunner, spec: ModelSpec, *, recorded: bool) -> tuple[list[list[int]], torch.Tensor]:

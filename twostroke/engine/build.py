@@ -22,7 +22,7 @@ from twostroke.errors import ConfigError
 from twostroke.ids import PageId
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.form import LAYOUT_VERSION, Conversion, KvForm, PageShape, check_latents, page_form
-from twostroke.kv_cache.groups import PageGroup, groups_apart, page_groups
+from twostroke.kv_cache.groups import PageGroup, groups_apart
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_share import SharedPool
@@ -277,14 +277,19 @@ def _host_layout(
 
 
 def _shared_pool(
-    config: WorkerConfig, groups: tuple[PageGroup, ...], page_sizes: tuple[int, ...], longest: int
+    config: WorkerConfig,
+    groups: tuple[PageGroup, ...],
+    page_sizes: tuple[int, ...],
+    longest: int,
+    *,
+    on_gpu: bool = False,
 ) -> SharedPool:
     return SharedPool(
         page_sizes=page_sizes,
         window=groups[-1].window,
         block_size=config.cache.block_size,
         longest=config.model.max_model_len or longest,
-        step_tokens=config.schedule.step_tokens(),
+        step_tokens=config.schedule.step_tokens(on_gpu=on_gpu),
         window_share=config.cache.kv_window_share,
     )
 
@@ -328,17 +333,21 @@ def _build_on_device(
         )
     set_num_threads(config.runtime.threads)  # of what the host computes: rows that ask for more than a token
     plan = DevicePlan.of(config, spec, device)
-    layout = PoolLayout.of(plan.pages(config.cache), plan.needs().page_bytes)
-    facts = _model_facts(config, spec, model_dir, layout, page_groups([None] * spec.layers))
+    groups, form = _groups_of(config, spec), page_form(config.kv_format)
+    sizes = tuple(map(form.page_bytes, spec.page_shapes(config.cache.block_size, groups)))
+    shared = _shared_pool(config, groups, sizes, spec.max_position_embeddings, on_gpu=True)
+    layout = shared.layout(plan.pages(config.cache) * plan.needs().page_bytes)
+    facts = _model_facts(config, spec, model_dir, layout, groups)
     centers = _key_centers(model_dir, spec, plan.torch_dtype)
     conversion = _conversion_of(config, spec.page_shape(config.cache.block_size), centers)
 
     def load(memory: DeviceMemory) -> Loaded:
         with open_weights(model_dir, plan.torch_dtype, device) as files:
-            return make_device_runner(plan, files, memory.regions[0], accelerator_for(device)), DEVICE, None
+            return make_device_runner(plan, files, memory.regions, accelerator_for(device)), DEVICE, None
 
-    facts = replace(facts, conversion=conversion)
-    built = _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device), load)
+    apart = GROUPS_APART if len(groups) > 1 else ""
+    facts = replace(facts, conversion=conversion, fingerprint=f"{facts.fingerprint}{apart}")
+    built = _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device, *facts.windows), load)
     assert isinstance(built.runner, DeviceRunner)
     weights = MemoryUse("weights", plan.needs().weight_bytes, None)
     return replace(built, weights=weights, expert_load=built.runner.expert_load)

@@ -14,9 +14,10 @@ import torch
 
 from twostroke.engine.accelerator import Accelerator, Recording
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
+from twostroke.kernels.attention import RaggedPlaces
 from twostroke.kernels.exact_pages import ExactPlaces
 from twostroke.kernels.spans import FIELDS, Spans
-from twostroke.scheduler.batch import Batch
+from twostroke.scheduler.batch import Batch, GroupPlaces
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +36,8 @@ class DecodeInputs:
     """int64 [B], or [0] in forms that store each token on its own"""
     count: torch.Tensor
     """int32 [1]: how many of the first rows are tokens; the others pad the batch"""
+    windows: tuple[RaggedPlaces, ...]
+    """Places in each further page group"""
 
 
 Forward = Callable[[DecodeInputs], tuple[torch.Tensor, ...]]
@@ -48,6 +51,8 @@ class PageTable:
     max_blocks: int
     """Blocks of the longest sequence."""
     scratch_page: int
+    window_scratch_rows: tuple[int, ...] = ()
+    """The scratch row of each further page group."""
 
     @property
     def max_positions(self) -> int:
@@ -60,17 +65,27 @@ def is_decode_step(batch: Batch) -> bool:
 
 
 def padded(batch: Batch, size: int, pages: PageTable) -> list[HostArray]:
-    """Write slots, the count of tokens, span fields, tokens, positions and block tables of `size` rows."""
+    """Return what a step of `size` rows is made of.
+
+    These are write slots in each page group, the count of tokens, span fields, tokens and positions, and then the block
+    tables of each group.
+    """
     rows = batch.sequences
-    slots = np.full(size, pages.scratch_page * pages.block_size, np.int64)
+    own = (batch, *batch.windows)
+    scratch = (pages.scratch_page, *pages.window_scratch_rows)
+    assert len(own) == len(scratch), f"{len(own)} page groups where there are {len(scratch)}"
+    all_slots = [np.full(size, page * pages.block_size, np.int64) for page in scratch]
+    all_tables = [
+        np.full((size, places.block_tables.shape[1]), page, np.int32) for places, page in zip(own, scratch, strict=True)
+    ]
+    for places, slots, tables in zip(own, all_slots, all_tables, strict=True):
+        slots[:rows], tables[:rows] = places.write_slots, places.block_tables
     fields = np.ones((size, FIELDS), np.int32)  # one row, one token of context
     tokens = np.zeros(size, np.int32)
     positions = np.zeros(size, np.int32)
-    tables = np.full((size, batch.block_tables.shape[1]), pages.scratch_page, np.int32)
     fields[:, 0] = fields[:, 1] = np.arange(size)
-    slots[:rows], tokens[:rows], positions[:rows] = batch.write_slots, batch.tokens, batch.positions
-    fields[:rows, 3], tables[:rows] = batch.context_lens, batch.block_tables
-    return [slots, np.array([rows], np.int32), fields, tokens, positions, tables]
+    tokens[:rows], positions[:rows], fields[:rows, 3] = batch.tokens, batch.positions, batch.context_lens
+    return [*all_slots, np.array([rows], np.int32), fields, tokens, positions, *all_tables]
 
 
 class DecodeGraphs:
@@ -89,7 +104,10 @@ class DecodeGraphs:
         self._pages = pages
         largest = self._sizes[-1]
         device = accelerator.device
-        self._tables = torch.full((largest, pages.max_blocks), pages.scratch_page, dtype=torch.int32, device=device)
+        self._tables = [
+            torch.full((largest, pages.max_blocks), page, dtype=torch.int32, device=device)
+            for page in (pages.scratch_page, *pages.window_scratch_rows)
+        ]
         self._staging = Staging(packed_offsets(self._padding(largest, pages.max_blocks))[-1], device)
         # Largest first: the smaller ones then fit into the memory that it has taken.
         self._recordings = {size: self._record(forward, accelerator, size) for size in reversed(self._sizes)}
@@ -100,28 +118,34 @@ class DecodeGraphs:
     def run(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """What `forward` returned for the batch, padding rows last; good until the next run."""
         size = next(size for size in self._sizes if size >= batch.sequences)
-        tables = self._staging.upload(self._arrays(batch, size))[-1]
-        self._tables[:size, : tables.shape[1]].copy_(tables)
+        uploaded = self._staging.upload(self._arrays(batch, size))[-len(self._tables) :]
+        for kept, tables in zip(self._tables, uploaded, strict=True):
+            kept[:size, : tables.shape[1]].copy_(tables)
         recording = self._recordings[size]
         recording.replay()
         return recording.outputs
 
     def _record(self, forward: Forward, accelerator: Accelerator, size: int) -> Recording:
         arrays = self._padding(size, 1)
-        exact_slots, slots, count, fields, tokens, positions, _ = self._staging.upload(arrays)
-        spans = Spans(fields, self._tables[:size], 1, self._pages.max_positions)
-        inputs = DecodeInputs(tokens, positions, spans, slots, exact_slots, count)
+        groups = len(self._tables)
+        exact_slots, *slots = (uploaded := self._staging.upload(arrays))[: 1 + groups]
+        count, fields, tokens, positions = uploaded[1 + groups : -groups]
+        own, *others = (tables[:size] for tables in self._tables)
+        spans = Spans(fields, own, 1, self._pages.max_positions)
+        windows = tuple(map(RaggedPlaces, others, slots[1:]))
+        inputs = DecodeInputs(tokens, positions, spans, slots[0], exact_slots, count, windows)
         return accelerator.record(lambda: forward(inputs))
 
     def _padding(self, size: int, blocks: int) -> list[HostArray]:
         """A step of padding alone."""
         none, nowhere = np.zeros(0, np.int32), np.zeros(0, np.int64)
-        return self._arrays(
-            Batch(none, none, np.zeros(1, np.int32), none, np.zeros((0, blocks), np.int32), nowhere), size
-        )
+        tables = np.zeros((0, blocks), np.int32)
+        windows = (GroupPlaces(tables, nowhere),) * len(self._pages.window_scratch_rows)
+        return self._arrays(Batch(none, none, np.zeros(1, np.int32), none, tables, nowhere, windows=windows), size)
 
     def _arrays(self, batch: Batch, size: int) -> list[HostArray]:
         """The places of exact tokens before the rest, so that everything but the tables lies where it always does."""
         arrays = padded(batch, size, self._pages)
-        *_, positions, tables = arrays
+        groups = len(self._tables)
+        positions, tables = arrays[-1 - groups], arrays[-groups]
         return [self._exact.begin(np.arange(size), tables, positions, batch.released), *arrays]

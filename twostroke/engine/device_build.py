@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,16 +16,24 @@ from twostroke.engine.device_fit import read_memory
 from twostroke.engine.device_runner import DeviceRunner, StepLimits
 from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.errors import ConfigError
-from twostroke.kernels.choice import device_attention, device_elementwise, device_grouped, pool_over
+from twostroke.kernels.choice import device_attention, device_elementwise, device_grouped, grouped_pool
 from twostroke.kernels.elementwise import Elementwise
 from twostroke.kernels.exact_pages import ExactPages
 from twostroke.kernels.grouped import GroupedProducts
 from twostroke.kernels.parted_pool import AnyPool, RecordedAttention, exact_places
 from twostroke.kv_cache.form import AnyForm, PageShape, page_form
+from twostroke.kv_cache.groups import page_groups
 from twostroke.models.device_model import DeviceModel
 from twostroke.models.families.table import named
 from twostroke.models.key_centers import key_centers
-from twostroke.models.memory_needs import DeviceNeeds, device_pages, exact_blocks, exact_bytes, working_bytes
+from twostroke.models.memory_needs import (
+    CONTEXT_BYTES,
+    DeviceNeeds,
+    device_pages,
+    exact_blocks,
+    exact_bytes,
+    working_bytes,
+)
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.balanced_keys import balanced
@@ -73,16 +81,18 @@ class DevicePlan:
     def needs(self) -> DeviceNeeds:
         spec = self.spec
         samples = self.max_sequences if self.with_head else 0
+        of_steps = working_bytes(
+            spec.hidden_size,
+            spec.widest_mlp,
+            spec.vocab_size,
+            tokens=self.max_tokens,
+            samples=samples,
+            recorded=sum(graph_sizes(samples)),
+        )
+        of_loading = CONTEXT_BYTES + spec.expert_bytes(self.dtype)  # before there are steps
         return DeviceNeeds(
             weight_bytes=spec.weight_bytes(self.dtype, with_head=self.with_head),
-            working_bytes=working_bytes(
-                spec.hidden_size,
-                spec.widest_mlp,
-                spec.vocab_size,
-                tokens=self.max_tokens,
-                samples=samples,
-                recorded=sum(graph_sizes(samples)),
-            )
+            working_bytes=max(of_steps, of_loading)
             + exact_bytes(self.exact_blocks, self.form, spec.page_shape(self.block_size), self.dtype),
             page_bytes=spec.page_bytes(self.block_size, self.form.name),
         )
@@ -96,11 +106,12 @@ class DevicePlan:
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
-    def limits(self, scratch_page: int) -> StepLimits:
+    def limits(self, scratch_page: int, window_scratch_rows: tuple[int, ...] = ()) -> StepLimits:
         pages = PageTable(
             block_size=self.block_size,
             max_blocks=-(-self.max_model_len // self.block_size),
             scratch_page=scratch_page,
+            window_scratch_rows=window_scratch_rows,
         )
         return StepLimits(max_tokens=self.max_tokens, max_sequences=self.max_sequences, pages=pages)
 
@@ -134,27 +145,32 @@ def _check_computed(spec: ModelSpec) -> None:
 def make_device_runner(
     plan: DevicePlan,
     source: WeightSource,
-    pages: torch.Tensor,
+    regions: Sequence[torch.Tensor],
     accelerator: Accelerator,
     kernels_over: Callable[[AnyPool, ModelSpec, torch.dtype], DeviceKernels] = DeviceKernels.over,
 ) -> DeviceRunner:
-    """`pages` is uint8 [pages + scratch, page_bytes] on the device."""
+    """Make the runner over pages on the device.
+
+    `regions` are the pages of each page group, uint8 [pages + scratch, page bytes]: of one group, or of those that the
+    spec names.
+    """
     spec, source = plan.spec, balanced(named(source, plan.spec), plan.spec)
-    pool = _device_pool(pages, plan, key_centers(source, spec))
+    pool = _device_pool(regions, plan, key_centers(source, spec))
     kernels = kernels_over(pool, spec, plan.torch_dtype)
     weights = take_weights(source, spec, with_head=plan.with_head)
     model = DeviceModel(spec, weights, kernels.elementwise, kernels.grouped)
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.ropes, plan.max_model_len))
-    limits = plan.limits(len(pages) - 1)
+    limits = plan.limits(len(regions[0]) - 1, tuple(len(region) - 1 for region in regions[1:]))
     rope, exact = (cosines, sines), exact_places(pool)
     return DeviceRunner(model, kernels.attention, rope, accelerator, limits, exact, with_head=plan.with_head)
 
 
-def _device_pool(pages: torch.Tensor, plan: DevicePlan, centers: torch.Tensor | None) -> AnyPool:
-    """The last of the pages is the scratch page."""
+def _device_pool(regions: Sequence[torch.Tensor], plan: DevicePlan, centers: torch.Tensor | None) -> AnyPool:
+    """The last page of each group is its scratch page."""
 
     def exact_pages(shape: PageShape) -> ExactPages:
-        return ExactPages.fixed(plan.exact_blocks, len(pages) - 1, shape, plan.torch_dtype, plan.device)
+        return ExactPages.fixed(plan.exact_blocks, len(regions[0]) - 1, shape, plan.torch_dtype, plan.device)
 
-    shape = plan.spec.page_shape(plan.block_size)
-    return pool_over(pages, plan.form, shape, plan.torch_dtype, centers, exact_pages)
+    groups = plan.spec.page_groups if len(regions) > 1 else page_groups([None] * plan.spec.layers)
+    shapes = plan.spec.page_shapes(plan.block_size, groups)
+    return grouped_pool(regions, plan.form, shapes, plan.torch_dtype, centers, exact_pages)

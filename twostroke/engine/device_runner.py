@@ -22,14 +22,14 @@ from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.engine.sampler import UNSOUND, is_plain_draw, is_plain_greedy, sample
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
 from twostroke.errors import EngineLost
-from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention import RaggedBatch, RaggedPlaces
 from twostroke.kernels.exact_pages import ExactPlaces
 from twostroke.kernels.parted_pool import RecordedAttention
 from twostroke.kernels.spans import TokenSlots
 from twostroke.models.device_model import EVERY_ROW, DeviceModel
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.request import SampledToken
-from twostroke.scheduler.batch import Batch, SampleRow, StepResult
+from twostroke.scheduler.batch import Batch, GroupPlaces, SampleRow, StepResult
 
 Picked = TypeVar("Picked")
 
@@ -133,8 +133,9 @@ class DeviceRunner:
         rows = np.array([starts[row.row + 1] - 1 for row in batch.samples], np.int64)
         of_token = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
         exact = self._exact.begin(of_token, batch.block_tables, batch.positions, batch.released)
-        exact_slots, slots, tokens, positions, sample_rows, tables = self._staging.upload(
-            [exact, batch.write_slots, batch.tokens, batch.positions, rows, batch.block_tables]
+        places = [array for own in batch.windows for array in (own.block_tables, own.write_slots)]
+        exact_slots, slots, tokens, positions, sample_rows, tables, *others = self._staging.upload(
+            [exact, batch.write_slots, batch.tokens, batch.positions, rows, batch.block_tables, *places]
         )
         ragged = RaggedBatch(
             positions=positions,
@@ -145,6 +146,7 @@ class DeviceRunner:
             cosines=self._cosines[positions],
             sines=self._sines[positions],
             exact_slots=exact_slots,
+            windows=tuple(map(RaggedPlaces, others[::2], others[1::2])),
         )
         return self._model.forward(tokens, positions, self._attention.begin(ragged), sample_rows if len(rows) else None)
 
@@ -152,7 +154,7 @@ class DeviceRunner:
         """What is recorded: (likeliest tokens, logits) of every row."""
         positions = inputs.positions
         angles = self._cosines[positions], self._sines[positions]
-        placement = TokenSlots(inputs.write_slots, *angles, inputs.exact_slots)
+        placement = TokenSlots(inputs.write_slots, *angles, inputs.exact_slots, inputs.windows)
         step = self._attention.begin_decode(inputs.spans, placement)
         logits = self._model.forward(inputs.tokens, positions, step, EVERY_ROW, inputs.count)
         assert logits is not None
@@ -213,13 +215,21 @@ def _sample_on_host(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[Sa
 def _scratch_chunk(count: int, pages: PageTable) -> Batch:
     """A prompt of `count` tokens whose pages are all the scratch page."""
     positions = np.arange(count, dtype=np.int32)
+    first, *others = (
+        GroupPlaces(
+            np.full((1, -(-count // pages.block_size)), page, np.int32),
+            page * pages.block_size + positions.astype(np.int64) % pages.block_size,
+        )
+        for page in (pages.scratch_page, *pages.window_scratch_rows)
+    )
     return Batch(
         tokens=np.zeros(count, np.int32),
         positions=positions,
         query_starts=np.array([0, count], np.int32),
         context_lens=np.array([count], np.int32),
-        block_tables=np.full((1, -(-count // pages.block_size)), pages.scratch_page, np.int32),
-        write_slots=pages.scratch_page * pages.block_size + positions.astype(np.int64) % pages.block_size,
+        block_tables=first.block_tables,
+        write_slots=first.write_slots,
+        windows=tuple(others),
     )
 
 
@@ -234,4 +244,6 @@ def _staging_bytes(limits: StepLimits) -> int:
         np.empty(sequences, np.int64),
         np.empty((sequences, limits.pages.max_blocks), np.int32),
     ]
+    for _ in limits.pages.window_scratch_rows:
+        arrays += [np.empty((sequences, limits.pages.max_blocks), np.int32), np.empty(tokens, np.int64)]
     return packed_offsets(arrays)[-1]

@@ -139,6 +139,7 @@ class PartedDeviceAttention:
 
     def __init__(self, pool: PartedPool, backends: Sequence[RecordedAttention]) -> None:
         self._places = places_of_layers(pool)
+        self._groups = pool.groups_of_parts
         self._backends = backends
         self._unrecorded = PartedAttention(pool, backends)
 
@@ -146,7 +147,9 @@ class PartedDeviceAttention:
         return self._unrecorded.begin(batch)
 
     def begin_decode(self, spans: Spans, placement: TokenSlots) -> PartedStep:
-        return PartedStep(self._places, [backend.begin_decode(spans, placement) for backend in self._backends])
+        parts = zip(self._backends, self._groups, strict=True)
+        steps = [backend.begin_decode(*placement.of_group(group, spans)) for backend, group in parts]
+        return PartedStep(self._places, steps)
 
 
 class PartedStep:

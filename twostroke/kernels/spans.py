@@ -8,12 +8,12 @@ attends to positions 0..c - rows + r.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
-from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention import RaggedBatch, RaggedPlaces
 
 FIELDS: Final = 4
 """Per span: its row of the block tables, its first query row, its number of query rows, its context."""
@@ -46,6 +46,19 @@ class TokenSlots:
     sines: torch.Tensor
     exact_slots: torch.Tensor | None = None
     """int64 [T]: exact page * block + offset, in forms whose scales span a block"""
+    windows: tuple[RaggedPlaces, ...] = ()
+    """Places in each further page group, whose block tables stand for those of the spans; none where its pages lie
+    where the first group's do."""
+
+    def of_group(self, group: int, spans: Spans) -> tuple[Spans, TokenSlots]:
+        """Return spans and slots as layers of one page group see them."""
+        if group == 0 or not self.windows:
+            return spans, self
+        own = self.windows[group - 1]
+        return (
+            replace(spans, block_tables=own.block_tables),
+            replace(self, write_slots=own.write_slots, windows=()),
+        )
 
 
 def spans_of(batch: RaggedBatch) -> list[Span]:

@@ -271,6 +271,13 @@ class ModelSpec:
         table_bytes = tables * self.table_bytes(dtype) + self.position_bytes(dtype)
         return layers * DTYPE_BYTES[dtype] + norm_bytes + table_bytes + self._correction_bytes()
 
+    def expert_bytes(self, dtype: str) -> int:
+        """Return the bytes of all experts of a layer, without biases. A device stacks them from as many others."""
+        if self.experts is None:
+            return 0
+        numbers = self.experts.count * self.experts.width * self.hidden_size * (self.activation.width + 1)
+        return numbers * DTYPE_BYTES[dtype]
+
     def _latent_numbers(self) -> int:
         """Return the weights of one layer that make queries, keys and values of latents, norms included."""
         latents = self.latents

@@ -28,11 +28,14 @@ from twostroke.models.spec import ModelSpec
 
 
 def reference_kernels(pool: AnyPool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
+    return DeviceKernels(reference_attention(pool, spec.heads, spec.rules), TorchElementwise(), TorchGrouped())
+
+
+def reference_attention(pool: AnyPool, heads: int, rules: AnyRules) -> RecordedAttention:
     if isinstance(pool, PartedPool):
-        of_parts = zip(pool.parts, rules_of_parts(pool, spec.rules), strict=True)
-        parts = [_attention(part, spec.heads, rules) for part, rules in of_parts]
-        return DeviceKernels(PartedDeviceAttention(pool, parts), TorchElementwise(), TorchGrouped())
-    return DeviceKernels(_attention(pool, spec.heads, spec.rules), TorchElementwise(), TorchGrouped())
+        of_parts = zip(pool.parts, rules_of_parts(pool, rules), strict=True)
+        return PartedDeviceAttention(pool, [_attention(part, heads, some) for part, some in of_parts])
+    return _attention(pool, heads, rules)
 
 
 def _attention(pool: UniformPool, heads: int, rules: AnyRules) -> RecordedAttention:

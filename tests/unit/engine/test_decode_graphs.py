@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,16 @@ def test_padding_reads_one_scratch_token_and_writes_to_scratch() -> None:
     assert tables.tolist() == [[0, 0, 0], [5, 6, 7], [40, 40, 40], [40, 40, 40]]
     assert slots.dtype == np.int64
     assert {array.dtype for array in (fields, tokens, positions, tables)} == {np.dtype(np.int32)}
+
+
+def test_padding_writes_to_the_scratch_row_of_each_page_group() -> None:
+    streams = [(Stream(list(range(20)), [4, 5], computed=19, window_rows=[2, 9]), 1)]
+    pages = replace(PAGES, window_scratch_rows=(12,))
+    slots, window_slots, *_, tables, window_tables = padded(step(streams), 2, pages)
+    assert slots.tolist() == [5 * 16 + 3, 640]
+    assert window_slots.tolist() == [9 * 16 + 3, 12 * 16]
+    assert tables.tolist() == [[4, 5], [40, 40]]
+    assert window_tables.tolist() == [[2, 9], [12, 12]]
 
 
 class Spy:

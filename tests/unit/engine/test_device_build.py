@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.batches import Stream, generate
-from tests.unit.engine.reference_attention import ReferenceAttention
+from tests.unit.engine.reference_attention import reference_attention
 from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
 from tests.unit.models.family_configs import CONFIGS, WINDOW
 from tests.unit.models.test_registry import saved
@@ -22,7 +22,7 @@ from twostroke.engine.device_runner import DeviceRunner
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention_rules import AnyRules
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
-from twostroke.kernels.page_pool import PagePool
+from twostroke.kernels.parted_pool import AnyPool, RecordedAttention
 from twostroke.models.registry import read_spec
 from twostroke.models.weights.files import TensorFiles
 
@@ -47,10 +47,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU answers to the name of a CUDA device."""
 
     def attention(
-        pool: PagePool, *, heads: int, rules: AnyRules, dtype: torch.dtype, has_sinks: bool
-    ) -> ReferenceAttention:
+        pool: AnyPool, *, heads: int, rules: AnyRules, dtype: torch.dtype, has_sinks: bool
+    ) -> RecordedAttention:
         assert dtype == torch.float32
-        return ReferenceAttention(pool, rules)
+        return reference_attention(pool, heads, rules)
 
     monkeypatch.setattr("twostroke.engine.device_fit.resolve_device", lambda _name: torch.device("cpu"))
     monkeypatch.setattr(build, "_build_on_cpu", build._build_on_device)
@@ -140,13 +140,15 @@ def test_families_answer_as_on_the_cpu_and_their_experts_are_counted_alike(
     on_device = config(tmp_path, max_model_len=96).model_copy(update={"cache": room})
     built = build_runner(on_device, tmp_path)
     assert isinstance(built.runner, DeviceRunner)
-    answer = generate(built.runner, Stream(prompt.copy(), [7, 2, 9, 4]), 8, chunk=9)
+    rows = [6, 1, 3, 0] if len(built.model.page_groups) > 1 else None
+    answer = generate(built.runner, Stream(prompt.copy(), [7, 2, 9, 4], window_rows=rows), 8, chunk=9)
     built.close()
     monkeypatch.undo()
     monkeypatch.setenv(OVERRIDE, TORCH)
     on_cpu = config(tmp_path, max_model_len=96, device="cpu").model_copy(update={"cache": room})
     usual = build_runner(on_cpu, tmp_path)
-    assert generate(usual.runner, Stream(prompt.copy(), [1, 2, 3, 5]), 8, chunk=9) == answer
+    assert generate(usual.runner, Stream(prompt.copy(), [1, 2, 3, 5], window_rows=rows), 8, chunk=9) == answer
+    assert usual.model.fingerprint == built.model.fingerprint
     loads = [None if engine.expert_load is None else engine.expert_load.tokens.tolist() for engine in (built, usual)]
     assert loads[0] == loads[1]
     usual.close()

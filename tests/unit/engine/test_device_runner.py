@@ -80,7 +80,7 @@ def plan_for(spec: ModelSpec, *, with_head: bool = True, form: str = "float32") 
 def on_device(directory: Path, plan: DevicePlan) -> DeviceRunner:
     pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
     with TensorFiles(directory, torch.float32, plan.device) as files:
-        return make_device_runner(plan, files, pages, CpuAccelerator(), reference_kernels)
+        return make_device_runner(plan, files, [pages], CpuAccelerator(), reference_kernels)
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_a_device_step_over_int4_pages_samples_and_stores_what_the_cpu_runner_do
         return reference_kernels(over, spec, dtype)
 
     with TensorFiles(directory, torch.float32, plan.device) as files:
-        device = make_device_runner(plan, files, pages, CpuAccelerator(), kernels)
+        device = make_device_runner(plan, files, [pages], CpuAccelerator(), kernels)
     mine, theirs = ([[token.token for token in answer] for answer in serve(runner)] for runner in (device, usual))
     assert mine == theirs
     over = nibbles_of(pool[0])
@@ -290,7 +290,7 @@ def test_a_prefill_worker_has_no_head_and_fills_the_same_pages(directory: Path) 
         pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
         pool = pages.view(torch.float32).view(-1, *spec.page_shape(16).dims)
         with TensorFiles(directory, torch.float32, plan.device) as files:
-            runner = make_device_runner(plan, files, pages, CpuAccelerator(), reference_kernels)
+            runner = make_device_runner(plan, files, [pages], CpuAccelerator(), reference_kernels)
         assert runner.run(chunk).tokens == ()
         pools.append(pool[:PAGES])
     assert torch.equal(*pools)
@@ -314,7 +314,7 @@ def test_warming_up_packs_no_step_before_the_last_one_is_done(directory: Path, m
     plan = plan_for(read_spec(directory), with_head=False)
     pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
     with TensorFiles(directory, torch.float32, plan.device) as files:
-        make_device_runner(plan, files, pages, Watched(), reference_kernels)
+        make_device_runner(plan, files, [pages], Watched(), reference_kernels)
     assert said == ["upload", "wait"] * (len(said) // 2)
     assert len(said) > 2
 
@@ -327,7 +327,7 @@ def test_a_worker_on_a_device_can_be_calibrated_and_its_pages_stay_as_they_were(
     plan = plan_for(read_spec(directory), with_head=samples, form=form)
     pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
     with TensorFiles(directory, torch.float32, plan.device) as files:
-        runner = make_device_runner(plan, files, pages, CpuAccelerator(), reference_kernels)
+        runner = make_device_runner(plan, files, [pages], CpuAccelerator(), reference_kernels)
     reach = CalibrationLimits(
         step_tokens=plan.max_tokens,
         max_model_len=plan.max_model_len,
