@@ -71,7 +71,7 @@ def padded(batch: Batch, size: int, pages: PageTable) -> list[HostArray]:
     tables of each group.
     """
     rows = batch.sequences
-    own = (batch, *batch.windows)
+    own: tuple[Batch | GroupPlaces, ...] = (batch, *batch.windows)
     scratch = (pages.scratch_page, *pages.window_scratch_rows)
     assert len(own) == len(scratch), f"{len(own)} page groups where there are {len(scratch)}"
     all_slots = [np.full(size, page * pages.block_size, np.int64) for page in scratch]

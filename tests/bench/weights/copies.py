@@ -47,7 +47,7 @@ def fp8_in_blocks(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     """Return a matrix [rows, inputs] with a scale for each block of 128 x 128, and what it stands for."""
     rows, inputs = weight.shape
     wide = torch.nn.functional.pad(weight, (0, -inputs % BLOCK, 0, -rows % BLOCK))
-    blocks = wide.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    blocks = wide.view(wide.shape[0] // BLOCK, BLOCK, wide.shape[1] // BLOCK, BLOCK)
     scales = blocks.abs().amax((1, 3)).clamp(min=1e-12) / 448
     by = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :inputs]
     codes = (weight / by).to(torch.float8_e4m3fn)
@@ -63,11 +63,10 @@ def hessians_of(directory: Path, calibration: torch.Tensor) -> Hessians:
     """Sums by the first module of those that have one input."""
     alias = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 
-    def watch(name: str, module: torch.nn.Module) -> None:
+    def watch(name: str, module: torch.nn.Linear) -> None:
         first = next((name.replace(own, of) for own, of in alias.items() if name.endswith(own)), name)
         if first not in shared:
-            inputs = module.weight.shape[1]
-            shared[first] = torch.zeros(inputs, inputs)
+            shared[first] = torch.zeros(module.in_features, module.in_features)
         found[name] = shared[first]
         if first != name:
             return
@@ -81,7 +80,7 @@ def hessians_of(directory: Path, calibration: torch.Tensor) -> Hessians:
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
             watch(name, module)
-    for window in calibration.split(512):
+    for window in torch.split(calibration, 512):
         model.model(window[None])
     return found
 

@@ -65,7 +65,7 @@ def split_text(tokens: torch.Tensor, options: WeightOptions) -> tuple[list[torch
     needed = options.windows * options.window_tokens
     if len(tokens) < needed + options.window_tokens:
         raise ConfigError(f"--text has {len(tokens)} tokens, {needed + options.window_tokens} are needed", field="text")
-    return list(tokens[:needed].split(options.window_tokens)), tokens[needed : needed + CALIBRATION_TOKENS]
+    return list(torch.split(tokens[:needed], options.window_tokens)), tokens[needed : needed + CALIBRATION_TOKENS]
 
 
 @contextmanager
