@@ -37,7 +37,7 @@ from twostroke.config import PACED_PREFIX, ClusterConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.models.catalog.places import locate
-from twostroke.models.weights.stored.check import check_weights
+from twostroke.models.preflight import check_model
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
     from cluster.launch.supervisor_client import SupervisorClient
@@ -302,5 +302,5 @@ def _model_dir(config: ClusterConfig) -> str:
         PacedSpec.parse(model.model.removeprefix(PACED_PREFIX)).page_bytes_for(config.cache.block_size)
         return ""
     directory = locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype)
-    check_weights(directory)
+    check_model(directory, model)
     return str(directory)

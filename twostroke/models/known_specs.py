@@ -50,7 +50,8 @@ def _remember(memory: Path, spec: ModelSpec) -> None:
         log.warning("spec not remembered path=%s error=%s", memory, error)
 
 
-def _memory_of(directory: Path, max_model_len: int | None, implementation: str) -> Path:
+def spec_key(directory: Path, max_model_len: int | None, implementation: str) -> str:
+    """Return the digest of all that a spec is read from, the code that reads it included."""
     facts = f"{version('transformers')} {version('torch')} {max_model_len} {implementation}"
     key = hashlib.blake2b(facts.encode(), digest_size=16)
     here = Path(__file__).parent
@@ -58,4 +59,8 @@ def _memory_of(directory: Path, max_model_len: int | None, implementation: str) 
     for path in (*code, *(directory / name for name in READ_FILES)):
         content = path.read_bytes() if path.exists() else b""
         key.update(f" {len(content)} ".encode() + content)
-    return cache_dir() / "models" / "specs" / f"{key.hexdigest()}.json"
+    return key.hexdigest()
+
+
+def _memory_of(directory: Path, max_model_len: int | None, implementation: str) -> Path:
+    return cache_dir() / "models" / "specs" / f"{spec_key(directory, max_model_len, implementation)}.json"

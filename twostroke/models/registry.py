@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig
@@ -19,6 +20,20 @@ from twostroke.models.families.tensors import Family
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.schemes import scheme_of
 
+CONFUSED: Final = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, MemoryError)
+"""What transformers, and we, raise where a config has values that make no sense."""
+LARGEST: Final[Mapping[str, int]] = {
+    "num_hidden_layers": 10_000,
+    "n_layer": 10_000,
+    "n_layers": 10_000,
+    "num_layers": 10_000,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "hidden_size": 1 << 24,
+    "vocab_size": 1 << 28,
+}
+"""Sizes that are far beyond every model: more is a mistake, and would take memory before anybody looks at weights."""
+
 
 def read_spec(directory: Path, max_model_len: int | None = None, implementation: str = AUTO) -> ModelSpec:
     """The spec of the model in `directory`.
@@ -30,16 +45,23 @@ def read_spec(directory: Path, max_model_len: int | None = None, implementation:
         raw = _raw_config(directory)
         if "auto_map" in raw and raw.get("model_type") not in CONFIG_MAPPING:
             raise _unsupported(directory, "code that comes with a model (auto_map), which is never run,")
+        _check_sizes(directory, raw)  # transformers makes lists as long as these say
         config: Any = AutoConfig.from_pretrained(directory)
     except KeyError as error:
         raise _unsupported(directory, f"model type {error}") from error
-    except (OSError, ValueError, StrictDataclassError) as error:
+    except (OSError, StrictDataclassError, *CONFUSED) as error:
         if "does not recognize this architecture" in str(error):
             raise _unsupported(directory, f"model type {_raw_config(directory).get('model_type')!r}") from error
-        raise ConfigError(
-            f"{directory / 'config.json'} cannot be read: {' '.join(str(error).split())}", field="model"
-        ) from error
+        raise _unreadable(directory, error) from error
     published = PublishedConfig(directory, config, raw, max_model_len, _supported())
+    _check_sizes(directory, {key: getattr(config, key, None) for key in LARGEST})
+    try:
+        return _spec_of(published, implementation)
+    except CONFUSED as error:
+        raise _unreadable(directory, error) from error
+
+
+def _spec_of(published: PublishedConfig, implementation: str) -> ModelSpec:
     if implementation == TRANSFORMERS or (implementation == AUTO and _architecture(published) not in FAMILIES):
         from twostroke.models.generic.probe import read_generic  # builds models with torch, which families need not
 
@@ -48,9 +70,21 @@ def read_spec(directory: Path, max_model_len: int | None = None, implementation:
     _refuse_unknown_features(published)
     spec = family.read(published)
     for key in ("num_experts", "num_local_experts"):
-        if spec.experts is None and not spec.dense_layers and getattr(config, key, None):
+        if spec.experts is None and not spec.dense_layers and getattr(published.config, key, None):
             raise published.refusal(f"a mixture of experts ({key})")
     return spec
+
+
+def _check_sizes(directory: Path, sizes: Mapping[str, Any]) -> None:
+    for key, most in LARGEST.items():
+        value = sizes.get(key)
+        if value is not None and not (isinstance(value, int) and 1 <= value <= most):
+            raise ConfigError(f"{directory / 'config.json'}: {key} is {value!r}", field="model")
+
+
+def _unreadable(directory: Path, error: BaseException) -> ConfigError:
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return ConfigError(f"{directory / 'config.json'} cannot be read: {said}", field="model")
 
 
 def _supported() -> str:
@@ -66,7 +100,9 @@ def _unsupported(directory: Path, what: str) -> UnsupportedModel:
 
 
 def _raw_config(directory: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        raise TypeError("it is no object")
     return config
 
 

@@ -63,11 +63,17 @@ class PublishedConfig:
         return kinds
 
     def eos_token_ids(self) -> tuple[int, ...]:
-        """generation_config.json knows of chat turns' ends that config.json often omits."""
+        """generation_config.json knows of chat turns' ends that config.json often omits.
+
+        Raises ValueError for what is no token.
+        """
         ids = self.config.eos_token_id
         generation = self.directory / "generation_config.json"
         if generation.exists():
             ids = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id", ids)
         if ids is None:
             return ()
-        return (ids,) if isinstance(ids, int) else tuple(ids)
+        every = (ids,) if isinstance(ids, int) else tuple(ids)
+        if not all(isinstance(each, int) for each in every):
+            raise ValueError(f"eos_token_id is {ids!r}")
+        return every

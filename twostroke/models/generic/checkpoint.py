@@ -21,8 +21,10 @@ NAMED: Final = 3
 """Names of tensors that one line repeats."""
 
 
-def load_checkpoint(directory: Path, dtype: torch.dtype, *, with_head: bool) -> Any:
+def load_checkpoint(directory: Path, dtype: torch.dtype, *, with_head: bool, device: str | None = None) -> Any:
     """Return the model with its weights; without its head where `with_head` is false.
+
+    On the device "meta" weights are looked at, and not read.
 
     Raises ConfigError, one line, for weights that are missing, misshapen, of another type, or cannot be read.
     """
@@ -41,9 +43,10 @@ def load_checkpoint(directory: Path, dtype: torch.dtype, *, with_head: bool) -> 
             trust_remote_code=False,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            device_map=device,
         )
     except Exception as error:  # it raises whatever damaged files lead to
-        said = " ".join(str(error).split())
+        said = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"weights in {directory} cannot be read: {said}", field="model") from error
     if info["missing_keys"]:
         raise _wrong(directory, "no tensor", info["missing_keys"])
