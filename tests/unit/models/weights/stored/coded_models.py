@@ -78,7 +78,7 @@ def packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 words of codes along the last dimension, the lowest bits first."""
     per_word = 32 // bits
     padded = torch.nn.functional.pad(codes.long(), (0, -codes.shape[-1] % per_word))
-    words = padded.unflatten(-1, (-1, per_word)) << torch.arange(0, 32, bits)
+    words = torch.unflatten(padded, -1, (-1, per_word)) << torch.arange(0, 32, bits)
     total = words.sum(-1)
     return torch.where(total >= 1 << 31, total - (1 << 32), total).int()
 
@@ -87,7 +87,7 @@ def rounded(
     weight: torch.Tensor, bits: int, group: int, *, is_symmetric: bool, dtype: torch.dtype
 ) -> list[torch.Tensor]:
     """Unsigned codes [rows, inputs], scales and zeros [rows, groups], and the float32 that they stand for."""
-    groups = weight.unflatten(1, (-1, group))
+    groups = torch.unflatten(weight, 1, (-1, group))
     top = (1 << bits) - 1
     if is_symmetric:
         scales = (groups.abs().amax(-1) / (top / 2 - 0.5)).to(dtype)
@@ -128,7 +128,7 @@ def _awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     codes, scales, zeros, meaning = rounded(weight, 4, 32, is_symmetric=False, dtype=torch.float16)
 
     def words(outputs: torch.Tensor) -> torch.Tensor:
-        return packed(outputs.t().unflatten(1, (-1, 8))[..., [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1), 4)
+        return packed(torch.unflatten(outputs.t(), 1, (-1, 8))[..., [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1), 4)
 
     return {"qweight": words(codes), "qzeros": words(zeros), "scales": scales.t()}, meaning
 
@@ -176,7 +176,7 @@ def _int8(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def _mxfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    groups = weight.unflatten(1, (-1, 32))
+    groups = torch.unflatten(weight, 1, (-1, 32))
     exponents = (groups.abs().amax(-1).clamp(min=1e-6) / 6).log2().ceil()
     halves = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]) / 2
     scaled = groups / torch.exp2(exponents)[..., None]
