@@ -15,11 +15,11 @@ from itertools import accumulate
 from typing import TypeVar
 
 from router.routing.held_blocks import BUCKETS, HeldBlocks
+from router.routing.part_depths import deepest_of_all
 from twostroke.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.events import EventBatch, TierChange, batch_of, digest_term, in_parts
 from twostroke.kv_cache.tier import PLACES, Group, Tier
-from twostroke.kv_cache.window_parts import deepest
 
 Mask = int
 """A set of holders: one bit each."""
@@ -307,13 +307,9 @@ class PrefixIndex:
     ) -> dict[WorkerId, int]:
         """Returns how far each worker holds pages and, of the last blocks before, window parts; the fewest first."""
         parts = self._looking_down_to(lowest, hashes, also, self._parts)
-
-        def depth_of(worker: WorkerId, pages: int) -> int:
-            bit = self._workers[worker].bit
-            return deepest(pages, tail_blocks, lambda block: bool(parts(block) & bit))
-
-        depths = {worker: depth_of(worker, pages) for worker, pages in reach.items()}
-        return {worker: depths[worker] for worker in sorted(depths, key=depths.__getitem__) if depths[worker]}
+        pages = [(depth, self._workers[worker].bit) for worker, depth in reach.items()]
+        found = deepest_of_all(pages, tail_blocks, parts)
+        return {worker: depth for depth, mask in reversed(found) for worker in self._masks.of(mask)}
 
     def _reach(
         self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None, form: Callable[[int], Depth]

@@ -1,0 +1,60 @@
+"""How far workers can go on with the window parts that they hold, for all workers at once.
+
+A worker goes on at the deepest block before which it holds all pages, and the window parts of the last `tail_blocks`
+blocks. Asked for one by one, dozens of workers with gaps would each be walked block by block, for every request. So
+the holders of each block are one mask, and those of a run of blocks the "and" of these. That of each run of one length
+comes from the two pieces of that length that it lies in, each gone through once from both ends (van Herk 1992).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import accumulate
+from operator import and_
+
+Mask = int
+"""A set of holders: one bit each."""
+
+
+def deepest_of_all(
+    pages: Iterable[tuple[int, Mask]], tail_blocks: int, parts: Callable[[int], Mask]
+) -> list[tuple[int, Mask]]:
+    """Returns (depth, who can go on there) for those that can go on behind any block, the deepest first.
+
+    `pages`: (leading blocks of which they hold the pages, who); `parts`: who holds the window part of a block. Takes
+    about one look and some operations on masks for each block, and only a few where the last parts are there.
+    """
+    reaching = sorted(pages)
+    runs = _runs(parts, tail_blocks, reaching[-1][0] if reaching else 0)
+    found, waiting, depth = list[tuple[int, Mask]](), 0, 0
+    while reaching or waiting:
+        if not waiting:
+            depth = reaching[-1][0]
+        while reaching and reaching[-1][0] == depth:
+            waiting |= reaching.pop()[1]
+        if depth <= 0:
+            break
+        here = waiting & runs(depth)
+        if here:
+            found.append((depth, here))
+            waiting ^= here
+        depth -= 1
+    return found
+
+
+def _runs(parts: Callable[[int], Mask], length: int, blocks: int) -> Callable[[int], Mask]:
+    """Returns who holds the parts of all of the last `length` blocks before a depth, of at most so many blocks."""
+
+    @cache
+    def piece(number: int) -> tuple[list[Mask], list[Mask]]:
+        """The holders of the first n blocks of a piece, and of those from the n-th on."""
+        masks = [parts(block) for block in range(number * length, min((number + 1) * length, blocks))]
+        return [*accumulate(masks, and_, initial=-1)], [*accumulate(reversed(masks), and_, initial=-1)][::-1]
+
+    def holders(depth: int) -> Mask:
+        number, over = divmod(depth, length)
+        mask = piece(number - 1)[1][over] if number else -1
+        return mask & piece(number)[0][over] if over else mask
+
+    return holders
