@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from twostroke.config.model import AUTO, TRANSFORMERS
 from twostroke.errors import ConfigError, UnsupportedModel
 from twostroke.kernels.activation import ACTIVATIONS
+from twostroke.models.families.numbers import check_numbers
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.families.ropes import KINDS
 from twostroke.models.families.table import FAMILIES
@@ -43,6 +44,7 @@ def read_spec(directory: Path, max_model_len: int | None = None, implementation:
     """
     try:
         raw = _raw_config(directory)
+        check_numbers(raw, directory / "config.json")
         if "auto_map" in raw and raw.get("model_type") not in CONFIG_MAPPING:
             raise _unsupported(directory, "code that comes with a model (auto_map), which is never run,")
         _check_sizes(directory, raw)  # transformers makes lists as long as these say
@@ -68,6 +70,9 @@ def _spec_of(published: PublishedConfig, implementation: str) -> ModelSpec:
         return read_generic(published)
     family = _family(published)
     _refuse_unknown_features(published)
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < 1:
+        raise published.refusal(f"sliding_window {window!r}")
     spec = family.read(published)
     for key in ("num_experts", "num_local_experts"):
         if spec.experts is None and not spec.dense_layers and getattr(published.config, key, None):
