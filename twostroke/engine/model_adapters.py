@@ -15,8 +15,11 @@ from twostroke.kernels.linear import Linears
 from twostroke.models.adapters.peft import Adapter
 from twostroke.models.adapters.products import TorchAdapter
 from twostroke.models.adapters.shapes import ProjectionShapes
+from twostroke.models.families.gemma2 import GEMMA2
+from twostroke.models.families.gemma3 import GEMMA3
 from twostroke.models.families.llama import LLAMA
 from twostroke.models.families.mistral import MISTRAL
+from twostroke.models.families.phi3 import PHI3
 from twostroke.models.families.qwen2 import QWEN2
 from twostroke.models.families.qwen3 import QWEN3
 from twostroke.models.families.table import named
@@ -25,7 +28,7 @@ from twostroke.models.weights.balanced_keys import row_factors
 from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.stored.model_files import layouts_in
 
-ADAPTED: Final = tuple(family.architecture for family in (LLAMA, MISTRAL, QWEN2, QWEN3))
+ADAPTED: Final = tuple(family.architecture for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3))
 """Families with the seven projections of `ProjectionShapes` in every layer, whose rows lie as in their files."""
 
 

@@ -32,6 +32,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     "llama biased": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
     "qwen2": Qwen2Config(**SIZES),
     "qwen3": Qwen3Config(**SIZES, head_dim=16),
+    **{name: CONFIGS[name] for name in ("gemma2", "gemma3", "phi3")},
 }
 """The keys of Qwen2 have a bias: rows of its projections are balanced, and so must be those of its adapters."""
 SOME = ["q_proj", "v_proj"]
@@ -141,7 +142,7 @@ def test_an_adapter_of_other_shapes_is_refused(tmp_path: Path) -> None:
         slots(tmp_path / "base", torch.float32, TorchLinears()).prepare(read_adapter(folder))
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe", "gemma2", "gpt2"])
+@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_neox", "gpt2"])
 def test_families_whose_adapters_are_not_computed_are_refused_by_name(name: str, tmp_path: Path) -> None:
     saved(CONFIGS[name], tmp_path / "base")
     adapter = read_adapter(write_adapter(tmp_path / "adapter"))
