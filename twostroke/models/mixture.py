@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.spec import ExpertSpec, ModelSpec
-from twostroke.models.weights.products import Experts, Mlp
+
+if TYPE_CHECKING:  # devices choose experts where safetensors is not installed
+    from twostroke.models.weights.products import Experts, Mlp
 
 LEAST_SUM: Final = 1e-20
 """Added to the sum of sigmoids before weights are divided by it, as transformers does: all of them may be zero."""

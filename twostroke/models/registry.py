@@ -70,7 +70,7 @@ def _spec_of(published: PublishedConfig, implementation: str) -> ModelSpec:
         return read_generic(published)
     family = _family(published)
     _refuse_unknown_features(published)
-    window = getattr(config, "sliding_window", None)
+    window = getattr(published.config, "sliding_window", None)
     if window is not None and window < 1:
         raise published.refusal(f"sliding_window {window!r}")
     spec = family.read(published)
