@@ -94,8 +94,8 @@ def _unreadable(directory: Path, error: BaseException) -> ConfigError:
 
 def _supported() -> str:
     return (
-        f"Supported: {', '.join(FAMILIES)} with full or sliding attention, {', '.join(ACTIVATIONS)}, unquantised "
-        f"weights, rope {', '.join(KINDS)}; and other causal language models whose code in transformers calls its "
+        f"Supported: {', '.join(FAMILIES)} with full or sliding attention, {', '.join(ACTIVATIONS)}, "
+        f"rope {', '.join(KINDS)}; and other causal language models whose code in transformers calls its "
         "attention interface once per layer."
     )
 

@@ -37,7 +37,7 @@ def test_kernels_compile_for_hopper_without_spills_and_with_its_instructions(tmp
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path.cwd())}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-W", "error", str(Path(__file__).with_name("compile_sm90.py")), *COMPILED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     kernels = {kernel["kernel"]: kernel for kernel in map(json.loads, done.stdout.splitlines())}
     assert len(kernels) == len(COMPILED)
