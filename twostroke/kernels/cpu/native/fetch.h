@@ -67,11 +67,13 @@ class Reading {
     // After one head's part of the pieces the next head's, then the next pieces, then the values.
     void turn() {
         left_ = 0;
-        if (piece_ >= pieces_) return;
+        if (piece_ >= pieces_ || lines_ == 0) return;
         const int64_t from = (is_value_ ? value_offset_ : 0) + head_ * head_stride_;
-        for (int s = 0; s < STREAMS; s++)
-            streams_.at[s] = keys_ + from + place_.offsets[std::min(piece_ + s, pieces_ - 1)];
-        left_ = lines_;
+        left_ = lines_ * std::min(STREAMS, pieces_ - piece_) / STREAMS;  // fewer pieces are multiplied in fewer steps
+        for (int s = 0; s < STREAMS; s++) {
+            const int line = s * left_;
+            streams_.at[s] = keys_ + from + place_.offsets[piece_ + line / lines_] + line % lines_ * LINE;
+        }
         if (has_scales_ && !is_value_) fetch_scales();
         if (++head_ < heads_) return;
         head_ = 0;
