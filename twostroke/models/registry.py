@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,17 +22,6 @@ from twostroke.models.weights.stored.schemes import scheme_of
 
 CONFUSED: Final = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, MemoryError)
 """What transformers, and we, raise where a config has values that make no sense."""
-LARGEST: Final[Mapping[str, int]] = {
-    "num_hidden_layers": 10_000,
-    "n_layer": 10_000,
-    "n_layers": 10_000,
-    "num_layers": 10_000,
-    "num_attention_heads": 1 << 16,
-    "num_key_value_heads": 1 << 16,
-    "hidden_size": 1 << 24,
-    "vocab_size": 1 << 28,
-}
-"""Sizes that are far beyond every model: more is a mistake, and would take memory before anybody looks at weights."""
 
 
 def read_spec(directory: Path, max_model_len: int | None = None, implementation: str = AUTO) -> ModelSpec:
@@ -47,7 +35,6 @@ def read_spec(directory: Path, max_model_len: int | None = None, implementation:
         check_numbers(raw, directory / "config.json")
         if "auto_map" in raw and raw.get("model_type") not in CONFIG_MAPPING:
             raise _unsupported(directory, "code that comes with a model (auto_map), which is never run,")
-        _check_sizes(directory, raw)  # transformers makes lists as long as these say
         config: Any = AutoConfig.from_pretrained(directory)
     except KeyError as error:
         raise _unsupported(directory, f"model type {error}") from error
@@ -56,7 +43,6 @@ def read_spec(directory: Path, max_model_len: int | None = None, implementation:
             raise _unsupported(directory, f"model type {_raw_config(directory).get('model_type')!r}") from error
         raise _unreadable(directory, error) from error
     published = PublishedConfig(directory, config, raw, max_model_len, _supported())
-    _check_sizes(directory, {key: getattr(config, key, None) for key in LARGEST})
     try:
         return _spec_of(published, implementation)
     except CONFUSED as error:
@@ -78,13 +64,6 @@ def _spec_of(published: PublishedConfig, implementation: str) -> ModelSpec:
         if spec.experts is None and not spec.dense_layers and getattr(published.config, key, None):
             raise published.refusal(f"a mixture of experts ({key})")
     return spec
-
-
-def _check_sizes(directory: Path, sizes: Mapping[str, Any]) -> None:
-    for key, most in LARGEST.items():
-        value = sizes.get(key)
-        if value is not None and not (isinstance(value, int) and 1 <= value <= most):
-            raise ConfigError(f"{directory / 'config.json'}: {key} is {value!r}", field="model")
 
 
 def _unreadable(directory: Path, error: BaseException) -> ConfigError:
