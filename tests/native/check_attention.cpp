@@ -97,7 +97,7 @@ struct Pages {
         s.exact_value_offset = kv_heads * s.exact_head_stride;
         s.exact_layer_stride = 2 * s.exact_value_offset;
         s.exact_page_stride = LAYERS * s.exact_layer_stride;
-        s.layers = LAYERS, s.block = BLOCK, s.heads = heads, s.kv_heads = kv_heads, s.head_dim = dim, s.tokens = tokens;
+        s.block = BLOCK, s.heads = heads, s.kv_heads = kv_heads, s.head_dim = dim, s.tokens = tokens;
         s.block_tables = tables.data(), s.table_stride = table_stride;
         rules.assign(LAYERS, {float(1 / std::sqrt(double(dim))), 0, 0, 0});
         s.rules = rules.data(), s.ropes = 1, s.dtype = Memory<T>::DTYPE;

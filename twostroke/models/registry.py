@@ -56,9 +56,6 @@ def _spec_of(published: PublishedConfig, implementation: str) -> ModelSpec:
         return read_generic(published)
     family = _family(published)
     _refuse_unknown_features(published)
-    window = getattr(published.config, "sliding_window", None)
-    if window is not None and window < 1:
-        raise published.refusal(f"sliding_window {window!r}")
     spec = family.read(published)
     for key in ("num_experts", "num_local_experts"):
         if spec.experts is None and not spec.dense_layers and getattr(published.config, key, None):

@@ -151,7 +151,7 @@ def endpoint() -> Iterator[Try]:
             read = PageEndpoint.unpack(data)
             assert PageEndpoint.unpack(read.pack()) == read
             assert all(type(text) is str for text in (read.transport, read.address, read.host_id, read.fingerprint))
-            assert min(read.pages, read.page_bytes) >= 0
+            assert all(min(region.pages, region.page_bytes) >= 0 for region in read.layout.regions)
             check_copies([PageCopy(PageId(3), PageId(0), 0)], read, memory)
 
     yield attempt
@@ -309,7 +309,7 @@ OPEN = convert.request_to_message(
 )  # fmt: skip
 BATCH = control_pb2.KvEventBatch(
     worker_id="w", epoch="1.0000000000000007", sequence=4, stored=bytes(32), removed=bytes(16), block_count=1,
-    digest=bytes(16), lower_tiers=[control_pb2.TierChange(tier=control_pb2.TIER_HOST, stored=bytes(16))],
+    digest=bytes(16), further=[control_pb2.TierChange(tier=control_pb2.TIER_HOST, stored=bytes(16))],
 )  # fmt: skip
 TOKEN = worker_pb2.Token(id=5, logprob=-0.5, top=[worker_pb2.TopLogprob(id=5, logprob=-0.5)])
 ERROR = worker_pb2.ErrorInfo(kind="Overloaded", message="m", field="f")

@@ -96,7 +96,7 @@ def test_a_worker_serves_in_the_role_that_it_is_given_until_it_is_given_another_
     def role_and_epoch() -> tuple[str, int]:
         workers = {each["worker_id"]: each for each in json.loads(server.command("status", "--json"))["workers"]}
         said = workers.get("prefill-0", {"role": "", "epoch": "0."})
-        return said["role"], int(said["epoch"].partition(".")[0])
+        return said["role"], int(said["epoch"].partition(".")[0] or 0)
 
     begun, pid = role_and_epoch()[1], server.worker_pid("PrefillWorker")
     server.command("role", "prefill-0", "decode")

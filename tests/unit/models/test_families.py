@@ -236,7 +236,6 @@ def test_the_bill_counts_every_weight(name: str, tmp_path: Path) -> None:
         ("gemma3", "use_bidirectional_attention", True),
         ("gemma3", "attn_logit_softcapping", 50.0),
         ("gpt2", "add_cross_attention", True),
-        ("gpt_oss", "swiglu_limit", 0.0),
         ("gpt_oss", "hidden_act", "gelu"),
         ("gemma2", "hidden_activation", "relu2"),
     ],

@@ -42,6 +42,7 @@ def test_sizes_that_are_none_are_refused_by_their_key(name: str, value: object, 
         ("deepseek_v2, lite", "routed_scaling_factor", math.inf),
         ("deepseek_v2, lite", "first_k_dense_replace", -1),
         ("deepseek_v2, lite", "n_shared_experts", -1),
+        ("gpt_oss", "swiglu_limit", 0.0),
     ],
 )
 def test_numbers_that_would_give_wrong_answers_are_refused_by_their_key(

@@ -18,7 +18,7 @@ from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.attention_rules import AnyRules, AttentionRule, rules_of
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import FIELDS, Spans, TokenSlots, cut_into_tiles, spans_by_length, spans_on
-from twostroke.kernels.triton.checks import WIDEST_HEAD
+from twostroke.kernels.triton.checks import WIDEST_HEAD, check_pool
 from twostroke.kernels.triton.decode import (
     HOPPER_SHARED_BYTES,
     MOST_PACKED,
@@ -172,6 +172,7 @@ class TritonStep:
 
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         backend = self._backend
+        check_pool(backend.pool, layer)
         window = backend.rules[layer].window
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for decode in self._decodes:

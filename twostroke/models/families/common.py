@@ -46,8 +46,11 @@ def attention_bias(published: PublishedConfig) -> Mapping[str, bool]:
 
 def one_window(published: PublishedConfig) -> tuple[AttentionRule, ...]:
     """Return the rules of a family whose layers all have the same window; none where they have no window."""
-    window, scale = published.config.sliding_window, published.head_dim() ** -0.5
-    return () if window is None else (AttentionRule(scale=scale, window=window),) * published.config.num_hidden_layers
+    if published.config.sliding_window is None:
+        return ()
+    rule = AttentionRule(scale=published.head_dim() ** -0.5, window=_window(published))
+    layers: int = published.config.num_hidden_layers
+    return (rule,) * layers
 
 
 def typed_windows(
@@ -55,12 +58,22 @@ def typed_windows(
 ) -> tuple[AttentionRule, ...]:
     """Return the rules of a family whose config names the layers that have a window; none where all rules are usual.
 
-    Raises UnsupportedModel for layers that are neither full nor sliding.
+    Raises UnsupportedModel for layers that are neither full nor sliding, and for a window below one token.
     """
     kinds: Sequence[str] = published.layer_types()
     if scale is None and softcap is None and "sliding_attention" not in kinds:
         return ()
     usual = published.head_dim() ** -0.5 if scale is None else scale
     full = AttentionRule(scale=usual, softcap=softcap)
-    sliding = AttentionRule(scale=usual, softcap=softcap, window=published.config.sliding_window, rope=sliding_rope)
+    if "sliding_attention" not in kinds:
+        return (full,) * len(kinds)
+    sliding = AttentionRule(scale=usual, softcap=softcap, window=_window(published), rope=sliding_rope)
     return tuple(full if kind == "full_attention" else sliding for kind in kinds)
+
+
+def _window(published: PublishedConfig) -> int | None:
+    """Return the window of layers that have one; None where they see all tokens in spite of their kind."""
+    window: int | None = published.config.sliding_window
+    if window is not None and window < 1:
+        raise published.refusal(f"sliding_window {window!r}")
+    return window
