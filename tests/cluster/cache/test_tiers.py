@@ -65,7 +65,7 @@ async def test_a_prompt_that_lies_on_one_disk_alone_is_asked_there(tmp_path: Pat
         async def on_tiers() -> dict[str, frozenset[tuple[Tier, bytes]]]:
             await until_equal(cluster)
             shown = {worker: (await shown_by_router(cluster, worker))[3] for worker in cluster.workers}
-            return {worker: frozenset((tier, block) for tier, block, _ in parts) for worker, parts in shown.items()}
+            return {worker: frozenset((tier, block) for tier, _, block in parts) for worker, parts in shown.items()}
 
         await client.tokens(prompt(0), **OPTIONS)
         home, blocks = next((worker, shown) for worker, shown in (await on_tiers()).items() if shown)
