@@ -104,7 +104,7 @@ def billed_model(flags: BillFlags) -> BilledModel:
 
 
 def _groups_of(spec: ModelSpec, flags: BillFlags) -> tuple[LayerGroup, ...]:
-    """Return the groups of layers whose pages lie apart: one where whole blocks are moved, stored, or on a device."""
+    """Return the groups of layers whose pages are counted apart: one where whole blocks are moved, and on a GPU."""
     memory = flags.memory
     by_whole_blocks = bool(memory.host_cache_bytes or memory.disk_cache_bytes or memory.device_memory_bytes)
     groups = groups_apart(spec.page_groups, by_whole_blocks=by_whole_blocks or page_form(flags.form).spans_block)
