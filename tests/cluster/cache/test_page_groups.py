@@ -56,10 +56,10 @@ async def test_every_hit_is_the_one_that_the_router_predicted(tmp_path: Path) ->
             await until_equal(cluster)  # events of the last answer have come
         await client.close()
     records = [json.loads(line) for line in log.read_text().splitlines()]
-    found = [(each["predicted_cached_tokens"], each["cached_tokens"]) for each in records if each["record"] == "answer"]
+    found = [each for each in records if each["record"] == "answer"]
     assert len(found) == 60
-    assert [pair for pair in found if pair[0] != pair[1]] == []
-    assert sum(cached > 0 for _, cached in found) > 15
+    assert [each for each in found if each["predicted_cached_tokens"] != each["cached_tokens"]] == []
+    assert sum(each["cached_tokens"] > 0 for each in found) > 15
     assert any(each.get("source") for each in records), "nothing was pulled"
 
 
