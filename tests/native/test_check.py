@@ -16,7 +16,7 @@ NATIVE = Path(twostroke.kernels.cpu.__file__).parent / "native"
 PRODUCTS = ("team", "lease", "linear", "low_rank", "stored", "fused")
 SOURCES = (*PRODUCTS, "attention", "attend_bytes", "attend_nibbles", "latents", "store", "plan")
 AMX = next(each for each in VARIANTS if each.name == "amx")
-OPTIONS = ("-O1", "-std=c++17", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-Wno-psabi")
+OPTIONS = ("-std=c++17", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-Wno-psabi")
 
 
 def complaints(
@@ -45,11 +45,14 @@ def need(*programs: str) -> None:
 
 
 def emulated(variant: Variant, *options: str, built: Path, native: Path = NATIVE) -> str:
-    """What the check finds in a variant whose instructions are emulated. AMX differs from AVX-512 in products alone."""
+    """What the check finds in a variant whose instructions are emulated. AMX differs from AVX-512 in products alone.
+
+    Without optimisation: inlining what stands for an instruction takes minutes, and the check itself takes seconds.
+    """
     need("g++")
     extensions = [flag.removeprefix("-m") for flag in variant.flags.split() if flag.startswith(("-mavx512", "-mamx"))]
     defined = (f"-D__{extension.upper().replace('-', '_')}__" for extension in extensions)
-    options = (f"-I{HERE / 'emulated'}", *defined, *options)
+    options = ("-O0", f"-I{HERE / 'emulated'}", *defined, *options)
     return complaints("g++", *options, built=built, native=native, is_whole=variant != AMX)
 
 
@@ -108,7 +111,7 @@ def test_arm_kernels_equal_plain_loops_under_qemu(tmp_path: Path, name: str) -> 
     need("aarch64-linux-gnu-g++", "qemu-aarch64")
     flags, processor, is_whole = ARM[name]
     built, run = tmp_path / "check", ("qemu-aarch64", "-cpu", processor)
-    options = ("-static", *flags.split())
+    options = ("-O1", "-static", *flags.split())
     assert complaints("aarch64-linux-gnu-g++", *options, built=built, run=run, is_whole=is_whole) == ""
     code = subprocess.run(["aarch64-linux-gnu-objdump", "-d", built], capture_output=True, text=True, check=True).stdout
     assert ("bfdot" in code) == ("bf16" in name)

@@ -83,7 +83,7 @@ def stops(text: str) -> list[str]:
     return [text[len(text) * share // 100 :][:20] for share in (30, 45, 60, 75)]
 
 
-@pytest.mark.parametrize(("dtype", "kills"), [("float32", 1), ("bfloat16", 2)])
+@pytest.mark.parametrize(("dtype", "kills"), [pytest.param("float32", 1, marks=pytest.mark.slow), ("bfloat16", 2)])
 async def test_streams_that_move_are_the_same_to_the_last_bit(dtype: str, kills: int) -> None:
     """float32 with --deterministic; bfloat16 as it is, since the native kernels keep it."""
     model = ModelConfig(dtype=dtype, deterministic=dtype == "float32")

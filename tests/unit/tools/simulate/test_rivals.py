@@ -60,7 +60,13 @@ def p90_s(summary: Summary) -> float:
 
 @pytest.mark.parametrize(
     ("rival", "most"),
-    [("round-robin", 0.10), ("least-requests", 0.40), ("sglang", 0.75), ("dynamo", 0.85), ("dynamo-sticky", 1.0)],
+    [
+        ("round-robin", 0.10),
+        pytest.param("least-requests", 0.40, marks=pytest.mark.slow),
+        pytest.param("sglang", 0.75, marks=pytest.mark.slow),
+        pytest.param("dynamo", 0.85, marks=pytest.mark.slow),
+        ("dynamo-sticky", 1.0),
+    ],
 )
 def test_ours_has_the_earlier_first_tokens(under: Summarised, rival: str, most: float) -> None:
     ours, theirs = under("kv"), under(rival)
