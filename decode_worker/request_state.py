@@ -147,9 +147,14 @@ class RequestState:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens whose KV was found in a cache instead of being computed for this request."""
+        """Prompt tokens whose KV was found in a cache instead of being computed for this request.
+
+        Too few while a pull is open: only its report tells what its source has computed.
+        """
         missing = self.missing_blocks - self.reused_blocks + len(self.sequence.computed_blocks)
         blocks = len(self.request.block_hashes) - missing
+        if self.has_windows and self.pulls:
+            blocks = min(blocks, self.sequence.hit_blocks)
         return min(max(0, blocks) * self.block_size, len(self.request.prompt))
 
     def entry(self, from_position: int, number: int) -> worker_pb2.TokenEntry:
