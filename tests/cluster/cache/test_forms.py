@@ -29,7 +29,10 @@ def fresh(built: BuiltEngine, length: int) -> Answer:
     return go_on(built, prompt(0, length), 0)
 
 
-@pytest.mark.parametrize(("form", "exact_layers", "prefill"), [("int8", 0, 0), pytest.param("int4", 0, 0, marks=pytest.mark.slow), ("int4", 2, 1)])
+@pytest.mark.parametrize(
+    ("form", "exact_layers", "prefill"),
+    [("int8", 0, 0), pytest.param("int4", 0, 0, marks=pytest.mark.slow), ("int4", 2, 1)],
+)
 async def test_an_answer_is_the_same_wherever_its_pages_come_from(
     smollm2_dir: Path, tmp_path: Path, form: str, exact_layers: int, prefill: int
 ) -> None:
