@@ -40,7 +40,7 @@ from twostroke.worker.pins.keeper import PinKeeper
 from twostroke.worker.pulls.ordered_pull import ExpectedPages, OrderedPull
 from twostroke.worker.pulls.pages_service import CachedOnlyJob, RequestedBlocks
 from twostroke.worker.pulls.peer_pulls import PeerPulls
-from twostroke.worker.pulls.pull_spec import PullReport, PullSpec, windows_of
+from twostroke.worker.pulls.pull_spec import PullReport, PullSpec, unwritten_windows, windows_of
 from twostroke.worker.role_host import RoleHost, first_token_due_s
 from twostroke.worker.worker import RoleServices
 
@@ -156,7 +156,13 @@ class RequestManager(RoleServices):
     def ordered_pull(self, sequence: Sequence) -> OrderedPull | None:
         state = self._by_sequence[sequence]
         expected = self._expected_pages(state)
-        return None if expected is None else OrderedPull(expected, lambda blocks: self._pull_given_up(state, blocks))
+        if expected is None:
+            return None
+        return OrderedPull(
+            expected,
+            lambda blocks: self._pull_given_up(state, blocks),
+            lambda blocks: self._pull_given_up_windows(state, blocks),
+        )
 
     def admitted(self, admission: AdmittedSequence) -> None:
         reach(Point.DECODE_ADMITTED)
@@ -345,9 +351,14 @@ class RequestManager(RoleServices):
         unwritten = self._host.pool.unwritten_blocks(state.sequence.pages, blocks)
         if not unwritten or state.has_ended:
             return
-        if not state.sequence.preemptions:
+        if not state.sequence.preemptions and not state.has_windows:
             state.missing_blocks += len(unwritten)
         self._began(state, self._start_pull(state, unwritten))
+
+    def _pull_given_up_windows(self, state: RequestState, blocks: list[int]) -> None:
+        unwritten = unwritten_windows(state.sequence, self._host.pool, blocks)
+        if unwritten and not state.has_ended:
+            self._began(state, self._start_pull(state, [], unwritten))
 
     def _pull_from_peer(
         self, state: RequestState, peer: PeerPrefix, blocks: list[int], windows: Iterable[int] = ()

@@ -24,6 +24,7 @@ from twostroke.worker.pins.keeper import PinKeeper
 from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.pulls.pages_service import RequestedBlocks
 from twostroke.worker.pulls.peer_pulls import PeerPulls
+from twostroke.worker.pulls.pull_spec import unwritten_windows
 from twostroke.worker.role_host import RoleHost, first_token_due_s
 from twostroke.worker.worker import RoleServices
 
@@ -125,7 +126,13 @@ class BuildJobs(RoleServices):
     def ordered_pull(self, sequence: BuildSequence) -> OrderedPull | None:
         job = self._open[sequence]
         expected = None if job.peer is None else self._peer_pulls.expected(job.peer)
-        return None if expected is None else OrderedPull(expected, lambda blocks: self._pull_given_up(job, blocks))
+        if expected is None:
+            return None
+        return OrderedPull(
+            expected,
+            lambda blocks: self._pull_given_up(job, blocks),
+            lambda blocks: self._pull_from_peer(job, (), unwritten_windows(sequence, self._host.pool, blocks)),
+        )
 
     def admitted(self, admission: AdmittedSequence) -> None:
         """Fetch from the peer what it holds; called before any block of the job is computed."""

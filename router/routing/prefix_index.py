@@ -19,7 +19,7 @@ from router.routing.part_depths import deepest_of_all
 from twostroke.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.events import EventBatch, TierChange, batch_of, digest_term, in_parts
-from twostroke.kv_cache.tier import PLACES, Group, Tier
+from twostroke.kv_cache.tier import PLACES, TIERS, Group, Tier
 
 Mask = int
 """A set of holders: one bit each."""
@@ -110,7 +110,7 @@ class _WorkerBlocks:
     @property
     def lowest(self) -> Tier:
         """The lowest tier that holds anything."""
-        return next((tier for tier in _UPWARDS if self.counts[tier]), Tier.DEVICE)
+        return next((tier for tier in _UPWARDS if self.counts[tier] or self.counts[TIERS + tier]), Tier.DEVICE)
 
 
 class _WorkerMasks:
@@ -286,7 +286,7 @@ class PrefixIndex:
         and spilling downwards keep them. A worker with a hole gets a number at the hole or past it. If that is too high
         the worker computes the hole, and predicted reuse is seen to have been wrong.
         """
-        lowest = next((tier for tier in _UPWARDS if self._pages[tier]), Tier.DEVICE)
+        lowest = next((tier for tier in _UPWARDS if self._pages[tier] or self._parts[tier]), Tier.DEVICE)
         if lowest is Tier.DEVICE and not tail_blocks:
             return self._reach(lowest, hashes, also, lambda depth: (depth,))
         reaches = [self._reach(tier, hashes, also, int) for tier in Tier if tier <= lowest]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from tools.bill.model import BilledModel
-from tools.bill.options import BillFlags, MemoryFlags
+from tools.bill.options import BillFlags
 from twostroke.config import CacheConfig, ScheduleConfig
 from twostroke.config.cache import HOST_CACHE_BYTES
 from twostroke.errors import ConfigError
@@ -30,6 +31,8 @@ class FormBill:
     disk_pages: int
     weights_step_bytes: int
     """What a step reads beside pages."""
+    host_windows: int = 0
+    """Window parts in host memory, where these lie apart from pages."""
 
     @property
     def token_bytes(self) -> float:
@@ -38,14 +41,16 @@ class FormBill:
     @property
     def host_tier_bytes(self) -> int:
         """What the host tier takes, if there is one."""
-        return host_pool_bytes(self.host_pages, self.size.block_bytes) if self.host_pages else 0
+        if not self.host_pages:
+            return 0
+        windows = self.size.windows
+        parts = 0 if windows is None else host_pool_bytes(self.host_windows, windows.page_bytes)
+        return host_pool_bytes(self.host_pages, self.size.page_bytes) + parts
 
     @property
     def pool_bytes(self) -> int:
         """What the pool takes on a CPU, with its scratch page and generations."""
-        size, windows = self.size, self.size.windows
-        further = [] if windows is None else [PageRegion(windows.pages, windows.page_bytes)]
-        return PoolLayout.of(size.pages, size.page_bytes, *further).host_bytes
+        return _layout_of(self.size).host_bytes
 
     def step_bytes(self, streams: int, tokens: int) -> float:
         """Return what a decode step of so many streams reads, each of which attends to `tokens`."""
@@ -75,46 +80,63 @@ def form_bills(model: BilledModel, flags: BillFlags) -> dict[str, FormBill]:
             model.check_form(form, memory.block_size)
         except ConfigError:
             continue
-        page_bytes = model.page_bytes(form, memory.block_size)
         try:
-            size, host, disk = _size(model, form, flags), _host_pages(memory, page_bytes), 0
-            if memory.disk_cache_bytes:
-                disk = disk_pages(memory.disk_cache_bytes, page_bytes)
+            bills[form] = _bill_of(model, form, flags)
         except ConfigError:
             if form == flags.form:
                 raise
-            size, host, disk = PoolSize(0, page_bytes, memory.block_size), 0, 0
-        bills[form] = FormBill(form, size, host, disk, model.weights.step)
+            size = PoolSize(0, model.page_bytes(form, memory.block_size), memory.block_size)
+            bills[form] = FormBill(form, size, 0, 0, model.weights.step)
     if flags.model.max_model_len is not None:
         bills[flags.form].size.check(flags.model.max_model_len)
     return bills
 
 
-def _host_pages(memory: MemoryFlags, page_bytes: int) -> int:
-    if not memory.host_cache_bytes:
-        return 0
-    return enough_pages(memory.host_cache_bytes, page_bytes, least=1, flag="--host-cache")
+def _bill_of(model: BilledModel, form: str, flags: BillFlags) -> FormBill:
+    """Raises ConfigError where the pool or a tier is refused."""
+    size, memory = _size(model, form, flags), flags.memory
+    host, *host_windows = _tier_pages(size, memory.host_cache_bytes, _host_pages)
+    disk, *_ = _tier_pages(size, memory.disk_cache_bytes, disk_pages)
+    return FormBill(form, size, host, disk, model.weights.step, sum(host_windows))
+
+
+def _layout_of(size: PoolSize) -> PoolLayout:
+    further = [] if size.windows is None else [PageRegion(size.windows.pages, size.windows.page_bytes)]
+    return PoolLayout.of(size.pages, size.page_bytes, *further)
+
+
+def _tier_pages(size: PoolSize, most_bytes: int, pages_in: Callable[[int, int], int]) -> list[int]:
+    """Return how many pages of each group a tier holds; `pages_in` counts those of one size in some bytes."""
+    layout = _layout_of(size)
+    sizes = layout.page_sizes
+    if not most_bytes:
+        return [0] * len(sizes)
+    return [pages_in(int(most_bytes * layout.share(group)), page_bytes) for group, page_bytes in enumerate(sizes)]
+
+
+def _host_pages(most_bytes: int, page_bytes: int) -> int:
+    return enough_pages(most_bytes, page_bytes, least=1, flag="--host-cache")
 
 
 def _size(model: BilledModel, form: str, flags: BillFlags) -> PoolSize:
-    memory = flags.memory
+    memory, on_gpu = flags.memory, flags.memory.device_memory_bytes is not None
     page_bytes = model.page_bytes(form, memory.block_size)
+    window = model.groups[-1].window if model.groups and not page_form(form).spans_block else None
+    apart = [group.page_bytes(form, memory.block_size) for group in model.groups]
+    pool = SharedPool(
+        page_sizes=(page_bytes,) if window is None else tuple(apart),
+        window=window,
+        block_size=memory.block_size,
+        longest=model.longest,
+        step_tokens=ScheduleConfig(max_num_seqs=flags.model.max_num_seqs).step_tokens(on_gpu=on_gpu),
+    )
     if memory.device_memory_bytes is None:
-        window = model.groups[-1].window if model.groups and not page_form(form).spans_block else None
-        apart = [group.page_bytes(form, memory.block_size) for group in model.groups]
-        pool = SharedPool(
-            page_sizes=(page_bytes,) if window is None else tuple(apart),
-            window=window,
-            block_size=memory.block_size,
-            longest=model.longest,
-            step_tokens=ScheduleConfig(max_num_seqs=flags.model.max_num_seqs).step_tokens(),
-        )
         return pool.size(memory.kv_cache_memory_bytes or HOST_CACHE_BYTES)
     reading = MemoryReading(BILLED_DEVICE, memory.device_memory_bytes, memory.device_memory_bytes)
     working = model.working_bytes + _exact_bytes(model, form, flags)
     needs = DeviceNeeds(weight_bytes=model.weights.total, working_bytes=working, page_bytes=page_bytes)
     cache = CacheConfig(block_size=memory.block_size, kv_cache_memory_bytes=memory.kv_cache_memory_bytes)
-    return PoolSize(device_pages(reading, needs, cache), page_bytes, memory.block_size)
+    return pool.size(device_pages(reading, needs, cache) * page_bytes)
 
 
 def _exact_bytes(model: BilledModel, form: str, flags: BillFlags) -> int:

@@ -258,10 +258,8 @@ def _build_on_cpu(
 
 def _groups_of(config: WorkerConfig, spec: ModelSpec) -> tuple[PageGroup, ...]:
     """Return the page groups that the pools of a cluster's workers keep apart."""
-    cache = config.cache
-    has_lower_tiers = bool(cache.host_cache_bytes or cache.disk_cache_bytes)
     converts, spans_block = config.kv_format != config.peer_kv_format, page_form(config.kv_format).spans_block
-    return groups_apart(spec.page_groups, by_whole_blocks=has_lower_tiers or converts or spans_block)
+    return groups_apart(spec.page_groups, by_whole_blocks=converts or spans_block)
 
 
 def _host_layout(

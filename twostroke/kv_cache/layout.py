@@ -57,6 +57,11 @@ class PoolLayout:
         """Bytes of one block's pages in all groups."""
         return sum(self.page_sizes)
 
+    def share(self, region: int) -> float:
+        """Return which part of the bytes of all regions' pages one region has."""
+        own = self.regions[region]
+        return own.pages * own.page_bytes / sum(each.pages * each.page_bytes for each in self.regions)
+
     @functools.cached_property
     def starts(self) -> tuple[int, ...]:
         """Bytes before each region."""

@@ -86,7 +86,7 @@ class BlockPool:
         self.total = total
         self.windows: WindowParts | None = None
         if window is not None and window_listener is not None:
-            self.windows = WindowParts(window, window_listener, lambda block_hash: self.find(block_hash) is not None)
+            self.windows = WindowParts(window, window_listener, self._parent_of)
         self._listener = listener
         self._pages = [_Page() for _ in range(total)]
         self._free: deque[PageId] = deque(PageId(page) for page in range(total))
@@ -338,6 +338,10 @@ class BlockPool:
 
     # Internals
 
+    def _parent_of(self, block_hash: BlockHash) -> BlockHash | None:
+        page = self.find(block_hash)
+        return None if page is None else self._pages[page].parent
+
     def _takeable(self, held: Iterable[PageId | None]) -> int:
         """Return how many pages a claim can get besides those that hold its blocks already."""
         woken = sum(1 for page in held if page is not None and self._pages[page].state is PageState.CACHED)
@@ -419,16 +423,16 @@ class BlockPool:
         assert record.hash is not None
         assert record.parent is not None
         self._listener.evicting(page, record.hash, record.parent)
-        self._remove_page(page)
+        self._remove_page(page, is_evicted=True)
 
     def _forget_page(self, page: PageId) -> None:
-        self._listener.forgotten(self._remove_page(page))
+        self._listener.forgotten(self._remove_page(page, is_evicted=False))
 
-    def _remove_page(self, page: PageId) -> BlockHash:
+    def _remove_page(self, page: PageId, *, is_evicted: bool) -> BlockHash:
         block_hash = self._pages[page].hash
         assert block_hash is not None
         if self.windows is not None:
-            self.windows.page_removed(block_hash)
+            self.windows.page_removed(block_hash, is_evicted=is_evicted)
         self._forget(page)
         self._listener.removed(block_hash)
         return block_hash
@@ -483,17 +487,13 @@ class BlockPool:
         named = {record.hash: page for page, record in enumerate(self._pages) if record.hash is not None}
         assert named == self._by_hash, "hashes and pages disagree"
         assert len(named) == sum(record.hash is not None for record in self._pages), "two pages share a hash"
-        children = Counter(record.parent for record in self._pages if record.parent is not None)
-        assert children == self._children
-        for page, record in enumerate(self._pages):
-            check_record(f"page {page}", record)
+        assert self._children == Counter(record.parent for record in self._pages if record.parent is not None)
         assert all(count > 0 for count in self._pins.values()), f"pins that hold nothing: {self._pins}"
-        for record in self._pages:
-            if record.state in UNHELD_BLOCKS:
-                is_pinned = record.hash in self._pins
-                assert (record.state is PageState.PINNED) == is_pinned, f"{record} but is_pinned={is_pinned}"
         leaves = set(self._leaves)
         for page, record in enumerate(self._pages):
+            check_record(f"page {page}", record)
+            if record.state in UNHELD_BLOCKS:
+                assert (record.state is PageState.PINNED) == (record.hash in self._pins), f"{record} and its pins"
             if record.state is PageState.CACHED and record.hash is not None and not self._children[record.hash]:
                 assert (record.last_used, page) in leaves, f"cached leaf {page} can never be evicted"
         if self.windows is not None:

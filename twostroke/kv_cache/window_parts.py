@@ -5,7 +5,8 @@ last blocks alone, while it needs the pages of all of its blocks for the layers 
 states of a page (`twostroke.kv_cache.pool`), and holders and a writer of its own. It never stays without the page of
 its block: whoever holds the part holds the page too, and where the page is removed, the part is removed first.
 
-A part that nobody holds is cached. The least recently used one is evicted, alone: the page of its block stays.
+A part that nobody holds is cached. The least recently used one is evicted, alone: the page of its block stays. Lower
+tiers keep those with which a prompt or a sequence ended, or from which one went on: nobody else goes on from others.
 
 Work that has begun never waits for a slot. Whoever begins says how many slots it will hold at most, and begins only
 where these, what others said, and what is kept otherwise fit into the region together.
@@ -28,6 +29,9 @@ class WindowListener(Protocol):
     def stored(self, block_hash: BlockHash) -> None: ...
 
     def removed(self, block_hash: BlockHash) -> None: ...
+
+    def evicting(self, slot: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
+        """Called just before a part from which sequences may go on loses its slot: its bytes can still be copied."""
 
     def new_writer(self, page: PageId) -> None: ...
 
@@ -79,16 +83,20 @@ class _Slot:
     filled: bool = False
     refs: int = 0
     writer: SessionId | None = None
+    is_end: bool = False
+    """A prompt or a sequence ended with it, or one went on from it."""
 
 
 class WindowParts:
     """All window parts of a worker. One owner, one thread: the worker's event loop."""
 
-    def __init__(self, shape: WindowShape, listener: WindowListener, has_page: Callable[[BlockHash], bool]) -> None:
-        """`has_page` tells whether the page of a block is readable here."""
+    def __init__(
+        self, shape: WindowShape, listener: WindowListener, parent_of: Callable[[BlockHash], BlockHash | None]
+    ) -> None:
+        """`parent_of` returns the parent of a block whose page is readable here, else None."""
         self.shape = shape
         self._listener = listener
-        self._has_page = has_page
+        self._parent_of = parent_of
         ids = [PageId(shape.first + number) for number in range(shape.slots)]
         self._slots = {slot: _Slot() for slot in ids}
         self._free = deque(ids)
@@ -187,12 +195,16 @@ class WindowParts:
             self._move(slot, PageState.ACTIVE)
         return slot
 
-    def release(self, slots: Iterable[PageId]) -> None:
-        """Release one hold on each; the first ones are evicted before the later ones."""
+    def release(self, slots: Iterable[PageId], *, is_end: bool = True) -> None:
+        """Release one hold on each; the first ones are evicted before the later ones.
+
+        `is_end` is False for parts that a sequence only passed.
+        """
         for slot in slots:
             record = self._slots[slot]
             assert record.refs > 0, f"slot {slot} is released more often than held"
             record.refs -= 1
+            record.is_end |= is_end
             if record.refs == 0:
                 self._retire(slot)
 
@@ -298,17 +310,17 @@ class WindowParts:
         self._by_hash[block_hash] = slot
         self._listener.stored(block_hash)
 
-    def page_removed(self, block_hash: BlockHash) -> None:
-        """Remove the part of a block whose page is about to be removed: nobody holds either."""
+    def page_removed(self, block_hash: BlockHash, *, is_evicted: bool) -> None:
+        """Remove the part of a block whose page is about to be evicted or forgotten: nobody holds either."""
         slot = self._by_hash.get(block_hash)
         if slot is not None:
             assert self._slots[slot].state in UNHELD_BLOCKS, f"slot {slot} is held without its page"
-            self._remove(slot)
+            self._remove(slot, is_evicted=is_evicted)
 
     def forget_cached(self) -> None:
         """Remove the cached parts whose pages stay."""
         for slot in list(self._cached):
-            self._remove(slot)
+            self._remove(slot, is_evicted=False)
 
     # Internals
 
@@ -332,16 +344,16 @@ class WindowParts:
         if slot is None:
             slot = next((each for each, record in self._slots.items() if record.state is PageState.PINNED), None)
         if slot is not None:
-            self._remove(slot)
+            self._remove(slot, is_evicted=True)
         return slot is not None
 
     def _retire(self, slot: PageId) -> None:
         """Move a part whose last hold was released."""
         record = self._slots[slot]
-        if record.filled and record.hash is not None and self._has_page(record.hash):
+        if record.filled and record.hash is not None and self._parent_of(record.hash) is not None:
             self._move(slot, PageState.PINNED if record.hash in self._pins else PageState.CACHED)
         elif record.filled:
-            self._remove(slot)
+            self._remove(slot, is_evicted=False)
         elif record.writer is not None:
             self._drop_hash(record)
             self._move(slot, PageState.QUARANTINED)
@@ -358,16 +370,19 @@ class WindowParts:
         if slot is not None and self._slots[slot].state is PageState.PINNED:
             self._move(slot, PageState.CACHED)
 
-    def _remove(self, slot: PageId) -> None:
-        block_hash = self._slots[slot].hash
+    def _remove(self, slot: PageId, *, is_evicted: bool) -> None:
+        record = self._slots[slot]
+        block_hash, parent = record.hash, self._parent_of(record.hash) if record.hash is not None else None
         assert block_hash is not None
+        if is_evicted and record.is_end and parent is not None:
+            self._listener.evicting(slot, block_hash, parent)
         self._free_slot(slot)
         self._listener.removed(block_hash)
 
     def _free_slot(self, slot: PageId) -> None:
         record = self._slots[slot]
         self._drop_hash(record)
-        record.filled, record.writer = False, None
+        record.filled, record.writer, record.is_end = False, None, False
         self._move(slot, PageState.FREE)
         self._free.append(slot)
 
@@ -403,7 +418,7 @@ class WindowParts:
             check_record(f"window slot {slot}", record)
             if record.state in UNHELD_BLOCKS:
                 assert record.hash is not None
-                assert self._has_page(record.hash), f"window part {slot} without the page of its block"
+                assert self._parent_of(record.hash) is not None, f"window part {slot} without the page of its block"
                 assert (record.state is PageState.PINNED) == (record.hash in self._pins), f"{record} and its pins"
 
 

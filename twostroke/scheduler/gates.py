@@ -16,12 +16,21 @@ class ClaimGate(Protocol):
     def may_claim(self, session: SessionId, hashes: ListOf[BlockHash], private: int) -> bool:
         """Return False while blocks that the claim would evict are being saved; it is asked again after that."""
 
+    def loaded_depth(self, hashes: ListOf[BlockHash]) -> int:
+        """Return after how many of these blocks a sequence can go on once lower tiers have brought what they hold.
+
+        It is 0 where they bring nothing.
+        """
+
 
 class OpenGate:
     """Lets every claim be made at once."""
 
     def may_claim(self, session: SessionId, hashes: ListOf[BlockHash], private: int) -> bool:
         return True
+
+    def loaded_depth(self, hashes: ListOf[BlockHash]) -> int:
+        return 0
 
 
 class AdapterGate(Protocol):

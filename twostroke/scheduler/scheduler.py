@@ -87,8 +87,8 @@ class Scheduler:
         """Most tokens in one step; a worker may allow more once it has measured what they cost."""
         window = None if pool.windows is None else pool.windows.shape
         self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids, window)
-        self._progress = _progress_of(pool, limits.block_size, self.step_tokens)
         self._gate = gate or OpenGate()
+        self._progress = _progress_of(pool, limits.block_size, self.step_tokens, self._gate)
         self._adapters = adapters or NoAdapters()
         self._waiting = WaitingQueue()
         self._released: dict[PageId, None] = {}
@@ -455,10 +455,10 @@ class Scheduler:
         return Emission(sequence, token, finish)
 
 
-def _progress_of(pool: BlockPool, block_size: int, step_tokens: int) -> BlockProgress:
+def _progress_of(pool: BlockPool, block_size: int, step_tokens: int, gate: ClaimGate) -> BlockProgress:
     if pool.windows is None:
         return PageProgress(pool, block_size)
-    return WindowProgress(pool, pool.windows, block_size, step_tokens)
+    return WindowProgress(pool, pool.windows, block_size, step_tokens, gate.loaded_depth)
 
 
 def _beside(chunks: ListOf[Chunk], budget: Budget, prompt_context_tokens: int) -> int:

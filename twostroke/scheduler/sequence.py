@@ -23,7 +23,7 @@ class HeldWindows:
     most: int | None
     """Slots that it spoke for when it began; None: it takes them one by one."""
     pulled_depth: int = 0
-    """Blocks after which it goes on where a pull brings all of them; 0 where none is to."""
+    """Blocks after which it goes on where a pull or a load brings all of them; 0 where none is to."""
     full_blocks: int = 0
     """Leading blocks whose pages are filled."""
     filled_parts: int = 0
@@ -61,6 +61,9 @@ class Sequence:
     """Leading blocks that were here when it was first admitted."""
     pulled_blocks: int = 0
     """Leading blocks that are to come from another worker."""
+    loaded_blocks: int = 0
+    """Leading blocks after which it can go on once lower tiers have brought what they hold; 0 where they bring nothing,
+    and where window parts do not lie apart from pages."""
     pending_tokens: int = 0
     """Last tokens of `known` that will probably be computed here, while it waits."""
     passes: int = 0

@@ -14,9 +14,10 @@ chunk, and those at the end of a pull. Once its prompt is computed, a sequence t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 
-from twostroke.ids import PageId, SessionId
+from twostroke.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.pool import BlockPool, Claim
 from twostroke.kv_cache.window_parts import WindowParts
 from twostroke.scheduler.progress import PageProgress
@@ -24,9 +25,18 @@ from twostroke.scheduler.sequence import HeldWindows, Sequence
 
 
 class WindowProgress:
-    def __init__(self, pool: BlockPool, windows: WindowParts, block_size: int, step_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        windows: WindowParts,
+        block_size: int,
+        step_tokens: int,
+        loaded_depth: Callable[[ListOf[BlockHash]], int],
+    ) -> None:
+        """`loaded_depth` returns after how many blocks a sequence goes on once lower tiers have brought theirs."""
         self._pool = pool
         self._windows = windows
+        self._loaded_depth = loaded_depth
         self._block_size = block_size
         self._whole = PageProgress(pool, block_size)
         self._chunk_blocks = min(-(-step_tokens // block_size) + 1, windows.shape.chunk_slots)
@@ -34,6 +44,7 @@ class WindowProgress:
 
     def may_begin(self, sequence: Sequence) -> bool:
         depth = self._pool.hits(sequence.block_hashes)
+        sequence.loaded_blocks = self._loaded_depth(sequence.block_hashes)
         return self._windows.has_room(self._most_parts(sequence, depth))
 
     def begin(self, sequence: Sequence, claim: Claim) -> list[int]:
@@ -171,9 +182,11 @@ class WindowProgress:
         )
 
     def _pulled_depth(self, sequence: Sequence, depth: int) -> int:
-        """Return where a pull of a sequence will end, or 0 if it goes on at `depth` without one."""
+        """Return where a pull or else a load will end, or 0 if a sequence goes on at `depth` without one."""
         pulled = min(sequence.pulled_blocks, len(sequence.block_hashes))
-        return pulled if pulled > depth else 0
+        if pulled > depth:
+            return pulled
+        return sequence.loaded_blocks if sequence.loaded_blocks > depth else 0
 
     def _most_parts(self, sequence: Sequence, depth: int) -> int:
         tail, blocks = self._windows.shape.tail_blocks, len(sequence.block_hashes)
@@ -182,7 +195,7 @@ class WindowProgress:
         return min(blocks, tails * tail + self._chunk_blocks) + private
 
     def _take_tail(self, sequence: Sequence) -> list[int]:
-        """Hold the window parts at the end of a pull; return the blocks whose parts are to be pulled."""
+        """Hold the window parts at the end of a pull or load; return the blocks whose parts are to be brought."""
         held, missing = _held(sequence), list[int]()
         for block in self._windows.shape.tail(held.pulled_depth):
             if block in held.slots:
@@ -248,20 +261,23 @@ class WindowProgress:
 
     def _passed(self, sequence: Sequence, depth: int) -> None:
         """Release the window parts that no token after the first `depth` blocks sees."""
-        held, tail = _held(sequence), self._windows.shape.tail(depth)
+        held, shape = _held(sequence), self._windows.shape
+        tail = shape.tail(depth)
         passed = sorted(block for block in held.slots if block < tail.start)
-        self._let_go(sequence, [held.slots.pop(block) for block in passed])
+        ends = [shape.tail(end) for end in (sequence.prompt_tokens // self._block_size, sequence.hit_blocks)]
+        for block in passed:
+            self._let_go(sequence, [held.slots.pop(block)], is_end=any(block in end for end in ends))
         if held.most is None:
             self._windows.commit(-len(passed))
         elif depth >= len(sequence.block_hashes):
             self._leave_promise(sequence, depth)
 
-    def _let_go(self, sequence: Sequence, slots: ListOf[PageId]) -> None:
+    def _let_go(self, sequence: Sequence, slots: ListOf[PageId], *, is_end: bool = True) -> None:
         """Release slots; those that the sequence had begun to write are left to others."""
         for slot in slots:
             if self._windows.writer(slot) == sequence.session:
                 self._windows.clear_writer(slot)
-        self._windows.release(slots)
+        self._windows.release(slots, is_end=is_end)
 
     def _leave_promise(self, sequence: Sequence, depth: int | None = None) -> None:
         """Give back slots that were spoken for and are not held, once all hashed blocks are computed."""

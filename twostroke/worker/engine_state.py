@@ -22,6 +22,7 @@ from twostroke.kv_cache.tier import Group
 from twostroke.models.catalog.places import locate
 from twostroke.profiler import Profiler
 from twostroke.worker.steps.rates import Rates
+from twostroke.worker.tiers.group_tiers import GroupTiers
 from twostroke.worker.tiers.opening import open_tiers
 from twostroke.worker.tiers.page_tiers import PageTiers
 
@@ -32,47 +33,53 @@ SWITCH_INTERVAL_S = 0.0005
 class _PoolListener:
     """Passes changes of blocks to the event log of the current epoch and the tiers, and new writers to the memory."""
 
-    def __init__(self, memory: Pages, tiers: PageTiers) -> None:
+    def __init__(self, memory: Pages, tiers: GroupTiers) -> None:
         self.log = EventLog(Epoch.begin(0))
         self._memory = memory
         self._tiers = tiers
 
     def stored(self, name: BlockHash) -> None:
         self.log.stored(name)
-        self._tiers.saw(name)
+        self._tiers.full.saw(name)
 
     def removed(self, name: BlockHash) -> None:
         self.log.removed(name)
 
     def evicting(self, page: PageId, name: BlockHash, parent: BlockHash) -> None:
-        self._tiers.evicting(page, name, parent)
+        self._tiers.full.evicting(page, name, parent)
 
     def forgotten(self, name: BlockHash) -> None:
-        self._tiers.forgotten(name)
+        for tiers in self._tiers.groups:
+            tiers.forgotten(name)
 
     def new_writer(self, page: PageId) -> None:
         self._memory.begin_new_generation(page)
 
 
 class _WindowListener:
-    """Passes changes of window parts to the event log of the current epoch, and new writers to the memory."""
+    """Passes changes of window parts to the epoch's event log and the tiers, and new writers to the memory."""
 
-    def __init__(self, pages: _PoolListener, memory: Pages) -> None:
+    def __init__(self, pages: _PoolListener, memory: Pages, tiers: PageTiers) -> None:
         self._pages = pages
         self._memory = memory
+        self._tiers = tiers
 
     def stored(self, block_hash: BlockHash) -> None:
         self._pages.log.stored(block_hash, group=Group.WINDOW)
+        self._tiers.saw(block_hash)
 
     def removed(self, block_hash: BlockHash) -> None:
         self._pages.log.removed(block_hash, group=Group.WINDOW)
+
+    def evicting(self, slot: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
+        self._tiers.evicting(slot, block_hash, parent)
 
     def new_writer(self, page: PageId) -> None:
         self._memory.begin_new_generation(page)
 
 
 class EngineState:
-    def __init__(self, built: BuiltEngine, profiler: Profiler, tiers: PageTiers) -> None:
+    def __init__(self, built: BuiltEngine, profiler: Profiler, tiers: GroupTiers) -> None:
         self.facts = built.model
         self.memory = built.memory
         self.determinism = built.determinism
@@ -86,7 +93,8 @@ class EngineState:
         self.is_calibrated = False
         self.tiers = tiers
         self._listener = _PoolListener(built.memory, tiers)
-        window_listener = _WindowListener(self._listener, built.memory)
+        windows = tiers.windows
+        window_listener = None if windows is None else _WindowListener(self._listener, built.memory, windows)
         self.pool = BlockPool(built.model.pages, self._listener, built.model.window_shape, window_listener)
 
     @classmethod

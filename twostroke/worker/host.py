@@ -7,12 +7,13 @@ import dataclasses
 import itertools
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke import __version__
 from twostroke.config import WorkerConfig
 from twostroke.errors import EngineLost
-from twostroke.ids import Epoch, SessionId
+from twostroke.ids import BlockHash, Epoch, SessionId
 from twostroke.kv_cache.page_state import PageState
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.window_parts import WindowParts
@@ -72,7 +73,7 @@ class WorkerHost:
         self.memory = engine_state.memory
         self.pool = engine_state.pool
         self.engine = engine_state.engine
-        self.tiers = engine_state.tiers
+        self.group_tiers, self.tiers = engine_state.tiers, engine_state.tiers.full
         self.metrics = _metrics_of(config, engine_state, self.us)
         self.feed = EventFeed(engine_state.begin_epoch(epoch), config.patience.heartbeat_s)
         self.recorder = recorder_of(config.worker_id, config.role.value, config.tracing, self.metrics.registry)
@@ -80,7 +81,7 @@ class WorkerHost:
             config.worker_id, epoch, facts.fingerprint, self.metrics, kv_form=str(facts.kv_form)
         )
         self._sessions = itertools.count(1)
-        self.eviction_copies = EvictionCopies(self.tiers, self.pool, self.memory, self._wake)
+        self.eviction_copies = EvictionCopies(self.tiers, self.pool, self.memory, self._wake, self._loaded_depth)
         self.adapters = self._adapter_cache()
         self.steps = EngineSteps(config, engine_state, self.metrics, self.eviction_copies, self.adapters)
         self.scheduler, self.loop, self.progress = self.steps.scheduler, self.steps.loop, self.steps.progress
@@ -111,7 +112,7 @@ class WorkerHost:
         self.loads.stop()
         self.eviction_copies.stop()
         await self.adapters.close()
-        await self.tiers.wait_idle()
+        await self.group_tiers.wait_idle()
         await self.exchange.close()
         await self.engine.wait_idle()
         await asyncio.to_thread(self._metrics_server.close)
@@ -132,6 +133,7 @@ class WorkerHost:
             self.tiers,
             self.pool,
             self.facts.block_size,
+            window_tiers=self.group_tiers.windows,
             new_session=self.new_session,
             compute_s=self.steps.compute_s,
             wake=self.loop.wake,
@@ -149,13 +151,16 @@ class WorkerHost:
 
     def _watch(self) -> None:
         """Report all parts at every scrape."""
-        self.tiers.report_to(self.metrics.of_tiers())
+        self.group_tiers.report_to(self.metrics.of_tiers())
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
         exchange = self.exchange
         self.metrics.watch_pages(exchange.digests, exchange.transports, exchange.converted, exchange.converting)
 
     def _wake(self) -> None:
         self.loop.wake()
+
+    def _loaded_depth(self, hashes: Sequence[BlockHash]) -> int:
+        return self.loads.depth(hashes)
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
@@ -265,7 +270,7 @@ class WorkerHost:
                 control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
                 for peer, link in links.items()
             ],
-            tiers=[_tier_report(tier, use) for tier, use in self.tiers.uses().items() if use.is_up],
+            tiers=[_tier_report(tier, use) for tier, use in self.group_tiers.uses().items() if use.is_up],
             conversion_page_s=self.exchange.conversion_page_s,
             adapters=self.adapters.loaded,
             adapter_load_s=self.adapters.load_s,

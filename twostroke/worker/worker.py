@@ -26,7 +26,6 @@ from twostroke.worker.pins.service import PinsService
 from twostroke.worker.pulls.cache_handoff import hand_off_cache
 from twostroke.worker.pulls.pages_service import PageJobs, PagesService
 from twostroke.worker.steps.work_loop import RoleHandlers
-from twostroke.worker.tiers.adoption import adopt_left
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +152,7 @@ class BaseWorker(abc.ABC):
                 tasks.create_task(host.adapters.run(_without_adapter(host, HandlersWithPins(role, pins)))),
                 tasks.create_task(host.feed.beat()),
                 tasks.create_task(_publish_progress(host)),
-                tasks.create_task(adopt_left(host.tiers, host.feed.publish_changes)),
+                *(tasks.create_task(each) for each in host.group_tiers.adopting(host.feed.publish_changes)),
             ]
             await host.rpc.set_serving(True)
             info = host.ready_info(os.getpid())

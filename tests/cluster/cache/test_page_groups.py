@@ -7,8 +7,11 @@ import json
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.cache.test_index_equality import until_equal
-from tests.cluster.processes import Client, running_cluster
+from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.metrics_page import scraped
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 
 WINDOW, PAGE_BYTES, PART_BYTES = 64, 1024, 4096
@@ -19,6 +22,17 @@ MODEL = ModelConfig(
 SMALL = CacheConfig(kv_cache_memory_bytes=400 << 10)
 """Most of what is asked for is evicted again, window parts before pages."""
 LARGE = CacheConfig(kv_cache_memory_bytes=4 << 20)
+
+
+SLOW = MODEL.replace(model=MODEL.model.replace("prefill_tokens_per_s=200000", "prefill_tokens_per_s=1500"))
+"""It computes a block in 11 ms, so that every load pays."""
+
+
+def loaded_from(cluster: ProcessCluster, tier: str) -> float:
+    """Pages and window parts that workers have loaded from a tier."""
+    pages = [scraped(f"http://{each.info['metrics_address']}") for each in cluster.workers.values()]
+    lines, name = "".join(pages).splitlines(), "twostroke_tier_loaded_pages_total"
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and f'tier="{tier}"' in line)
 
 
 def prompt_of(seed: int, longest: int = 40) -> list[int]:
@@ -38,13 +52,18 @@ async def answers(client: Client, seeds: range, at_once: int = 4) -> list[list[i
     return list(await asyncio.gather(*map(ask, seeds)))
 
 
-async def alone(seeds: range) -> list[list[int]]:
-    """The answers of one worker with room for everything."""
-    async with running_cluster(prefill=0, decode=1, model=MODEL, cache=LARGE) as cluster:
-        client = Client(cluster.grpc)
-        found = await answers(client, seeds)
-        await client.close()
-        return found
+@pytest.fixture(scope="module")
+def right() -> list[list[int]]:
+    """The answers of one worker with room for everything, to 40 prompts."""
+
+    async def alone() -> list[list[int]]:
+        async with running_cluster(prefill=0, decode=1, model=MODEL, cache=LARGE) as cluster:
+            client = Client(cluster.grpc)
+            found = await answers(client, range(40))
+            await client.close()
+            return found
+
+    return asyncio.run(alone())
 
 
 async def test_every_hit_is_the_one_that_the_router_predicted(tmp_path: Path) -> None:
@@ -63,9 +82,31 @@ async def test_every_hit_is_the_one_that_the_router_predicted(tmp_path: Path) ->
     assert any(each.get("source") for each in records), "nothing was pulled"
 
 
-async def test_tokens_are_the_same_pulled_warm_preempted_and_after_a_decode_workers_death() -> None:
-    seeds = range(40)
-    expected = await alone(seeds)
+async def test_hits_on_lower_tiers_are_those_that_the_router_predicted(tmp_path: Path, right: list[list[int]]) -> None:
+    seeds, log = range(24), tmp_path / "requests.jsonl"
+    cache = SMALL.replace(host_cache_bytes=200 << 10, disk_cache_bytes=32 << 20, disk_cache_dir=str(tmp_path / "pages"))
+    async with running_cluster(prefill=1, decode=2, model=SLOW, cache=cache, request_log=log) as cluster:
+        client = Client(cluster.grpc)
+        found = []
+        for seed in seeds:
+            found += await answers(client, range(seed, seed + 1))
+            await until_equal(cluster)  # events of the last answer, and of what was written to disk, have come
+        assert found == right[: len(seeds)]
+        await asyncio.gather(*map(cluster.kill, ("decode-0", "prefill-0")))
+        await asyncio.gather(*map(cluster.restart, ("decode-0", "prefill-0")))
+        assert await answers(client, seeds) == found
+        loaded = {tier: loaded_from(cluster, tier) for tier in ("host", "disk")}
+        await client.close()
+    records = [record for line in log.read_text().splitlines() if (record := json.loads(line))["record"] == "answer"]
+    assert len(records) == 2 * len(seeds)
+    assert [each for each in records[: len(seeds)] if each["predicted_cached_tokens"] != each["cached_tokens"]] == []
+    assert min(loaded.values()) > 0, loaded
+
+
+async def test_tokens_are_the_same_pulled_warm_preempted_and_after_a_decode_workers_death(
+    right: list[list[int]],
+) -> None:
+    seeds, expected = range(40), right
     schedule = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=100)  # chunks end within blocks
     async with running_cluster(
         prefill=1, decode=2, model=MODEL, cache=SMALL, schedule=schedule, policy="round-robin"

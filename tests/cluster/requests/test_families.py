@@ -36,6 +36,8 @@ GROWING: Final = 4
 """Short prompts with long answers, which do not fit the pages of one decode worker together."""
 GROWN_TOKENS: Final = 200
 PAGES: Final = 24
+HOST_BYTES: Final = 4 << 20
+"""Host memory below the pages of models whose layers with a window keep their parts of blocks apart."""
 CHUNK: Final = 37
 WITH_EXPERTS: Final = ("moe", "mixtral", "gpt_oss", "deepseek")
 IN_GATE: Final = ("gemma3", "gpt_neox", "qwen2_moe, some layers dense", "deepseek_v3")
@@ -86,7 +88,10 @@ async def serving(directory: Path, pages: int, **schedule: int) -> AsyncIterator
         decode=2,
         model=ModelConfig(model=str(directory), dtype="float32"),
         model_dir=directory,
-        cache=CacheConfig(kv_cache_memory_bytes=memory_of(directory, pages)),
+        cache=CacheConfig(
+            kv_cache_memory_bytes=memory_of(directory, pages),
+            host_cache_bytes=HOST_BYTES if len(read_spec(directory).page_groups) > 1 else 0,
+        ),
         schedule=ScheduleConfig(**schedule, local_prefill=False),
         policy="round-robin",  # which always names the prefill worker, however cheap a small model is
     ) as cluster:

@@ -22,7 +22,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,7 +198,9 @@ def claim_left(
             yield folder
 
 
-def remove_unused(root: Path, *, kept: str, unseen_s: float, folder_trust: FolderTrust | None = None) -> int:
+def remove_unused(
+    root: Path, *, kept: Collection[str], unseen_s: float, folder_trust: FolderTrust | None = None
+) -> int:
     """Remove folders of pages that no model has used for so many seconds, except those under `kept`.
 
     Returns how many there were. One that cannot be removed is left, with a warning.
@@ -211,7 +213,7 @@ def remove_unused(root: Path, *, kept: str, unseen_s: float, folder_trust: Folde
 
 
 def remove_beyond(
-    root: Path, *, kept: str, unseen_s: float, most_bytes: int, folder_trust: FolderTrust | None = None
+    root: Path, *, kept: Collection[str], unseen_s: float, most_bytes: int, folder_trust: FolderTrust | None = None
 ) -> int:
     """Remove folders of other models than `kept` until those without an owner take at most so many bytes.
 
@@ -290,8 +292,8 @@ def _try_claim(path: Path, seen_by_s: float) -> SegmentFolder | None:
         return None
 
 
-def _other_models(root: Path, kept: str) -> list[Path]:
-    return [path for path in _folders_in(root, MODEL_FOLDER) if path.name != kept]
+def _other_models(root: Path, kept: Collection[str]) -> list[Path]:
+    return [path for path in _folders_in(root, MODEL_FOLDER) if path.name not in kept]
 
 
 def _remove_empty(models: Iterable[Path]) -> None:

@@ -69,6 +69,8 @@ class OrderedPull:
     expected: ExpectedPages
     begin: Callable[[list[int]], None]
     """Pulls blocks whose load was given up, as far as the sequence still lacks them and nobody writes them."""
+    begin_windows: Callable[[list[int]], None]
+    """Does the same for window parts of blocks."""
 
     def parts(self, blocks: Sequence[int]) -> list[list[int]]:
         """Divide blocks by how they come: those that the source has, and those that it will compute."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Collection, Container, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -314,6 +314,9 @@ class SharedLoads(Protocol):
     def share(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
         """Claim and load those of the blocks that lower tiers hold; the caller releases the pages."""
 
+    def share_parts(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
+        """Hold those of these window parts that are coming or lie on lower tiers; the caller releases them."""
+
     def give_up_unwanted(self) -> None:
         """Give up loads whose pages were all released."""
 
@@ -333,12 +336,14 @@ class CachedOnlyJob:
         self._loads = loads
         hashes, blocks = wanted.block_hashes, sorted({*wanted.blocks, *wanted.windows})
         self._pages = dict(zip(blocks, pool.share_filled([hashes[block] for block in blocks]), strict=True))
-        self._windows: dict[int, PageId] = {}
-        if pool.windows is not None:
-            here = [block for block in wanted.windows if self._pages[block] is not None]
-            self._windows = pool.windows.share_filled({block: hashes[block] for block in here})
         if loads is not None:
             self._pages.update(loads.share(hashes, [block for block, page in self._pages.items() if page is None]))
+        self._windows: dict[int, PageId] = {}
+        if pool.windows is not None:
+            here = {block: hashes[block] for block in wanted.windows if self._pages[block] is not None}
+            self._windows = pool.windows.share_filled(here)
+            if loads is not None:
+                self._windows |= loads.share_parts({block: here[block] for block in here.keys() - self._windows.keys()})
 
     def page(self, block: int) -> PageId | None:
         page = self._pages[block]
@@ -347,9 +352,10 @@ class CachedOnlyJob:
         return page if self._pool.is_filled(page) else None
 
     def window(self, block: int) -> PageId | None:
-        if block not in self._windows:
+        slot, windows = self._windows.get(block), self._pool.windows
+        if slot is None or windows is None or not (windows.is_filled(slot) or windows.writer(slot) is not None):
             raise TransferFailed(f"the window part of block {block} is not cached here, and the pull is cached-only")
-        return self._windows[block]
+        return slot if windows.is_filled(slot) else None
 
     def was_computed(self, block: int) -> bool:
         return False

@@ -117,3 +117,12 @@ def open_pull(
 def windows_of(sequence: Sequence, blocks: Iterable[int]) -> dict[int, PageId]:
     """Return the slots in which a sequence waits for the window parts of these blocks."""
     return {} if sequence.windows is None else {block: sequence.windows.slots[block] for block in blocks}
+
+
+def unwritten_windows(sequence: Sequence, pool: BlockPool, blocks: Iterable[int]) -> list[int]:
+    """Return those of the blocks whose window parts a sequence waits for and nobody writes."""
+    held, windows = sequence.windows, pool.windows
+    if held is None or windows is None:
+        return []
+    slots = {block: held.slots[block] for block in blocks if block in held.slots}
+    return [block for block, slot in slots.items() if windows.is_arriving(slot) and windows.writer(slot) is None]

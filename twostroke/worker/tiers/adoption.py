@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, TypeAlias
 
 from twostroke.kv_cache.tiers.folders import (
@@ -44,17 +44,20 @@ async def adopt_left(
     look_s: float = LOOK_S,
     unseen_s: float = UNSEEN_S,
     return_s: float = RETURN_S,
+    kept: Collection[str] = (),
 ) -> None:
     """Look for folders that were left until cancelled; `changed` is called when pages were taken in.
 
     Those of other models give way to this worker's pages from `return_s` on. What has no room here is taken when nobody
-    else has taken it for `return_s`, and removed as far as it does not fit.
+    else has taken it for `return_s`, and removed as far as it does not fit. `kept` names folders of the same model that
+    hold the pages of other groups: they give way to nothing here.
     """
     began_s = time.monotonic()
     folder_trust = FolderTrust()
     while (disk := tiers.disk) is not None:
         await asyncio.sleep(look_s)
-        look = _Look(disk, folder_trust, unseen_s, return_s, removes_others=time.monotonic() - began_s >= return_s)
+        removes_others = time.monotonic() - began_s >= return_s
+        look = _Look(disk, folder_trust, unseen_s, return_s, kept, removes_others=removes_others)
         try:
             left = await off_loop(look.run)
         except OSError as error:
@@ -74,12 +77,20 @@ class _Look:
     """One look for folders that were left. It runs on a thread; nobody may be waiting for it any more when it ends."""
 
     def __init__(
-        self, disk: DiskTier, folder_trust: FolderTrust, unseen_s: float, return_s: float, *, removes_others: bool
+        self,
+        disk: DiskTier,
+        folder_trust: FolderTrust,
+        unseen_s: float,
+        return_s: float,
+        kept: Collection[str],
+        *,
+        removes_others: bool,
     ) -> None:
         self._disk = disk
         self._trust = folder_trust
         self._unseen_s = unseen_s
         self._return_s = return_s
+        self._kept = frozenset({disk.folder.parent.name, *kept})
         self._removes_others = removes_others
         self._room_bytes = max(0, disk.store.most_bytes - disk.store.used_bytes)
         """Bytes that other folders may take beside what this worker holds."""
@@ -91,11 +102,11 @@ class _Look:
         """Lock and read what was left. Raises OSError if our own folders cannot be touched."""
         self._disk.touch()
         root = self._disk.folder.parent
-        removed = remove_unused(root.parent, kept=root.name, unseen_s=UNUSED_S, folder_trust=self._trust)
+        removed = remove_unused(root.parent, kept=self._kept, unseen_s=UNUSED_S, folder_trust=self._trust)
         if self._removes_others:
             removed += remove_beyond(
                 root.parent,
-                kept=root.name,
+                kept=self._kept,
                 unseen_s=self._unseen_s,
                 most_bytes=self._room_bytes,
                 folder_trust=self._trust,

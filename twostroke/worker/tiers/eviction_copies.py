@@ -63,12 +63,20 @@ class _CopyJob:
 class EvictionCopies:
     """The `ClaimGate` of a worker. One owner, one thread: the worker's event loop."""
 
-    def __init__(self, tiers: PageTiers, pool: BlockPool, memory: Pages, wake: Callable[[], None]) -> None:
-        """`wake` is called when claims that had to wait can be made."""
+    def __init__(
+        self,
+        tiers: PageTiers,
+        pool: BlockPool,
+        memory: Pages,
+        wake: Callable[[], None],
+        loaded_depth: Callable[[Sequence[BlockHash]], int],
+    ) -> None:
+        """`wake` is called when claims that had to wait can be made; for `loaded_depth` see `ClaimGate`."""
         self._tiers = tiers
         self._pool = pool
         self._memory = memory
         self._wake = wake
+        self._loaded_depth = loaded_depth
         self._jobs: dict[SessionId, _CopyJob] = {}
         """Jobs of claims that were not made yet."""
         self._waiting: deque[_CopyJob] = deque()
@@ -89,6 +97,9 @@ class EvictionCopies:
         if job.has_copied:
             self._tiers.end_turn()  # what was left out is not worth a place of what was copied
         return True
+
+    def loaded_depth(self, hashes: Sequence[BlockHash]) -> int:
+        return self._loaded_depth(hashes)
 
     async def ready(self, session: SessionId, hashes: Sequence[BlockHash], private: int) -> None:
         """Wait until a claim may be made."""

@@ -15,6 +15,7 @@ under way keep few pages.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from typing import Any
 from twostroke.fault_points import Point, reach
 from twostroke.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.block import root_hash
+from twostroke.kv_cache.parts import group_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.cost import Queued
@@ -33,9 +35,7 @@ from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import (
-    PROBE_PAGES,
     Price,
-    ReadTimes,
     blocks_to_compute,
     is_late,
     pays,
@@ -43,19 +43,21 @@ from twostroke.worker.tiers.price import (
     queued_blocks,
 )
 from twostroke.worker.tiers.reader import DamagedPage, PageRead, ReaderThread, ReadJob
+from twostroke.worker.tiers.slow_disk import SlowDisk
+from twostroke.worker.tiers.window_loads import LOWER_TIERS, WindowLoads
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.005
 """Least time between two looks at whether a load is late."""
-PROBE_SHARE = 0.1
-"""Share of the time for which probes of a slow disk may keep one of its threads: the disk has others to serve."""
 POOL_PART = 8
 """A load for another worker is begun while the loads of its tier keep less than the pool's pages divided by this."""
 
 
 @dataclass(slots=True, eq=False)
 class _Load:
+    tiers: PageTiers
+    """The tiers of the pages, or of the window parts, that it brings."""
     tier: Tier
     thread: ReaderThread[Any]
     job: ReadJob[Any]
@@ -83,12 +85,16 @@ class TierLoads:
         pool: BlockPool,
         block_size: int,
         *,
+        window_tiers: PageTiers | None = None,
         new_session: Callable[[], SessionId],
         compute_s: Callable[[Queued], float],
         wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`compute_s` predicts how long work that came now would be computed; `wake` is called as pages arrive."""
+        """`compute_s` predicts how long work that came now would be computed; `wake` is called as pages arrive.
+
+        `window_tiers`: those of window parts, where these lie apart from pages.
+        """
         self._tiers = tiers
         self._pool = pool
         self._block_size = block_size
@@ -97,26 +103,39 @@ class TierLoads:
         self._wake = wake
         self._clock = clock
         self._open: set[_Load] = set()
-        self._next_probe_s: float | None = 0.0
-        """Time from which on a slow disk may be probed; None while a probe is under way."""
-        tiers.when_turned_off(self._give_up_tier)
+        self._slow_disk = SlowDisk(tiers, clock)
+        self._windows: WindowLoads | None = None
+        if window_tiers is not None and pool.windows is not None:
+            self._windows = WindowLoads(tiers, window_tiers, pool, pool.windows)
+            window_tiers.when_turned_off(functools.partial(self._give_up_tier, window_tiers))
+        tiers.when_turned_off(functools.partial(self._give_up_tier, tiers))
 
     @property
     def open(self) -> int:
         """Loads that have not ended."""
         return len(self._open)
 
+    def depth(self, hashes: Sequence[BlockHash]) -> int:
+        """Return after how many of these blocks a sequence can go on once what pays is loaded; 0 if nothing is.
+
+        Where pages hold what all layers keep it is 0: then loads may end anywhere.
+        """
+        return 0 if self._windows is None else self._windows.depth(hashes, self._pays_to_reach)
+
     def admitting(self, admission: AdmittedSequence, pull: OrderedPull | None) -> AdmittedSequence:
         """Begin to load missing blocks of an admitted sequence; return the admission without those.
 
         `pull` is what its router ordered: it brings what is left, and what a load does not bring.
         """
-        sequence, missing = admission.sequence, admission.missing
+        sequence, missing, parts = admission.sequence, admission.missing, admission.missing_windows
         self._note_reuse(sequence)
-        for tier in (Tier.HOST, Tier.DISK):
-            if missing and tier in self._tiers.used:
-                missing = self._without_loaded(tier, sequence, missing, pull)
-        return replace(admission, missing=missing)
+        left = reached = missing if self._windows is None else self._windows.reached(sequence, missing)
+        for tier in LOWER_TIERS:
+            if left and tier in self._tiers.used:
+                left = self._without_loaded(tier, sequence, left, pull)
+        if self._windows is not None and parts and (pull is not None or len(left) < len(reached) or not reached):
+            parts = self._without_loaded_parts(self._windows, sequence, parts, pull)
+        return replace(admission, missing=[*left, *missing[len(reached) :]], missing_windows=parts)
 
     def share(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
         """Claim pages for blocks that another worker asks for, as far as lower tiers hold these, and load them.
@@ -126,11 +145,27 @@ class TierLoads:
         """
         held = [block for block in blocks if self._tiers.holds(hashes[block])]
         claimed, _ = self._claim(hashes, [block for block in held if self._pool.is_coming(hashes[block])])
-        for tier in (Tier.HOST, Tier.DISK):
+        for tier in LOWER_TIERS:
             missing = [block for block in held if block not in claimed]
             if missing and tier in self._tiers.used:
                 claimed |= self._share_from(tier, hashes, missing)
         return claimed
+
+    def share_parts(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
+        """Hold window parts that another worker asks for and that are coming or lie on tiers; load these.
+
+        The caller holds the pages of the blocks. It releases the parts (`WindowParts.unshare`), and then calls
+        `give_up_unwanted`. A part without a writer did not come.
+        """
+        if self._windows is None:
+            return {}
+        held = self._windows.share(hashes)
+        for tier in LOWER_TIERS:
+            slots = self._windows.unwritten(held)
+            reads = self._windows.reads(tier, {block: hashes[block] for block in slots}, slots)
+            compute_s = self._compute_s(queued_blocks(slots, self._block_size))
+            self._start(self._windows.tiers, tier, reads, Price(compute_s, compute_s), None)
+        return held
 
     def thread_for(self, tier: Tier, pages: int) -> ReaderThread[Any]:
         """Return the thread of a tier that is to read so many pages, if they are asked for now."""
@@ -141,7 +176,7 @@ class TierLoads:
         claimed, missing = self._claim(hashes, blocks)
         compute_s = self._compute_s(queued_blocks(missing, self._block_size))
         reads = self._reads(Tier.DISK, hashes, missing, claimed)
-        self._start(Tier.DISK, reads, Price(compute_s, compute_s), None)
+        self._start(self._tiers, Tier.DISK, reads, Price(compute_s, compute_s), None)
         return claimed
 
     def give_up_unwanted(self) -> None:
@@ -166,12 +201,13 @@ class TierLoads:
         if price is None:
             return {}
         claimed, to_load = self._claim(hashes, held)
-        self._start(tier, self._reads(tier, hashes, to_load, claimed), price.of_part(len(to_load), len(held)), None)
+        reads = self._reads(tier, hashes, to_load, claimed)
+        self._start(self._tiers, tier, reads, price.of_part(len(to_load), len(held)), None)
         return claimed
 
     def _room(self, tier: Tier) -> int:
         """Return how many more pages loads for other workers may take."""
-        kept = sum(len(load.remaining) for load in self._open if load.tier is tier)
+        kept = sum(len(load.remaining) for load in self._open if load.tiers is self._tiers and load.tier is tier)
         return max(0, max(1, self._pool.total // POOL_PART) - kept)
 
     def _claim(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> tuple[dict[int, PageId], list[int]]:
@@ -195,6 +231,35 @@ class TierLoads:
             return
         for block in range(sequence.hit_blocks):
             self._tiers.reused(sequence.pages[block], sequence.block_hashes[block], sequence.parent_of(block))
+        if self._windows is not None:
+            self._windows.note_reuse(sequence)
+
+    def _pays_to_reach(self, tier: Tier, blocks: range, unread: Sequence[BlockHash]) -> bool:
+        """Tell whether blocks after which a sequence could go on are loaded from a tier, all or the last ones.
+
+        `unread`: those whose pages have to be read from this tier.
+        """
+        load_s, compute_s = self._load_s(tier, len(unread)), self._compute_s(queued_blocks(blocks, self._block_size))
+        if pays(load_s, compute_s) or pays_in_part(load_s, compute_s, is_alone=not self._pool.unwritten.blocks):
+            return True
+        if tier is Tier.DISK and unread:
+            self._slow_disk.refused(unread[0], len(unread), compute_s)
+        return False
+
+    def _without_loaded_parts(
+        self, windows: WindowLoads, sequence: KnownSequence, blocks: Sequence[int], pull: OrderedPull | None
+    ) -> tuple[int, ...]:
+        """Load the window parts of these blocks that lie on tiers, unless they are pulled sooner; return the others."""
+        spared_s = self._compute_s(queued_blocks(windows.spared_blocks(sequence), self._block_size))
+        other_s = spared_s if pull is None else min(spared_s, pull.expected.arrival_s(blocks))
+        left = {block: sequence.block_hashes[block] for block in blocks}
+        for tier, reads in windows.reads_of(sequence, left):
+            if pull is None or pays(len(reads) * windows.tiers.page_time(tier).seconds, other_s):
+                loaded = [read.block for read in reads]
+                compute_s = self._compute_s(queued_blocks(loaded, self._block_size))
+                self._start(windows.tiers, tier, reads, Price(compute_s, other_s), pull)
+                left = {block: left[block] for block in left if block not in loaded}
+        return tuple(left)
 
     def _without_loaded(
         self, tier: Tier, sequence: KnownSequence, missing: list[int], pull: OrderedPull | None
@@ -215,7 +280,7 @@ class TierLoads:
                 chosen, price = [*chosen, *part], priced
         if price is not None:
             pages = {block: sequence.pages[block] for block in chosen}
-            self._start(tier, self._reads(tier, hashes, chosen, pages), price, pull)
+            self._start(self._tiers, tier, self._reads(tier, hashes, chosen, pages), price, pull)
         loading = set(chosen)
         return [block for block in missing if block not in loading]
 
@@ -234,7 +299,7 @@ class TierLoads:
         pages = {block: sequence.pages[block] for block in last}
         reads = self._reads(tier, sequence.block_hashes, last, pages)[::-1]
         parents = {block: sequence.parent_of(block) for block in last}
-        self._start(tier, reads, Price(compute_s * len(last) / len(held), compute_s), None, parents)
+        self._start(self._tiers, tier, reads, Price(compute_s * len(last) / len(held), compute_s), None, parents)
         return frozenset(last)
 
     def _first_to_load(self, tier: Tier, blocks: Sequence[int]) -> int:
@@ -254,8 +319,8 @@ class TierLoads:
         if pays(self._load_s(tier, len(held)), price.other_s):
             return price
         self._tiers.metrics.refused(tier)
-        if tier is Tier.DISK and not pays(len(held) * self._tiers.page_time(tier).seconds, compute_s):
-            self._found_slow(hashes[held[0]])
+        if tier is Tier.DISK:
+            self._slow_disk.refused(hashes[held[0]], len(held), compute_s)
         return None
 
     def _load_s(self, tier: Tier, pages: int) -> float:
@@ -264,31 +329,11 @@ class TierLoads:
 
     def _beside(self, load: _Load) -> int:
         """Return the pages that another thread has to read."""
-        return self._tiers.readers(load.tier).beside(load.thread)
+        return load.tiers.readers(load.tier).beside(load.thread)
 
     def _alone_s(self, load: _Load, reading_s: float) -> float:
         """Return the least time that the reads of a load would have taken without those of another thread."""
-        return reading_s / self._tiers.page_time(load.tier).slowdown if self._beside(load) else reading_s
-
-    def _found_slow(self, block_hash: BlockHash) -> None:
-        """Read a page to nowhere, in case the disk is fast again: a load that is refused measures nothing."""
-        now_s = self._clock()
-        if self._next_probe_s is None or now_s < self._next_probe_s:
-            return
-        self._next_probe_s = None
-        loop, took = asyncio.get_running_loop(), Future[ReadTimes]()
-        took.add_done_callback(lambda each: loop.call_soon_threadsafe(self._probed, now_s, each))
-        place = self._tiers.place(Tier.DISK, block_hash)
-        self.thread_for(Tier.DISK, 1).probe(PageRead(0, block_hash, PageId(0), place), took)
-
-    def _probed(self, began_s: float, took: Future[ReadTimes]) -> None:
-        now_s = self._clock()
-        self._next_probe_s = now_s + (now_s - began_s) * (1 / PROBE_SHARE - 1)
-        error = took.exception()
-        if error is None:
-            self._tiers.took(Tier.DISK, took.result().times(PROBE_PAGES))
-        elif isinstance(error, OSError):
-            self._tiers.failed(error)
+        return reading_s / load.tiers.page_time(load.tier).slowdown if self._beside(load) else reading_s
 
     # Loading
 
@@ -305,6 +350,7 @@ class TierLoads:
 
     def _start(
         self,
+        tiers: PageTiers,
         tier: Tier,
         reads: list[PageRead[Any]],
         price: Price,
@@ -314,19 +360,22 @@ class TierLoads:
         """Begin a load; with `parents` of its blocks, computing may take over its first ones."""
         if not reads:
             return
-        session, loop, thread = self._new_session(), asyncio.get_running_loop(), self.thread_for(tier, len(reads))
+        session, loop, page_time = self._new_session(), asyncio.get_running_loop(), tiers.page_time(tier)
+        thread = tiers.readers(tier).thread_for(len(reads), page_time, self._clock())
         for read in reads:
-            self._pool.assign_writer(read.page, session)
+            group_of(self._pool, read.page).assign_writer(read.page, session)
         reach(Point.TIER_LOADING)
-        release = self._tiers.hold(tier, [read.place for read in reads])
+        release = tiers.hold(tier, [read.place for read in reads])
 
         def notify() -> None:
             loop.call_soon_threadsafe(self._take, load)
 
         job: ReadJob[Any] = ReadJob(reads, notify)
         remaining = {read.block: read.page for read in reads}
-        wait_s = self._tiers.readers(tier).wait_s(thread, self._tiers.page_time(tier), self._clock())
-        load = _Load(tier, thread, job, session, remaining, price, pull, self._clock(), wait_s, release, parents or {})
+        started_s, wait_s = self._clock(), tiers.readers(tier).wait_s(thread, page_time, self._clock())
+        load = _Load(
+            tiers, tier, thread, job, session, remaining, price, pull, started_s, wait_s, release, parents or {}
+        )
         self._open.add(load)
         thread.pending_pages += len(reads)
         ended: Future[None] = Future()
@@ -345,17 +394,18 @@ class TierLoads:
             if page is None:
                 continue  # given up before
             if error is not None:
-                told = self._tiers.damaged_read if isinstance(error, DamagedPage) else self._tiers.missing_read
+                told = load.tiers.damaged_read if isinstance(error, DamagedPage) else load.tiers.missing_read
                 told(load.tier, read)
-                self._pool.clear_writer(page)
+                group_of(self._pool, page).clear_writer(page)
                 lost.append(read.block)
                 continue
             load.arrived += 1
-            if self._pool.is_arriving(page):
-                self._pool.fill(page)
-                self._tiers.hit(load.tier, read.block_hash)
+            group = group_of(self._pool, page)
+            if group.is_arriving(page):
+                group.fill(page)
+                load.tiers.hit(load.tier, read.block_hash)
             else:  # nobody waits for it any more
-                self._pool.clear_writer(page)
+                group.clear_writer(page)
         self._pull_instead(load, lost)
         if results:
             self._wake()
@@ -364,7 +414,10 @@ class TierLoads:
 
     def _is_wanted(self, load: _Load) -> bool:
         """Tell whether somebody holds a page that has not come, or all have come."""
-        return not load.remaining or any(map(self._pool.is_wanted, load.remaining.values()))
+        return not load.remaining or any(map(self._is_held, load.remaining.values()))
+
+    def _is_held(self, page: PageId) -> bool:
+        return group_of(self._pool, page).is_wanted(page)
 
     def _look_later(self, load: _Load) -> None:
         delay_s = max(LOOK_S, load.price.other_s / 16)
@@ -380,7 +433,7 @@ class TierLoads:
         wanted, elapsed_s = load.arrived + len(load.remaining), self._clock() - load.started_s
         if is_late(elapsed_s, load.wait_s, load.arrived, wanted, load.price.other_s):
             self._tiers.metrics.given_up(load.tier)
-            self._tiers.took_at_least(load.tier, self._alone_s(load, elapsed_s - load.wait_s), load.arrived + 1)
+            load.tiers.took_at_least(load.tier, self._alone_s(load, elapsed_s - load.wait_s), load.arrived + 1)
             self._give_up(load)
         else:
             self._look_later(load)
@@ -390,7 +443,7 @@ class TierLoads:
         blocks = sorted(load.remaining)
         if not blocks or self._pool.find(load.parents[blocks[0]]) is None:
             return
-        page_time, beside = self._tiers.page_time(load.tier), self._beside(load)
+        page_time, beside = load.tiers.page_time(load.tier), self._beside(load)
         count = blocks_to_compute(
             len(blocks),
             lambda count: page_time.reading_s(count, beside),
@@ -410,18 +463,19 @@ class TierLoads:
         if load.timer is not None:
             load.timer.cancel()
         for page in remaining.values():
-            self._pool.clear_writer(page)
+            group_of(self._pool, page).clear_writer(page)
         self._pull_instead(load, list(remaining))
         self._wake()
 
     def _pull_instead(self, load: _Load, blocks: list[int]) -> None:
         """Pull what a load does not bring, where that was ordered."""
         if blocks and load.pull is not None:
-            load.pull.begin(blocks)
+            begin = load.pull.begin if load.tiers is self._tiers else load.pull.begin_windows
+            begin(blocks)
 
-    def _give_up_tier(self, tier: Tier) -> None:
+    def _give_up_tier(self, tiers: PageTiers, tier: Tier) -> None:
         for load in list(self._open):
-            if load.tier is tier:
+            if load.tiers is tiers and load.tier is tier:
                 self._give_up(load)
 
     def _ended(self, load: _Load, ended: Future[None]) -> None:
@@ -432,9 +486,9 @@ class TierLoads:
         load.ended()
         wanted, elapsed_s = len(load.job.reads), self._clock() - load.started_s
         if not load.job.is_given_up:
-            self._tiers.took(load.tier, load.job.times)
+            load.tiers.took(load.tier, load.job.times)
         error = ended.exception()
         if error is not None:
-            self._tiers.turn_off(load.tier, f"{type(error).__name__}: {error}")
+            load.tiers.turn_off(load.tier, f"{type(error).__name__}: {error}")
         self._give_up(load)
         self._tiers.metrics.loaded(load.tier, load.arrived, elapsed_s, load.price.compute_s * load.arrived / wanted)

@@ -27,6 +27,11 @@ class TierUse:
     is_up: bool = True
     """False where it has been turned off."""
 
+    def with_parts(self, parts: TierUse) -> TierUse:
+        """Return the use of a tier whose window parts of blocks are kept apart from the pages."""
+        used_bytes, most_bytes = self.used_bytes + parts.used_bytes, self.most_bytes + parts.most_bytes
+        return TierUse(used_bytes, most_bytes, self.blocks, self.page_s, self.is_up and parts.is_up)
+
 
 Uses = Callable[[], Mapping[Tier, TierUse]]
 """Returns the use of every tier that the worker was started with."""

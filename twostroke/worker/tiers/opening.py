@@ -13,8 +13,10 @@ from twostroke.config import WorkerConfig
 from twostroke.config.cache import CacheConfig
 from twostroke.engine.build import LoadedModel
 from twostroke.errors import ConfigError
+from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import enough_pages
+from twostroke.kv_cache.tier import Group
 from twostroke.kv_cache.tiers.files import SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own, make_private, model_folder
 from twostroke.kv_cache.tiers.record import RecordFormat, identity_of
@@ -22,6 +24,7 @@ from twostroke.kv_cache.tiers.trust import check_root
 from twostroke.models.catalog.places import cache_dir
 from twostroke.transfer.copy_threads import CopyThreads
 from twostroke.worker.tiers.disk_tier import OpenedDisk
+from twostroke.worker.tiers.group_tiers import GroupTiers
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import PageTime
 
@@ -35,15 +38,26 @@ ANSWER_S = 10.0
 """Seconds for the disk to lock the folder, and to take a record and give it back. One that needs longer is left out."""
 
 
-def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> PageTiers:
+def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> GroupTiers:
     """Open the tiers that the configuration asks for. Takes seconds where much lies on disk.
 
     Raises ConfigError for what cannot be; a disk in trouble is left out, with a warning.
     """
-    cache = config.cache
-    opened = open_disk(cache, config.worker_id, facts) if cache.disk_cache_bytes else None
+    full = _open_group(Group.FULL, config, facts, pool_memory)
+    if not facts.windows:
+        return GroupTiers(full)
     try:
-        host_memory = _host_memory(cache, facts) if cache.host_cache_bytes else None
+        return GroupTiers(full, _open_group(Group.WINDOW, config, facts, pool_memory))
+    except BaseException:
+        full.close_now()
+        raise
+
+
+def _open_group(group: Group, config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> PageTiers:
+    cache = share_of(group, config.cache, facts.layout)
+    opened = open_disk(cache, config.worker_id, facts, group=group) if cache.disk_cache_bytes else None
+    try:
+        host_memory = _host_memory(cache, facts.layout.page_sizes[group]) if cache.host_cache_bytes else None
         return PageTiers(
             pool_memory,
             host_memory,
@@ -51,6 +65,7 @@ def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> 
             wants_disk=cache.disk_cache_bytes > 0,
             disk_bytes=cache.disk_cache_bytes,
             write_bytes_per_s=cache.disk_write_mb_s * 1e6,
+            group=group,
         )
     except BaseException:
         if opened is not None:
@@ -58,11 +73,28 @@ def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> 
         raise
 
 
+def share_of(group: Group, cache: CacheConfig, layout: PoolLayout) -> CacheConfig:
+    """Return what the tiers of a page group may take: of each tier the share that the group has of the pool."""
+    if len(layout.regions) == 1:
+        return cache
+    share = layout.share(group)
+    return cache.replace(
+        host_cache_bytes=int(cache.host_cache_bytes * share),
+        disk_cache_bytes=int(cache.disk_cache_bytes * share),
+        disk_write_mb_s=cache.disk_write_mb_s * share,
+    )
+
+
 def open_disk(
-    cache: CacheConfig, worker_id: str, facts: LoadedModel, files: SegmentFiles | None = None
+    cache: CacheConfig,
+    worker_id: str,
+    facts: LoadedModel,
+    files: SegmentFiles | None = None,
+    *,
+    group: Group = Group.FULL,
 ) -> OpenedDisk | None:
     """Lock the worker's folder and read its headers; None if the disk is in trouble. Raises ConfigError."""
-    form = RecordFormat(identity_of(facts.fingerprint, str(facts.kv_form)), facts.page_bytes)
+    form = record_format(facts, group)
     root = Path(cache.disk_cache_dir or cache_dir() / "pages")
     files, started_s = files or SegmentFiles(), time.monotonic()
     try:
@@ -88,6 +120,14 @@ def open_disk(
     if probed_s is None:
         log.warning("disk is full, the tier keeps to the room that it has folder=%s", own.path)
     return OpenedDisk(files, form, own, found, page_time, is_full=probed_s is None)
+
+
+def record_format(facts: LoadedModel, group: Group) -> RecordFormat:
+    """Return the format of the records of a group's pages; those of other groups are never read as these."""
+    if group is Group.FULL:
+        return RecordFormat(identity_of(facts.fingerprint, str(facts.kv_form)), facts.page_bytes)
+    form = f"{facts.kv_form};group={group.name.lower()}"
+    return RecordFormat(identity_of(facts.fingerprint, form), facts.layout.page_sizes[group])
 
 
 def _claimed(root: Path, worker_id: str, files: SegmentFiles, form: RecordFormat) -> tuple[SegmentFolder, float | None]:
@@ -129,8 +169,8 @@ def _read_s(files: SegmentFiles, found: Sequence[ScannedSegment], form: RecordFo
     return files.time_to_read(found[-1].path, form.record_bytes)
 
 
-def _host_memory(cache: CacheConfig, facts: LoadedModel) -> PageMemory:
-    pages = enough_pages(cache.host_cache_bytes, facts.page_bytes, least=1, flag="--host-cache")
-    memory = PageMemory(pages, facts.page_bytes, flag="--host-cache")
+def _host_memory(cache: CacheConfig, page_bytes: int) -> PageMemory:
+    pages = enough_pages(cache.host_cache_bytes, page_bytes, least=1, flag="--host-cache")
+    memory = PageMemory(pages, page_bytes, flag="--host-cache")
     memory.map_in()  # copies into it are made on the event loop
     return memory

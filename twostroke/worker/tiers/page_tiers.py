@@ -1,4 +1,4 @@
-"""The tiers of one worker: what the pool tells them, what they keep, and what they announce.
+"""The tiers of one page group of a worker: what the pool tells them, what they keep, and what they announce.
 
 A page that the pool evicts goes to host memory if there is a host tier, and to disk if the budget of written bytes has
 room. A page that was reused goes to disk at once, within the whole budget; one that was seen once comes out of a
@@ -18,7 +18,7 @@ from typing import Any
 from twostroke.ids import BlockHash, PageId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.memory import PageMemory, Pages, Window
-from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tier import Group, Tier
 from twostroke.kv_cache.tiers.disk_store import ReclaimedRecord, RecordPlace
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder
 from twostroke.kv_cache.tiers.host_store import HostEntry
@@ -46,7 +46,7 @@ CLOSE_S = 2.0
 
 
 class PageTiers:
-    """Owner of both tiers; one thread, the worker's event loop."""
+    """Owner of both tiers of a group; one thread, the worker's event loop."""
 
     def __init__(
         self,
@@ -57,8 +57,10 @@ class PageTiers:
         wants_disk: bool,
         disk_bytes: int,
         write_bytes_per_s: float,
+        group: Group = Group.FULL,
     ) -> None:
         """`opened` is None although `wants_disk` where the disk is in trouble."""
+        self._group = group
         has_tier = host_memory is not None or opened is not None
         self._pool_window: Window | None = pool_memory.window(1) if has_tier else None
         self.copy_threads = CopyThreads("tier-copies", [pool_memory.window(1)]) if has_tier else None
@@ -80,7 +82,8 @@ class PageTiers:
             self._host_readers = TierReaders.of("tier-host", functools.partial(HostFetcher, self.host), pool_memory)
         if opened is not None:
             self.disk = DiskTier(opened, self, most_bytes=disk_bytes, write_bytes_per_s=write_bytes_per_s)
-            self._staging = PageMemory(_staged_pages(pool_memory.page_bytes), pool_memory.page_bytes)
+            page_bytes = pool_memory.layout.page_sizes[group]
+            self._staging = PageMemory(_staged_pages(page_bytes), page_bytes)
             self._staging.map_in()
             self._staged = [PageId(page) for page in range(self._staging.pages)]
             self._disk_readers = TierReaders.of("tier-disk", functools.partial(DiskFetcher, self.disk), pool_memory)
@@ -94,12 +97,11 @@ class PageTiers:
         """Announce what the tiers hold in a new epoch's log."""
         self._log = log
         for tier, block_hash in self._held():
-            log.stored(block_hash, tier)
+            log.stored(block_hash, tier, self._group)
 
     def report_to(self, metrics: TierMetrics) -> None:
         """Count in these metrics from now on."""
         self._metrics = metrics
-        metrics.watch(self.uses)
 
     def when_turned_off(self, turned_off: Callable[[Tier], None]) -> None:
         """Call this with a tier that is turned off from now on: its loads are to be given up."""
@@ -214,10 +216,8 @@ class PageTiers:
         """Tell whether a block that is evicted needs no copy; it is then the last to leave host memory."""
         if self.host is None:
             return self.disk is not None and self.disk.is_known(block_hash)
-        if block_hash not in self.host.store:
-            return False
-        self.host.store.touch(block_hash)
-        return True
+        self.touch(block_hash)
+        return block_hash in self.host.store
 
     def copy_target(self, block_hash: BlockHash, parent: BlockHash) -> CopyTarget | None:
         """Make room for a copy of a block on the highest tier that takes it; return None if there is none."""
@@ -369,9 +369,10 @@ class PageTiers:
             await _in_time(self.disk.wait_idle())
 
     async def close(self) -> None:
-        await _in_time(off_loop(self._close))
+        await _in_time(off_loop(self.close_now))
 
-    def _close(self) -> None:
+    def close_now(self) -> None:
+        """End the threads, after what they do now, and free the memory."""
         for threads in (self.copy_threads, self._host_readers, self._disk_readers):
             if threads is not None:
                 threads.close()
@@ -430,11 +431,10 @@ class PageTiers:
         """Tell whether a page is to be written now, and take its bytes from the budget."""
         if disk.is_known(block_hash):
             return False
-        wanted_again = self._sightings.count(block_hash) >= SECOND_SIGHT
         if not self._staged or disk.writes >= self._staging.pages or not disk.store.has_room():
             self.metrics.skipped(Tier.DISK, "busy")
             return False
-        if not disk.is_within_budget(wanted_again=wanted_again):
+        if not disk.is_within_budget(wanted_again=self._sightings.count(block_hash) >= SECOND_SIGHT):
             self.metrics.skipped(Tier.DISK, "budget")
             return False
         return True
@@ -482,11 +482,11 @@ class PageTiers:
 
     def _announce_stored(self, tier: Tier, block_hash: BlockHash) -> None:
         if self._log is not None:
-            self._log.stored(block_hash, tier)
+            self._log.stored(block_hash, tier, self._group)
 
     def _announce_removed(self, tier: Tier, block_hash: BlockHash) -> None:
         if self._log is not None:
-            self._log.removed(block_hash, tier)
+            self._log.removed(block_hash, tier, self._group)
 
 
 def _staged_pages(page_bytes: int) -> int:

@@ -223,8 +223,8 @@ def test_pages_that_no_model_has_used_for_long_are_removed(tmp_path: Path) -> No
         written(folder.next_segment())
         if path != in_use:
             folder.close()
-    assert remove_unused(tmp_path, kept=kept.name, unseen_s=3600) == 0
-    assert remove_unused(tmp_path, kept=kept.name, unseen_s=0) == 1
+    assert remove_unused(tmp_path, kept=[kept.name], unseen_s=3600) == 0
+    assert remove_unused(tmp_path, kept=[kept.name], unseen_s=0) == 1
     assert set(tmp_path.iterdir()) == {in_use, kept}
     folder.close()
 
@@ -241,11 +241,11 @@ def test_pages_of_other_models_give_way_the_longest_unseen_first_until_the_rest_
             folder.close()
         os.utime(folder.path / "lock", (time.time() - age_s,) * 2)
     one = sizes[0]
-    assert remove_beyond(tmp_path, kept=kept.name, unseen_s=60, most_bytes=4 * one) == 0
-    assert remove_beyond(tmp_path, kept=kept.name, unseen_s=3600, most_bytes=0) == 0, "seen too recently"
-    assert remove_beyond(tmp_path, kept=kept.name, unseen_s=60, most_bytes=2 * one) == 1
+    assert remove_beyond(tmp_path, kept=[kept.name], unseen_s=60, most_bytes=4 * one) == 0
+    assert remove_beyond(tmp_path, kept=[kept.name], unseen_s=3600, most_bytes=0) == 0, "seen too recently"
+    assert remove_beyond(tmp_path, kept=[kept.name], unseen_s=60, most_bytes=2 * one) == 1
     assert set(tmp_path.iterdir()) == {kept, others[0], others[2], in_use}, "the oldest of the dead ones has gone"
-    assert remove_beyond(tmp_path, kept=kept.name, unseen_s=60, most_bytes=one - 1) == 2
+    assert remove_beyond(tmp_path, kept=[kept.name], unseen_s=60, most_bytes=one - 1) == 2
     assert set(tmp_path.iterdir()) == {kept, in_use}
     assert (in_use / "decode-0" / "00000001.pages").stat().st_size == one, "its owner lives"
     folders[3].close()
@@ -256,7 +256,7 @@ def test_looking_at_folders_of_other_models_does_not_make_them_look_used(tmp_pat
     written(folder.next_segment())
     folder.close()
     os.utime(folder.path / "lock", (1000.0, 1000.0))
-    assert remove_beyond(tmp_path, kept="none", unseen_s=60, most_bytes=1 << 40) == 0
+    assert remove_beyond(tmp_path, kept=[], unseen_s=60, most_bytes=1 << 40) == 0
     assert (folder.path / "lock").stat().st_mtime == 1000.0
 
 
@@ -280,8 +280,8 @@ def test_nothing_is_removed_that_is_not_ours_and_no_foreign_lock_is_taken(tmp_pa
     (root / f"v1-{'cd' * 16}").symlink_to(elsewhere.path.parent)
     (root / ours / "linked").symlink_to(elsewhere.path)
     before = tree(tmp_path)
-    assert remove_unused(root, kept="none", unseen_s=0) == 0
-    assert remove_beyond(root, kept="none", unseen_s=0, most_bytes=0) == 0
+    assert remove_unused(root, kept=[], unseen_s=0) == 0
+    assert remove_beyond(root, kept=[], unseen_s=0, most_bytes=0) == 0
     assert not list(claim_left(root / ours, unseen_s=0))
     assert tree(tmp_path) == before
 
@@ -295,9 +295,9 @@ def test_foreign_files_in_our_own_folders_survive_their_removal(tmp_path: Path) 
     written(folder.next_segment())
     (folder.path / "probe").write_bytes(b"")
     folder.close()
-    assert remove_unused(tmp_path, kept="none", unseen_s=0) == 1
+    assert remove_unused(tmp_path, kept=[], unseen_s=0) == 1
     assert tree(folder.path) == {*foreign, folder.path / "sub"}
-    assert remove_unused(tmp_path, kept="none", unseen_s=0) == 0, "without a lock it is no worker's folder"
+    assert remove_unused(tmp_path, kept=[], unseen_s=0) == 0, "without a lock it is no worker's folder"
 
 
 def test_a_folder_in_trouble_is_left_out_and_the_others_are_not(
@@ -314,7 +314,7 @@ def test_a_folder_in_trouble_is_left_out_and_the_others_are_not(
 
     monkeypatch.setattr(SegmentFolder, "touch", failing)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    assert remove_unused(tmp_path, kept="none", unseen_s=0) == 1
+    assert remove_unused(tmp_path, kept=[], unseen_s=0) == 1
     assert len(list(Path("/proc/self/fd").iterdir())) == before, "no lock stays open"
     assert [path.name for path in folder_of(tmp_path, "unused").iterdir()] == ["bad"]
     assert [record.message.split(" folder=")[0] for record in caplog.records] == ["folder of pages cannot be claimed"]

@@ -57,7 +57,7 @@ def test_what_others_may_write_to_is_not_adopted_and_said_once(
     assert f"{paths[what]}: others may write to it" in told.getMessage()
     assert "chmod go-w" in told.getMessage()
     if what != "segment":
-        assert remove_unused(tmp_path, kept="none", unseen_s=0) == 0
+        assert remove_unused(tmp_path, kept=[], unseen_s=0) == 0
 
 
 @needs_root

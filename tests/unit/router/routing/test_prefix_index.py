@@ -16,7 +16,7 @@ from tests.unit.router.index_blocks import hashes_of
 from twostroke.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of
 from twostroke.kv_cache.events import EventBatch, EventLog
-from twostroke.kv_cache.tier import Tier
+from twostroke.kv_cache.tier import Group, Tier
 from twostroke.rpc.convert import hashes_from_bytes
 from twostroke.rpc.events import batch_from_message, batch_to_message
 
@@ -76,6 +76,18 @@ def test_depths_are_told_down_to_the_lowest_tier_that_a_worker_uses() -> None:
         C: (6, 6, 9),
     }
     assert (len(index), index.block_count(B)) == (3 + 9 + 5, 10)
+
+
+def test_window_parts_on_a_lower_tier_than_all_pages_make_a_depth_there() -> None:
+    index, log = PrefixIndex(), EventLog(EPOCH)
+    chain = held(index, B, 0)
+    for place, block in enumerate(chain[:9]):
+        log.stored(block)
+        log.stored(block, Tier.DEVICE if place < 4 else Tier.DISK, Group.WINDOW)
+    index.apply(A, EPOCH, log.snapshot())
+    index.apply(A, EPOCH, log.publish())
+    assert index.leading_blocks(chain, tail_blocks=2) == {A: (4, 4, 9)}
+    assert index.leading_blocks(chain[:7], tail_blocks=2) == {A: (4, 4, 7)}
 
 
 def test_blocks_on_their_way_count_as_held() -> None:

@@ -28,8 +28,10 @@ from twostroke.engine.build import build_runner
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import FORMS, Conversion
 from twostroke.kv_cache.pool_size import PoolSize
+from twostroke.kv_cache.tier import Group
 from twostroke.request import SamplingParams
 from twostroke.scheduler.cost import StepCost
+from twostroke.worker.tiers.opening import share_of
 
 MIB = 1 << 20
 PACED = "paced:page_bytes=65536,max_model_len=4096"
@@ -79,6 +81,14 @@ def test_pages_of_window_layers_are_billed_apart_as_a_worker_keeps_them(tmp_path
     assert long == 10 * size.page_bytes + 4 * size.windows.page_bytes
     assert short == size.block_bytes
     assert size.concurrent(160) == min(size.pages // 10, size.windows.pages // 4)
+    cache = CacheConfig(**memory, host_cache_bytes=4 * MIB)
+    tiers = make_bill(flags(str(windowed), dtype="float32", memory=memory | {"host_cache_bytes": 4 * MIB})).chosen
+    assert [tiers.host_pages, tiers.host_windows] == [
+        share_of(group, cache, built.model.layout).host_cache_bytes // built.model.layout.page_sizes[group]
+        for group in Group
+    ]
+    on_gpu = make_bill(flags(str(windowed), dtype="float32", memory=memory | {"device_memory_bytes": 4 << 30})).chosen
+    assert on_gpu.size.request_bytes(160) == long
     built.close()
 
 

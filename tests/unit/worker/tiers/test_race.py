@@ -33,8 +33,8 @@ def test_blocks_that_the_source_has_come_page_by_page_and_others_as_they_are_com
     assert expected.arrival_s([1, 4]) == pytest.approx(0.01 + 0.5 + 1.0 + 0.1)
     assert expected.arrival_s([9]) == pytest.approx(0.01 + 0.5 + 6.0 + 0.1)
     assert expected.arrival_s([9, 10]) == math.inf, "a block of the answer so far, which no source has"
-    assert OrderedPull(expected, lambda _: None).parts([2, 3, 5]) == [[2, 3], [5]]
-    assert OrderedPull(expected, lambda _: None).parts([7]) == [[7]]
+    assert OrderedPull(expected, lambda _: None, lambda _: None).parts([2, 3, 5]) == [[2, 3], [5]]
+    assert OrderedPull(expected, lambda _: None, lambda _: None).parts([7]) == [[7]]
 
 
 def test_a_peer_sends_what_it_holds_once_it_has_loaded_that() -> None:

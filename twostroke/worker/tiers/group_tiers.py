@@ -1,0 +1,66 @@
+"""The tiers of all page groups of a worker: those of pages, and of window parts where these lie apart.
+
+Each group has host memory and a folder on disk of its own, and a share of what the settings give, as in the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+
+from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.tier import Tier
+from twostroke.worker.tiers.adoption import adopt_left
+from twostroke.worker.tiers.metrics import TierMetrics, TierUse
+from twostroke.worker.tiers.page_tiers import PageTiers
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTiers:
+    full: PageTiers
+    """Tiers of the pages of the first group."""
+    windows: PageTiers | None = None
+    """Tiers of window parts; None where pages hold what all layers keep."""
+
+    @property
+    def groups(self) -> tuple[PageTiers, ...]:
+        return (self.full,) if self.windows is None else (self.full, self.windows)
+
+    def begin_epoch(self, log: EventLog) -> None:
+        """Announce what the tiers hold in a new epoch's log."""
+        for tiers in self.groups:
+            tiers.begin_epoch(log)
+
+    def report_to(self, metrics: TierMetrics) -> None:
+        """Count in these metrics from now on."""
+        for tiers in self.groups:
+            tiers.report_to(metrics)
+        metrics.watch(self.uses)
+
+    def uses(self) -> Mapping[Tier, TierUse]:
+        """Return the use of every tier that the worker was started with, all groups together."""
+        uses = self.full.uses()
+        if self.windows is None:
+            return uses
+        parts = self.windows.uses()
+        return {tier: use.with_parts(parts[tier]) for tier, use in uses.items()}
+
+    def forget_all(self) -> int:
+        """Forget every part of every block, and remove the files; return how many blocks had a page."""
+        if self.windows is not None:
+            self.windows.forget_all()
+        return self.full.forget_all()
+
+    def adopting(self, changed: Callable[[], None]) -> Iterator[Coroutine[None, None, None]]:
+        """Yield the work of taking in what dead workers left, of each group: see `adopt_left`."""
+        own = frozenset(tiers.disk.folder.parent.name for tiers in self.groups if tiers.disk is not None)
+        for tiers in self.groups:
+            yield adopt_left(tiers, changed, kept=own)
+
+    async def wait_idle(self) -> None:
+        """Wait a little for writes under way."""
+        await asyncio.gather(*(tiers.wait_idle() for tiers in self.groups))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(tiers.close() for tiers in self.groups))
