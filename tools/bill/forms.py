@@ -119,17 +119,11 @@ def _host_pages(most_bytes: int, page_bytes: int) -> int:
 
 
 def _size(model: BilledModel, form: str, flags: BillFlags) -> PoolSize:
-    memory, on_gpu = flags.memory, flags.memory.device_memory_bytes is not None
+    memory = flags.memory
     page_bytes = model.page_bytes(form, memory.block_size)
     window = model.groups[-1].window if model.groups and not page_form(form).spans_block else None
     apart = [group.page_bytes(form, memory.block_size) for group in model.groups]
-    pool = SharedPool(
-        page_sizes=(page_bytes,) if window is None else tuple(apart),
-        window=window,
-        block_size=memory.block_size,
-        longest=model.longest,
-        step_tokens=ScheduleConfig(max_num_seqs=flags.model.max_num_seqs).step_tokens(on_gpu=on_gpu),
-    )
+    pool = shared_pool(model, flags, (page_bytes,) if window is None else tuple(apart))
     if memory.device_memory_bytes is None:
         return pool.size(memory.kv_cache_memory_bytes or HOST_CACHE_BYTES)
     reading = MemoryReading(BILLED_DEVICE, memory.device_memory_bytes, memory.device_memory_bytes)
@@ -137,6 +131,18 @@ def _size(model: BilledModel, form: str, flags: BillFlags) -> PoolSize:
     needs = DeviceNeeds(weight_bytes=model.weights.total, working_bytes=working, page_bytes=page_bytes)
     cache = CacheConfig(block_size=memory.block_size, kv_cache_memory_bytes=memory.kv_cache_memory_bytes)
     return pool.size(device_pages(reading, needs, cache) * page_bytes)
+
+
+def shared_pool(model: BilledModel, flags: BillFlags, page_sizes: tuple[int, ...]) -> SharedPool:
+    """Return how a worker splits its pool, with pages of these sizes: of one group, or of each."""
+    schedule = ScheduleConfig(max_num_seqs=flags.model.max_num_seqs)
+    return SharedPool(
+        page_sizes=page_sizes,
+        window=model.groups[-1].window if len(page_sizes) > 1 else None,
+        block_size=flags.memory.block_size,
+        longest=model.longest,
+        step_tokens=schedule.step_tokens(on_gpu=flags.memory.device_memory_bytes is not None),
+    )
 
 
 def _exact_bytes(model: BilledModel, form: str, flags: BillFlags) -> int:

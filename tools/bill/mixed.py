@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tools.bill.forms import FormBill
+from tools.bill.forms import FormBill, shared_pool
 from tools.bill.model import BilledModel
 from tools.bill.options import BillFlags
 from twostroke.config.cache import HOST_CACHE_BYTES, KV_FORMATS
 from twostroke.engine.build import PIECE_TOKENS
+from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import Conversion, KvForm
+from twostroke.kv_cache.pool_share import SharedPool
+from twostroke.kv_cache.pool_size import PoolSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,24 @@ def _mixed(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags, for
     pages = own.pages
     if flags.memory.device_memory_bytes is None:
         pool_bytes = flags.memory.kv_cache_memory_bytes or HOST_CACHE_BYTES
-        pages = pool_bytes // (own.block_bytes + sent.block_bytes)
+        pages = _prefill_pages(shared_pool(model, flags, _sizes_beside(own, sent)), pool_bytes)
     return MixedBill(
         form, sent.block_bytes, pages, _conversion_s(model, flags, form) if flags.machine.measure else None
     )
+
+
+def _prefill_pages(pool: SharedPool, pool_bytes: int) -> int:
+    try:
+        return pool.layout(pool_bytes).regions[0].pages
+    except ConfigError:  # such a worker would be refused
+        return 0
+
+
+def _sizes_beside(own: PoolSize, sent: PoolSize) -> tuple[int, ...]:
+    """Return the bytes of a page with a converted one beside it: of each group, if both forms keep groups apart."""
+    if own.windows is None or sent.windows is None:
+        return (own.block_bytes + sent.block_bytes,)
+    return own.page_bytes + sent.page_bytes, own.windows.page_bytes + sent.windows.page_bytes
 
 
 def _conversion_s(model: BilledModel, flags: BillFlags, form: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from twostroke.kv_cache.groups import PageGroup, groups_apart
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_share import SharedPool
-from twostroke.kv_cache.pool_size import PoolSize, enough_pages
+from twostroke.kv_cache.pool_size import PoolSize
 from twostroke.kv_cache.window_parts import WindowShape
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.memory_needs import packed_weights, plain_weights, stored_weights
@@ -211,7 +211,7 @@ def _build_on_cpu(
         check_shape(shapes[0])
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     centers = _key_centers(model_dir, spec, dtype)
-    conversion = _conversion_of(config, shapes[0], centers)
+    conversion = _conversion_of(config, shapes, groups, centers)
     facts = _model_facts(config, spec, model_dir, _host_layout(config, spec, groups, conversion), groups)
     arithmetic = ""
     if config.model.deterministic:  # pages that another machine computed may have other bits
@@ -239,8 +239,9 @@ def _build_on_cpu(
     built = _with_memory(facts, PageMemory(facts.pages, facts.page_bytes, *facts.windows), load)
     assert isinstance(built.runner, ModelRunner)
     has_pieces = built.runner.has_native_pages and shapes[0].latent_rank is None
-    if conversion is not None:
-        conversion = replace(conversion, has_pieces=has_pieces and config.cache.block_size % PIECE_TOKENS == 0)
+    if conversion is not None and has_pieces and config.cache.block_size % PIECE_TOKENS == 0:
+        window = None if conversion.window is None else replace(conversion.window, has_pieces=True)
+        conversion = replace(conversion, has_pieces=True, window=window)
     apart = GROUPS_APART if len(groups) > 1 else ""
     fingerprint = f"{facts.fingerprint}{apart}{NATIVE_ORDER if has_pieces else ''}{arithmetic}"
     in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads)
@@ -258,8 +259,8 @@ def _build_on_cpu(
 
 def _groups_of(config: WorkerConfig, spec: ModelSpec) -> tuple[PageGroup, ...]:
     """Return the page groups that the pools of a cluster's workers keep apart."""
-    converts, spans_block = config.kv_format != config.peer_kv_format, page_form(config.kv_format).spans_block
-    return groups_apart(spec.page_groups, by_whole_blocks=converts or spans_block)
+    spans_block = any(page_form(each).spans_block for each in (config.kv_format, config.peer_kv_format))
+    return groups_apart(spec.page_groups, by_whole_blocks=spans_block)
 
 
 def _host_layout(
@@ -268,10 +269,13 @@ def _host_layout(
     """Return what the page memory of a worker on a CPU holds. Raises ConfigError where that is too little."""
     form, shapes = page_form(config.kv_format), spec.page_shapes(config.cache.block_size, groups)
     sizes = tuple(map(form.page_bytes, shapes))
+    taken = list(sizes)
     if conversion is not None and config.role is Role.PREFILL:  # each page that is pulled has a converted one beside it
-        pages = enough_pages(config.cache.host_bytes, sizes[0] + conversion.page_bytes)
-        return PoolLayout.of(pages, sizes[0])
-    return _shared_pool(config, groups, sizes, spec.max_position_embeddings).layout(config.cache.host_bytes)
+        taken = [own + each.page_bytes for own, each in zip(sizes, conversion.groups, strict=True)]
+    shared = _shared_pool(config, groups, tuple(taken), spec.max_position_embeddings)
+    counts = [region.pages for region in shared.layout(config.cache.host_bytes).regions]
+    first, *further = map(PageRegion, counts, sizes)
+    return PoolLayout.of(first.pages, first.page_bytes, *further)
 
 
 def _shared_pool(
@@ -337,7 +341,7 @@ def _build_on_device(
     layout = shared.layout(plan.pages(config.cache) * plan.needs().page_bytes)
     facts = _model_facts(config, spec, model_dir, layout, groups)
     centers = _key_centers(model_dir, spec, plan.torch_dtype)
-    conversion = _conversion_of(config, spec.page_shape(config.cache.block_size), centers)
+    conversion = _conversion_of(config, spec.page_shapes(config.cache.block_size, groups), groups, centers)
 
     def load(memory: DeviceMemory) -> Loaded:
         with open_weights(model_dir, plan.torch_dtype, device) as files:
@@ -368,13 +372,27 @@ def _key_centers(model_dir: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.
         return key_centers(balanced(named(files, spec), spec), spec)
 
 
-def _conversion_of(config: WorkerConfig, shape: PageShape, key_centers: torch.Tensor | None) -> Conversion | None:
+def _conversion_of(
+    config: WorkerConfig,
+    shapes: Sequence[PageShape],
+    groups: tuple[PageGroup, ...],
+    key_centers: torch.Tensor | None,
+) -> Conversion | None:
     """Return how pages of prefill workers become those of decode workers, if these have another form."""
     prefill, decode = (kv_format_of(config.cache, config.model, role) for role in (Role.PREFILL, Role.DECODE))
     if prefill == decode:
         return None
-    centers = None if key_centers is None else key_centers.numpy()
-    return Conversion(KvForm(prefill), KvForm(decode, prefill), shape, has_pieces=False, key_centers=centers)
+    first, *further = (
+        Conversion(
+            KvForm(prefill),
+            KvForm(decode, prefill),
+            shape,
+            has_pieces=False,
+            key_centers=None if key_centers is None else key_centers[list(group.layers)].numpy(),
+        )
+        for shape, group in zip(shapes, groups, strict=True)
+    )
+    return replace(first, window=further[0] if further else None)
 
 
 def _model_facts(

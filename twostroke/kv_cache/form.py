@@ -236,11 +236,18 @@ class Conversion:
     """Native kernels order the numbers: `twostroke/kernels/cpu/native/page.h`."""
     key_centers: npt.NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     """[layers, kv_heads, head_dim]: what keys of forms with one scale per token lack; None where they lack nothing."""
+    window: Conversion | None = None
+    """How window parts are converted, where these lie apart from pages."""
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a converted page."""
         return page_form(self.target.format).page_bytes(self.shape)
+
+    @property
+    def groups(self) -> tuple[Conversion, ...]:
+        """The conversions of the pages of each group."""
+        return (self,) if self.window is None else (self, self.window)
 
 
 FORMS: Final = {

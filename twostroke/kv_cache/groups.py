@@ -32,8 +32,7 @@ class PageGroup:
 def groups_apart(groups: tuple[PageGroup, ...], *, by_whole_blocks: bool) -> tuple[PageGroup, ...]:
     """Return the groups whose pages a pool keeps apart.
 
-    It is one group of all layers where whole blocks are converted into another form, or are stored when their last
-    token is there.
+    It is one group of all layers where whole blocks are stored, when their last token is there.
     """
     if not by_whole_blocks or len(groups) == 1:
         return groups

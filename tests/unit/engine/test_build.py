@@ -140,6 +140,29 @@ def test_where_the_roles_have_other_formats_both_know_how_to_convert(tiny: Path)
     assert decode.kv_form.takes(prefill.kv_form)
 
 
+def test_pages_and_window_parts_are_converted_each_in_their_group(tmp_path: Path) -> None:
+    windowed, memory = save_tiny(tmp_path / "windowed", CONFIGS["gemma3"]), 4 << 20
+    cache, found = CacheConfig(kv_cache_memory_bytes=memory, decode_kv_format="int8"), []
+    for role in (Role.PREFILL, Role.DECODE):
+        built = build_runner(config(str(windowed)).replace(role=role, cache=cache), windowed)
+        found.append(built.model)
+        built.close()
+    prefill, decode = found
+    assert prefill.conversion == decode.conversion is not None
+    assert prefill.fingerprint == decode.fingerprint
+    assert tuple(each.page_bytes for each in prefill.conversion.groups) == decode.layout.page_sizes
+    assert [each.shape.layers for each in prefill.conversion.groups] == [len(g.layers) for g in prefill.page_groups]
+    paid_bytes = sum(
+        region.pages * (region.page_bytes + each.page_bytes)
+        for region, each in zip(prefill.layout.regions, prefill.conversion.groups, strict=True)
+    )
+    assert 0.95 * memory < paid_bytes <= memory
+    cache = CacheConfig(kv_cache_memory_bytes=memory, decode_kv_format="int4")
+    built = build_runner(config(str(windowed)).replace(role=Role.PREFILL, cache=cache), windowed)
+    assert len(built.model.layout.regions) == 1, "int4 pages are stored block by block, with all layers"
+    built.close()
+
+
 @pytest.mark.parametrize("variant", ["portable", TORCH])
 def test_a_converted_page_and_a_computed_one_both_lack_the_centers_that_a_bias_gives_keys(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch

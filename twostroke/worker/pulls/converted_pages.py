@@ -7,6 +7,7 @@ there as long as its original is pinned, no pull waits for a free one, and reade
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from twostroke.ids import PageId
 from twostroke.kv_cache.form import Conversion
+from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageMemory, Pages, Window
 from twostroke.transfer.base import Identity, PageEndpoint, PageTransport, digest
 from twostroke.worker.pulls.page_converter import PageConverter, Way, convert
@@ -35,17 +37,30 @@ class ConvertedPages:
         self.form = conversion.target
         self.endpoints: list[PageEndpoint] = []
         self.converter = PageConverter(conversion, originals)
-        self._memory = PageMemory(originals.pages, conversion.page_bytes)
+        first, *further = (
+            PageRegion(region.pages, each.page_bytes)
+            for region, each in zip(originals.layout.regions, conversion.groups, strict=True)
+        )
+        self._memory = PageMemory(first.pages, first.page_bytes, *further)
         self.transports = transports
-        self.served = 0
-        """Pages that pulls were told of so far, each as often as it was."""
+        self._served: Counter[int] = Counter()
+        """Pages of each group that pulls were told of so far, each as often as it was."""
         self._originals = originals
         self._known: dict[PageId, _Converted] = {}
 
     @property
     def served_bytes(self) -> tuple[int, int]:
         """The bytes of all pages that pulls were told of, as they lie here and as they were sent."""
-        return self.served * self._originals.page_bytes, self.served * self._memory.page_bytes
+        here, sent = (
+            sum(count * memory.layout.page_sizes[group] for group, count in self._served.items())
+            for memory in (self._originals, self._memory)
+        )
+        return here, sent
+
+    @property
+    def served(self) -> int:
+        """Pages that pulls were told of so far, each as often as it was."""
+        return self._served.total()
 
     async def open(self, identity: Identity) -> None:
         """Let workers read the converted pages that show their identity, which is `identity`'s fingerprint."""
@@ -65,7 +80,7 @@ class ConvertedPages:
         A caller that is cancelled leaves the conversion to others that wait for it.
         """
         results = [self._converted(page) for page in pages]
-        self.served += len(pages)
+        self._served.update(map(self._originals.layout.region_of, pages))
         return [await asyncio.shield(result) for result in results]
 
     async def close(self) -> None:
@@ -93,7 +108,7 @@ class ConvertedPages:
         self._memory.begin_new_generation(page)
         target = self._memory.page(page)
         (original,) = next(window.read([[page]]))
-        convert(self.converter.conversion, np.frombuffer(original, np.uint8), target)
+        convert(self.converter.conversion_of(page), np.frombuffer(original, np.uint8), target)
         return self._memory.generation(page), digest(target)
 
 

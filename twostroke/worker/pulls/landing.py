@@ -20,6 +20,7 @@ import numpy as np
 
 from twostroke.ids import PageId
 from twostroke.kv_cache.form import FORMS, Conversion
+from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageMemory, Pages, Window
 from twostroke.transfer.base import Identity, PageTransport, digest, until_done
 from twostroke.worker.pulls.digests import PageDigests
@@ -51,7 +52,10 @@ class Landing(Protocol):
         """Most pages that are copied at once."""
 
     def places(self, pages: Sequence[PageId]) -> AbstractAsyncContextManager[Sequence[PageId]]:
-        """Yield the pages that transports copy into, one for each of `pages`; nobody else uses them meanwhile."""
+        """Yield the pages that transports copy into, one for each of `pages`, which are of one group.
+
+        Nobody else uses them meanwhile.
+        """
 
     async def land(self, places: Sequence[PageId], pages: Sequence[PageId]) -> Landed:
         """Fill `pages` with what was copied into `places`. However this ends, no byte of `pages` changes afterwards."""
@@ -78,15 +82,16 @@ class ConvertingLanding:
 
     def __init__(self, pages: Pages, conversion: Conversion, transports: Sequence[PageTransport]) -> None:
         """`transports` are not open yet, and read nothing but pages that are to be converted."""
-        page_bytes = FORMS[conversion.source.format].page_bytes(conversion.shape)
+        sizes = [FORMS[each.source.format].page_bytes(each.shape) for each in conversion.groups]
         self.form = conversion.source
         self.transports = transports
-        self.batch_pages = max(1, PART_BYTES // page_bytes)
+        self.batch_pages = max(1, PART_BYTES // sum(sizes))
         self.converter = PageConverter(conversion, pages)
-        self._memory = PageMemory(PARTS * self.batch_pages, page_bytes)
-        self._free: asyncio.Queue[range] = asyncio.Queue(PARTS)
-        for first in range(0, self._memory.pages, self.batch_pages):
-            self._free.put_nowait(range(first, first + self.batch_pages))
+        places, self._pages = PARTS * self.batch_pages, pages.layout
+        self._memory = PageMemory(places, sizes[0], *(PageRegion(places, each) for each in sizes[1:]))
+        self._free: asyncio.Queue[int] = asyncio.Queue(PARTS)
+        for first in range(0, places, self.batch_pages):
+            self._free.put_nowait(first)
 
     @property
     def has_room(self) -> bool:
@@ -100,11 +105,12 @@ class ConvertingLanding:
 
     @contextlib.asynccontextmanager
     async def places(self, pages: Sequence[PageId]) -> AsyncGenerator[Sequence[PageId]]:
-        part = await self._free.get()
+        first = await self._free.get()
+        begin = self._memory.layout.first(self._pages.region_of(pages[0])) + first
         try:
-            yield [PageId(place) for place in part[: len(pages)]]
+            yield [PageId(begin + number) for number in range(len(pages))]
         finally:
-            self._free.put_nowait(part)
+            self._free.put_nowait(first)
 
     async def land(self, places: Sequence[PageId], pages: Sequence[PageId]) -> Landed:
         started_s = asyncio.get_running_loop().time()
@@ -128,7 +134,7 @@ class ConvertingLanding:
     def _convert(self, place: PageId, page: PageId, window: Window) -> bytes:
         original = self._memory.page(place)
         (target,) = window.landing([page])
-        convert(self.converter.conversion, original, np.frombuffer(target, np.uint8))
+        convert(self.converter.conversion_of(page), original, np.frombuffer(target, np.uint8))
         window.landed()
         window.synchronize()
         return digest(original)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.ids import PageId
 from twostroke.kv_cache.form import FORMS, Conversion
 from twostroke.kv_cache.memory import Pages, Window
 from twostroke.transfer.copy_threads import CopyThreads, off_loop
@@ -60,7 +61,8 @@ class PageConverter:
     """Converts pages for one event loop; `pages` are those of this worker, on either end of the conversion."""
 
     def __init__(self, conversion: Conversion, pages: Pages) -> None:
-        self.conversion = conversion
+        self._conversion = conversion
+        self._layout = pages.layout
         self.seconds = 0.0
         """Time spent so far, copies between device and host included."""
         self.pages = 0
@@ -80,6 +82,10 @@ class PageConverter:
     def wait_s(self) -> float:
         """Predicted seconds until the conversions that are queued now are done."""
         return len(self._open) * self.page_s
+
+    def conversion_of(self, page: PageId) -> Conversion:
+        """Return how this page of the worker is converted, by its group."""
+        return self._conversion.groups[self._layout.region_of(page)]
 
     def submit(self, job: Callable[[Window], Result]) -> Future[Result]:
         """Queue a job that converts one page on the thread; cancelling its future before its turn drops it."""
@@ -103,7 +109,7 @@ class PageConverter:
         self._window.close()
 
     def _measure(self) -> None:
-        self._page_time = PageTime(time_of_a_conversion(self.conversion))
+        self._page_time = PageTime(time_of_a_conversion(self._conversion))
         self._measured_s = time.monotonic()
 
     def _timed(self, job: Callable[[Window], Result], window: Window) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from twostroke.device.memory import DeviceMemory
 from twostroke.ids import Epoch, PageId
 from twostroke.kernels.page_conversion import convert_page
 from twostroke.kv_cache.form import FORMS, Conversion, KvForm, PageShape
+from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import Identity, PageCopy, ReadOutcome, digest
 from twostroke.transfer.same_host.shm import ShmTransport
@@ -63,6 +65,23 @@ async def test_a_page_is_converted_once_for_all_who_ask_and_anew_when_it_changes
         assert changed[0] != before[0][0], "a reader of the earlier page has to notice"
         assert changed[1] == digest(right(second[2]).numpy())
         assert pages.converter.pages == 3
+
+
+async def test_pages_and_window_parts_are_each_converted_by_their_group() -> None:
+    few = replace(CONVERSION, shape=replace(CONVERSION.shape, layers=1))
+    part_bytes = FORMS["bfloat16"].page_bytes(few.shape)
+    memory, transport = PageMemory(2, PAGE_BYTES, PageRegion(3, part_bytes)), ShmTransport()
+    pages, parts = content(4)[:2], content(5)[:3, :part_bytes]
+    memory.regions[0][:2], memory.regions[1][:3] = pages.numpy(), parts.numpy()
+    converted = ConvertedPages(memory, replace(CONVERSION, window=few), [transport])
+    await converted.open(Identity("source", Epoch(1, 1), "f;form=int8 from bfloat16", "secret"))
+    expected = torch.zeros(few.page_bytes, dtype=torch.uint8)
+    convert_page(few, parts[2], expected)
+    found = await converted.of([PageId(1), PageId(4)])
+    assert [each for _, each in found] == [digest(right(pages[1]).numpy()), digest(expected.numpy())]
+    assert converted.served_bytes == (PAGE_BYTES + part_bytes, CONVERSION.page_bytes + few.page_bytes)
+    await converted.close()
+    memory.close()
 
 
 async def test_who_stops_asking_stops_nobody_else() -> None:

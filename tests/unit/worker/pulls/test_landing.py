@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from twostroke.device.memory import DeviceMemory
 from twostroke.errors import TransferFailed
 from twostroke.ids import PageId
 from twostroke.kv_cache.form import Conversion, KvForm
+from twostroke.kv_cache.layout import PageRegion
+from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.page_state import PageState
 from twostroke.worker.pulls import landing as landing_module
 from twostroke.worker.pulls import page_converter
@@ -229,6 +232,22 @@ async def test_pages_of_a_device_are_filled_through_the_host() -> None:
     assert landed.converted == len(landed.digests) == 1
     assert np.array_equal(memory.regions[0][2].numpy(), expected)
     assert not memory.regions[0][[0, 1, 3]].any()
+    await landing.close()
+    memory.close()
+
+
+async def test_window_parts_land_beside_pages_and_are_converted_by_their_group() -> None:
+    few = Conversion(KvForm("int8"), KvForm("bfloat16", "int8"), replace(SHAPE, layers=1), has_pieces=False)
+    conversion = replace(few, shape=SHAPE, window=few)
+    memory = PageMemory(4, conversion.page_bytes, PageRegion(3, few.page_bytes))
+    landing = ConvertingLanding(memory, conversion, [])
+    for each, page, region, row in ((conversion, PageId(1), 0, 1), (few, PageId(6), 1, 2)):
+        original, expected = content(1, "int8", shape=each.shape)[0], np.zeros(each.page_bytes, np.uint8)
+        convert(each, original, expected)
+        async with landing.places([page]) as places:
+            landing._memory.page(places[0])[:] = original
+            assert (await landing.land(places, [page])).converted == 1
+        assert np.array_equal(memory.regions[region][row], expected)
     await landing.close()
     memory.close()
 
