@@ -240,7 +240,7 @@ std::vector<T> asked_again(Team *team, Ragged<T> &r, const std::vector<T> &q, co
     step.exact_slots = slots.data();
     step.sequences = int64_t(starts.size()) - 1, step.query_starts = starts.data(), step.block_tables = tables.data();
     std::vector<T> out(queries.size());
-    attend(team, step, 1, {queries.data(), p.heads * p.dim, out.data(), nullptr});
+    attend(team, step, 1, {queries.data(), p.heads * p.dim, out.data(), p.heads * p.dim, nullptr});
     return out;
 }
 
@@ -276,7 +276,7 @@ void check_form(int64_t heads, int64_t kv_heads, int64_t dim, Form form) {
             is_rotated = is_rotated && is_close(Memory<T>::of(q[size_t(t * heads * dim + d)]),
                                                 r.rotated(r.q, heads, t, 0, d), 0.01, 0.01);
     std::vector<T> out(q.size());
-    attend(nullptr, step, 1, {q.data(), heads * dim, out.data(), nullptr});
+    attend(nullptr, step, 1, {q.data(), heads * dim, out.data(), heads * dim, nullptr});
     for (size_t s = 0; s < lengths.size(); s++)
         for (int64_t head = 0; head < heads; head += 3) {
             const Rows<T> rows(r, s, head / (heads / kv_heads));

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "check.h"
+#include "expanded.h"
 #include "latents.h"
 
 namespace twostroke {
@@ -98,7 +99,9 @@ void check(const char *name, int64_t heads, int64_t rank, int64_t rope, int64_t 
     const int64_t asked = std::min<int64_t>(length, 5), first = length - asked;
     Sequence<T> s(heads, rank, rope, length, asked);
     const std::vector<T> before = s.k;
-    store_latents(&two_threads, s.step(0), 0, s.rows(s.q, 0, s.dim), s.k.data(), s.dim);
+    HeadRows ends = s.rows(s.q, 0, s.dim);
+    ends.at = s.q.data() + rank;
+    store_latents(&two_threads, s.step(0), 0, ends, s.k.data(), s.dim);
     bool is_stored = true;
     for (int64_t at = 0; at < length; at++)
         for (int64_t d = 0; d < rank; d++)
@@ -115,9 +118,87 @@ void check(const char *name, int64_t heads, int64_t rank, int64_t rope, int64_t 
            what + ": a row depends on its neighbours");
 }
 
+// Weights [outputs, inputs] in panels.
+struct Packed {
+    std::vector<uint16_t> given, panels;
+    Linear w = {};
+
+    Packed(int64_t outputs, int64_t inputs) : given(numbers(outputs * inputs, 0.2f)) {
+        panels.resize(size_t((outputs + PANEL - 1) / PANEL * PANEL * inputs));
+        for (int64_t o = 0; o < outputs; o++)
+            for (int64_t i = 0; i < inputs; i++)
+                panels[size_t(((o / PANEL * (inputs / 2) + i / 2) * PANEL + o % PANEL) * 2 + i % 2)] =
+                    given[size_t(o * inputs + i)];
+        w.panels = panels.data(), w.outputs = outputs, w.inputs = inputs, w.kind = BFLOAT16;
+    }
+
+    double times(int64_t output, const BFloat16 *x) const {
+        double sum = 0;
+        for (int64_t i = 0; i < w.inputs; i++)
+            sum += double(as_float(given[size_t(output * w.inputs + i)])) * Memory<BFloat16>::of(x[i]);
+        return sum;
+    }
+};
+
+// What a head's row adds up, in double, of keys and values that are never rounded.
+std::vector<double> expanded_row(Sequence<BFloat16> &s, const LatentWidths &widths, const Packed &up, int64_t token,
+                                 int64_t head, const BFloat16 *q) {
+    std::vector<double> sums(size_t(widths.value_dim));
+    double total = 0;
+    for (int64_t at = 0; at <= token; at++) {
+        const BFloat16 *stored = s.stored(at);
+        double score = 0;
+        for (int64_t d = 0; d < widths.key_dim(); d++) {
+            const bool is_plain = d < widths.plain_dim;
+            const double key = is_plain ? up.times(head * widths.made_dim() + d, stored)
+                                        : double(Memory<BFloat16>::of(stored[widths.rank + d - widths.plain_dim]));
+            score += key * Memory<BFloat16>::of(q[d]);
+        }
+        const double weight = std::exp(score * s.rule.scale);
+        total += weight;
+        for (int64_t d = 0; d < widths.value_dim; d++)
+            sums[size_t(d)] += weight * up.times(head * widths.made_dim() + widths.plain_dim + d, stored);
+    }
+    for (double &sum : sums) sum /= total;
+    return sums;
+}
+
+// Heads are made in two portions, of a context that ends within a page.
+void check_expanded(int64_t length) {
+    const LatentWidths widths{32, 16, 8, 20};
+    const int64_t heads = 16, tokens = std::min<int64_t>(length, 33), first = length - tokens, width = heads * 20;
+    Sequence<BFloat16> s(heads, widths.rank, widths.rope_dim, length, tokens);
+    HeadRows ends = s.rows(s.q, 0, s.dim);
+    ends.at = s.q.data() + widths.rank;
+    store_latents(&two_threads, s.step(0), 0, ends, s.k.data(), s.dim);
+    const Packed up(heads * widths.made_dim(), widths.rank);
+    const std::vector<uint16_t> q = numbers(tokens * heads * widths.key_dim());
+    std::vector<BFloat16> out(size_t(tokens * width));
+    ExpandedAttention expanded;
+    Prepared prepared;
+    const AttentionStep step = s.step(first);
+    expanded.begin(widths, up.w, step, 0, 0);
+    for (int64_t head = 0; head < heads; head += 8) {
+        expanded.make(&two_threads, head, 8, prepared);
+        attend(&two_threads, expanded.step(), 0,
+               {q.data() + head * widths.key_dim(), heads * widths.key_dim(), out.data() + head * 20, width, nullptr});
+    }
+    bool all_right = true;
+    for (int64_t token = 0; token < tokens; token += 8)
+        for (int64_t head = 0; head < heads; head += 5) {
+            const auto *row = (const BFloat16 *)q.data() + (token * heads + head) * widths.key_dim();
+            const std::vector<double> truth = expanded_row(s, widths, up, first + token, head, row);
+            for (int64_t d = 0; d < 20; d++)
+                all_right = all_right && is_close(Memory<BFloat16>::of(out[size_t(token * width + head * 20 + d)]),
+                                                  truth[size_t(d)], 0.03, 0.03);
+        }
+    expect(all_right, "latents, expanded over " + std::to_string(length) + ": not what loops give");
+}
+
 }  // namespace
 
 void check_latents() {
+    for (int64_t length : {33, 300}) check_expanded(length);
     for (int64_t length : {1, 37, 300})
         for (auto [heads, rank, rope] : {std::array<int64_t, 3>{4, 32, 8}, {16, 64, 16}, {7, 40, 6}, {32, 24, 4}}) {
             check<float>("float", heads, rank, rope, length);

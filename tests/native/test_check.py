@@ -14,7 +14,7 @@ from twostroke.kernels.cpu.variants import VARIANTS, Variant
 HERE = Path(__file__).parent
 NATIVE = Path(twostroke.kernels.cpu.__file__).parent / "native"
 PRODUCTS = ("team", "lease", "linear", "low_rank", "stored", "fused")
-SOURCES = (*PRODUCTS, "attention", "attend_bytes", "attend_nibbles", "latents", "store", "plan")
+SOURCES = (*PRODUCTS, "attention", "attend_bytes", "attend_nibbles", "latents", "expanded", "store", "plan")
 AMX = next(each for each in VARIANTS if each.name == "amx")
 OPTIONS = ("-std=c++17", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-Wno-psabi")
 

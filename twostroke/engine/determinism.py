@@ -31,6 +31,7 @@ class Determinism:
 
 PACED: Final = Determinism(True, "tokens are hashes of page contents")
 NATIVE: Final = Determinism(True, "native kernels sum each output in one order")
+EXPANDED: Final = Determinism(False, "long chunks of latents are expanded, short ones absorbed; see --deterministic")
 STEADY: Final = Determinism(True, "--deterministic: torch products in tiles of fixed sizes, tried at start")
 TORCH: Final = Determinism(False, "torch picks its order of summation by the number of rows; see --deterministic")
 DEVICE: Final = Determinism(False, "CUDA products pick their order of summation by the number of rows")

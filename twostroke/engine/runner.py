@@ -12,7 +12,7 @@ import torch
 from twostroke.config import ModelConfig
 from twostroke.engine.borrowing import Borrowing, StepKind
 from twostroke.engine.cores import Cores
-from twostroke.engine.determinism import NATIVE, STEADY, TORCH, Determinism, check_deterministic
+from twostroke.engine.determinism import EXPANDED, NATIVE, STEADY, TORCH, Determinism, check_deterministic
 from twostroke.engine.model_adapters import ModelAdapters
 from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch, RaggedPlaces
@@ -109,7 +109,7 @@ class ModelRunner:
                 with_head=with_head,
             )
         if isinstance(self._model, NativeTransformer):
-            return NATIVE
+            return EXPANDED if self._model.expands_prompts else NATIVE
         return STEADY if model.deterministic else TORCH
 
     def _generic_tried(self, memory: PageMemory, model: ModelConfig, spec: ModelSpec, pool: AnyPool) -> Determinism:

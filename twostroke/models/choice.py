@@ -42,7 +42,7 @@ def load_model(
     """One native call per step where `kernels` can serve this model, else torch operations.
 
     Raises ConfigError where int8 weights are asked for and there is no kernel for them, and where torch cannot keep
-    what `is_deterministic` asks for; the native call always does.
+    what `is_deterministic` asks for.
     """
     if is_int8 and layouts_in(directory) is not None:
         raise ConfigError(
@@ -55,7 +55,7 @@ def load_model(
     if kernels is not None and isinstance(backend, NativeAttention) and dtype == SERVED:
         linears = functools.partial(_native_linears, kernels, backend.team, is_int8)
         weights = PackedModel(directory, spec, dtype, is_int8, linears).load(with_head=with_head)
-        return NativeTransformer(spec, weights, backend, kernels)
+        return NativeTransformer(spec, weights, backend, kernels, is_deterministic=is_deterministic)
     if is_int8:
         raise ConfigError(
             "--weights int8 needs --dtype bfloat16 and a C++ compiler; "

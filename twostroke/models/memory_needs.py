@@ -63,6 +63,7 @@ def packed_weights(spec: ModelSpec, *, is_int8: bool, with_head: bool = True) ->
     head = matrix_bytes(spec.vocab_size, spec.hidden_size, is_int8=is_int8)
     embedding = copied_bytes(spec.table_bytes("bfloat16")) + copied_bytes(spec.position_bytes("bfloat16"))
     whole, read = (layers + _mlp_bytes(spec, is_int8=is_int8, of_one_token=one) for one in (False, True))
+    whole += spec.layers * _expansion_bytes(spec, is_int8=is_int8)
     return WeightBytes(padded(embedding + whole + head, LARGE_PAGE_BYTES), read + head * with_head)
 
 
@@ -73,6 +74,14 @@ def _head_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
         return 0
     to = matrix_bytes(latents.rank, latents.plain_dim, is_int8=is_int8)
     return spec.heads * (to + matrix_bytes(latents.value_dim, latents.rank, is_int8=is_int8))
+
+
+def _expansion_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
+    """Return the bytes of the product that makes keys and values of one layer's latents, for long chunks alone."""
+    latents = spec.latents
+    if latents is None:
+        return 0
+    return matrix_bytes(spec.heads * (latents.plain_dim + latents.value_dim), latents.rank, is_int8=is_int8)
 
 
 def _mlp_bytes(spec: ModelSpec, *, is_int8: bool, of_one_token: bool) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from twostroke.kernels.attention import RaggedBatch
@@ -17,6 +19,7 @@ from twostroke.kernels.cpu.forward import (
 )
 from twostroke.kernels.cpu.linear import PanelLinear
 from twostroke.kernels.linear import ActivatedProduct, Linear
+from twostroke.kernels.parted_pool import parts_of
 from twostroke.models.mixture import counters
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.products import Experts, Latents, LayerWeights, ModelWeights
@@ -26,14 +29,25 @@ from twostroke.models.weights.tensors import NormWeights
 class NativeTransformer:
     """Weights that `NativeLinears` packed, and the attention over their pages."""
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, backend: NativeAttention, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: ModelWeights,
+        backend: NativeAttention,
+        kernels: Kernels,
+        *,
+        is_deterministic: bool = False,
+    ) -> None:
         self._backend = backend
+        self.expands_prompts = not is_deterministic and spec.latents is not None and _has_bfloat16_pages(backend)
+        """Whether long chunks attend to keys and values that are made of latents, and so have other bits."""
         self.expert_load, tokens = counters(spec)
+        layers = weights.layers if self.expands_prompts else tuple(map(_absorbing, weights.layers))
         model = ForwardModel(
             embedding=weights.embedding if isinstance(weights.embedding, torch.Tensor) else _packed(weights.embedding),
             layers=[
                 _layer(layer, spec, None if layer.experts is None else _experts(layer.experts, spec, tokens[index]))
-                for index, layer in enumerate(weights.layers)
+                for index, layer in enumerate(layers)
             ],
             norm=_norm(weights.norm),
             head=None if weights.head is None else _packed(weights.head),
@@ -60,6 +74,15 @@ class NativeTransformer:
             counts = torch.tensor(batch.query_starts).diff()
             adapters = addresses.repeat_interleave(counts)
         return self._forward(tokens.int(), step, sample_rows, batch.kernels, adapters)
+
+
+def _has_bfloat16_pages(backend: NativeAttention) -> bool:
+    return all(part.form.name == "bfloat16" for part in parts_of(backend.pool))
+
+
+def _absorbing(layer: LayerWeights) -> LayerWeights:
+    """Return the layer without the product that expands prompts."""
+    return layer if layer.latents is None else replace(layer, latents=replace(layer.latents, up=None))
 
 
 def _layer(layer: LayerWeights, spec: ModelSpec, experts: ForwardExperts | None) -> ForwardLayer:
@@ -94,6 +117,7 @@ def _latents(latents: Latents, spec: ModelSpec) -> ForwardLatents:
         queries=None if latents.queries is None else _packed(latents.queries),
         absorb=[_packed(product) for product in latents.absorb],
         expand=[_packed(product) for product in latents.expand],
+        up=None if latents.up is None else _packed(latents.up),
     )
 
 

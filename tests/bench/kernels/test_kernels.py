@@ -18,7 +18,7 @@ from tests.bench.kernels.bench_latents import bench_latents
 from tests.bench.kernels.bench_linear import products_of
 from tests.bench.kernels.bench_step import step_work
 from tests.bench.kernels.options import options_from
-from tests.bench.kernels.setting import Setting
+from tests.bench.kernels.setting import Setting, setting_of
 from tests.bench.kernels.timing import Result, Timed, Work, timed
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
@@ -133,11 +133,22 @@ def test_a_model_with_experts_is_timed_beside_a_dense_one_of_equal_active_size(s
 
 
 def test_attention_over_latents_reads_each_latent_once_and_multiplies_it_for_every_head(setting: Setting) -> None:
-    found = list(bench_latents(setting, [Span(2, 1, 20)]))
+    found = list(bench_latents(setting, [Span(2, 1, 20)], []))
     assert [each.what for each in found] == [f"{name}, decode, 2 x 20 context" for name in ("V2-Lite", "V3")]
     for each, heads in zip(found, (16, 128), strict=True):
         assert each.work == Work(bytes=4 * 2 * 20 * 576 * 2, operations=4 * 2 * 20 * heads * (576 + 512) * 2)
         assert each.timed.median_s > 0
+
+
+def test_prompts_of_latents_are_timed_absorbed_and_expanded(setting: Setting) -> None:
+    model = setting.model
+    with setting_of(model, setting.model_dir, setting.spec, threads=1, kernels="portable", repeats=1) as native:
+        absorbed, expanded = bench_latents(native, [], [Span(1, 40, 48)])
+    assert (absorbed.what, expanded.what) == (
+        "V2-Lite, absorbed, 40 at the end of 48",
+        "V2-Lite, expanded, 40 at the end of 48",
+    )
+    assert expanded.work.operations < absorbed.work.operations + 2 * 8 * 16 * 512 * 256
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_families import LONGEST, ODD, Pages, reference
-from tests.unit.models.test_native_transformer import BLOCK, Served, logits_of, native, prompt
+from tests.unit.models.test_native_transformer import BLOCK, Served, logits_of, native, plain, prompt
 from tests.unit.models.test_registry import our_logits
 from tools.bill.bill import make_bill
 from tools.bill.options import BillFlags, MemoryFlags, ModelFlags
 from tools.bill.report import groups_grid
 from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
 from twostroke.engine.build import build_runner
+from twostroke.engine.determinism import EXPANDED, NATIVE
+from twostroke.engine.runner import ModelRunner
 from twostroke.errors import ConfigError, UnsupportedModel
 from twostroke.kernels.attention import AttentionBackend
 from twostroke.kernels.cpu.attention import NativeAttention
@@ -85,13 +87,79 @@ def test_pages_have_the_same_bits_in_every_chunk_and_beside_others(name: str, tm
     assert whole_pool.numbers[:pages].count_nonzero() > 0
 
 
-def bfloat16_pages(directory: Path, kernels: Kernels) -> tuple[Served, PagePool]:
+def bfloat16_pages(
+    directory: Path, kernels: Kernels, *, is_deterministic: bool = True, is_int8: bool = False
+) -> tuple[Served, PagePool]:
     spec = read_spec(directory)
     pool = PagePool.empty(40, "bfloat16", spec.page_shape(BLOCK))
     backend: AttentionBackend = NativeAttention(pool, spec.heads, spec.rules, kernels)
-    model = load_model(directory, spec, backend, kernels, dtype=torch.bfloat16, is_int8=False, with_head=True)
+    model = load_model(
+        directory,
+        spec,
+        backend,
+        kernels,
+        dtype=torch.bfloat16,
+        is_int8=is_int8,
+        with_head=True,
+        is_deterministic=is_deterministic,
+    )
     assert isinstance(model, NativeTransformer)
+    assert model.expands_prompts != is_deterministic
     return Served(spec, model), pool
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2, whole dense, yarn", "deepseek_v3, whole dense, yarn"])
+def test_long_chunks_are_expanded_and_as_near_to_the_truth_as_absorbed_ones(
+    name: str, tmp_path: Path, kernels: Kernels
+) -> None:
+    reference(CONFIGS[name], tmp_path)
+    tokens = prompt(40)
+    truth = logits_of(plain(tmp_path, torch.float32), tokens)
+    errors = []
+    for is_deterministic in (True, False):
+        served, _ = bfloat16_pages(tmp_path, kernels, is_deterministic=is_deterministic)
+        assert served.logits([tokens[:7]], [0], None) is None
+        found = served.logits([tokens], [7], list(range(33)))
+        assert found is not None
+        errors.append((found.float() - truth[7:]).abs())
+    absorbed, expanded = errors
+    assert not torch.equal(expanded, absorbed)
+    assert expanded.mean() < 1.2 * absorbed.mean()
+
+
+def test_short_chunks_beside_an_expanded_one_are_absorbed(tmp_path: Path, kernels: Kernels) -> None:
+    reference(CONFIGS["deepseek_v3, whole dense, yarn"], tmp_path)
+    (expanding, _), (absorbing, _) = (
+        bfloat16_pages(tmp_path, kernels, is_deterministic=is_deterministic) for is_deterministic in (False, True)
+    )
+    short, long, last = prompt(9), prompt(38, seed=1), prompt(31, seed=2)
+    rows = [8, 46, 77]
+    together = expanding.logits([short, long, last], [0, 0, 0], rows)
+    expected = absorbing.logits([short, long, last], [0, 0, 0], rows)
+    assert together is not None
+    assert expected is not None
+    assert torch.equal(together[[0, 2]], expected[[0, 2]])
+    assert not torch.equal(together[1], expected[1])
+
+
+def test_rounded_weights_are_expanded_too(tmp_path: Path, kernels: Kernels) -> None:
+    reference(CONFIGS["deepseek_v2, whole dense, yarn"], tmp_path)
+    absorbing, expanding = (
+        bfloat16_pages(tmp_path, kernels, is_deterministic=is_deterministic, is_int8=True)[0]
+        for is_deterministic in (True, False)
+    )
+    expected, found = (logits_of(served, prompt(40)) for served in (absorbing, expanding))
+    assert not torch.equal(found, expected)
+    assert (found - expected).abs().mean() < 0.1 * expected.std()
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_a_worker_says_whether_prompts_of_latents_are_expanded(is_deterministic: bool, tmp_path: Path) -> None:
+    reference(CONFIGS[V2], tmp_path)
+    built = build_runner(worker(tmp_path, is_deterministic=is_deterministic), tmp_path)
+    built.close()
+    assert isinstance(built.runner, ModelRunner)
+    assert built.runner.determinism == (NATIVE if is_deterministic else EXPANDED)
 
 
 def test_deterministic_pages_have_the_same_bits_in_every_chunk(tmp_path: Path) -> None:
@@ -117,8 +185,8 @@ def test_int8_weights_stay_near_those_of_bfloat16(tmp_path: Path, kernels: Kerne
     assert (rounded - exact).abs().mean() < 0.1 * exact.std()
 
 
-def worker(directory: Path, **cache: Any) -> WorkerConfig:
-    model = ModelConfig(model=str(directory), dtype="bfloat16", device="cpu")
+def worker(directory: Path, *, is_deterministic: bool = False, **cache: Any) -> WorkerConfig:
+    model = ModelConfig(model=str(directory), dtype="bfloat16", device="cpu", deterministic=is_deterministic)
     cached = CacheConfig(kv_cache_memory_bytes=1 << 20, **cache)
     return WorkerConfig(role=Role.DECODE, worker_id="d", model=model, cache=cached)
 

@@ -77,6 +77,7 @@ class NativeStep(ctypes.Structure):
         ("exact_head_stride", ctypes.c_int64),
         ("exact_slots", ctypes.c_void_p),
         ("latent_rank", ctypes.c_int64),
+        ("value_dim", ctypes.c_int64),
     )
 
 
@@ -182,8 +183,9 @@ class NativeAttentionStep:
         assert q.dtype == k.dtype == v.dtype == self._backend.dtype
         address, index = self._place(layer)
         if self._backend.pool.latent_rank is not None:
+            ends = q[..., self._backend.pool.latent_rank :]
             self._backend.native_store_latents(
-                self._backend.team_address, address, index, NativeHeadRows.of(q), k.data_ptr(), k.stride(0)
+                self._backend.team_address, address, index, NativeHeadRows.of(ends), k.data_ptr(), k.stride(0)
             )
             return q
         assert q.stride(1) == k.stride(1) == v.stride(1) == dim, "heads must lie side by side"

@@ -65,6 +65,7 @@ class NativeLatents(ctypes.Structure):
         ("queries", ctypes.POINTER(NativeLinear)),
         ("absorb", ctypes.POINTER(NativeLinear)),
         ("expand", ctypes.POINTER(NativeLinear)),
+        ("up", ctypes.POINTER(NativeLinear)),
     )
 
 
@@ -175,6 +176,8 @@ class ForwardLatents:
     """plain_dim -> rank, of each head"""
     expand: Sequence[PanelLinear]
     """rank -> value_dim, of each head"""
+    up: PanelLinear | None
+    """rank -> plain_dim, then value_dim, of each head in turn; None where no prompt is to be expanded"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -318,6 +321,7 @@ class NativeForward:
             queries=None if latents.queries is None else ctypes.pointer(latents.queries.native),
             absorb=absorb,
             expand=expand,
+            up=None if latents.up is None else ctypes.pointer(latents.up.native),
         )
         self._keep += [absorb, expand, native]
         return native

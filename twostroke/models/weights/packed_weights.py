@@ -96,7 +96,7 @@ class PackedModel:
         positions = take_positions(source, spec)
         if positions is not None:
             positions = arena.copy(positions)
-        weights = take_products(source, spec, with_head=with_head, linears=self.make_linears(arena))
+        weights = take_products(source, spec, with_head=with_head, linears=self.make_linears(arena), may_expand=True)
         embedding = weights.embedding if plain is None else plain
         layers = tuple(_detached(layer) for layer in weights.layers)
         norm = weights.norm.detached()

@@ -56,6 +56,8 @@ class Latents:
     queries: Linear | None
     absorb: tuple[Linear, ...]
     expand: tuple[Linear, ...]
+    up: Linear | None = None
+    """None where prompts are not expanded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,12 +103,14 @@ def load_weights(
         return take_products(source, spec, with_head=with_head, linears=linears or TorchLinears())
 
 
-def take_products(source: WeightSource, spec: ModelSpec, *, with_head: bool, linears: Linears) -> ModelWeights:
-    """Raises what the source raises."""
+def take_products(
+    source: WeightSource, spec: ModelSpec, *, with_head: bool, linears: Linears, may_expand: bool = False
+) -> ModelWeights:
+    """`may_expand` takes the products that expand prompts of latents. Raises what the source raises."""
     table = source.take_matrix("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     embedding = linears.linear((table,)) if isinstance(table, StoredMatrix) else table
     positions = take_positions(source, spec)
-    packed = functools.partial(_packed, linears=linears, activation=spec.activation)
+    packed = functools.partial(_packed, linears=linears, activation=spec.activation, may_expand=may_expand)
     layers = tuple(packed(take_layer(source, layer, spec)) for layer in range(spec.layers))
     norm = take_norm(source, "model.norm", spec)
     head = None
@@ -125,7 +129,7 @@ def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor | Linea
     return embedding
 
 
-def _packed(layer: DeviceLayer, linears: Linears, activation: Activation) -> LayerWeights:
+def _packed(layer: DeviceLayer, linears: Linears, activation: Activation, *, may_expand: bool) -> LayerWeights:
     return LayerWeights(
         attention_norm=layer.attention_norm,
         qkv=linears.linear(layer.qkv.weight, layer.qkv.bias),
@@ -138,11 +142,11 @@ def _packed(layer: DeviceLayer, linears: Linears, activation: Activation) -> Lay
         attention_output_norm=layer.attention_output_norm,
         mlp_output_norm=layer.mlp_output_norm,
         sinks=layer.sinks,
-        latents=None if layer.latents is None else _packed_latents(layer.latents, linears),
+        latents=None if layer.latents is None else _packed_latents(layer.latents, linears, may_expand=may_expand),
     )
 
 
-def _packed_latents(latents: LatentWeights, linears: Linears) -> Latents:
+def _packed_latents(latents: LatentWeights, linears: Linears, *, may_expand: bool) -> Latents:
     queries = latents.queries
     return Latents(
         norm=latents.norm,
@@ -150,6 +154,7 @@ def _packed_latents(latents: LatentWeights, linears: Linears) -> Latents:
         queries=None if queries is None else linears.linear(queries.weight, queries.bias),
         absorb=tuple(linears.linear(weight) for weight in latents.absorb),
         expand=tuple(linears.linear(weight) for weight in latents.expand),
+        up=linears.linear(latents.up) if may_expand else None,
     )
 
 

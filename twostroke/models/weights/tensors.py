@@ -76,6 +76,8 @@ class LatentWeights:
     """[rank, plain_dim] of each head: from its query to what is multiplied with latents."""
     expand: tuple[torch.Tensor, ...]
     """[value_dim, rank] of each head: from a sum of latents to one of its values."""
+    up: torch.Tensor
+    """[heads * (plain_dim + value_dim), rank]: from a latent to each head's key and value, as in the model's files."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,6 +204,7 @@ def _take_latents(source: WeightSource, name: str, spec: ModelSpec, latents: Lat
         queries=queries,
         absorb=tuple(head[: latents.plain_dim].t().contiguous() for head in heads),
         expand=tuple(head[latents.plain_dim :].contiguous() for head in heads),
+        up=heads.flatten(0, 1),
     )
 
 

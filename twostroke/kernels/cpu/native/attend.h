@@ -178,7 +178,7 @@ class Attention : public AttentionTasks<Math> {
         const int some = Math::IS_SCALED ? 0 : place.count % PIECE;  // a scale of zero hides a value, if it is a number
         if (some) {
             const int last = place.count / PIECE;
-            copy_values((const T *)(values + place.offsets[last]), some, shape_.dim, head.copied);
+            copy_values((const T *)(values + place.offsets[last]), some, shape_.value_dim, head.copied);
             of.values[last] = (const Word *)head.copied;
         }
     }

@@ -83,8 +83,7 @@ class AttentionTasks {
     // The sums of one head's rows, where they belong.
     virtual void finish(const Task &task, int64_t kv_head, const Sums &sums) const {
         with_dtype(step_.dtype, [&](auto type) {
-            write_out(shape_, step_, sums, rows_of(task), task.first_token, kv_head, queries_.sinks,
-                      (decltype(type) *)queries_.out);
+            write_out(shape_, sums, rows_of(task), task.first_token, kv_head, queries_, (decltype(type) *)queries_.out);
         });
     }
 

@@ -27,5 +27,5 @@ void attend(Team *team, const AttentionStep &step, int64_t layer, const Queries 
 
 TWOSTROKE_EXPORT void twostroke_attend(twostroke::Team *team, const twostroke::AttentionStep *step, int64_t layer,
                                        const void *q, int64_t q_stride, void *out, const float *sinks) {
-    twostroke::attend(team, *step, layer, {q, q_stride, out, sinks});
+    twostroke::attend(team, *step, layer, {q, q_stride, out, step->heads * step->value_numbers(), sinks});
 }

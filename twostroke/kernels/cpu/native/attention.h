@@ -51,6 +51,9 @@ struct AttentionStep {
     int64_t exact_page_stride, exact_layer_stride, exact_value_offset, exact_head_stride;
     const int64_t *exact_slots;  // [tokens]: of every token, whether or not it is written into the pool
     int64_t latent_rank;  // numbers of a latent, behind which those of a query or key are rotated; 0: keys and values
+    int64_t value_dim;    // numbers of a value, where a block is one piece of numbers without scales; 0: head_dim
+
+    int64_t value_numbers() const { return value_dim ? value_dim : head_dim; }
 };
 
 // `NativePlace` of attention.py: which of several steps a layer of the model belongs to, and which of its layers it is.
@@ -77,7 +80,8 @@ void store_kv(Team *team, const AttentionStep &step, int64_t layer, void *q, int
 struct Queries {
     const void *rows;
     int64_t stride;      // of tokens
-    void *out;           // [tokens, heads * head_dim], contiguous
+    void *out;           // [tokens, heads * value_dim], heads side by side
+    int64_t out_stride;  // of tokens
     const float *sinks;  // [heads]: one more score of each softmax, scaled, whose value is zero; null where there is none
 };
 

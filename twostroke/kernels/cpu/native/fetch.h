@@ -44,7 +44,7 @@ class Reading {
     Reading(const Place &place, const char *keys, const AttentionStep &step, int64_t element_bytes, bool has_scales,
             int heads)
         : place_(place), keys_(keys), value_offset_(step.value_offset), head_stride_(step.head_stride), heads_(heads),
-          has_scales_(has_scales), lines_(int(PIECE * step.head_dim * element_bytes / LINE)),
+          has_scales_(has_scales), lines_{lines_of(step.head_dim, element_bytes), lines_of(step.value_numbers(), element_bytes)},
           pieces_((place.count + PIECE - 1) / PIECE), piece_(place.first_piece()) {
         turn();
     }
@@ -64,15 +64,18 @@ class Reading {
     }
 
   private:
+    static int lines_of(int64_t dim, int64_t element_bytes) { return int(PIECE * dim * element_bytes / LINE); }
+
     // After one head's part of the pieces the next head's, then the next pieces, then the values.
     void turn() {
         left_ = 0;
-        if (piece_ >= pieces_ || lines_ == 0) return;
+        const int lines = lines_[is_value_];
+        if (piece_ >= pieces_ || lines == 0) return;
         const int64_t from = (is_value_ ? value_offset_ : 0) + head_ * head_stride_;
-        left_ = lines_ * std::min(STREAMS, pieces_ - piece_) / STREAMS;  // fewer pieces are multiplied in fewer steps
+        left_ = lines * std::min(STREAMS, pieces_ - piece_) / STREAMS;  // fewer pieces are multiplied in fewer steps
         for (int s = 0; s < STREAMS; s++) {
             const int line = s * left_;
-            streams_.at[s] = keys_ + from + place_.offsets[piece_ + line / lines_] + line % lines_ * LINE;
+            streams_.at[s] = keys_ + from + place_.offsets[piece_ + line / lines] + line % lines * LINE;
         }
         if (has_scales_ && !is_value_) fetch_scales();
         if (++head_ < heads_) return;
@@ -96,7 +99,7 @@ class Reading {
     int64_t value_offset_ = 0, head_stride_ = 0;
     int heads_ = 0;
     bool has_scales_ = false;
-    int lines_ = 0, left_ = 0;  // of a piece
+    int lines_[2] = {}, left_ = 0;  // of a piece of keys, and of values
     int pieces_ = 0, piece_ = 0, head_ = 0;
     bool is_value_ = false;
     Streams streams_{};

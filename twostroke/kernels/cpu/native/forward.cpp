@@ -5,6 +5,8 @@
 // values.
 
 #include "attention.h"
+#include "buffer.h"
+#include "expanded.h"
 #include "experts.h"
 #include "fused.h"
 #include "latents.h"
@@ -14,10 +16,7 @@
 #include "stored.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -33,9 +32,11 @@ struct Latents {
     const Linear *queries;  // from their latent; null, as the norm is, where `qkv` makes queries
     const Linear *absorb;   // [heads] plain_dim -> rank
     const Linear *expand;   // [heads] rank -> value_dim
+    const Linear *up;  // rank -> plain_dim, value_dim of each head in turn; null where no prompt is to be expanded
 
     int64_t key_dim() const { return rank + rope_dim; }
     int64_t query_dim() const { return plain_dim + rope_dim; }
+    LatentWidths widths() const { return {rank, plain_dim, rope_dim, value_dim}; }
 };
 
 // `NativeLayer` of kernels/cpu/forward.py, field by field.
@@ -67,30 +68,6 @@ struct Model {
     float embedding_scale;
     float final_softcap;  // of the logits; 0: none
     int32_t is_parallel;  // attention and MLP of a layer have the same input
-};
-
-// Grows to the longest batch seen.
-template <class T>
-class Buffer {
-  public:
-    T *rows(int64_t count, int64_t stride) {
-        const size_t wanted = size_t(count * stride);
-        if (wanted > size_) {
-            const size_t bytes = (wanted * sizeof(T) + 63) / 64 * 64;
-            data_.reset((T *)std::aligned_alloc(64, bytes));
-            if (!data_) throw std::bad_alloc();
-            std::memset(data_.get(), 0, bytes);  // the padding of rows stays zero
-            size_ = wanted;
-        }
-        return data_.get();
-    }
-
-  private:
-    struct Free {
-        void operator()(T *at) const { std::free(at); }
-    };
-    std::unique_ptr<T, Free> data_;
-    size_t size_ = 0;
 };
 
 // One step as its caller sees it.
@@ -204,7 +181,7 @@ class Forward {
         uint16_t *q = qkv_.rows(rows_, qkv_stride()), *out = attended_.rows(rows_, attended_stride());
         const LayerPlace &place = call.places[layer];
         const AttentionStep &step = call.steps[place.step];
-        const Queries queries{q, qkv_stride(), out, model_.layers[layer].sinks};
+        const Queries queries{q, qkv_stride(), out, attended_stride(), model_.layers[layer].sinks};
         profiled(team, KernelKind::ATTENTION, kernels_ ? work_of_attention(step) : Work{},
                  [&] { twostroke::attend(team, step, place.layer, queries); });
     }
@@ -218,18 +195,18 @@ class Forward {
         profiled(team, KernelKind::HEAD_NORM, work_of_rows(rows_, latents.rank), [&] {
             head_norm(team, k, rows_, stride, 1, latents.rank, latents.norm, latents.epsilon);
         });
-        int64_t q_stride = stride;
-        const uint16_t *q = latents.queries ? queries_of(team, latents, projected, stride, q_stride) : projected;
-        const HeadRows absorbed = absorb(team, latents, q, q_stride);
+        latent_queries_ = {projected, stride, latents.query_dim()};
+        if (latents.queries) latent_queries_ = queries_of(team, latents, projected, stride);
+        HeadRows ends = latent_queries_;
+        ends.at = (uint16_t *)ends.at + latents.plain_dim;
         profiled(team, KernelKind::STORE, work_of_rows(rows_, model_.heads * latents.rope_dim + key_dim), [&] {
             const LayerPlace &place = call.places[index];
-            twostroke::store_latents(team, call.steps[place.step], place.layer, absorbed, k, stride);
+            twostroke::store_latents(team, call.steps[place.step], place.layer, ends, k, stride);
         });
     }
 
     // Queries from their latents, which are the first of what was projected.
-    const uint16_t *queries_of(Team *team, const Latents &latents, const uint16_t *projected, int64_t stride,
-                               int64_t &q_stride) {
+    HeadRows queries_of(Team *team, const Latents &latents, const uint16_t *projected, int64_t stride) {
         const Linear &w = *latents.queries;
         const int64_t rank = latents.projected;
         uint16_t *latent = query_latents_.rows(rows_, w.inputs);
@@ -238,51 +215,85 @@ class Forward {
         profiled(team, KernelKind::HEAD_NORM, work_of_rows(rows_, rank), [&] {
             head_norm(team, latent, rows_, w.inputs, 1, rank, latents.query_norm, latents.epsilon);
         });
-        q_stride = w.outputs;
-        uint16_t *q = queries_.rows(rows_, q_stride);
-        multiply(team, KernelKind::LATENT_QUERIES, w, {latent, w.inputs, rows_, q, q_stride}, Into::BFLOAT16);
-        return q;
-    }
-
-    // Queries as they meet pages, before rope: head by head, since each head has weights of its own.
-    HeadRows absorb(Team *team, const Latents &latents, const uint16_t *q, int64_t q_stride) {
-        const int64_t inputs = latents.absorb->inputs, key_dim = latents.key_dim(), rows = model_.heads * rows_;
-        uint16_t *plain = plain_.rows(rows, inputs), *absorbed = absorbed_.rows(rows, key_dim);
-        for (int64_t head = 0; head < model_.heads; head++) {
-            for (int64_t r = 0; r < rows_; r++) {
-                const uint16_t *from = q + r * q_stride + head * latents.query_dim();
-                const int64_t row = head * rows_ + r;
-                std::memcpy(plain + row * inputs, from, size_t(latents.plain_dim) * sizeof *q);
-                std::memcpy(absorbed + row * key_dim + latents.rank, from + latents.plain_dim,
-                            size_t(latents.rope_dim) * sizeof *q);
-            }
-        }
-        by_head(team, KernelKind::ABSORB, latents.absorb, {plain, inputs, rows, absorbed, key_dim});
-        return {absorbed, key_dim, rows_ * key_dim};
+        uint16_t *q = queries_.rows(rows_, w.outputs);
+        multiply(team, KernelKind::LATENT_QUERIES, w, {latent, w.inputs, rows_, q, w.outputs}, Into::BFLOAT16);
+        return {q, w.outputs, latents.query_dim()};
     }
 
     void attend_latents(Team *team, int64_t index, const Latents &latents, const Call &call) {
-        const int64_t key_dim = latents.key_dim(), inputs = latents.expand->inputs, dim = latents.value_dim;
-        const int64_t rows = model_.heads * rows_;
-        const HeadRows q{absorbed_.rows(rows, key_dim), key_dim, rows_ * key_dim};
-        const HeadRows sums{latent_sums_.rows(rows, inputs), inputs, rows_ * inputs};
         const LayerPlace &place = call.places[index];
         const AttentionStep &step = call.steps[place.step];
-        profiled(team, KernelKind::ATTENTION, kernels_ ? work_of_attention(step) : Work{},
-                 [&] { twostroke::attend_latents(team, step, place.layer, q, sums); });
-        uint16_t *values = values_.rows(rows, dim), *attended = attended_.rows(rows_, attended_stride());
-        by_head(team, KernelKind::EXPAND, latents.expand, {(const uint16_t *)sums.at, inputs, rows, values, dim});
-        for (int64_t head = 0; head < model_.heads; head++)
-            for (int64_t r = 0; r < rows_; r++)
-                std::memcpy(attended + r * attended_stride() + head * dim, values + (head * rows_ + r) * dim,
-                            size_t(dim) * sizeof *values);
+        absorbed_sequences_.clear();
+        for (int64_t sequence = 0; sequence < step.sequences; sequence++) {
+            const int64_t first = step.query_starts[sequence], end = step.query_starts[sequence + 1];
+            const bool may_expand = latents.up && step.form == Form::BFLOAT16 && first < end;
+            if (may_expand && should_expand(latents.widths(), end - first, step.positions[end - 1] + 1))
+                attend_expanded(team, latents, step, place.layer, sequence);
+            else
+                absorbed_sequences_.push_back(sequence);
+        }
+        if (absorbed_sequences_.empty()) return;
+        const SomeSequences some(step, absorbed_sequences_);
+        attend_absorbed(team, latents, some, place.layer);
     }
 
-    // Products of rows that lie head by head with each head's weights.
-    void by_head(Team *team, KernelKind kind, const Linear *weights, const Rows &rows) {
+    void attend_expanded(Team *team, const Latents &latents, const AttentionStep &step, int64_t layer,
+                         int64_t sequence) {
+        const int64_t first_row = step.query_starts[sequence], dim = latents.value_dim;
+        const auto *q = (const uint16_t *)latent_queries_.at + first_row * latent_queries_.token_stride;
+        uint16_t *out = attended_.rows(rows_, attended_stride()) + first_row * attended_stride();
+        expanded_.begin(latents.widths(), *latents.up, step, layer, sequence);
+        const int64_t at_once = expanded_.heads_at_once(model_.heads);
+        for (int64_t head = 0; head < model_.heads; head += at_once) {
+            const int64_t count = std::min(at_once, model_.heads - head);
+            profiled(team, KernelKind::EXPAND, kernels_ ? expanded_.work(count) : Work{},
+                     [&] { expanded_.make(team, head, count, prepared_); });
+            const Queries queries{q + head * latent_queries_.head_stride, latent_queries_.token_stride,
+                                  out + head * dim, attended_stride(), nullptr};
+            profiled(team, KernelKind::ATTENTION, kernels_ ? work_of_attention(expanded_.step()) : Work{},
+                     [&] { twostroke::attend(team, expanded_.step(), 0, queries); });
+        }
+    }
+
+    // Queries of some sequences as they meet pages: head by head, since each head has weights of its own.
+    HeadRows absorb(Team *team, const Latents &latents, const std::vector<int64_t> &rows) {
+        const int64_t inputs = latents.absorb->inputs, key_dim = latents.key_dim(), count = int64_t(rows.size());
+        const int64_t all = model_.heads * count;
+        uint16_t *plain = plain_.rows(all, inputs), *absorbed = absorbed_.rows(all, key_dim);
+        for (int64_t head = 0; head < model_.heads; head++) {
+            for (int64_t r = 0; r < count; r++) {
+                const auto *from = (const uint16_t *)latent_queries_.at +
+                                   rows[size_t(r)] * latent_queries_.token_stride + head * latents.query_dim();
+                const int64_t row = head * count + r;
+                std::memcpy(plain + row * inputs, from, size_t(latents.plain_dim) * sizeof *from);
+                std::memcpy(absorbed + row * key_dim + latents.rank, from + latents.plain_dim,
+                            size_t(latents.rope_dim) * sizeof *from);
+            }
+        }
+        by_head(team, KernelKind::ABSORB, latents.absorb, count, {plain, inputs, all, absorbed, key_dim});
+        return {absorbed, key_dim, count * key_dim};
+    }
+
+    void attend_absorbed(Team *team, const Latents &latents, const SomeSequences &some, int64_t layer) {
+        const int64_t inputs = latents.expand->inputs, dim = latents.value_dim, count = int64_t(some.rows.size());
+        const HeadRows q = absorb(team, latents, some.rows);
+        const int64_t all = model_.heads * count;
+        const HeadRows sums{latent_sums_.rows(all, inputs), inputs, count * inputs};
+        profiled(team, KernelKind::ATTENTION, kernels_ ? work_of_attention(some.step) : Work{},
+                 [&] { twostroke::attend_latents(team, some.step, layer, q, sums); });
+        uint16_t *values = values_.rows(all, dim), *attended = attended_.rows(rows_, attended_stride());
+        by_head(team, KernelKind::EXPAND, latents.expand, count, {(const uint16_t *)sums.at, inputs, all, values, dim});
+        for (int64_t head = 0; head < model_.heads; head++)
+            for (int64_t r = 0; r < count; r++)
+                std::memcpy(attended + some.rows[size_t(r)] * attended_stride() + head * dim,
+                            values + (head * count + r) * dim, size_t(dim) * sizeof *values);
+    }
+
+    // Products of `each` rows of every head, which lie head by head, with the head's weights.
+    void by_head(Team *team, KernelKind kind, const Linear *weights, int64_t each, const Rows &rows) {
         heads_.clear();
         for (int64_t head = 0; head < model_.heads; head++)
-            heads_.push_back({weights + head, head * rows_, (head + 1) * rows_});
+            heads_.push_back({weights + head, head * each, (head + 1) * each});
         profiled(team, kind, kernels_ ? work_of(heads_) : Work{},
                  [&] { linear(team, heads_, rows, Into::BFLOAT16, prepared_); });
     }
@@ -394,6 +405,9 @@ class Forward {
     Buffer<uint16_t> normed_, qkv_, attended_, inner_, shared_inner_, grouped_, expert_inner_;
     Buffer<uint16_t> query_latents_, queries_, plain_, absorbed_, latent_sums_, values_;
     std::vector<RowGroup> heads_;
+    HeadRows latent_queries_ = {};  // [plain_dim, rope_dim] of each token and head of the layer, rotated
+    std::vector<int64_t> absorbed_sequences_;
+    ExpandedAttention expanded_;
     Prepared prepared_;
     Routing routing_;
     std::vector<RowAdapter> adapters_;  // of each row; empty where no row has one

@@ -1,5 +1,6 @@
 #include "latents.h"
 
+#include <numeric>
 #include <vector>
 
 #include "attend_bytes.h"
@@ -196,14 +197,12 @@ class LatentAttention : public AttentionTasks<FloatMath<float>> {
 };
 
 template <class T, class P>
-void store_token(const AttentionStep &s, int64_t layer, int64_t token, T *q, int64_t head_stride, const T *k) {
+void store_token(const AttentionStep &s, int64_t layer, int64_t token, T *ends, int64_t head_stride, const T *k) {
     const int64_t rank = s.latent_rank, half = (s.head_dim - rank) / 2;
     const int64_t angles = (token * s.ropes + s.rules[layer].rope) * half;
     const float *cosines = s.cosines + angles, *sines = s.sines + angles;
-    for (int64_t head = 0; head < s.heads; head++) {
-        T *end = q + head * head_stride + rank;
-        rotate(end, cosines, sines, half, end);
-    }
+    for (int64_t head = 0; head < s.heads; head++)
+        rotate(ends + head * head_stride, cosines, sines, half, ends + head * head_stride);
     std::vector<T> row(k, k + s.head_dim);
     rotate(k + rank, cosines, sines, half, row.data() + rank);
     const int64_t page = s.write_slots[token] / s.block, offset = s.write_slots[token] % s.block;
@@ -220,20 +219,41 @@ void store_token(const AttentionStep &s, int64_t layer, int64_t token, T *q, int
 
 }  // namespace
 
-void store_latents(Team *team, const AttentionStep &step, int64_t layer, const HeadRows &q, const void *k,
+void store_latents(Team *team, const AttentionStep &step, int64_t layer, const HeadRows &ends, const void *k,
                    int64_t k_stride) {
     with_dtype(step.dtype, [&](auto type) {
         using T = decltype(type);
         with_numbers(step.form, [&](auto number) {
             auto some = [&](int part, int parts) {
                 for (int64_t t = step.tokens * part / parts; t < step.tokens * (part + 1) / parts; t++)
-                    store_token<T, decltype(number)>(step, layer, t, (T *)q.at + t * q.token_stride, q.head_stride,
+                    store_token<T, decltype(number)>(step, layer, t, (T *)ends.at + t * ends.token_stride, ends.head_stride,
                                                      (const T *)k + t * k_stride);
             };
             const int64_t rotated = step.tokens * step.heads * (step.head_dim - step.latent_rank);
             run_parts(rotated * int64_t(sizeof(T)) < ALONE_BYTES ? nullptr : team, some);
         });
     });
+}
+
+SomeSequences::SomeSequences(const AttentionStep &whole, const std::vector<int64_t> &sequences) : step(whole) {
+    if (int64_t(sequences.size()) == whole.sequences) {
+        rows.resize(size_t(whole.tokens));
+        std::iota(rows.begin(), rows.end(), 0);
+        return;
+    }
+    starts_.push_back(0);
+    for (int64_t sequence : sequences) {
+        for (int64_t row = whole.query_starts[sequence]; row < whole.query_starts[sequence + 1]; row++) {
+            rows.push_back(row);
+            positions_.push_back(whole.positions[row]);
+        }
+        starts_.push_back(int32_t(rows.size()));
+        const int32_t *table = whole.block_tables + sequence * whole.table_stride;
+        tables_.insert(tables_.end(), table, table + whole.table_stride);
+    }
+    step.tokens = int64_t(rows.size());
+    step.sequences = int64_t(sequences.size());
+    step.positions = positions_.data(), step.query_starts = starts_.data(), step.block_tables = tables_.data();
 }
 
 void attend_latents(Team *team, const AttentionStep &step, int64_t layer, const HeadRows &q, const HeadRows &out) {
@@ -246,9 +266,9 @@ void attend_latents(Team *team, const AttentionStep &step, int64_t layer, const 
 }  // namespace twostroke
 
 TWOSTROKE_EXPORT void twostroke_store_latents(twostroke::Team *team, const twostroke::AttentionStep *step,
-                                              int64_t layer, const twostroke::HeadRows *q, const void *k,
+                                              int64_t layer, const twostroke::HeadRows *ends, const void *k,
                                               int64_t k_stride) {
-    twostroke::store_latents(team, *step, layer, *q, k, k_stride);
+    twostroke::store_latents(team, *step, layer, *ends, k, k_stride);
 }
 
 TWOSTROKE_EXPORT void twostroke_attend_latents(twostroke::Team *team, const twostroke::AttentionStep *step,

@@ -98,7 +98,8 @@ inline Work work_of_attention(const AttentionStep &step) {
     }
     const double token = token_bytes(step.form, step.head_dim), dims = double(step.head_dim);
     if (step.latent_rank) return {context * token, pairs * double(step.heads) * (dims + double(step.latent_rank)) * 2};
-    return {context * double(step.kv_heads) * 2 * token, pairs * double(step.heads) * dims * 4};
+    const double value = token_bytes(step.form, step.value_numbers()), values = double(step.value_numbers());
+    return {context * double(step.kv_heads) * (token + value), pairs * double(step.heads) * (dims + values) * 2};
 }
 
 }  // namespace twostroke

@@ -56,13 +56,14 @@ struct Sums {
 // How a kernel of one dtype sees a step: sizes in the units that its loops count in.
 template <class Math>
 struct Shape {
-    int dim, words, row_floats, lanes, groups;
+    int dim, words, row_floats, value_dim, lanes, groups;  // `dim` of a key
 
     explicit Shape(const AttentionStep &step)
         : dim(int(step.head_dim)),
           words(dim / PER_WORD<typename Math::Element>),
           row_floats(words * Math::PARTS),
-          lanes(rounded_up(dim, simd::W)),
+          value_dim(int(step.value_numbers())),
+          lanes(rounded_up(value_dim, simd::W)),
           groups(int(step.heads / step.kv_heads)) {}
 };
 
@@ -218,7 +219,7 @@ void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, const S
     for (int piece = first; piece < pieces; piece += STREAMS)
         for (int h = 0; h < split.heads; h++)
             multiply_values<Math, ROWS>(scores[h], split.of[h].values, first, piece, std::min(STREAMS, pieces - piece),
-                                        shape.dim, fetch, split.of[h].sums.from(row, shape.lanes).values, shape.lanes);
+                                        shape.value_dim, fetch, split.of[h].sums.from(row, shape.lanes).values, shape.lanes);
 }
 
 // The same for any number of rows.
@@ -242,17 +243,18 @@ inline float share_of_values(float total, float peak, const float *sink) {
 
 // The finished rows, back in the order of the output.
 template <class Math, class T>
-void write_out(const Shape<Math> &shape, const AttentionStep &step, const Sums &sums, int rows, int64_t first_token,
-               int64_t kv_head, const float *sinks, T *out) {
+void write_out(const Shape<Math> &shape, const Sums &sums, int rows, int64_t first_token, int64_t kv_head,
+               const Queries &queries, T *out) {
+    const float *sinks = queries.sinks;
     for (int row = 0; row < rows; row++) {
         const int64_t token = first_token + row / shape.groups;
         const int64_t head = kv_head * shape.groups + row % shape.groups;
-        T *to = out + (token * step.heads + head) * shape.dim;
+        T *to = out + token * queries.out_stride + head * shape.value_dim;
         const float total = simd::reduce_add(simd::load(sums.weights + row * simd::W));
         const simd::F share = simd::set1(share_of_values(total, sums.peaks[row], sinks ? sinks + head : nullptr));
-        for (int at = 0; at < shape.dim; at += simd::W)
+        for (int at = 0; at < shape.value_dim; at += simd::W)
             simd::store_up_to(to + at, simd::mul(simd::load(sums.values + row * shape.lanes + at), share),
-                             std::min(simd::W, shape.dim - at));
+                             std::min(simd::W, shape.value_dim - at));
     }
 }
 
