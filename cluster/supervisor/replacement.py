@@ -1,6 +1,7 @@
 """Checks whether a model may take the place of the one that a fleet serves: other weights, and nothing else.
 
-Routers keep their tokenizer and workers their page size, so both must stay. No torch and no transformers here.
+Routers keep their tokenizer and workers their page size, so both must stay. No torch and no transformers here: what
+needs them runs in a process of its own (twostroke/models/preflight.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from twostroke.config import PACED_PREFIX, ModelConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.models.catalog.places import locate
-from twostroke.models.weights.stored.check import check_weights
+from twostroke.models.preflight import check_model
 
 IGNORED: Final = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
 """Keys of a config.json that say nothing of what is computed: pages have the fleet's --dtype."""
@@ -28,7 +29,7 @@ def check_replacement(served: ModelConfig, now: str, wanted: str) -> None:
     """
     if not wanted or wanted == now:
         if not now.startswith(PACED_PREFIX):
-            check_weights(_directory(now, served.dtype))
+            check_model(_directory(now, served.dtype), served)
         return
     if served.is_paced or wanted.startswith(PACED_PREFIX):
         _check_paced(now, wanted)
@@ -47,7 +48,7 @@ def check_replacement(served: ModelConfig, now: str, wanted: str) -> None:
             f"{wanted} has another {TOKENIZER} than {now}, and routers keep theirs: only weights can be reloaded",
             field="model",
         )
-    check_weights(after)
+    check_model(after, served)
 
 
 def _check_paced(now: str, wanted: str) -> None:

@@ -9,16 +9,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
+from transformers import LlamaConfig
 
 from cluster.supervisor.replacement import check_replacement
+from tests.unit.models.test_registry import SIZES, saved
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "_name_or_path": "a/b", "torch_dtype": "float32"}
 
 
+def whole(path: Path, **config: str) -> Path:
+    """A small model with all its tensors."""
+    saved(LlamaConfig(**SIZES), path)
+    (path / "tokenizer.json").write_text("{}")
+    written = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(written | config))
+    return path
+
+
 def directory(path: Path, config: object = CONFIG, tokenizer: str = "{}") -> str:
+    """Files that are refused before anybody looks for tensors."""
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
     (path / "tokenizer.json").write_text(tokenizer)
@@ -27,10 +39,20 @@ def directory(path: Path, config: object = CONFIG, tokenizer: str = "{}") -> str
 
 
 def test_a_fine_tune_may_take_the_place_of_its_base(tmp_path: Path) -> None:
-    base = directory(tmp_path / "base")
-    tuned = directory(tmp_path / "tuned", CONFIG | {"_name_or_path": "c", "torch_dtype": "bfloat16"})
-    check_replacement(ModelConfig(model=base), base, tuned)
-    check_replacement(ModelConfig(model=base), base, "")
+    base, tuned = whole(tmp_path / "base"), whole(tmp_path / "tuned", _name_or_path="c", torch_dtype="bfloat16")
+    check_replacement(ModelConfig(model=str(base)), str(base), str(tuned))
+    check_replacement(ModelConfig(model=str(base)), str(base), "")
+
+
+def test_weights_without_a_tensor_are_refused_before_a_worker_is_touched(tmp_path: Path) -> None:
+    base, tuned = whole(tmp_path / "base"), whole(tmp_path / "tuned")
+    tensors = load_file(tuned / "model.safetensors")
+    name = "model.layers.1.self_attn.q_proj.weight"
+    del tensors[name]
+    save_file(tensors, tuned / "model.safetensors")
+    for now, wanted in ((base, str(tuned)), (tuned, "")):
+        with pytest.raises(ConfigError, match=name):
+            check_replacement(ModelConfig(model=str(base)), str(now), wanted)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +84,8 @@ def test_a_paced_model_may_change_nothing_but_its_weights(wanted: str) -> None:
 
 
 def test_a_model_whose_directory_is_gone_can_be_replaced(tmp_path: Path) -> None:
-    base, third = directory(tmp_path / "base"), directory(tmp_path / "third")
-    check_replacement(ModelConfig(model=base), str(tmp_path / "gone"), third)
+    base = str(whole(tmp_path / "base"))
+    check_replacement(ModelConfig(model=base), str(tmp_path / "gone"), str(whole(tmp_path / "third")))
     with pytest.raises(ConfigError, match="is no directory here"):
         check_replacement(ModelConfig(model=base), str(tmp_path / "gone"), str(tmp_path / "gone too"))
 
