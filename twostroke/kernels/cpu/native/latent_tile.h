@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -130,16 +131,42 @@ inline void store_scores(const simd::F (&sums)[TOKENS], float *scores) {
 #endif
 }
 
-// scores [ROWS, SPLIT] of TOKENS tokens, whose rows have `dim` numbers.
+// Lines of some rows of `dim` numbers that one of several products asks for, each its own share of every row, spread over
+// its units: processors drop those that come faster than memory delivers.
+template <int TOKENS>
+struct Lines {
+    const char *at[TOKENS];
+    int every;  // units
+
+    template <class T>
+    Lines(const T *const *rows, int dim, int product, int products) {
+        const int bytes = dim * int(sizeof(T)), lines = (bytes + LINE - 1) / LINE;
+        for (int t = 0; t < TOKENS; t++) at[t] = (const char *)rows[t] + lines * product / products * LINE;
+        const int share = (lines + products - 1) / products;
+        every = std::max(1, dim / UNIT / share);
+    }
+
+    void fetch(int line) const {
+        for (const char *row : at) __builtin_prefetch(row + line * LINE);
+    }
+};
+
+// scores [ROWS, SPLIT] of TOKENS tokens, whose rows have `dim` numbers; the next ones' lines are asked for meanwhile.
 template <class Latents, int ROWS, int TOKENS, class T>
-void multiply_tokens(const float *queries, int row_floats, const T *const *tokens, int dim, float *scores) {
+void multiply_tokens(const float *queries, int row_floats, const T *const *tokens, int dim, float *scores,
+                     const Lines<TOKENS> &lines) {
     constexpr int UNIT_FLOATS = Latents::KEY_PARTS * simd::W;
     simd::F sums[ROWS][TOKENS];
     for (auto &row : sums)
         for (auto &sum : row) sum = simd::zero();
-    int at = 0;
-    for (; at + UNIT <= dim; at += UNIT, queries += UNIT_FLOATS)
+    int at = 0, due = 0, line = 0;
+    for (; at + UNIT <= dim; at += UNIT, queries += UNIT_FLOATS) {
+        if (due-- == 0) {
+            lines.fetch(line++);
+            due = lines.every - 1;
+        }
         multiply_unit<Latents>(queries, row_floats, tokens, at, sums);
+    }
     if (at < dim) {
         const PartialUnits<T, TOKENS> rest(tokens, at, dim - at);
         multiply_unit<Latents>(queries, row_floats, rest.rows, 0, sums);

@@ -13,7 +13,9 @@ namespace {
 
 constexpr int64_t ALONE_BYTES = 1 << 15;  // below this, waking the team costs more than it saves
 constexpr int64_t GROUP_HEADS = 16;       // heads of a task at least: fewer would read latents again for too few products
-constexpr int CHUNK_TOKENS = 64;          // tokens that are added up at a time: their numbers stay in a near cache
+constexpr int KEY_TOKENS = 32;    // tokens that are multiplied at a time: they stay in a near cache, beside a product's queries
+constexpr int CHUNK_TOKENS = 64;  // tokens that are added up at a time: their numbers stay in a near cache
+constexpr int BAND_ROWS = 3 * MAX_ROWS;  // that take turns with some tokens: queries of more would be read from far again
 
 // f with a value of the type of the pool's numbers: latents have forms without scales alone.
 template <class F>
@@ -61,6 +63,28 @@ struct SplitTokens {
     const T *rows[SPLIT];  // behind the last one lies the same again
 };
 
+// Tokens that are asked for before their turn: KEY_TOKENS behind those that are multiplied, of the split or of the next.
+template <class T>
+struct Ahead {
+    const SplitTokens<T> &split, *next;
+    bool is_first;  // of those who multiply the split: others find its tokens in a cache
+
+    // The row that is to be asked for while token `t` is multiplied; its own where there is nothing to ask for.
+    const T *row(int t) const {
+        const int at = t + KEY_TOKENS;
+        if (!is_first || (at >= split.count && at < SPLIT)) return split.rows[t];
+        if (at < SPLIT) return split.rows[at];
+        return next && at - SPLIT < next->count ? next->rows[at - SPLIT] : split.rows[t];
+    }
+};
+
+// The rows of a task, which each group of heads has in turn; or a band of them.
+struct SplitRows {
+    int rows;
+    Limits *limits;  // [rows]
+    float *scores;   // [BAND_ROWS, SPLIT], then weights
+};
+
 // One head's, or group of heads', rows of a task.
 struct GroupRows {
     float *queries;  // [rows, row_floats]
@@ -84,23 +108,25 @@ class LatentAttention : public AttentionTasks<FloatMath<float>> {
     void compute(const Task &task, const Task *, bool) const override {
         const int rows = rows_of(task), lanes = shape_.lanes;
         const int64_t limit_floats = rounded_up(2 * rows, 16), queries = rows * row_floats_;
-        const int64_t sums = rounded_up(Sums::floats(rows, lanes), 16);
-        float *at = scratch(size_t(limit_floats + task.heads * (queries + 2 * sums)));
+        const int64_t sums = rounded_up(Sums::floats(rows, lanes), 16), scores = BAND_ROWS * SPLIT;
+        float *at = scratch(size_t(limit_floats + scores + task.heads * (queries + 2 * sums)));
         auto take = [&at](int64_t count) { return (at += count) - count; };
-        auto *limits = (Limits *)take(limit_floats);
-        find_limits(task, limits);
+        const SplitRows all{rows, (Limits *)take(limit_floats), take(scores)};
+        find_limits(task, all.limits);
         std::vector<GroupRows> groups(size_t(task.heads));
         for (size_t g = 0; g < groups.size(); g++) {
             groups[g] = {take(queries), Sums::in(take(sums), rows, lanes), Sums::in(take(sums), rows, lanes)};
             load(task, task.first_head + int64_t(g), groups[g].queries);
             groups[g].total.clear(rows, lanes);
         }
-        SplitTokens<T> tokens;
+        SplitTokens<T> splits[2];
+        find(task, 0, splits[0]);
         for (int64_t split = 0; split < task.splits; split++) {
-            find(task, split, tokens);
+            const SplitTokens<T> &tokens = splits[split % 2], *next = nullptr;
+            if (split + 1 < task.splits) find(task, split + 1, splits[(split + 1) % 2]), next = &splits[(split + 1) % 2];
             for (const GroupRows &group : groups) {
                 const Sums into = task.is_partial ? partial(task, split) : group.split;
-                sum_up_split(tokens, group.queries, limits, rows, into);
+                sum_up_split(tokens, {tokens, next, &group == groups.data()}, group.queries, all, into);
                 if (!task.is_partial) group.total.merge(into, rows, lanes);
             }
         }
@@ -120,38 +146,66 @@ class LatentAttention : public AttentionTasks<FloatMath<float>> {
         if (tokens.count < SPLIT) tokens.rows[tokens.count] = tokens.rows[tokens.count - 1];
     }
 
-    void sum_up_split(const SplitTokens<T> &tokens, const float *queries, const Limits *limits, int rows,
+    void sum_up_split(const SplitTokens<T> &tokens, Ahead<T> ahead, const float *queries, const SplitRows &all,
                       const Sums &sums) const {
-        by_even_rows(rows, [&](int row, auto count) {
-            constexpr int ROWS = decltype(count)::value;
-            sum_up_rows<ROWS>(tokens, queries + row * row_floats_, limits + row, sums.from(row, shape_.lanes));
-        });
+        const int bands = (all.rows + BAND_ROWS - 1) / BAND_ROWS;
+        for (int b = 0; b < bands; b++, ahead.is_first = false) {
+            const int first = all.rows * b / bands, end = all.rows * (b + 1) / bands;
+            sum_up_band(tokens, ahead, queries + first * row_floats_, {end - first, all.limits + first, all.scores},
+                        sums.from(first, shape_.lanes));
+        }
     }
 
-    template <int ROWS>
-    void sum_up_rows(const SplitTokens<T> &tokens, const float *queries, const Limits *limits, const Sums &sums) const {
-        const int lanes = shape_.lanes, seen = int(seen_of(limits, ROWS, tokens.start, tokens.count));
-        sums.clear(ROWS, lanes);
+    // Some tokens at a time for all rows of the band, which find them in a near cache.
+    void sum_up_band(const SplitTokens<T> &tokens, const Ahead<T> &ahead, const float *queries, const SplitRows &of,
+                     const Sums &sums) const {
+        const int seen = int(seen_of(of.limits, of.rows, tokens.start, tokens.count)), lanes = shape_.lanes;
+        sums.clear(of.rows, lanes);
         if (seen <= 0) return;
-        alignas(64) float scores[ROWS * SPLIT];
-        int t = 0;
-        for (; t + TILE_TOKENS <= seen; t += TILE_TOKENS)
-            multiply_tokens<Latents, ROWS, TILE_TOKENS>(queries, row_floats_, tokens.rows + t, dim_, scores + t);
-        for (; t < seen; t++)
-            multiply_tokens<Latents, ROWS, 1>(queries, row_floats_, tokens.rows + t, dim_, scores + t);
+        for (int first = 0; first < seen; first += KEY_TOKENS)
+            multiply_keys(tokens, ahead, queries, of, first, std::min(first + KEY_TOKENS, seen));
         const Scoring by = scoring();
         const int columns = rounded_up(seen, UNIT);
         const Scales none = {};
-        for (int r = 0; r < ROWS; r++) {
-            float *row = scores + r * SPLIT;
+        for (int r = 0; r < of.rows; r++) {
+            float *row = of.scores + r * SPLIT;
             by.cap(row, 0, columns);
-            hide(row, limits[r], tokens.start, tokens.count, columns);
+            hide(row, of.limits[r], tokens.start, tokens.count, columns);
             sums.peaks[r] =
                 weigh<typename Latents::Weights>(row, columns, by.scale, none, sums.weights + r * simd::W);
         }
         for (int first = 0; first < seen; first += CHUNK_TOKENS)
-            add_tokens<Latents, ROWS>(scores, first, std::min(CHUNK_TOKENS, seen - first), tokens.rows, rank_,
-                                      sums.values, lanes);
+            add_values(tokens, of, first, std::min(CHUNK_TOKENS, seen - first), sums);
+    }
+
+    // Scores of tokens first .. end - 1, while those after them are asked for.
+    void multiply_keys(const SplitTokens<T> &tokens, const Ahead<T> &ahead, const float *queries, const SplitRows &of,
+                       int first, int end) const {
+        const int products = (of.rows + MAX_ROWS - 1) / MAX_ROWS;
+        int product = 0;
+        by_even_rows(of.rows, [&](int row, auto count) {
+            constexpr int ROWS = decltype(count)::value;
+            const float *own = queries + row * row_floats_;
+            float *scores = of.scores + row * SPLIT;
+            int t = first;
+            for (; t + TILE_TOKENS <= end; t += TILE_TOKENS) {
+                const T *next[TILE_TOKENS];
+                for (int i = 0; i < TILE_TOKENS; i++) next[i] = ahead.row(t + i);
+                const Lines<TILE_TOKENS> lines(next, dim_, product, products);
+                multiply_tokens<Latents, ROWS, TILE_TOKENS>(own, row_floats_, tokens.rows + t, dim_, scores + t, lines);
+            }
+            for (; t < end; t++)
+                multiply_tokens<Latents, ROWS, 1>(own, row_floats_, tokens.rows + t, dim_, scores + t,
+                                                  Lines<1>(tokens.rows + t, dim_, 0, 1));
+            product++;
+        });
+    }
+
+    void add_values(const SplitTokens<T> &tokens, const SplitRows &of, int first, int count, const Sums &sums) const {
+        by_even_rows(of.rows, [&](int row, auto rows) {
+            add_tokens<Latents, decltype(rows)::value>(of.scores + row * SPLIT, first, count, tokens.rows, rank_,
+                                                       sums.values + row * shape_.lanes, shape_.lanes);
+        });
     }
 
     // One group's query rows, as they are multiplied.
