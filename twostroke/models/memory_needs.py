@@ -123,7 +123,7 @@ def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = Tr
             mlps = sorted(_stored_mlp(spec, name, experts.width, layout_of) for name in names)
             layers += sum(mlps)
             read += sum(mlps[: experts.per_token])
-        layers += common
+        layers += common + _expansion_bytes(spec, is_int8=False)
         read += common
     is_coded = layout_of("model.embed_tokens.weight") is not None
     table = copied_bytes(spec.vocab_size * hidden * BFLOAT16_BYTES)

@@ -200,6 +200,12 @@ def compressed(form: str, **weights: Any) -> dict[str, Any]:
     }
 
 
+def fp8_in_blocks(size: int) -> Format:
+    """FP8 with a scale for each square block of so many rows and inputs."""
+    options = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [size, size]}
+    return Format(options, _fp8("weight_scale_inv", size))
+
+
 FORMATS: Final = {
     "GPTQ": _gptq(4, 32, is_symmetric=True),
     "GPTQ, zeros": _gptq(4, 32, is_symmetric=False),
@@ -211,9 +217,7 @@ FORMATS: Final = {
     "AWQ": Format({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}, _awq),
     "FP8 per tensor": Format({"quant_method": "fp8", "activation_scheme": "static"}, _fp8_per_tensor),
     "FP8 per channel": Format({"quant_method": "fp8"}, _fp8("weight_scale", None)),
-    "FP8 in blocks": Format(
-        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [64, 64]}, _fp8("weight_scale_inv", 64)
-    ),
+    "FP8 in blocks": fp8_in_blocks(64),
     "compressed int4": Format(
         compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, symmetric=True),
         _packed_int(4, is_symmetric=True),

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import MixtralConfig, Phi3Config, PreTrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import DeepseekV3Config, MixtralConfig, Phi3Config, PreTrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
 from tests.unit.models.family_configs import longrope
 from tests.unit.models.test_native_transformer import Served, logits_of, native, plain, prompt
 from tests.unit.models.test_registry import our_logits, saved
-from tests.unit.models.weights.stored.coded_models import FORMATS, Tensors, quantised
+from tests.unit.models.weights.stored.coded_models import FORMATS, Tensors, fp8_in_blocks, quantised
 from tests.unit.models.weights.stored.gguf_models import SIZES
 from tests.unit.models.weights.stored.packed_sizes import billed_bytes, packed_bytes
 from twostroke.errors import UnsupportedModel
@@ -35,6 +36,32 @@ MODELS: Final[dict[str, PreTrainedConfig]] = {
         original_max_position_embeddings=64,
     ),
 }
+DEEPSEEK: Final = DeepseekV3Config(
+    **SIZES
+    | {
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 128,
+        "kv_lora_rank": 128,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 32,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 128,
+        "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 1,
+    },
+    num_mtp_layers=0,
+)
+DEEPSEEK_FORMS: Final = {
+    "FP8 in blocks of 128": fp8_in_blocks(128),
+    "AWQ": FORMATS["AWQ"],
+    "GPTQ with act-order": FORMATS["GPTQ with act-order"],
+}
+"""The first is that of DeepSeek's own files."""
 SOME: Final = (
     "GPTQ, zeros",
     "GPTQ with act-order",
@@ -77,6 +104,33 @@ def test_codes_are_multiplied_as_they_are_and_the_bill_knows_their_size(
     assert (ours - truth).abs().mean() < 4 * wide.mean(), "inputs rounded to int8 cost no more than that"
     assert torch.equal(logits_of(native(tmp_path, kernels), tokens), ours), "a mapped file has what was packed"
     assert billed_bytes(tmp_path) == packed_bytes(tmp_path)
+
+
+@pytest.mark.parametrize("form", DEEPSEEK_FORMS)
+def test_deepseek_v3_is_served_as_it_is_published(form: str, tmp_path: Path, kernels: Kernels) -> None:
+    """A layer that predicts further tokens lies in the files, and the rows of latents and keys end within a block."""
+    saved(DEEPSEEK, tmp_path)
+    meaning = quantised(tmp_path, DEEPSEEK_FORMS[form])
+    add_a_layer_that_predicts(tmp_path)
+    check_weights(tmp_path)
+    saved(DEEPSEEK, tmp_path / "same numbers")
+    save_file(meaning, tmp_path / "same numbers" / "model.safetensors")
+    truth = our_logits(tmp_path / "same numbers", prompt(37))
+    wide = (logits_of(plain(tmp_path, torch.bfloat16), prompt(37)) - truth).abs()
+    ours = (logits_of(native(tmp_path, kernels), prompt(37)) - truth).abs()
+    assert ours.mean() < 4 * wide.mean(), "inputs rounded to int8 cost no more than that"
+    assert billed_bytes(tmp_path) == packed_bytes(tmp_path)
+
+
+def add_a_layer_that_predicts(directory: Path) -> None:
+    """Write the last layer once more behind itself, and say so in the config."""
+    tensors = load_file(directory / "model.safetensors")
+    last = {name: each for name, each in tensors.items() if name.startswith("model.layers.1.")}
+    further = {name.replace("layers.1.", "layers.2."): each.clone() for name, each in last.items()}
+    save_file(tensors | further, directory / "model.safetensors")
+    path = directory / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"num_nextn_predict_layers": 1}), encoding="utf-8")
 
 
 @pytest.mark.parametrize("form", ["AWQ", "FP8 in blocks", "GPTQ with act-order"])
