@@ -121,7 +121,8 @@ def _host_pages(most_bytes: int, page_bytes: int) -> int:
 def _size(model: BilledModel, form: str, flags: BillFlags) -> PoolSize:
     memory = flags.memory
     page_bytes = model.page_bytes(form, memory.block_size)
-    window = model.groups[-1].window if model.groups and not page_form(form).spans_block else None
+    by_whole_blocks = memory.device_memory_bytes is not None and page_form(form).spans_block
+    window = model.groups[-1].window if model.groups and not by_whole_blocks else None
     apart = [group.page_bytes(form, memory.block_size) for group in model.groups]
     pool = shared_pool(model, flags, (page_bytes,) if window is None else tuple(apart))
     if memory.device_memory_bytes is None:

@@ -105,7 +105,8 @@ def billed_model(flags: BillFlags) -> BilledModel:
 
 def _groups_of(spec: ModelSpec, flags: BillFlags) -> tuple[LayerGroup, ...]:
     """Return the groups of layers whose pages are counted apart."""
-    groups = groups_apart(spec.page_groups, by_whole_blocks=page_form(flags.form).spans_block)
+    by_whole_blocks = flags.memory.device_memory_bytes is not None and page_form(flags.form).spans_block
+    groups = groups_apart(spec.page_groups, by_whole_blocks=by_whole_blocks)
     if len(groups) == 1:
         rank = None if spec.latents is None else spec.latents.rank
         return (LayerGroup(_attention_of(spec), spec.layers, spec.kv_heads, spec.head_dim, latent_rank=rank),)

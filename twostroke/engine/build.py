@@ -91,7 +91,10 @@ class LoadedModel:
             return None
         window = self.page_groups[-1].window
         assert window is not None, "the last of several groups has a window"
-        return WindowShape(PageId(self.layout.first(1)), self.windows[0].pages, window, self.block_size)
+        ends = () if self.conversion is None else (self.conversion.source, self.conversion.target)
+        has_exact_blocks = any(page_form(form.format).spans_block for form in (self.kv_form, *ends))
+        first, slots = PageId(self.layout.first(1)), self.windows[0].pages
+        return WindowShape(first, slots, window, self.block_size, has_exact_blocks)
 
     @property
     def page_identity(self) -> str:
@@ -204,7 +207,7 @@ def _build_on_cpu(
     from twostroke.kernels.nibble_pool import check_shape
     from twostroke.models.catalog.places import cache_dir
 
-    groups, form = _groups_of(config, spec), page_form(config.kv_format)
+    groups, form = spec.page_groups, page_form(config.kv_format)
     shapes = spec.page_shapes(config.cache.block_size, groups)
     check_latents(shapes[0], form)
     if form.spans_block:
@@ -257,8 +260,8 @@ def _build_on_cpu(
     )
 
 
-def _groups_of(config: WorkerConfig, spec: ModelSpec) -> tuple[PageGroup, ...]:
-    """Return the page groups that the pools of a cluster's workers keep apart."""
+def _groups_on_device(config: WorkerConfig, spec: ModelSpec) -> tuple[PageGroup, ...]:
+    """Return the page groups that the pools of workers on devices keep apart."""
     spans_block = any(page_form(each).spans_block for each in (config.kv_format, config.peer_kv_format))
     return groups_apart(spec.page_groups, by_whole_blocks=spans_block)
 
@@ -335,7 +338,7 @@ def _build_on_device(
         )
     set_num_threads(config.runtime.threads)  # of what the host computes: rows that ask for more than a token
     plan = DevicePlan.of(config, spec, device)
-    groups, form = _groups_of(config, spec), page_form(config.kv_format)
+    groups, form = _groups_on_device(config, spec), page_form(config.kv_format)
     sizes = tuple(map(form.page_bytes, spec.page_shapes(config.cache.block_size, groups)))
     shared = _shared_pool(config, groups, sizes, spec.max_position_embeddings, on_gpu=True)
     layout = shared.layout(plan.pages(config.cache) * plan.needs().page_bytes)

@@ -30,10 +30,7 @@ class PageGroup:
 
 
 def groups_apart(groups: tuple[PageGroup, ...], *, by_whole_blocks: bool) -> tuple[PageGroup, ...]:
-    """Return the groups whose pages a pool keeps apart.
-
-    It is one group of all layers where whole blocks are stored, when their last token is there.
-    """
+    """Return the groups whose pages a pool keeps apart: one group of all layers where blocks are stored as a whole."""
     if not by_whole_blocks or len(groups) == 1:
         return groups
     return page_groups([None] * sum(len(group.layers) for group in groups))

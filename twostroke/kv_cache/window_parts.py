@@ -46,11 +46,14 @@ class WindowShape:
     window: int
     """Tokens that a token sees, itself included."""
     block_size: int
+    has_exact_blocks: bool = False
+    """Tokens see their own block exact: where a sequence goes on behind a block, that whole block may run again."""
 
     @property
     def tail_blocks(self) -> int:
-        """Blocks before a block boundary that the next token sees, or the last token before it when that runs again."""
-        return -(-self.window // self.block_size)
+        """Blocks before a block boundary that the next token sees, or what runs again before it."""
+        seen = self.window + (self.block_size - 1 if self.has_exact_blocks else 0)
+        return -(-seen // self.block_size)
 
     @property
     def least_slots(self) -> int:

@@ -131,7 +131,7 @@ class Scheduler:
         """Return the streams and the tokens that they attend to, or None if the next step may run anything else."""
         streams = context_tokens = 0
         for sequence in self._running:
-            self._progress.catch_up(sequence)
+            self._catch_up(sequence)
             first = self._first_query(sequence)
             if sequence.answer_tokens and len(sequence.known) - first <= 1:
                 streams += 1
@@ -359,7 +359,7 @@ class Scheduler:
         for sequence in self._running:
             is_hashed = sequence.computed // block_size < len(sequence.block_hashes)
             if is_hashed:
-                self._progress.catch_up(sequence)
+                self._catch_up(sequence)
                 is_hashed = sequence.computed // block_size < len(sequence.block_hashes)
             tokens = len(sequence.known) - self._first_query(sequence)
             if tokens <= 1 and not is_hashed and sequence.sampling is not None:
@@ -368,6 +368,13 @@ class Scheduler:
                 is_tail = tokens < block_size or sequence.computed == len(sequence.known)
                 (singles if tokens <= 1 else tails if is_tail else others).append(sequence)
         return streams, singles + tails + others
+
+    def _catch_up(self, sequence: Sequence) -> None:
+        """Let a sequence pass over what others have filled, and let go of the block in whose midst it was."""
+        before, block_size = sequence.computed, self._limits.block_size
+        self._progress.catch_up(sequence)
+        if self._limits.has_exact_blocks and before % block_size and sequence.computed > before:
+            self._released[sequence.pages[before // block_size]] = None
 
     def _first_query(self, sequence: Sequence) -> int:
         """Return the start of its next forward pass, which sees its own block exact where that is asked for."""
@@ -429,8 +436,12 @@ class Scheduler:
 
     def _unfinished(self, sequence: Sequence) -> Iterator[PageId]:
         """Yield the pages of which the sequence may have left exact blocks, but none that another is computing."""
-        for page in sequence.pages[sequence.first_query // self._limits.block_size :]:
-            if not self._has_other_writer(sequence, page):
+        first, windows = sequence.first_query // self._limits.block_size, self._pool.windows
+        for block, page in enumerate(sequence.pages[first:], first):
+            part_writer = None
+            if windows is not None and block < len(sequence.block_hashes):
+                part_writer = windows.writer_of(sequence.block_hashes[block])
+            if part_writer in (None, sequence.session) and not self._has_other_writer(sequence, page):
                 yield page
 
     # Sampling

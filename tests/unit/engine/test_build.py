@@ -157,10 +157,14 @@ def test_pages_and_window_parts_are_converted_each_in_their_group(tmp_path: Path
         for region, each in zip(prefill.layout.regions, prefill.conversion.groups, strict=True)
     )
     assert 0.95 * memory < paid_bytes <= memory
-    cache = CacheConfig(kv_cache_memory_bytes=memory, decode_kv_format="int4")
-    built = build_runner(config(str(windowed)).replace(role=Role.PREFILL, cache=cache), windowed)
-    assert len(built.model.layout.regions) == 1, "int4 pages are stored block by block, with all layers"
-    built.close()
+    cache, shapes = CacheConfig(kv_cache_memory_bytes=memory, decode_kv_format="int4"), []
+    for role in (Role.PREFILL, Role.DECODE):
+        built = build_runner(config(str(windowed)).replace(role=role, cache=cache), windowed)
+        shapes.append(built.model.window_shape)
+        built.close()
+    assert [shape.tail_blocks for shape in shapes if shape is not None] == [3, 3], "a whole block may run again"
+    assert prefill.window_shape is not None
+    assert prefill.window_shape.tail_blocks == 2
 
 
 @pytest.mark.parametrize("variant", ["portable", TORCH])

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.unit.scheduler.symbolic import (
     GARBAGE,
     ExactRunner,
+    ExactWindowedRunner,
     SymbolicMemory,
     SymbolicRunner,
     WindowedRunner,
@@ -87,7 +88,6 @@ class SchedulerHistory(RuleBasedStateMachine):
         window: int | None,
         spare_slots: int,
     ) -> None:
-        has_exact_blocks = has_exact_blocks and window is None
         self.beside = None if beside is None else Tight(0.0, StepCost(), beside)
         self.block_size = block_size
         self.memory = SymbolicMemory(pages, block_size)
@@ -96,10 +96,11 @@ class SchedulerHistory(RuleBasedStateMachine):
             self.pool = BlockPool(pages, self.memory)
             self.runner = (ExactRunner if has_exact_blocks else SymbolicRunner)(self.memory, self.pool)
         else:
-            least = WindowShape(PageId(pages), 0, window, block_size).least_slots
-            shape = WindowShape(PageId(pages), least + spare_slots, window, block_size)
+            least = WindowShape(PageId(pages), 0, window, block_size, has_exact_blocks).least_slots
+            shape = WindowShape(PageId(pages), least + spare_slots, window, block_size, has_exact_blocks)
             self.pool = BlockPool(pages, self.memory, shape, self.parts)
-            self.runner = WindowedRunner(self.memory, self.pool, self.parts, window)
+            windowed = ExactWindowedRunner if has_exact_blocks else WindowedRunner
+            self.runner = windowed(self.memory, self.pool, self.parts, window)
         config = ScheduleConfig(
             max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, max_passes=max_passes, max_waiting=10**6
         )

@@ -225,6 +225,14 @@ class WindowedRunner(SymbolicRunner):
                     assert fact == (seen, context[seen]), f"row {row} at {position} finds {fact} of {seen} in {slot}"
 
 
+class ExactWindowedRunner(WindowedRunner, ExactRunner):
+    """A model with a window whose pool takes whole blocks."""
+
+    def look(self, step: Step, contexts: ListOf[ListOf[int]]) -> None:
+        WindowedRunner.look(self, step, contexts)
+        ExactRunner.look(self, step, contexts)
+
+
 def answering(number: int, prompt: ListOf[int], params: SamplingParams, block_size: int, salt: bytes = b"") -> Sequence:
     return Sequence(
         RequestId(f"answer-{number}"),

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.scheduler.bench import BLOCK, Bench, tokens
-from tests.unit.scheduler.symbolic import SymbolicMemory, WindowedRunner, answer_alone, pulling
+from tests.unit.scheduler.symbolic import (
+    ExactWindowedRunner,
+    SymbolicMemory,
+    WindowedRunner,
+    answer_alone,
+    limits,
+    pulling,
+)
 from twostroke.config import ScheduleConfig
 from twostroke.ids import PageId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
@@ -21,11 +28,15 @@ BRIEF = SamplingParams(seed=0, max_tokens=3, ignore_eos=True)
 class WindowBench(Bench):
     """A bench whose layers with a window keep their parts of blocks apart."""
 
-    def __init__(self, *, slots: int, window: int, pages: int = 200, **config: int) -> None:
-        super().__init__(pages)
+    def __init__(
+        self, *, slots: int, window: int, pages: int = 200, has_exact_blocks: bool = False, **config: int
+    ) -> None:
+        super().__init__(pages, of=limits(BLOCK, has_exact_blocks=has_exact_blocks))
         self.parts = SymbolicMemory(0, BLOCK)
-        self.pool = BlockPool(pages, self.memory, WindowShape(PageId(pages), slots, window, BLOCK), self.parts)
-        self.runner = WindowedRunner(self.memory, self.pool, self.parts, window)
+        shape = WindowShape(PageId(pages), slots, window, BLOCK, has_exact_blocks)
+        self.pool = BlockPool(pages, self.memory, shape, self.parts)
+        runner = ExactWindowedRunner if has_exact_blocks else WindowedRunner
+        self.runner = runner(self.memory, self.pool, self.parts, window)
         self.scheduler = Scheduler(self.pool, ScheduleConfig(**config), self.limits)
 
     @property
@@ -70,8 +81,11 @@ def test_as_many_pins_as_are_taken_leave_room_for_the_longest_sequence(window: i
     assert bench.finish(sequence)[0] == answer_alone(tokens(90), BRIEF, 4096)[0]
 
 
-def test_a_part_that_a_sequence_had_begun_to_compute_again_is_free_once_it_goes_on_behind_it() -> None:
-    bench = WindowBench(slots=40, window=8, max_num_batched_tokens=10)
+@pytest.mark.parametrize("has_exact_blocks", [False, True])
+def test_a_part_that_a_sequence_had_begun_to_compute_again_is_free_once_it_goes_on_behind_it(
+    has_exact_blocks: bool,
+) -> None:
+    bench = WindowBench(slots=40, window=8, has_exact_blocks=has_exact_blocks, max_num_batched_tokens=10)
     prompt = tokens(41)
     bench.finish_prefill(prompt[:40])
     bench.windows.forget_cached()  # all pages are here, and no window part
@@ -84,10 +98,26 @@ def test_a_part_that_a_sequence_had_begun_to_compute_again_is_free_once_it_goes_
     bench.scheduler.enqueue(second)
     bench.admit()
     assert second.windows is not None
-    bench.arrive({block: second.windows.slots[block] for block in (8, 9)})
+    bench.arrive({block: second.windows.slots[block] for block in bench.windows.shape.tail(10)})
     for sequence in (first, second):
         if not sequence.ended:
             bench.finish(sequence)
         assert sequence.known[41:] == answer_alone(prompt, BRIEF, 4096)[0]
     assert bench.windows.count(PageState.QUARANTINED) == 0
     assert bench.windows.has_room(40)
+    if isinstance(bench.runner, ExactWindowedRunner):
+        assert bench.runner.unfinished <= bench.scheduler._released.keys(), "what is kept of block 2 never goes"
+
+
+def test_what_is_kept_of_a_block_whose_part_is_computed_again_stays_when_one_that_waits_for_it_goes() -> None:
+    bench = WindowBench(slots=40, window=8, has_exact_blocks=True, max_num_batched_tokens=10)
+    prompt = tokens(41)
+    bench.finish_prefill(prompt[:40])
+    bench.windows.forget_cached()
+    first = bench.answer(prompt, BRIEF)
+    bench.admit()
+    second = bench.answer(prompt, BRIEF)
+    bench.admit()
+    assert bench.planned() == [(first, 0, 10)]
+    bench.scheduler.end(second)
+    assert bench.finish(first)[0] == answer_alone(prompt, BRIEF, 4096)[0]  # every row finds its own block exact
