@@ -122,6 +122,11 @@ class TierLoads:
         """
         return 0 if self._windows is None else self._windows.depth(hashes, self._pays_to_reach)
 
+    def reach(self, sequence: KnownSequence) -> int:
+        """Return after how many blocks of a waiting sequence nothing is loaded for it."""
+        hashes = sequence.block_hashes
+        return len(hashes) if self._windows is None else max(sequence.pulled_blocks, self.depth(hashes))
+
     def admitting(self, admission: AdmittedSequence, pull: OrderedPull | None) -> AdmittedSequence:
         """Begin to load missing blocks of an admitted sequence; return the admission without those.
 

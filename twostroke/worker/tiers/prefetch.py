@@ -125,7 +125,8 @@ class Prefetch:
 
     def _hold(self, sequence: KnownSequence) -> _Waiting:
         waiting = _Waiting(sequence, [], [])
-        missing = [block for block, each in enumerate(sequence.block_hashes) if self._pool.find(each) is None]
+        hashes = sequence.block_hashes[: self._loads.reach(sequence)]
+        missing = [block for block, each in enumerate(hashes) if self._pool.find(each) is None]
         for block in missing:
             self._hold_in_host(waiting, sequence.block_hashes[block])
         waiting.left = [block for block in reversed(missing) if self._is_on_disk_alone(sequence.block_hashes[block])]

@@ -9,9 +9,10 @@ from tests.unit.worker.pulls.test_fetch import fetch
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, VOCAB, Running, prompt_of
 from tests.unit.worker.tiers.tiered import of_tier, tiered
 from twostroke.config import ModelConfig
-from twostroke.ids import BlockHash
+from twostroke.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.tier import Group, Tier
+from twostroke.scheduler.sequence import Sequence
 from twostroke.worker.tiers.opening import share_of
 
 TAIL, BLOCKS, TOKENS = 4, 10, 4
@@ -87,6 +88,21 @@ async def test_without_the_window_parts_of_its_end_no_page_is_loaded(tmp_path: P
         assert again.tokens == fresh.tokens
         assert again.last.cached_tokens == 0
         assert of_tier(worker, "loaded_pages_total") == before
+
+
+async def test_pages_that_no_load_would_bring_are_not_prefetched(tmp_path: Path) -> None:
+    async with windowed(tmp_path) as worker, router_to(worker) as router:
+        await displaced(router, worker)
+        windows, prefetch = worker.host.group_tiers.windows, worker.host.prefetch
+        assert windows is not None
+        sequence = Sequence(
+            RequestId("waits"), worker.host.new_session(), list(PROMPTS[0]), len(PROMPTS[0]), list(HASHES)
+        )
+        assert prefetch._hold(sequence).left == list(range(BLOCKS))[::-1]
+        windows.forget_all()
+        assert prefetch._hold(sequence).left == []
+        sequence.pulled_blocks = 3  # a pull brings the window parts there
+        assert prefetch._hold(sequence).left == [2, 1, 0]
 
 
 async def test_another_worker_gets_both_groups_from_a_tier(tmp_path: Path) -> None:
