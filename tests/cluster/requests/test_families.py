@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from tests import metrics_page
+from tests.cluster.cache.test_index_equality import forget_cached
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.cluster.reference import Reference, continued, mismatches
 from tests.unit.models.family_configs import CONFIGS
@@ -186,36 +187,31 @@ async def test_window_parts_that_were_converted_answer_as_those_of_transformers(
 async def test_window_parts_of_4_bits_answer_alike_pulled_warm_and_computed(tmp_path: Path) -> None:
     saved_with_tokenizer("gemma3", tmp_path, some=(), growing=0)
     prompts = [prompt(length, seed=length).tolist() for length in LENGTHS]
+    async with running_cluster(
+        prefill=1,
+        decode=1,
+        model=ModelConfig(model=str(tmp_path), dtype="float32", deterministic=True),
+        model_dir=tmp_path,
+        cache=CacheConfig(kv_cache_memory_bytes=8 << 20, kv_format="int4", host_cache_bytes=HOST_BYTES),
+        schedule=ScheduleConfig(max_num_batched_tokens=CHUNK, max_num_seqs=16),
+        policy="round-robin",
+    ) as cluster:
+        client = Client(cluster.grpc)
 
-    @asynccontextmanager
-    async def int4(prefill: int, chunk: int) -> AsyncIterator[tuple[ProcessCluster, Client]]:
-        async with running_cluster(
-            prefill=prefill,
-            decode=1,
-            model=ModelConfig(model=str(tmp_path), dtype="float32", deterministic=True),
-            model_dir=tmp_path,
-            cache=CacheConfig(kv_cache_memory_bytes=8 << 20, kv_format="int4", host_cache_bytes=HOST_BYTES),
-            schedule=ScheduleConfig(local_prefill=False, max_num_batched_tokens=chunk, max_num_seqs=16),
-            policy="round-robin",
-        ) as cluster:
-            client = Client(cluster.grpc)
-            yield cluster, client
-            await client.close()
-
-    async def answers(client: Client) -> list[list[tuple[int, float]]]:
         async def ask(each: list[int]) -> list[tuple[int, float]]:
             stream = client.stream(each, max_tokens=8, temperature=0, logprobs=0, ignore_eos=True)
             return [(one.token_id, one.logprob) async for got in stream for one in got.logprobs]
 
-        return await asyncio.gather(*map(ask, prompts))
-
-    async with int4(prefill=0, chunk=512) as (_, client):
-        computed = await answers(client)
-    async with int4(prefill=1, chunk=CHUNK) as (cluster, client):
-        assert await answers(client) == computed
+        pulled = await asyncio.gather(*map(ask, prompts))
         assert cluster.metric("decode-0", "twostroke_pull_bytes_total") > 0
-        assert await answers(client) == computed
+        assert await asyncio.gather(*map(ask, prompts)) == pulled, "warm"
         assert cluster.metric("decode-0", "twostroke_prefix_cache_hits_total") > 0
+        await cluster.kill("prefill-0")
+        await forget_cached(cluster)
+        hits = cluster.metric("decode-0", "twostroke_prefix_cache_hits_total")
+        assert await asyncio.gather(*map(ask, prompts)) == pulled, "computed by the decode worker"
+        assert cluster.metric("decode-0", "twostroke_prefix_cache_hits_total") == hits
+        await client.close()
 
 
 SAMPLED: Final = "twostroke_sampled_tokens_total"
