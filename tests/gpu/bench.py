@@ -22,6 +22,7 @@ GPU_SECTIONS = (
     "decode attention over copy bandwidth",
     "prefill attention over matmul rate",
     "decode, store and prefill of int4 pages",
+    "products of stored codes",
     "step of an 8B-shaped model over its byte floor",
     "kernels as compiled, CUDA graphs, CUDA IPC",
 )
@@ -34,7 +35,7 @@ def main(wanted: Sequence[str]) -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
         torch.set_num_threads(1)  # for shapes this small, more only get in each other's way
         os.environ["OMP_NUM_THREADS"] = "1"  # for the process that prefills
-    from tests.gpu import attention, draws, experts, kernels, measure, model, nibbles, report, rules, split
+    from tests.gpu import attention, codes, draws, experts, kernels, measure, model, nibbles, report, rules, split
 
     facts = environment(has_gpu)  # now, since a device that has failed may not answer later
     findings = report.Report(wanted=tuple(wanted))
@@ -42,6 +43,7 @@ def main(wanted: Sequence[str]) -> int:
         findings.section("kernels against their references", kernels.check_kernels)
         findings.section("attention rules", rules.check_rules)
         findings.section("experts", experts.check_experts)
+        findings.section("stored codes", codes.check_codes)
         findings.section("int4 pages against torch", nibbles.check_nibbles)
         findings.section("recorded steps", model.check_steps)
         findings.section("draws", draws.check_draws)
@@ -51,6 +53,7 @@ def main(wanted: Sequence[str]) -> int:
         speeds.section("decode attention", attention.decode_speed)
         speeds.section("prefill attention", attention.prefill_speed)
         speeds.section("int4 attention", nibbles.nibble_speed)
+        speeds.section("speed of stored codes", codes.codes_speed)
         speeds.section("8B-shaped step", model.step_speed)
         if not has_gpu:
             findings.failures += [f"rehearsal of {failure}" for failure in speeds.failures]

@@ -19,8 +19,10 @@ from tests.unit.engine.reference_attention import reference_kernels
 from twostroke.engine.accelerator import accelerator_for
 from twostroke.engine.device_build import DeviceKernels, DevicePlan, make_device_runner
 from twostroke.engine.device_runner import DeviceRunner
+from twostroke.kernels.device_linear import DeviceLinears
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.triton.attention import TritonAttention
+from twostroke.kernels.triton.codes import TritonCodeProducts
 from twostroke.kernels.triton.elementwise import TritonElementwise
 from twostroke.kernels.triton.grouped import TritonGrouped
 from twostroke.kv_cache.form import FORMS
@@ -79,7 +81,9 @@ def check_steps(_report: Report) -> Iterator[Row]:
 def triton_kernels(pool: PagePool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
     """Compiled on a GPU, else interpreted."""
     attention = TritonAttention(pool, spec.heads, spec.rules, dtype, has_sinks=spec.has_sinks)
-    return DeviceKernels(attention, TritonElementwise(), TritonGrouped())
+    elementwise = TritonElementwise()
+    linears = DeviceLinears(DEVICE, elementwise, TritonCodeProducts())
+    return DeviceKernels(attention, elementwise, TritonGrouped(), linears)
 
 
 def _checked_runner(plan: DevicePlan, kernels_over: Callable[[torch.Tensor, ModelSpec], DeviceKernels]) -> DeviceRunner:

@@ -324,6 +324,7 @@ def _build_on_device(
     from twostroke.engine.device_build import DevicePlan, make_device_runner
     from twostroke.engine.device_runner import DeviceRunner
     from twostroke.kernels.nibble_pool import check_shape
+    from twostroke.models.families.table import layouts_named
     from twostroke.models.weights.stored.formats import open_weights
 
     if config.model.weights == "int8":
@@ -337,7 +338,8 @@ def _build_on_device(
             field="deterministic",
         )
     set_num_threads(config.runtime.threads)  # of what the host computes: rows that ask for more than a token
-    plan = DevicePlan.of(config, spec, device)
+    layouts = layouts_in(model_dir)
+    plan = DevicePlan.of(config, spec, device, None if layouts is None else layouts_named(layouts, spec))
     groups, form = _groups_on_device(config, spec), page_form(config.kv_format)
     sizes = tuple(map(form.page_bytes, spec.page_shapes(config.cache.block_size, groups)))
     shared = _shared_pool(config, groups, sizes, spec.max_position_embeddings, on_gpu=True)
@@ -347,7 +349,7 @@ def _build_on_device(
     conversion = _conversion_of(config, spec.page_shapes(config.cache.block_size, groups), groups, centers)
 
     def load(memory: DeviceMemory) -> Loaded:
-        with open_weights(model_dir, plan.torch_dtype, device) as files:
+        with open_weights(model_dir, plan.torch_dtype, device, keeps_codes=True) as files:
             return make_device_runner(plan, files, memory.regions, accelerator_for(device)), DEVICE, None
 
     apart = GROUPS_APART if len(groups) > 1 else ""

@@ -16,10 +16,11 @@ from twostroke.engine.device_fit import read_memory
 from twostroke.engine.device_runner import DeviceRunner, StepLimits
 from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.errors import ConfigError
-from twostroke.kernels.choice import device_attention, device_elementwise, device_grouped, grouped_pool
+from twostroke.kernels.choice import device_attention, device_elementwise, device_grouped, device_linears, grouped_pool
 from twostroke.kernels.elementwise import Elementwise
 from twostroke.kernels.exact_pages import ExactPages
 from twostroke.kernels.grouped import GroupedProducts
+from twostroke.kernels.linear import Linears
 from twostroke.kernels.parted_pool import AnyPool, RecordedAttention, exact_places
 from twostroke.kv_cache.form import AnyForm, PageShape, page_form
 from twostroke.kv_cache.groups import page_groups
@@ -30,6 +31,7 @@ from twostroke.models.memory_needs import (
     CONTEXT_BYTES,
     DeviceNeeds,
     device_pages,
+    device_weights,
     exact_blocks,
     exact_bytes,
     working_bytes,
@@ -37,6 +39,7 @@ from twostroke.models.memory_needs import (
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.balanced_keys import balanced
+from twostroke.models.weights.stored.model_files import LayoutOf
 from twostroke.models.weights.tensors import WeightSource, take_weights
 
 PLAIN: Final[Mapping[str, Any]] = {"generic": None, "latents": None}
@@ -56,9 +59,13 @@ class DevicePlan:
     max_tokens: int
     max_sequences: int
     with_head: bool
+    layout_of: LayoutOf | None = None
+    """The layouts of matrices by the program's names; None where all of them are plain numbers."""
 
     @classmethod
-    def of(cls, config: WorkerConfig, spec: ModelSpec, device: torch.device) -> DevicePlan:
+    def of(
+        cls, config: WorkerConfig, spec: ModelSpec, device: torch.device, layout_of: LayoutOf | None = None
+    ) -> DevicePlan:
         model, schedule = config.model, config.schedule
         longest = model.max_model_len or spec.max_position_embeddings
         _check_computed(spec)
@@ -72,6 +79,7 @@ class DevicePlan:
             max_tokens=schedule.step_tokens(on_gpu=device.type != "cpu"),
             max_sequences=schedule.max_num_seqs,
             with_head=config.can_sample,
+            layout_of=layout_of,
         )
 
     def pages(self, cache: CacheConfig) -> int:
@@ -91,7 +99,7 @@ class DevicePlan:
         )
         of_loading = CONTEXT_BYTES + spec.expert_bytes(self.dtype)  # before there are steps
         return DeviceNeeds(
-            weight_bytes=spec.weight_bytes(self.dtype, with_head=self.with_head),
+            weight_bytes=device_weights(spec, self.dtype, self.layout_of, with_head=self.with_head),
             working_bytes=max(of_steps, of_loading)
             + exact_bytes(self.exact_blocks, self.form, spec.page_shape(self.block_size), self.dtype),
             page_bytes=spec.page_bytes(self.block_size, self.form.name),
@@ -118,17 +126,19 @@ class DevicePlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceKernels:
-    """The kernels of a model besides its matrix products."""
+    """The kernels of a model."""
 
     attention: RecordedAttention
     elementwise: Elementwise
     grouped: GroupedProducts
+    linears: Linears
 
     @classmethod
     def over(cls, pool: AnyPool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
         """Choose the fastest kernels for this pool. Raises ConfigError if none can serve it."""
         attention = device_attention(pool, heads=spec.heads, rules=spec.rules, dtype=dtype, has_sinks=spec.has_sinks)
-        return cls(attention, device_elementwise(pool.device), device_grouped(pool.device))
+        device = pool.device
+        return cls(attention, device_elementwise(device), device_grouped(device), device_linears(device))
 
 
 def _check_computed(spec: ModelSpec) -> None:
@@ -158,7 +168,7 @@ def make_device_runner(
     pool = _device_pool(regions, plan, key_centers(source, spec))
     kernels = kernels_over(pool, spec, plan.torch_dtype)
     weights = take_weights(source, spec, with_head=plan.with_head)
-    model = DeviceModel(spec, weights, kernels.elementwise, kernels.grouped)
+    model = DeviceModel(spec, weights, kernels.elementwise, kernels.grouped, kernels.linears)
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.ropes, plan.max_model_len))
     limits = plan.limits(len(regions[0]) - 1, tuple(len(region) - 1 for region in regions[1:]))
     rope, exact = (cosines, sines), exact_places(pool)

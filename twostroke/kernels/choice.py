@@ -14,9 +14,12 @@ from twostroke.kernels.attention_rules import AnyRules
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.device_codes import CodeProducts, TorchCodeProducts
+from twostroke.kernels.device_linear import DeviceLinears
 from twostroke.kernels.elementwise import Elementwise, TorchElementwise
 from twostroke.kernels.exact_pages import ExactPages
 from twostroke.kernels.grouped import GroupedProducts, TorchGrouped
+from twostroke.kernels.linear import Linears
 from twostroke.kernels.nibble_attention import NibbleAttention
 from twostroke.kernels.nibble_pool import NibblePool
 from twostroke.kernels.page_pool import PagePool
@@ -153,6 +156,17 @@ def device_grouped(device: torch.device) -> GroupedProducts:
     from twostroke.kernels.triton.grouped import TritonGrouped
 
     return TritonGrouped()
+
+
+def device_linears(device: torch.device) -> Linears:
+    """Return what makes the products of a model on this device."""
+    codes: CodeProducts = TorchCodeProducts()
+    if device.type == "cuda":
+        _require_triton()
+        from twostroke.kernels.triton.codes import TritonCodeProducts
+
+        codes = TritonCodeProducts()
+    return DeviceLinears(device, device_elementwise(device), codes)
 
 
 def _require_triton() -> None:

@@ -78,3 +78,45 @@ class Layout:
             groups * NUMBER_BYTES[self.mins],
             inputs // SUPER * self.super_parts * 2,
         )
+
+
+DEVICE_TILE_BYTES: Final = 64
+"""Bytes of a row's codes that a program on a device reads at once; rows on devices are a multiple of it."""
+
+DEVICE_SCALES: Final = {
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float32": "float32",
+    "exponent": "bfloat16",
+    "uint8": "float32",
+    "int8": "float32",
+}
+"""The dtype of each kind of scales on a device, which holds all of them exactly: two-level ones are products there."""
+
+DEVICE_MINS: Final = {
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "zero": "float32",
+    "signed zero": "float32",
+    "uint8": "float32",
+}
+"""The same of mins, which are products where the file has codes of zero."""
+
+
+def device_bits(layout: Layout) -> int:
+    """Return the bits of a code on a device: codes of 5 and 6 bits are widened."""
+    return 4 if layout.bits == 4 else 8
+
+
+def device_row_bytes(layout: Layout, inputs: int) -> int:
+    """Return the bytes of a row's codes on a device."""
+    tile_inputs = DEVICE_TILE_BYTES * 8 // device_bits(layout)
+    return -(-inputs // tile_inputs) * DEVICE_TILE_BYTES
+
+
+def device_matrix_bytes(layout: Layout, rows: int, inputs: int) -> int:
+    """Return the bytes of a matrix of codes, scales and mins on a device; the factors of its rows widen few of them."""
+    of_group = NUMBER_BYTES[DEVICE_SCALES[layout.scales]]
+    if layout.mins != "none":
+        of_group += NUMBER_BYTES[DEVICE_MINS[layout.mins]]
+    return rows * (device_row_bytes(layout, inputs) + layout.groups(inputs) * of_group)

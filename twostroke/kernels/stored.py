@@ -119,6 +119,14 @@ def plain(weight: Weight) -> torch.Tensor:
     return weight
 
 
+def expanded(weight: Weight, like: torch.Tensor) -> torch.Tensor:
+    """Return plain numbers in the dtype and on the device of `like`. Raises ConfigError for unreadable codes."""
+    if isinstance(weight, torch.Tensor):
+        return weight
+    parts = [part.dense() if isinstance(part, StoredMatrix) else part for part in weight]
+    return torch.cat([part.to(like.device, like.dtype) for part in parts])
+
+
 def stacked(parts: Sequence[StoredMatrix]) -> StoredMatrix:
     """Return one matrix with the rows of all parts, which have one layout."""
     if len(parts) == 1:

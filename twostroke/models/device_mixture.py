@@ -1,33 +1,32 @@
-"""MLPs on a device: a dense one, and a mixture of experts whose pairs of rows and experts are grouped there."""
+"""A mixture of experts on a device, whose pairs of rows and experts are grouped there."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn import functional
 
-from twostroke.kernels.activation import GATED_SILU, Activation
+from twostroke.kernels.device_linear import between
 from twostroke.kernels.elementwise import Elementwise
 from twostroke.kernels.grouped import GroupedProducts, RoutedPairs
-from twostroke.kernels.linear import activated
 from twostroke.kernels.stored import plain
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.mixture import chosen_experts
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.tensors import DenseWeights, DeviceWeights, MlpWeights, StackedExperts
+from twostroke.models.weights.products import Mlp
+from twostroke.models.weights.tensors import StackedExperts
 
 
 class DeviceMixture:
     """The mixtures of all layers. Shapes follow from the number of rows alone, so that steps can be recorded."""
 
     def __init__(
-        self, spec: ModelSpec, weights: DeviceWeights, elementwise: Elementwise, grouped: GroupedProducts
+        self, spec: ModelSpec, device: torch.device, elementwise: Elementwise, grouped: GroupedProducts
     ) -> None:
         self._spec = spec
         self._elementwise = elementwise
         self._grouped = grouped
         layers = [layer for layer in range(spec.layers) if spec.experts_of(layer) is not None]
         experts = 0 if spec.experts is None else spec.experts.count
-        device = weights.embedding.device
         self._tokens = torch.zeros(len(layers), experts, dtype=torch.int64, device=device)
         self._tokens_of = dict(zip(layers, self._tokens, strict=True))
         self._published = torch.zeros(self._tokens.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -39,7 +38,7 @@ class DeviceMixture:
         layer: int,
         x: torch.Tensor,
         stacked: StackedExperts,
-        shared: MlpWeights | None,
+        shared: Mlp | None,
         count: torch.Tensor | None,
     ) -> torch.Tensor:
         """What the experts make of each row of x [rows, hidden], added up by ascending expert in float32."""
@@ -55,7 +54,7 @@ class DeviceMixture:
         answers = self._grouped.scattered(inner, plain(stacked.down.weight), stacked.down.bias, pairs)
         total = self._grouped.combined(answers, weights.gather(1, order))
         if shared is not None:
-            answer = mlp(x, shared, activation, self._elementwise)
+            answer = shared.down(shared.inner(x))
             total += logits[:, experts.count :].sigmoid() * answer if experts.has_shared_gate else answer
         return total.to(x.dtype)
 
@@ -73,17 +72,3 @@ class DeviceMixture:
     def forget(self) -> None:
         """Count from now on."""
         self._tokens.zero_()
-
-
-def mlp(x: torch.Tensor, weights: MlpWeights, activation: Activation, elementwise: Elementwise) -> torch.Tensor:
-    """A dense MLP of x [rows, hidden]."""
-    return dense(between(dense(x, weights.inner), activation, elementwise), weights.down)
-
-
-def between(y: torch.Tensor, activation: Activation, elementwise: Elementwise) -> torch.Tensor:
-    """The activation of a first product."""
-    return elementwise.silu_mul(y) if activation == GATED_SILU else activated(y, activation)
-
-
-def dense(x: torch.Tensor, weights: DenseWeights) -> torch.Tensor:
-    return functional.linear(x, plain(weights.weight), weights.bias)

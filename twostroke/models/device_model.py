@@ -15,24 +15,36 @@ from twostroke.kernels import reference
 from twostroke.kernels.attention import AttentionStep
 from twostroke.kernels.elementwise import Elementwise
 from twostroke.kernels.grouped import GroupedProducts
-from twostroke.models.device_mixture import DeviceMixture, dense, mlp
+from twostroke.kernels.linear import Linears
+from twostroke.models.device_mixture import DeviceMixture
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.tensors import DeviceLayer, DeviceWeights, NormWeights
+from twostroke.models.weights.products import LayerWeights, layer_products
+from twostroke.models.weights.tensors import DeviceWeights, NormWeights
 
 EVERY_ROW = slice(None)
 
 
 class DeviceModel:
+    """Reads codes of `weights` while it is made, and none later: raises ConfigError where they cannot be read."""
+
     def __init__(
-        self, spec: ModelSpec, weights: DeviceWeights, elementwise: Elementwise, grouped: GroupedProducts
+        self,
+        spec: ModelSpec,
+        weights: DeviceWeights,
+        elementwise: Elementwise,
+        grouped: GroupedProducts,
+        linears: Linears,
     ) -> None:
         self._spec = spec
-        self._weights = weights
         self._elementwise = elementwise
         self._qkv_heads = [spec.heads, spec.kv_heads, spec.kv_heads]
-        self._mixture = DeviceMixture(spec, weights, elementwise, grouped)
-        self.expert_load = self._mixture.load
         table = weights.embedding
+        self._embedding, self._positions = table, weights.positions
+        self._layers = tuple(layer_products(layer, linears, spec.activation) for layer in weights.layers)
+        self._experts, self._last_norm = weights.experts, weights.norm
+        self._head = None if weights.head is None else linears.linear(weights.head)
+        self._mixture = DeviceMixture(spec, table.device, elementwise, grouped)
+        self.expert_load = self._mixture.load
         # on the device before a step is recorded, in which nothing may come from the host
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=table.dtype, device=table.device)
 
@@ -49,32 +61,32 @@ class DeviceModel:
         None for `sample_rows` stops as soon as the last layer's KV is written. `count` int32 [1] says how many of the
         first rows are tokens, and None that all are: the load of experts counts no other.
         """
-        weights = self._weights
+        layers = self._layers
         x = self._embedded(tokens, positions)
-        normed = self._norm(x, weights.layers[0].attention_norm)
-        last = len(weights.layers) - 1
-        for index, layer in enumerate(weights.layers):
+        normed = self._norm(x, layers[0].attention_norm)
+        last = len(layers) - 1
+        for index, layer in enumerate(layers):
             q = self._store(index, layer, normed, step)
             if index == last and sample_rows is None:
                 return None
             attended = step.attend(index, q, layer.sinks)
             if index == last and sample_rows is not None:
                 x, attended = x[sample_rows], attended[sample_rows]
-            next_norm = weights.norm if index == last else weights.layers[index + 1].attention_norm
+            next_norm = self._last_norm if index == last else layers[index + 1].attention_norm
             normed, x = self._finish(index, x, attended, next_norm, count)
-        assert weights.head is not None, "sampling on a worker without a head"
-        return reference.capped(functional.linear(normed, weights.head), self._spec.final_softcap)
+        assert self._head is not None, "sampling on a worker without a head"
+        return reference.capped(self._head(normed), self._spec.final_softcap)
 
     def _embedded(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        x = functional.embedding(tokens, self._weights.embedding)
+        x = functional.embedding(tokens, self._embedding)
         if self._spec.embedding_scale != 1:
             x = x * self._embedding_scale
-        table = self._weights.positions
+        table = self._positions
         return x if table is None else x + functional.embedding(positions, table)
 
-    def _store(self, index: int, layer: DeviceLayer, normed: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+    def _store(self, index: int, layer: LayerWeights, normed: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """Queries of this layer, rotated; keys and values are in their pages."""
-        qkv = dense(normed, layer.qkv).view(len(normed), -1, self._spec.head_dim)
+        qkv = layer.qkv(normed).view(len(normed), -1, self._spec.head_dim)
         q, k, v = torch.split(qkv, self._qkv_heads, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._head_norm(q, layer.q_norm), self._head_norm(k, layer.k_norm)
@@ -97,8 +109,8 @@ class DeviceModel:
         count: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The normalised input of the next layer, and the residual stream behind this one."""
-        layer = self._weights.layers[index]
-        attention = dense(attended, layer.attention_output)
+        layer = self._layers[index]
+        attention = layer.attention_output(attended)
         if layer.attention_output_norm is not None:
             attention = self._norm(attention, layer.attention_output_norm)
         if self._spec.is_parallel:
@@ -109,11 +121,11 @@ class DeviceModel:
         return self._add_norm(answer, x, next_norm)
 
     def _mlp(self, index: int, normed: torch.Tensor, count: torch.Tensor | None) -> torch.Tensor:
-        layer, experts = self._weights.layers[index], self._weights.experts[index]
+        layer, experts = self._layers[index], self._experts[index]
         if experts is not None:
             return self._mixture(index, normed, experts, layer.mlp, count)
         assert layer.mlp is not None, "a dense layer has an MLP"
-        y = mlp(normed, layer.mlp, self._spec.activation, self._elementwise)
+        y = layer.mlp.down(layer.mlp.inner(normed))
         return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
 
     def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:

@@ -7,6 +7,7 @@ count with this module.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,9 +21,10 @@ from twostroke.kernels.cpu.packing import (
     padded,
     stored_bytes,
 )
+from twostroke.kernels.layout import device_matrix_bytes
 from twostroke.kv_cache.form import FORMS, AnyForm, PageShape
 from twostroke.kv_cache.pool_size import SCRATCH_PAGES, enough_pages
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import DTYPE_BYTES, ModelSpec
 from twostroke.models.weights.stored.model_files import LayoutOf
 
 CONTEXT_BYTES: Final = 1 << 30
@@ -170,6 +172,41 @@ def plain_weights(spec: ModelSpec, dtype: str, *, with_head: bool = True) -> Wei
     embedding = spec.table_bytes(dtype)
     unread = embedding + spec.position_bytes(dtype)
     return WeightBytes(total, headless - unread + embedding * with_head)
+
+
+def device_weights(spec: ModelSpec, dtype: str, layout_of: LayoutOf | None, *, with_head: bool = True) -> int:
+    """Return the bytes of the weights on a device, where matrices of codes stay codes: but experts and the embedding.
+
+    `layout_of` knows matrices by the names that the program has for them, and is None where all are plain numbers.
+    """
+    total = spec.weight_bytes(dtype, with_head=with_head)
+    if layout_of is None:
+        return total
+    for name, rows, inputs in _dense_matrices(spec, with_head=with_head):
+        layout = layout_of(f"{name}.weight")
+        if layout is not None:
+            total += device_matrix_bytes(layout, rows, inputs) - rows * inputs * DTYPE_BYTES[dtype]
+    return total
+
+
+def _dense_matrices(spec: ModelSpec, *, with_head: bool) -> Iterator[tuple[str, int, int]]:
+    """(name, rows, inputs) of every matrix that all rows of a step are multiplied with, but those of latents."""
+    hidden = spec.hidden_size
+    for layer in range(spec.layers):
+        prefix = f"model.layers.{layer}"
+        for part, rows in spec.attention_inputs.items():
+            yield f"{prefix}.self_attn.{part}", rows, hidden
+        yield f"{prefix}.self_attn.o_proj", hidden, spec.attended_width
+        experts = spec.experts_of(layer)
+        mlp, width = (f"{prefix}.mlp", spec.intermediate_size)
+        if experts is not None:
+            mlp, width = f"{prefix}.mlp.shared_expert", experts.shared_width
+        if width:
+            for part in ("gate", "up") if spec.activation.is_gated else ("up",):
+                yield f"{mlp}.{part}_proj", width, hidden
+            yield f"{mlp}.down_proj", hidden, width
+    if with_head and not spec.tie_word_embeddings:
+        yield "lm_head", spec.vocab_size, hidden
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from twostroke.engine.device_build import DeviceKernels
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.attention_rules import AnyRules, rule_of
+from twostroke.kernels.choice import device_linears
 from twostroke.kernels.elementwise import TorchElementwise
 from twostroke.kernels.grouped import TorchGrouped
 from twostroke.kernels.nibble_attention import NibbleAttention, NibbleAttentionStep
@@ -28,7 +29,8 @@ from twostroke.models.spec import ModelSpec
 
 
 def reference_kernels(pool: AnyPool, spec: ModelSpec, dtype: torch.dtype) -> DeviceKernels:
-    return DeviceKernels(reference_attention(pool, spec.heads, spec.rules), TorchElementwise(), TorchGrouped())
+    attention = reference_attention(pool, spec.heads, spec.rules)
+    return DeviceKernels(attention, TorchElementwise(), TorchGrouped(), device_linears(torch.device("cpu")))
 
 
 def reference_attention(pool: AnyPool, heads: int, rules: AnyRules) -> RecordedAttention:

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.unit.engine.batches import Stream, generate
 from tests.unit.engine.reference_attention import reference_attention
 from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
 from tests.unit.models.family_configs import CONFIGS, WINDOW
 from tests.unit.models.test_registry import saved
+from tests.unit.models.weights.stored.coded_models import FORMATS, quantised
+from tests.unit.models.weights.stored.gguf_models import SIZES
 from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig
 from twostroke.device.memory import DeviceMemory
 from twostroke.engine import build, device_build
@@ -181,3 +183,19 @@ def test_a_machine_without_the_device_refuses_to_start(tiny: Path) -> None:
     with pytest.raises(ConfigError, match="--device cuda") as error:
         build_runner(config(tiny), tiny)
     assert error.value.field == "device"
+
+
+@pytest.mark.usefixtures("device")
+def test_a_worker_on_a_device_keeps_the_codes_of_a_quantised_model(tmp_path: Path) -> None:
+    saved(LlamaConfig(**SIZES), tmp_path)
+    plain = build_runner(config(tmp_path), tmp_path)
+    quantised(tmp_path, FORMATS["compressed int4"])
+    built = build_runner(config(tmp_path), tmp_path)
+    assert plain.weights is not None
+    assert built.weights is not None
+    # not a quarter: tables stay as they are, and inputs of 64 and 96 fill no tile of 128 codes
+    assert built.weights.billed_bytes < plain.weights.billed_bytes / 2
+    answer = generate(built.runner, Stream([3, 1, 4, 1, 5, 9, 2, 6], [7]), 6, chunk=7)
+    assert len(answer) == 6
+    built.close()
+    plain.close()

@@ -28,7 +28,7 @@ FP8: Final = Layout(bits=8, group=128, scales="float32", is_fp8=True)
 def stored(layout: Layout, rows: int, inputs: int, seed: int = 0) -> StoredMatrix:
     """Return a matrix of random codes and scales."""
     draw = torch.Generator().manual_seed(seed)
-    groups = inputs // layout.group
+    groups = layout.groups(inputs)
 
     def facts(kind: str) -> torch.Tensor:
         dtype = SCALE_DTYPES[kind]

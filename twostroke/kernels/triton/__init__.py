@@ -4,6 +4,7 @@ store.py        rope on q and k; k and v into their slots
 decode.py       few query rows over long contexts: the context is split among programs, a second kernel merges
 prefill.py      tiles of query rows over pages, causal by position
 grouped.py      products of experts over rows that are sorted by expert
+codes.py        products with weights that stay codes
 elementwise.py  norms with their residual sum, the gated product
 bytes.py        numbers of one byte: decoded after a load, encoded before a store
 pages.py        whole pages to and from a contiguous buffer

@@ -110,7 +110,7 @@ def take_products(
     table = source.take_matrix("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     embedding = linears.linear((table,)) if isinstance(table, StoredMatrix) else table
     positions = take_positions(source, spec)
-    packed = functools.partial(_packed, linears=linears, activation=spec.activation, may_expand=may_expand)
+    packed = functools.partial(layer_products, linears=linears, activation=spec.activation, may_expand=may_expand)
     layers = tuple(packed(take_layer(source, layer, spec)) for layer in range(spec.layers))
     norm = take_norm(source, "model.norm", spec)
     head = None
@@ -129,7 +129,10 @@ def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor | Linea
     return embedding
 
 
-def _packed(layer: DeviceLayer, linears: Linears, activation: Activation, *, may_expand: bool) -> LayerWeights:
+def layer_products(
+    layer: DeviceLayer, linears: Linears, activation: Activation, *, may_expand: bool = False
+) -> LayerWeights:
+    """Return the products of a layer. Raises ConfigError for codes that cannot be read."""
     return LayerWeights(
         attention_norm=layer.attention_norm,
         qkv=linears.linear(layer.qkv.weight, layer.qkv.bias),

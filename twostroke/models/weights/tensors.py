@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from twostroke.kernels.stored import Matrix, Weight, plain
+from twostroke.kernels.stored import Matrix, Weight, expanded
 from twostroke.models.spec import ExpertSpec, LatentSpec, ModelSpec
 
 
@@ -116,14 +116,14 @@ class StackedExperts:
 
     @classmethod
     def of(cls, experts: ExpertWeights) -> StackedExperts:
-        """Stack the weights, which must be plain numbers."""
+        """Stack the weights as plain numbers: codes are expanded. Raises ConfigError where these cannot be read."""
         bias = experts.router_bias
         return cls(
             router=experts.router.float(),
             router_bias=None if bias is None else bias.float(),
             correction=experts.correction,
-            inner=_stacked_dense([mlp.inner for mlp in experts.table]),
-            down=_stacked_dense([mlp.down for mlp in experts.table]),
+            inner=_stacked_dense([mlp.inner for mlp in experts.table], experts.router),
+            down=_stacked_dense([mlp.down for mlp in experts.table], experts.router),
         )
 
 
@@ -132,7 +132,7 @@ class DeviceWeights:
     embedding: torch.Tensor
     layers: tuple[DeviceLayer, ...]
     norm: NormWeights
-    head: torch.Tensor | None
+    head: Weight | None
     """None on a worker that never samples."""
     positions: torch.Tensor | None = None
     """Learned vectors [positions, hidden]."""
@@ -152,7 +152,7 @@ def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> D
     norm = take_norm(source, "model.norm", spec)
     head = None
     if with_head:
-        head = embedding if spec.tie_word_embeddings else source.take("lm_head.weight", *words)
+        head = embedding if spec.tie_word_embeddings else _weight([source.take_matrix("lm_head.weight", *words)])
     return DeviceWeights(embedding, tuple(layers), norm, head, take_positions(source, spec), tuple(experts))
 
 
@@ -251,8 +251,9 @@ def _take_dense(
     return DenseWeights(weight, bias)
 
 
-def _stacked_dense(parts: Sequence[DenseWeights]) -> DenseWeights:
-    weights = [plain(part.weight)[None] for part in parts]
+def _stacked_dense(parts: Sequence[DenseWeights], like: torch.Tensor) -> DenseWeights:
+    """`like` has the dtype and lies on the device that expanded codes are brought to."""
+    weights = [expanded(part.weight, like)[None] for part in parts]
     biases = [part.bias[None] for part in parts if part.bias is not None]
     return DenseWeights(_stacked(weights), _stacked(biases) if biases else None)
 

@@ -22,17 +22,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from twostroke.kernels.device_codes import KINDS as CODE_KINDS
 from twostroke.kernels.grouped import TILE_ROWS
+from twostroke.kernels.layout import DEVICE_TILE_BYTES
 from twostroke.kernels.nibble_pool import LARGEST_HALF, SMALLEST_SCALE
 from twostroke.kernels.page_pool import LARGEST, PagePool
-from twostroke.kernels.triton import decode, elementwise, grouped, nibble_spans, nibbles, pages, prefill, store
+from twostroke.kernels.triton import codes, decode, elementwise, grouped, nibble_spans, nibbles, pages, prefill, store
 from twostroke.kernels.triton.bytes import KINDS
 from twostroke.kernels.triton.checks import pool_arguments
 from twostroke.kv_cache.form import VALUE_GROUP, PageShape
 
 KV_HEADS, GROUP, BLOCK = 8, 4, 16
 FLOATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-ALIGNED_INTEGERS = ("_stride", "inputs", "outputs")
+ALIGNED_INTEGERS = ("_stride", "inputs", "outputs", "row_bytes")
 """Arguments that are multiples of 16 in every serving shape, which Triton finds out at the launch."""
 
 
@@ -76,6 +78,7 @@ def variants() -> Iterator[Variant]:
         constants = {"GATHER": gather, "CHUNK": pages.CHUNK_WORDS}
         yield Variant(f"pages-{'gather' if gather else 'scatter'}", pages.copy_kernel, pointers, constants, 4)
     yield from expert_variants()
+    yield from code_variants()
     rows = dict.fromkeys(("x", "residual", "weight", "total", "out", "gate_up"), "*bf16")
     for width in (4096, 8192):
         constants = {"PADDED": width, "HAS_RESIDUAL": True}
@@ -180,6 +183,26 @@ def grouped_variant(name: str, dtype: torch.dtype, is_gather: bool) -> Variant:
     constants = {"IS_GATHER": is_gather, "HAS_BIAS": False, "ROWS": TILE_ROWS}
     constants |= {"OUTPUTS": tuning.outputs, "INPUTS": tuning.inputs}
     return Variant(name, grouped.grouped_kernel, pointers, constants, tuning.warps, tuning.stages)
+
+
+def code_variants() -> Iterator[Variant]:
+    """Two scales of each tile of inputs, as in most GGUF files; one for four tiles; one for each output."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for kind in CODE_KINDS:
+            for group in (32, 128, 4096):
+                yield codes_variant(f"codes-{kind}-{group}-{FLOATS[dtype]}", dtype, kind, group)
+    yield codes_variant("codes-order-bf16", torch.bfloat16, "int4", 128, has_order=True)
+
+
+def codes_variant(name: str, dtype: torch.dtype, kind: str, group: int, *, has_order: bool = False) -> Variant:
+    plain = "*" + FLOATS[dtype]
+    pointers = {"x": plain, "y": plain, "bias": plain, "codes": "*u8", "order": "*i32"}
+    pointers |= {"scales": "*fp16", "mins": "*fp16"}
+    constants = {"KIND": CODE_KINDS.index(kind), "OFFSET": 8 * (kind == "int4"), "GROUP": group}
+    constants |= {"PART": min(group, DEVICE_TILE_BYTES), "GROUPS": 4096 // group, "TILE": DEVICE_TILE_BYTES}
+    constants |= {"HAS_MINS": kind == "int4", "HAS_ORDER": has_order, "HAS_BIAS": False}
+    constants |= {"ROWS": codes.ROWS, "OUTPUTS": codes.OUTPUTS}
+    return Variant(name, codes.codes_kernel, pointers, constants, 4, codes.stages_of(dtype))
 
 
 def nibble_pointers(kind: str) -> dict[str, str]:

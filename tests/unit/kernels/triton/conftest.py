@@ -17,6 +17,7 @@ with pytest.MonkeyPatch.context() as patch:
     from triton.runtime.interpreter import InterpreterBuilder
 
     import twostroke.kernels.triton.attention
+    import twostroke.kernels.triton.codes
     import twostroke.kernels.triton.elementwise
     import twostroke.kernels.triton.grouped
     import twostroke.kernels.triton.nibble_attention

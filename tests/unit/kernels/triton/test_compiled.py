@@ -28,6 +28,10 @@ COMPILED = (
     "grouped-gather-bf16",
     "grouped-scatter-fp32",
     "combine",
+    "codes-int4-32-bf16",
+    "codes-fp4-32-fp32",
+    "codes-fp8-128-bf16",
+    "codes-order-bf16",
     "merge",
     "pages-gather",
 )
@@ -53,3 +57,5 @@ def test_kernels_compile_for_hopper_without_spills_and_with_its_instructions(tmp
     assert kernels["prefill-128-bf16"]["wgmma"] > 0
     assert kernels["decode-1-128-bf16"]["mma"] > 0
     assert kernels["grouped-gather-bf16"]["wgmma"] + kernels["grouped-gather-bf16"]["mma"] > 0
+    for name in COMPILED:
+        assert not name.startswith("codes") or kernels[name]["wgmma"] > 0, f"{name} is not on Hopper's tensor cores"
