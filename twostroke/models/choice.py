@@ -15,13 +15,16 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import SERVED, NativeLinears
 from twostroke.kernels.cpu.team import Team
-from twostroke.kernels.linear import TorchLinears
+from twostroke.kernels.linear import Linears, TorchLinears
 from twostroke.kernels.steady import SteadyLinears
+from twostroke.models.families.table import named
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import Model, Transformer
+from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.packed_weights import PackedModel
-from twostroke.models.weights.products import load_weights
+from twostroke.models.weights.products import ModelWeights, take_products
+from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.stored.model_files import layouts_in
 
 if TYPE_CHECKING:  # loads transformers
@@ -66,6 +69,18 @@ def load_model(
         directory, spec, dtype, with_head=with_head, linears=SteadyLinears() if is_deterministic else TorchLinears()
     )
     return Transformer(spec, weights, backend)
+
+
+def load_weights(
+    directory: Path, spec: ModelSpec, dtype: torch.dtype, *, with_head: bool, linears: Linears | None = None
+) -> ModelWeights:
+    """With products as `linears` makes them, torch's where it is None.
+
+    Raises ConfigError naming a tensor that is missing or has another shape than the config says.
+    """
+    with open_weights(directory, dtype) as files:
+        source = balanced(named(files, spec), spec)
+        return take_products(source, spec, with_head=with_head, linears=linears or TorchLinears())
 
 
 def _generic(

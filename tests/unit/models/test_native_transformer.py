@@ -23,13 +23,12 @@ from twostroke.kernels.page_conversion import convert_page
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttention
 from twostroke.kv_cache.form import Conversion, KvForm
-from twostroke.models.choice import load_model
+from twostroke.models.choice import load_model, load_weights
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import Model, Transformer
-from twostroke.models.weights.products import load_weights
 from twostroke.profiler import KERNELS, KernelRecord, KernelRecords
 
 WIDE = SIZES | {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}

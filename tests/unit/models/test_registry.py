@@ -21,10 +21,10 @@ from twostroke.errors import ConfigError, UnsupportedModel
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttention
+from twostroke.models.choice import load_weights
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.transformer import Transformer
-from twostroke.models.weights.products import load_weights
 
 SIZES: dict[str, Any] = {
     "hidden_size": 48,

@@ -1,20 +1,16 @@
-"""From a directory of safetensors, sharded or not, to the products that a model on the CPU computes with."""
+"""The products that a model computes with, of the weights that a source has."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from twostroke.kernels.activation import Activation
-from twostroke.kernels.linear import ActivatedProduct, Linear, Linears, TorchLinears
+from twostroke.kernels.linear import ActivatedProduct, Linear, Linears
 from twostroke.kernels.stored import StoredMatrix
-from twostroke.models.families.table import named
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.balanced_keys import balanced
-from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.tensors import (
     DeviceLayer,
     ExpertWeights,
@@ -89,18 +85,6 @@ class ModelWeights:
     """None on a worker that never samples."""
     positions: torch.Tensor | None = None
     """Learned vectors [positions, hidden]."""
-
-
-def load_weights(
-    directory: Path, spec: ModelSpec, dtype: torch.dtype, *, with_head: bool, linears: Linears | None = None
-) -> ModelWeights:
-    """With products as `linears` makes them, torch's where it is None.
-
-    Raises ConfigError naming a tensor that is missing or has another shape than the config says.
-    """
-    with open_weights(directory, dtype) as files:
-        source = balanced(named(files, spec), spec)
-        return take_products(source, spec, with_head=with_head, linears=linears or TorchLinears())
 
 
 def take_products(
