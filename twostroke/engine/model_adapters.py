@@ -26,7 +26,6 @@ from twostroke.models.families.table import named
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.balanced_keys import row_factors
 from twostroke.models.weights.stored.formats import open_weights
-from twostroke.models.weights.stored.model_files import layouts_in
 
 ADAPTED: Final = tuple(family.architecture for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3))
 """Families with the seven projections of `ProjectionShapes` in every layer, whose rows lie as in their files."""
@@ -79,10 +78,6 @@ class ModelAdapters:
         if self._spec.architecture not in ADAPTED:
             raise UnsupportedFeature(
                 f"adapters of {self._spec.architecture} are not computed; those of {', '.join(ADAPTED)} are"
-            )
-        if layouts_in(self._directory) is not None:
-            raise UnsupportedFeature(
-                "adapters are not computed beside weights that files hold quantised; serve the model's plain weights"
             )
 
     def put(self, digest: bytes, prepared: Any) -> None:

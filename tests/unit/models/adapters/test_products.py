@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from tests.lora import random_tensors, write_adapter
@@ -95,6 +97,11 @@ def test_natively_the_logits_are_near_those_of_merged_weights(
 def test_rows_depend_on_their_own_adapter_alone(name: str, engine: str, tmp_path: Path, kernels: Kernels) -> None:
     saved(MODELS[name], tmp_path)
     served, prepared = _engine(engine, tmp_path, kernels)
+    check_rows(served, prepared)
+
+
+def check_rows(served: Served, prepared: list[Any]) -> None:
+    """Rows with either adapter or none have the same bits alone and together, in other chunks."""
     sequences = [prompt(length, seed=length) for length in (30, 3, 17, 9)]
     adapters = (prepared[0], None, prepared[1], prepared[0])
     alone = [
@@ -150,10 +157,31 @@ def test_families_whose_adapters_are_not_computed_are_refused_by_name(name: str,
         slots(tmp_path / "base", torch.float32, TorchLinears()).prepare(adapter)
 
 
-def test_weights_that_files_hold_quantised_are_refused(tmp_path: Path) -> None:
-    saved(MODELS["llama"], tmp_path / "base")
-    adapter = an_adapter(tmp_path / "base")
-    slots(tmp_path / "base", torch.float32, TorchLinears()).prepare(adapter)
-    quantised(tmp_path / "base", FORMATS["FP8 per channel"])
-    with pytest.raises(UnsupportedFeature, match="quantised"):
-        slots(tmp_path / "base", torch.float32, TorchLinears()).prepare(adapter)
+WIDER = SIZES | {"hidden_size": 64, "intermediate_size": 128}
+QUANTISED = ("GPTQ with act-order", "AWQ", "FP8 in blocks", "compressed int4, zeros")
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+@pytest.mark.parametrize("config", [LlamaConfig(**WIDER), Qwen2Config(**WIDER)], ids=["llama", "qwen2"])
+def test_beside_quantised_weights_it_adds_what_it_adds_to_the_numbers_that_they_stand_for(
+    config: PreTrainedConfig, form: str, tmp_path: Path, kernels: Kernels
+) -> None:
+    base, dense = tmp_path / "base", tmp_path / "dense"
+    saved(config, base)
+    adapter = an_adapter(base)
+    shutil.copytree(base, dense)
+    save_file(quantised(base, FORMATS[form]), dense / "model.safetensors")
+    folder = merged(dense, adapter, tmp_path / "merged")
+    served, prepared = native(base, kernels), slots(base, torch.bfloat16, None).prepare(adapter)
+    alone, truth = (logits_of(plain(each, torch.float32), prompt(37)) for each in (dense, folder))
+    usual = (logits_of(served, prompt(37)) - alone).abs().mean() / alone.std()
+    error = (logits_with(served, prompt(37), prepared) - truth).abs().mean()
+    assert error / truth.std() < 1.5 * usual, "as near as the quantised model alone"
+    assert error < 0.2 * (truth - alone).abs().mean()
+
+
+def test_rows_beside_quantised_weights_depend_on_their_own_adapter_alone(tmp_path: Path, kernels: Kernels) -> None:
+    saved(LlamaConfig(**WIDER), tmp_path)
+    quantised(tmp_path, FORMATS["AWQ"])
+    served, prepared = _engine("native", tmp_path, kernels)
+    check_rows(served, prepared)
