@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -30,7 +28,8 @@ from twostroke.kv_cache.pool_size import PoolSize
 from twostroke.kv_cache.window_parts import WindowShape
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.memory_needs import packed_weights, plain_weights, stored_weights
-from twostroke.models.weights.digest import DIGEST_BYTES, weights_digest
+from twostroke.models.revision import revision_of
+from twostroke.models.weights.digest import weights_digest
 from twostroke.models.weights.stored.model_files import layouts_in
 from twostroke.profiler import Profiler
 from twostroke.scheduler.batch import Runner
@@ -411,17 +410,8 @@ def _model_facts(
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
         longest_sequence=spec.max_position_embeddings,
-        revision=(
-            f"{_config_hash(model_dir)};attention={_attention_hash(spec)};"
-            f"tokenizer={_file_hash(model_dir / 'tokenizer.json')}"
-        ),
+        revision=revision_of(model_dir, spec),
     )
-
-
-def _attention_hash(spec: ModelSpec) -> str:
-    """Return the hash of what the config and the served length make of attention: longrope has two sets of numbers."""
-    facts = repr((spec.architecture, spec.ropes, spec.rules)).encode()
-    return hashlib.blake2b(facts, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _build_paced(config: WorkerConfig) -> BuiltEngine:
@@ -495,15 +485,3 @@ def _with_memory(facts: LoadedModel, memory: Memory, make_runner: Callable[[Memo
     except BaseException:
         memory.close()
         raise
-
-
-def _config_hash(directory: Path) -> str:
-    """Return the hash of config.json without the fields that say which program saved it last."""
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    for trace in ("_name_or_path", "transformers_version"):
-        config.pop(trace, None)
-    return hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=DIGEST_BYTES).hexdigest()
-
-
-def _file_hash(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=DIGEST_BYTES).hexdigest() if path.exists() else "none"
