@@ -17,6 +17,7 @@ from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_native_transformer import BLOCK, PAGES, Served, logits_of, native, plain, prompt
 from tests.unit.models.test_registry import SIZES, saved
 from tests.unit.models.weights.stored.coded_models import FORMATS, quantised
+from tests.unit.models.weights.stored.gguf_models import written
 from twostroke.engine.model_adapters import ModelAdapters
 from twostroke.errors import ConfigError, UnsupportedFeature
 from twostroke.kernels.choice import choose_attention
@@ -158,7 +159,7 @@ def test_families_whose_adapters_are_not_computed_are_refused_by_name(name: str,
 
 
 WIDER = SIZES | {"hidden_size": 64, "intermediate_size": 128}
-QUANTISED = ("GPTQ with act-order", "AWQ", "FP8 in blocks", "compressed int4, zeros")
+QUANTISED = ("GPTQ with act-order", "AWQ", "FP8 in blocks", "compressed int4, zeros", "GGUF")
 
 
 @pytest.mark.parametrize("form", QUANTISED)
@@ -167,10 +168,13 @@ def test_beside_quantised_weights_it_adds_what_it_adds_to_the_numbers_that_they_
     config: PreTrainedConfig, form: str, tmp_path: Path, kernels: Kernels
 ) -> None:
     base, dense = tmp_path / "base", tmp_path / "dense"
-    saved(config, base)
+    if form == "GGUF":
+        written(config, config.model_type, base, ("Q4_0", "Q8_0", "Q5_0"), meaning=dense)
+    else:
+        saved(config, base)
+        shutil.copytree(base, dense)
+        save_file(quantised(base, FORMATS[form]), dense / "model.safetensors")
     adapter = an_adapter(base)
-    shutil.copytree(base, dense)
-    save_file(quantised(base, FORMATS[form]), dense / "model.safetensors")
     folder = merged(dense, adapter, tmp_path / "merged")
     served, prepared = native(base, kernels), slots(base, torch.bfloat16, None).prepare(adapter)
     alone, truth = (logits_of(plain(each, torch.float32), prompt(37)) for each in (dense, folder))
