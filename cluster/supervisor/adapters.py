@@ -59,6 +59,8 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
         self._telling: asyncio.Task[None] | None = None
         self._is_untold = False
         """Workers have not been told of the last change yet."""
+        self._kept = self._digests()
+        """Adapters that had names when workers were last told: the copies of those withdrawn since are kept for now."""
 
     def to_messages(self) -> list[adapters_pb2.NamedAdapter]:
         return [each for each in self._known.values() if each.adapter.digest]
@@ -113,11 +115,15 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
         """
         while self._is_untold:
             self._is_untold = False
-            digests = {each.adapter.digest for each in self._known.values() if each.adapter.digest}
+            digests, before = self._digests(), self._kept
+            self._kept = digests
             request = adapters_pb2.KeepAdaptersRequest(digests=sorted(digests))
             await asyncio.gather(*(self._tell(address, request) for address in self._workers()))
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(forget_others, digests)
+                await asyncio.to_thread(forget_others, digests | before)
+
+    def _digests(self) -> set[bytes]:
+        return {each.adapter.digest for each in self._known.values() if each.adapter.digest}
 
     async def _tell(self, address: str, request: adapters_pb2.KeepAdaptersRequest) -> None:
         channel = PeerChannel(address, self._membership)

@@ -69,11 +69,13 @@ def read_kept(digest: bytes, folder: Path, *, most_rank: int = MOST_RANK) -> Ada
 
 
 def forget_others(kept: Collection[bytes], now_s: float | None = None) -> None:
-    """Delete the copies that are not `kept` and were not taken in for some hours."""
+    """Delete the copies that were not taken in, and not among the `kept` of a call, for some hours."""
     now_s = time.time() if now_s is None else now_s
     names = {digest.hex() for digest in kept}
     for place in store_dir().glob("*"):
-        if place.name not in names and now_s - place.stat().st_mtime > KEPT_S:
+        if place.name in names:
+            os.utime(place, (now_s, now_s))
+        elif now_s - place.stat().st_mtime > KEPT_S:
             shutil.rmtree(place, ignore_errors=True)
 
 
@@ -95,8 +97,11 @@ def check_place(folder: Path, allowed: Collection[str]) -> Path:
 
     Links are followed first, those of its files too: a path says where bytes come from, and not how it is spelled.
     """
-    real, roots = folder.resolve(), [Path(root).resolve() for root in allowed]
-    files = [real, *((real / name).resolve() for name in (CONFIG_FILE, WEIGHTS_FILE))]
+    try:
+        real, roots = folder.resolve(), [Path(root).resolve() for root in allowed]
+        files = [real, *((real / name).resolve() for name in (CONFIG_FILE, WEIGHTS_FILE))]
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, NUL, half of a surrogate pair
+        raise ConfigError(f"{str(folder)[:200]!r} is no path: {error}", field="lora_path") from error
     if not all(any(file.is_relative_to(root) for root in roots) for file in files):
         raise ConfigError(
             f"{str(folder)[:200]!r} is not below a folder that adapters may come from (--lora-dirs)", field="lora_path"

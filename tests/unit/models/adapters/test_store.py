@@ -52,6 +52,23 @@ def test_copies_that_no_name_leads_to_are_deleted_after_some_hours(tmp_path: Pat
     assert [place.name for place in store_dir().iterdir()] == [kept.hex()]
 
 
+def test_a_copy_that_had_a_name_until_now_is_kept_for_some_hours_from_now_on(tmp_path: Path) -> None:
+    digest = take_in(write_adapter(tmp_path / "a")).digest
+    place, old = store_dir() / digest.hex(), time.time() - KEPT_S - 1
+    os.utime(place, (old, old))
+    forget_others([digest])  # as its name is withdrawn
+    forget_others([])
+    assert place.is_dir()
+
+
+@pytest.mark.parametrize("tricky", ["a\0b", "\ud800", "circle"])
+def test_what_is_no_path_is_refused_in_one_line(tmp_path: Path, tricky: str) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(ConfigError, match=r"is no path|lora-dirs") as refused:
+        check_place(tmp_path / tricky, [str(tmp_path)])
+    assert refused.value.message.isprintable()
+
+
 def test_only_folders_below_those_that_are_allowed_are_taken(tmp_path: Path) -> None:
     allowed, outside = tmp_path / "allowed", write_adapter(tmp_path / "outside")
     folder = write_adapter(allowed / "a")

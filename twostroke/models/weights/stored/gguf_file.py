@@ -206,7 +206,7 @@ class _Reader:
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name, dimensions = self._string(MOST_NAME_BYTES), self._number("I")
         if not 0 < dimensions <= MOST_DIMENSIONS:
-            raise self._damaged(f"tensor {name} has {dimensions} dimensions")
+            raise self._damaged(f"tensor {_shown(name)} has {dimensions} dimensions")
         shape = tuple(self._number("Q") for _ in range(dimensions))
         return name, tuple(reversed(shape)), self._number("I"), self._number("Q")
 
@@ -216,17 +216,22 @@ class _Reader:
         kind = TYPES.get(number)
         if kind is None:
             known = ", ".join(each.name for each in TYPES.values())
-            raise self._damaged(f"tensor {name} has type {number}, which is none of {known}")
+            raise self._damaged(f"tensor {_shown(name)} has type {number}, which is none of {known}")
         if any(size == 0 or size > 1 << 40 for size in shape) or shape[-1] % kind.block:
-            raise self._damaged(f"tensor {name} of type {kind.name} has shape {shape}")
+            raise self._damaged(f"tensor {_shown(name)} of type {kind.name} has shape {shape}")
         size_bytes = math.prod(shape) // kind.block * kind.block_bytes
         if offset % alignment or begin + offset + size_bytes > len(self._content):
-            raise self._damaged(f"tensor {name} does not lie in the file: {size_bytes} bytes at {offset}")
+            raise self._damaged(f"tensor {_shown(name)} does not lie in the file: {size_bytes} bytes at {offset}")
         return GgufTensor(name, shape, kind, begin + offset, size_bytes)
 
     def _check_places(self, tensors: list[GgufTensor]) -> None:
         end = 0
         for tensor in sorted(tensors, key=lambda tensor: tensor.start):
             if tensor.start < end:
-                raise self._damaged(f"tensor {tensor.name} overlaps the one before it")
+                raise self._damaged(f"tensor {_shown(tensor.name)} overlaps the one before it")
             end = tensor.start + tensor.size_bytes
+
+
+def _shown(name: str) -> str:
+    """Return a name out of a file as part of one line: escaped where it cannot be printed, and not all of 64 KiB."""
+    return name if name.isprintable() and len(name) <= 120 else repr(name[:120])
