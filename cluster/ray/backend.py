@@ -120,8 +120,8 @@ class Backend(Protocol):
     def adapters(self) -> Mapping[str, bytes]:
         """Return the names of adapters that were stored, by key."""
 
-    def set_adapter(self, key: str, adapter: bytes) -> None:
-        """Raises PeerLost where Ray's head does not answer."""
+    def set_adapter(self, key: str, adapter: bytes | None) -> None:
+        """Store a name of an adapter, or delete it. Raises PeerLost where Ray's head does not answer."""
 
     def set_pin(self, pin_id: str, pin: bytes | None) -> None:
         """Store a pin, or delete it. Raises PeerLost where Ray's head does not answer."""
@@ -243,20 +243,11 @@ class RayBackend:
     def adapters(self) -> dict[str, bytes]:
         return _values(_adapter_key(""))
 
-    def set_adapter(self, key: str, adapter: bytes) -> None:
-        try:
-            internal_kv._internal_kv_put(_adapter_key(key), adapter, overwrite=True, namespace=KV_NAMESPACE)
-        except ray.exceptions.RayError as error:
-            raise PeerLost(f"Ray's store of adapters does not answer: {_first_line(error)}") from error
+    def set_adapter(self, key: str, adapter: bytes | None) -> None:
+        _put_or_delete(_adapter_key(key), adapter, "adapters")
 
     def set_pin(self, pin_id: str, pin: bytes | None) -> None:
-        try:
-            if pin is None:
-                internal_kv._internal_kv_del(_pin_key(pin_id), namespace=KV_NAMESPACE)
-            else:
-                internal_kv._internal_kv_put(_pin_key(pin_id), pin, overwrite=True, namespace=KV_NAMESPACE)
-        except ray.exceptions.RayError as error:
-            raise PeerLost(f"Ray's store of pins does not answer: {_first_line(error)}") from error
+        _put_or_delete(_pin_key(pin_id), pin, "pins")
 
     def request_nodes(self, placed: WorkerCounts) -> None:
         room = node_request_for(placed, self._roles)
@@ -283,6 +274,17 @@ class RayBackend:
         ):
             for key in internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE):
                 internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
+
+
+def _put_or_delete(key: str, value: bytes | None, kind: str) -> None:
+    """Raises PeerLost where Ray's head does not answer."""
+    try:
+        if value is None:
+            internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
+        else:
+            internal_kv._internal_kv_put(key, value, overwrite=True, namespace=KV_NAMESPACE)
+    except ray.exceptions.RayError as error:
+        raise PeerLost(f"Ray's store of {kind} does not answer: {_first_line(error)}") from error
 
 
 def _nodes_now() -> Nodes:

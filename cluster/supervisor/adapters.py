@@ -1,7 +1,8 @@
 """The names under which adapters are served: the supervisor remembers them, and every fleet view has them.
 
 They are stored in Ray, as pins are, so that they outlive supervisor, routers and workers. A name that was removed stays
-stored without an adapter: a router that starts again with it on its command line does not bring it back.
+stored without an adapter: a router that starts again with it on its command line does not bring it back. Where names
+become too many, those that were removed first are forgotten.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class AdapterStore(Protocol):
     def adapters(self) -> Mapping[str, bytes]:
         """Return what was stored, by key."""
 
-    def set_adapter(self, key: str, adapter: bytes) -> None:
-        """Raises PeerLost where the store does not answer."""
+    def set_adapter(self, key: str, adapter: bytes | None) -> None:
+        """Store a name, or delete it. Raises PeerLost where the store does not answer."""
 
 
 class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
@@ -55,7 +56,7 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
         self._workers = workers
         self._membership = membership
         self._known = _stored(store)
-        """Every name that was ever put; one that was removed has no digest."""
+        """Names, the latest change last; one that was removed has no digest."""
         self._telling: asyncio.Task[None] | None = None
         self._is_untold = False
         """Workers have not been told of the last change yet."""
@@ -78,7 +79,7 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
         if known is not None and known.adapter.digest and not request.replace:
             raise InvalidRequest(f"The lora adapter {wanted.name!r} has already been loaded.", field="lora_name")
         if known is None and len(self._known) >= MOST_ADAPTERS:
-            raise Overloaded(f"the fleet has had {MOST_ADAPTERS} names of adapters, and takes no more")
+            self._forget_removed()
         version = self._keep(wanted)
         log.info("adapter named name=%r adapter=%s", wanted.name, wanted.adapter.digest.hex())
         return adapters_pb2.PutAdapterResponse(version=version)
@@ -102,11 +103,20 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
     def _keep(self, adapter: adapters_pb2.NamedAdapter) -> int:
         message = adapter.SerializeToString()
         self._store.set_adapter(_key(adapter.name), _digest(message) + message)
+        self._known.pop(adapter.name, None)
         self._known[adapter.name] = adapter
         self._is_untold = True
         if self._telling is None or self._telling.done():
             self._telling = asyncio.create_task(self._tell_workers())
         return self._publish()
+
+    def _forget_removed(self) -> None:
+        """Make room for a name. Raises Overloaded where all names have adapters."""
+        removed = next((name for name, each in self._known.items() if not each.adapter.digest), None)
+        if removed is None:
+            raise Overloaded(f"the fleet has {MOST_ADAPTERS} names of adapters, and takes no more; unload some")
+        self._store.set_adapter(_key(removed), None)
+        del self._known[removed]
 
     async def _tell_workers(self) -> None:
         """Say to all workers which adapters have names, one change after the other; some may be told as one.

@@ -169,8 +169,11 @@ class FakeBackend:
     def adapters(self) -> dict[str, bytes]:
         return dict(self.stored_adapters)
 
-    def set_adapter(self, key: str, adapter: bytes) -> None:
-        self.stored_adapters[key] = adapter
+    def set_adapter(self, key: str, adapter: bytes | None) -> None:
+        if adapter is None:
+            del self.stored_adapters[key]
+        else:
+            self.stored_adapters[key] = adapter
 
     def pins(self) -> dict[str, bytes]:
         return dict(self.stored_pins)
