@@ -13,7 +13,7 @@ NEW_TOKENS = 16
 NEAR_TIE = 1e-4
 """Rounding decides where the reference's top two logits are closer than this: it is listed, and is no failure."""
 
-LENGTHS = (1, 15, 16, 17, 33, 49, 64, 100, 200, 300, 1500)
+LENGTHS = (1, 15, 16, 17, 33, 64, 100, 128, 200, 300, 400, 1500)
 
 CHATS = (
     "What is the capital of France?",
@@ -39,7 +39,7 @@ class Reference:
 
 
 def references(model_dir: Path) -> list[Reference]:
-    """Sixteen prompts: exact lengths around block borders, a long one, and real chats."""
+    """Seventeen prompts: exact lengths around block borders, a long one, and real chats."""
     torch.set_num_threads(1)  # two that share a core with other tests wait for each other ten times as long
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
