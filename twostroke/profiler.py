@@ -35,10 +35,11 @@ KERNELS: Final = (
     *("output", "gate and up", "down", "head"),
     *("router", "experts' gate and up", "experts' down", "experts' sum"),
     *("queries of latents", "queries into latents", "values of latents"),
+    *("adapters", "activation after adapters"),
 )
 """Names of the kinds of kernels: `KernelKind` of kernels/cpu/native/profile.h, in that order."""
 MOST_KERNELS: Final = 2048
-"""Kernels of one forward pass that are recorded: those of 170 layers."""
+"""Kernels of one forward pass that are recorded: those of 170 layers, or of 120 with adapters."""
 
 
 KernelRecord: Final = struct.Struct("=qqddiiii")

@@ -29,6 +29,7 @@ from twostroke.models.adapters.peft import Adapter, read_adapter
 from twostroke.models.adapters.shapes import ProjectionShapes
 from twostroke.models.choice import load_model
 from twostroke.models.registry import read_spec
+from twostroke.profiler import KERNELS, KernelRecord, KernelRecords
 
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES),
@@ -118,6 +119,30 @@ def check_rows(served: Served, prepared: list[Any]) -> None:
     assert together is not None
     for row, sequence in enumerate(order):
         assert torch.equal(together[row].float(), alone[sequence]), sequence
+
+
+def test_a_profile_names_what_adapters_add_with_its_work(tmp_path: Path, kernels: Kernels) -> None:
+    saved(MODELS["llama"], tmp_path)
+    served, prepared = _engine("native", tmp_path, kernels)
+    records, adapters = KernelRecords(), (prepared[0], None, prepared[1], prepared[0])
+    sequences, done = [prompt(length, seed=length) for length in (3, 3, 3, 3)], [2, 2, 2, 2]
+    with_records = served.logits(sequences, done, [0, 1, 2, 3], records, adapters=adapters)
+    plain = served.logits(sequences, done, [0, 1, 2, 3], adapters=adapters)
+    assert with_records is not None
+    assert plain is not None
+    assert torch.equal(with_records, plain)
+    found = [(KERNELS[row[4]], row[2:4]) for row in KernelRecord.iter_unpack(records.packed())]
+    names = [name for name, _ in found]
+    layer = ["adapters", "rope and store", "attention", "output", "adapters"]
+    layer += ["norm", "gate and up", "adapters", "activation after adapters", "down", "adapters"]
+    assert names[: 3 + len(layer)] == ["embedding", "norm", "qkv", *layer]
+    sizes = ProjectionShapes.of(served.spec).sizes
+    weights = {name: 4 * sum(sizes[name]) for name in sizes}  # of one adapter of rank 4
+    q, k, v = (weights[name] for name in ("q_proj", "k_proj", "v_proj"))
+    all_of_one, some = q + k + v, q + v
+    assert found[3][1] == (2.0 * (all_of_one + some), 2.0 * (2 * all_of_one + some))
+    output = weights["o_proj"]
+    assert found[7][1] == (2.0 * output, 2.0 * 2 * output), "one adapter changes it, in two rows"
 
 
 def _engine(engine: str, directory: Path, kernels: Kernels) -> tuple[Served, list[Any]]:

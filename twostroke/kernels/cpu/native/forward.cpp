@@ -310,7 +310,10 @@ class Forward {
 
     // What the adapters of rows add to parts of this layer's product, whose rows are those of `into`.
     void adapt(Team *team, std::initializer_list<AddedPart> parts, const Rows &rows, Into into) {
-        if (!adapters_.empty()) add_low_rank(team, adapters_.data(), layer_, parts, rows, into);
+        if (adapters_.empty()) return;
+        const RowAdapter *of_row = adapters_.data();
+        profiled(team, KernelKind::ADAPTERS, kernels_ ? work_of(of_row, layer_, parts, rows.count) : Work{},
+                 [&] { add_low_rank(team, of_row, layer_, parts, rows, into); });
     }
 
     // From what was attended to the end of the layer.
@@ -341,7 +344,8 @@ class Forward {
         sums.y_stride = stride;
         multiply(team, KernelKind::GATED, w, sums, Into::SUMS);
         adapt(team, {{&AdapterLayer::gate, 0, PANEL}, {&AdapterLayer::up, PANEL / 2, PANEL}}, sums, Into::ADD);
-        finish_sums(team, w, (const float *)sums.y, rows, Into::BFLOAT16);
+        profiled(team, KernelKind::ACTIVATION, work_of_rows(rows_, stride),
+                 [&] { finish_sums(team, w, (const float *)sums.y, rows, Into::BFLOAT16); });
     }
 
     // What each row's experts make of it, added to the residual stream.

@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "low_rank.h"
 #include "page.h"
 
 namespace twostroke {
@@ -16,7 +17,8 @@ namespace twostroke {
 enum class KernelKind : int32_t {
     EMBEDDING, NORM, QKV, HEAD_NORM, STORE, ATTENTION, OUTPUT, GATED, DOWN, HEAD,
     ROUTER, EXPERTS_GATED, EXPERTS_DOWN, EXPERTS_SUM,
-    LATENT_QUERIES, ABSORB, EXPAND
+    LATENT_QUERIES, ABSORB, EXPAND,
+    ADAPTERS, ACTIVATION
 };
 
 // Bytes that a kernel reads and writes at least once, and its multiplications and additions.
@@ -67,6 +69,22 @@ inline Work work_of(const std::vector<RowGroup> &groups) {
     for (const RowGroup &group : groups) {
         const Work one = work_of(*group.w, group.end - group.first);
         sum = {sum.bytes + one.bytes, sum.operations + one.operations};
+    }
+    return sum;
+}
+
+// Weights of an adapter are read once, however many rows have it.
+inline Work work_of(const RowAdapter *of_row, int64_t layer, std::initializer_list<AddedPart> parts, int64_t rows) {
+    Work sum{0, 0};
+    for (const AddedPart &added : parts) {
+        for (int64_t r = 0; r < rows; r++) {
+            if (!of_row[r]) continue;
+            const LowRank &w = of_row[r][layer].*added.part;
+            const double weights = w.a ? double(w.rank) * double(w.inputs + w.outputs) : 0;
+            const bool is_read_before = std::find(of_row, of_row + r, of_row[r]) != of_row + r;
+            sum.bytes += is_read_before ? 0 : weights * sizeof(uint16_t);
+            sum.operations += 2 * weights;
+        }
     }
     return sum;
 }
