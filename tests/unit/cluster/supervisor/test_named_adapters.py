@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -15,6 +17,7 @@ from cluster.supervisor.adapters import NamedAdapters
 from tests.unit.cluster.fake_backend import TOKEN, FakeBackend
 from tests.unit.cluster.supervisor.test_stored_pins import damages
 from twostroke.errors import InvalidRequest, NotFound, Overloaded
+from twostroke.models.adapters.store import KEPT_S, store_dir
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc
@@ -101,6 +104,22 @@ async def test_workers_hear_of_every_change_and_the_last_word_is_the_newest() ->
         await fleet.until_told(3)
         await fleet.remove("c")
         await fleet.until_told()
+
+
+async def test_the_copy_of_an_adapter_outlives_its_name_for_hours() -> None:
+    async with a_fleet() as fleet:
+        await fleet.put("a", 1)
+        await fleet.until_told(1)
+        withdrawn, forgotten = (store_dir() / digest(number).hex() for number in (1, 2))
+        old = time.time() - KEPT_S - 1
+        for copy in (withdrawn, forgotten):
+            copy.mkdir(parents=True)
+            os.utime(copy, (old, old))
+        await fleet.remove("a")
+        async with asyncio.timeout(5):
+            while forgotten.exists():
+                await asyncio.sleep(0.005)
+        assert withdrawn.exists()
 
 
 async def test_names_are_refused_that_are_taken_unknown_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
