@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ LONGEST_HINT_S = 86_400.0
 MOST_TOKENS = 2**31 - 1
 """Tokens that one answer can have; positions are 32-bit integers."""
 SEEDS = 2**64
+MAX_GRAMMAR_CHARS = 1 << 20
+"""Characters of a grammar's source; the largest schemas of public collections make a tenth of it."""
 
 
 class FinishReason(enum.StrEnum):
@@ -48,6 +51,24 @@ def _check_number(field: str, value: float, least: float, most: float) -> None:
 
 def _check_count(field: str, count: int, most: int) -> None:
     _check(count <= most, field, f"at most {most} long", count)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of an answer must match."""
+
+    source: str
+    """llguidance's own form: Lark text that begins with `%llguidance`, or JSON with a list `grammars`."""
+
+    def __post_init__(self) -> None:
+        _check(
+            0 < len(self.source) <= MAX_GRAMMAR_CHARS, "grammar", f"1 to {MAX_GRAMMAR_CHARS} characters long", "more"
+        )
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the source, 16 bytes: equal grammars are compiled once."""
+        return hashlib.blake2b(self.source.encode(), digest_size=16, person=b"grammar").digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +98,8 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
+    """Tokens that it does not permit are no candidates. Its state is a function of the answer's tokens so far."""
 
     def __post_init__(self) -> None:
         _check(0 <= self.seed < SEEDS, "seed", "a 64-bit number", self.seed)

@@ -9,7 +9,7 @@ from twostroke.errors import InternalError, InvalidRequest, ServeError
 from twostroke.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.form import KvForm
-from twostroke.request import AdapterRef, CacheHint, Request, SampledToken, SamplingParams
+from twostroke.request import AdapterRef, CacheHint, Grammar, Request, SampledToken, SamplingParams
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import adapters_pb2, control_pb2, worker_pb2
 from twostroke.tracing.context import TraceContext, header_of
@@ -52,6 +52,7 @@ def sampling_to_message(params: SamplingParams) -> worker_pb2.Sampling:
         min_tokens=params.min_tokens,
         ignore_eos=params.ignore_eos,
         stop_token_ids=params.stop_token_ids,
+        grammar="" if params.grammar is None else params.grammar.source,
     )
 
 
@@ -75,6 +76,7 @@ def sampling_from_message(message: worker_pb2.Sampling) -> SamplingParams:
         min_tokens=message.min_tokens,
         ignore_eos=message.ignore_eos,
         stop_token_ids=tuple(message.stop_token_ids),
+        grammar=Grammar(message.grammar) if message.grammar else None,
     )
 
 
