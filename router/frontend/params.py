@@ -172,6 +172,8 @@ class ClientRequest:
     """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
     prompts: tuple[TokenPrompt, ...]
     options: AnswerOptions = field(default_factory=AnswerOptions)
+    clamps_length: bool = False
+    """A client that asks for more tokens than fit behind its prompt gets as many as fit, instead of an error."""
     cache_salt: bytes = b""
     """The client's own salt: its requests share prefixes only with those of its tenant that bring the same."""
     model: str = ""
@@ -277,8 +279,11 @@ def check_prompt(prompt: TokenPrompt, facts: ServingFacts) -> None:
     check_token_ids(prompt.ids, name, facts.vocab_size)
 
 
-def answer_length(prompt: TokenPrompt, options: AnswerOptions, facts: ServingFacts) -> int:
-    """Returns the tokens that the output may have. Raises ContextLengthExceeded for more than can ever fit."""
+def answer_length(prompt: TokenPrompt, options: AnswerOptions, facts: ServingFacts, *, clamps: bool = False) -> int:
+    """Returns the tokens that the output may have. Raises ContextLengthExceeded for more than can ever fit.
+
+    `clamps`: more than fit means as many as fit.
+    """
     prompt_tokens, wanted, field = len(prompt.ids), options.max_tokens, "max_tokens"
     if options.max_completion_tokens is not None:
         wanted, field = options.max_completion_tokens, "max_completion_tokens"
@@ -287,6 +292,8 @@ def answer_length(prompt: TokenPrompt, options: AnswerOptions, facts: ServingFac
         return room if prompt.is_chat else min(max(COMPLETION_MAX_TOKENS, options.min_tokens), room)
     if wanted < 1:
         raise InvalidRequest(f"{field} must be from 1 to {MOST_TOKENS}, got {wanted}", field=field)
+    if wanted > room and clamps:
+        return room
     if wanted > room:
         parts = f"{prompt_tokens} in the {prompt_field(prompt)}, {wanted} in the completion"
         raise _too_long(f"you requested {prompt_tokens + wanted} tokens ({parts})", facts, field)

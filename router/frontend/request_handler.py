@@ -11,11 +11,12 @@ from array import array
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker_link import TokenDelta
 from router.frontend.auth.auth import AuthContext
+from router.frontend.output.events import Sink, TextEvent, Usage
 from router.frontend.output_share import AT_ONCE, OutputShare
 from router.frontend.params import ClientRequest, TokenPrompt, answer_length, check_prompt, sampling_params
 from router.frontend.preparation.prepare import Work, check_model
@@ -35,50 +36,6 @@ from twostroke.tracing.context import TraceContext
 from twostroke.tracing.recorder import Recorder
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
-class TextEvent(NamedTuple):
-    """One token of one choice with the text it adds, or the end of that choice with the text held back until then.
-
-    It is a tuple because one is made for every token.
-    """
-
-    choice: int
-    """Counted over all prompts: prompt i of n choices each has choices i*n to i*n + n - 1."""
-    text: str
-    prompt_tokens: int = 0
-    """Tokens of this choice's prompt."""
-    choice_tokens: int = 0
-    """Tokens of this choice so far, this one included."""
-    token: SampledToken | None = None
-    finish: FinishReason | None = None
-    usage: Usage | None = None
-    """Usage of the whole request, in its very last event."""
-    is_sent: bool = False
-    """The client has it (but for the usage): the stream is resumed."""
-
-
-class Sink(Protocol):
-    """Takes the events of one output to its client."""
-
-    @property
-    def is_ready(self) -> bool:
-        """All that was put has left, and what is put now can leave at once, by `flush`."""
-
-    def put(self, event: TextEvent) -> None: ...
-
-    def flush(self) -> None:
-        """Lets what was put leave together, in one write."""
-
-    async def drain(self) -> None:
-        """Returns once all that was put has left, however slowly the client reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +93,7 @@ class RequestHandler:
         client: str,
         request_id: str = "",
         deadline_s: float | None = None,
+        path_fields: tuple[tuple[str, str], ...] = (),
     ) -> Any:
         """Returns what preparation makes of a request. Tokens that were counted for nothing are charged, too.
 
@@ -143,7 +101,8 @@ class RequestHandler:
         in Unix seconds, are given where they are known before the body is read.
         """
         self._refuse_if_draining()
-        work = Work(kind, body, self.model, self.dispatcher.facts, frozenset(self.dispatcher.adapters))
+        dispatcher = self.dispatcher
+        work = Work(kind, body, self.model, dispatcher.facts, frozenset(dispatcher.adapters), path_fields)
         try:
             async with _until(deadline_s):
                 outcome = await self._preparer.prepare(work, auth.tenant or client)
@@ -241,7 +200,7 @@ class RequestHandler:
         for rank, (request_id, prompt) in enumerate(zip(ids, request.prompts, strict=True)):
             sent = request.point.sent[rank * options.n : (rank + 1) * options.n]
             check_prompt(prompt, facts)
-            length = answer_length(prompt, options, facts)
+            length = answer_length(prompt, options, facts, clamps=request.clamps_length)
             tokens = tuple(prompt.ids)
             await asyncio.sleep(0)  # each of a thousand prompts takes a moment
             requests.append(

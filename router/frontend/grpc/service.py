@@ -18,6 +18,7 @@ import grpc.aio
 
 from router.frontend.auth.auth import AuthContext, Authenticator
 from router.frontend.grpc.schema import options_of
+from router.frontend.output.events import TextEvent
 from router.frontend.params import (
     ClientRequest,
     TokenPrompt,
@@ -26,7 +27,7 @@ from router.frontend.params import (
     needs_exact,
     priority_class,
 )
-from router.frontend.request_handler import RequestHandler, TextEvent
+from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import SentProgress, StreamPoint, with_pulse
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.errors import UnsupportedFeature

@@ -17,14 +17,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from router.fleet.adapters import ServedAdapter
+from router.frontend.answer_request import AnswerRequest, check_timeout
 from router.frontend.auth.auth import Authenticator, NoAuthentication
+from router.frontend.dialects import DIALECTS, Dialect, error_body_at
+from router.frontend.http.answer import AnswerResponse, unless_gone
+from router.frontend.http.errors import error_response
 from router.frontend.http.health_pages import HealthPages, with_index
 from router.frontend.http.lora import LOAD_PATH, UNLOAD_PATH, LoraEndpoints
 from router.frontend.http.middleware import Authentication, RequestIds
 from router.frontend.json_body import as_number
-from router.frontend.openai.http import AnswerResponse, error_response, unless_gone
-from router.frontend.openai.reply import Reply
-from router.frontend.openai.schema import OpenAIRequest, check_timeout
 from router.frontend.params import ClientRequest, TokenPrompt, check_request_id
 from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import Mark, SentProgress, StreamPoint
@@ -68,8 +69,7 @@ def build_http_app(
     """`outer` sees every request first."""
     endpoints = HttpEndpoints(handler, max_body_bytes)
     routes = [
-        Route("/v1/chat/completions", _funnel(partial(endpoints.answer, "chat")), methods=["POST"]),
-        Route("/v1/completions", _funnel(partial(endpoints.answer, "completion")), methods=["POST"]),
+        *(Route(each.path, _funnel(partial(endpoints.answer, each)), methods=["POST"]) for each in DIALECTS),
         Route("/v1/models", _funnel(endpoints.models), methods=["GET"]),
         Route("/v1/models/{model:path}", _funnel(endpoints.model), methods=["GET"]),
         Route("/tokenize", _funnel(partial(endpoints.prepared, "tokenize")), methods=["POST"]),
@@ -114,22 +114,23 @@ class HttpEndpoints:
         body = await self._prepare(request, kind, await self._body(request))
         return Response(body, media_type="application/json")
 
-    async def answer(self, kind: str, request: Request) -> Response:
+    async def answer(self, dialect: Dialect, request: Request) -> Response:
         body, auth = await self._body(request), request.state.auth
         received_s, received_at_s = time.monotonic(), time.time()
         deadline_s = _deadline(_header_timeout_s(request), received_at_s)
-        wanted = await self._prepare(request, kind, body, deadline_s)
-        assert isinstance(wanted, OpenAIRequest)
+        wanted = await self._prepare(request, dialect.path, body, deadline_s)
+        assert isinstance(wanted, AnswerRequest)
         prompts = tuple(prompt for prompt in wanted.prompts if isinstance(prompt, TokenPrompt))
         named = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
         tenant = auth.tenant_of(named, TENANT_HEADER)
         client_request = ClientRequest(
-            point=_point(request, wanted, len(prompts), auth.marks(tenant)),
+            point=_point(request, dialect, wanted, len(prompts), auth.marks(tenant)),
             is_id_drawn=request.state.is_id_drawn,
-            is_resumable=_is_resumable(request, wanted),
+            is_resumable=_is_resumable(request, dialect, wanted),
             may_rename=True,
             prompts=prompts,
             options=wanted.options,
+            clamps_length=dialect.clamps_length,
             cache_salt=wanted.cache_salt,
             model=wanted.model or "",
             needs_exact=wanted.needs_exact,
@@ -144,13 +145,19 @@ class HttpEndpoints:
         )
         progress = SentProgress(client_request.point, is_told=client_request.is_resumable)
         model = wanted.model or self._handler.model
-        reply = Reply(wanted, client_request.point, model, self._handler.text, progress)
-        return AnswerResponse(self._handler, client_request, reply, stream=wanted.stream)
+        reply = dialect.reply(wanted, client_request.point, model, self._handler.text, progress)
+        return AnswerResponse(self._handler, client_request, reply, dialect.error, stream=wanted.stream)
 
     async def _prepare(self, request: Request, kind: str, body: bytes, deadline_s: float | None = None) -> Any:
         state, client = request.state, "" if request.client is None else request.client.host
         preparing = self._handler.prepare(
-            kind, body, state.auth, client=client, request_id=state.request_id, deadline_s=deadline_s
+            kind,
+            body,
+            state.auth,
+            client=client,
+            request_id=state.request_id,
+            deadline_s=deadline_s,
+            path_fields=tuple(request.path_params.items()),
         )
         return await unless_gone(request, preparing)
 
@@ -210,11 +217,13 @@ def check_content_type(request: Request) -> None:
         raise UnsupportedMediaType(f"Content-Type must be application/json, got {(sent or '')[:100]!r}")
 
 
-def _point(request: Request, wanted: OpenAIRequest, prompts: int, mark: Mark) -> StreamPoint:
+def _point(request: Request, dialect: Dialect, wanted: AnswerRequest, prompts: int, mark: Mark) -> StreamPoint:
     choices = prompts * wanted.options.n
     token = request.headers.get(LAST_EVENT_ID_HEADER)
     if not token:
         return StreamPoint.begin(request.state.request_id, choices, mark)
+    if not dialect.is_resumable:
+        raise InvalidRequest(f"streams of {dialect.path} cannot be resumed", field=LAST_EVENT_ID_HEADER)
     if not wanted.stream:
         raise InvalidRequest(
             f"{LAST_EVENT_ID_HEADER} goes on with a stream, but this request asks for a whole answer",
@@ -223,11 +232,13 @@ def _point(request: Request, wanted: OpenAIRequest, prompts: int, mark: Mark) ->
     return StreamPoint.after(token, choices, LAST_EVENT_ID_HEADER, mark)
 
 
-def _is_resumable(request: Request, wanted: OpenAIRequest) -> bool:
+def _is_resumable(request: Request, dialect: Dialect, wanted: AnswerRequest) -> bool:
     shown = request.headers.get(RESUMABLE_HEADER, "false").lower()
     if shown not in ("true", "false"):
         raise InvalidRequest(f"{RESUMABLE_HEADER} must be true or false, got {shown[:40]!r}", field=RESUMABLE_HEADER)
-    return wanted.stream and (shown == "true" or bool(request.headers.get(LAST_EVENT_ID_HEADER)))
+    return (
+        dialect.is_resumable and wanted.stream and (shown == "true" or bool(request.headers.get(LAST_EVENT_ID_HEADER)))
+    )
 
 
 def _header_timeout_s(request: Request) -> float | None:
@@ -247,25 +258,28 @@ def _deadline(timeout_s: float | None, received_at_s: float) -> float | None:
 
 
 def _funnel(handler: Handler) -> Handler:
-    """Turns errors into OpenAI's error bodies (`AnswerResponse` does so for running requests)."""
+    """Turns errors into bodies of the path's dialect (`AnswerResponse` does so for running requests)."""
 
     async def funnelled(request: Request) -> Response:
         try:
             return await handler(request)
         except ServeError as error:
-            return error_response(error)
+            return error_response(error, error_body_at(request.url.path))
         except Exception as error:
             log.exception("internal error path=%s", request.url.path)
-            return error_response(InternalError(f"internal error: {type(error).__name__}: {error}"))
+            internal = InternalError(f"internal error: {type(error).__name__}: {error}")
+            return error_response(internal, error_body_at(request.url.path))
 
     return funnelled
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    path = client_text.shown(request.url.path)
+    body = error_body_at(request.url.path)
     if error.status_code == 404:
-        return error_response(NotFound(f"there is nothing at {client_text.shown(request.url.path)}"))
-    refused = error_response(InvalidRequest(f"{client_text.shown(request.url.path)}: {error.detail}"))
+        return error_response(NotFound(f"there is nothing at {path}"), body)
+    refused = error_response(InvalidRequest(f"{path}: {error.detail}"), body)
     refused.status_code = error.status_code
     refused.headers.update(error.headers or {})
     return refused

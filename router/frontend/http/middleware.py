@@ -11,21 +11,23 @@ import ipaddress
 import uuid
 from urllib.parse import urlsplit
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.frontend.auth.auth import Authenticator
+from router.frontend.dialects import error_body_at
+from router.frontend.http.errors import SHOULD_RETRY_HEADER, error_response
 from router.frontend.http.health_pages import HEALTH_PATHS, INDEX
 from router.frontend.http.lora import LOAD_PATH, UNLOAD_PATH
-from router.frontend.openai.http import SHOULD_RETRY_HEADER, error_response
 from router.frontend.params import check_request_id
 from twostroke.config import EndpointsConfig
 from twostroke.errors import Forbidden, InvalidApiKey, InvalidRequest, MisdirectedRequest, RateLimitExceeded
 
 REQUEST_ID_HEADER = "x-request-id"
+KEY_HEADER = "x-api-key"
 
 
 class RequestIds:
@@ -50,7 +52,7 @@ class RequestIds:
         try:
             check_request_id(request_id, REQUEST_ID_HEADER)
         except InvalidRequest as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, error_body_at(scope["path"]))(scope, receive, send)
             return
         await self._app(scope, receive, send_with_id)
 
@@ -75,11 +77,19 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         try:
-            with self._authenticator.admit(Request(scope).headers.get("authorization")) as auth:
+            with self._authenticator.admit(_shown_key(Request(scope).headers)) as auth:
                 scope["state"]["auth"] = auth
                 await self._app(scope, receive, send)
         except (InvalidApiKey, RateLimitExceeded) as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, error_body_at(scope["path"]))(scope, receive, send)
+
+
+def _shown_key(headers: Headers) -> str | None:
+    """Returns the key as a bearer token. Anthropic's clients show it in a header of its own."""
+    shown = headers.get("authorization")
+    if shown is None and (key := headers.get(KEY_HEADER)) is not None:
+        return f"Bearer {key}"
+    return shown
 
 
 class BrowserGuard:
@@ -96,11 +106,11 @@ class BrowserGuard:
             host, origin = headers.get("host"), headers.get("origin")
             if host is not None and not self._is_ours(_name(host)):  # HTTP/1.0 may have none, and no browser speaks it
                 error = MisdirectedRequest(f"Host: {host[:100]!r} is not a name of this server (--allowed-host)")
-                await error_response(error)(scope, receive, send)
+                await error_response(error, error_body_at(scope["path"]))(scope, receive, send)
                 return
             if origin is not None and not self._may_call(origin, host, scope["scheme"]):
                 refused = Forbidden(f"Origin: {origin[:100]!r} may not call this server (--cors-origin)")
-                await error_response(refused)(scope, receive, send)
+                await error_response(refused, error_body_at(scope["path"]))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

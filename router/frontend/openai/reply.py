@@ -1,4 +1,4 @@
-"""Responses of the OpenAI API: whole bodies, chunks of a stream, usage, logprobs and errors."""
+"""Responses of the OpenAI API: whole bodies, chunks of a stream, usage and logprobs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
 
+from router.frontend.http.reply import Json, encoded, sse
+from router.frontend.openai.errors import error_body
 from router.frontend.openai.schema import OpenAIRequest
-from router.frontend.request_handler import TextEvent, Usage
+from router.frontend.output.events import TextEvent, Usage
 from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.errors import ServeError
@@ -23,33 +24,7 @@ LEAST_LOGPROB = -9999.0
 FRAMED = "text\0"
 """Stands for a chunk's text where its frame is found. No name or id has a zero character."""
 
-Json = dict[str, Any]
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _quoted = json.encoder.encode_basestring
-
-
-def encoded(value: Json) -> str:
-    return _ENCODER.encode(value)
-
-
-def sse(data: str, token: str = "") -> str:
-    """Returns a server-sent event. `token` is what a client sends to resume after it.
-
-    Only clients that ask for it get comments and lines other than data: stock clients take each line for a message, or
-    drop messages with other lines.
-    """
-    return f"id: {token}\ndata: {data}\n\n" if token else f"data: {data}\n\n"
-
-
-def error_body(error: ServeError) -> Json:
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.openai_type,
-            "param": error.field,
-            "code": error.code,
-        }
-    }
 
 
 def usage_body(usage: Usage) -> Json:
@@ -67,7 +42,7 @@ def _counts(prompt_tokens: int, completion_tokens: int) -> Json:
     }
 
 
-class Reply:
+class OpenAIReply:
     """Builds the bodies of one response from its text events."""
 
     def __init__(
@@ -114,10 +89,19 @@ class Reply:
             token, (before, after) = self._progress.sent_token(event.choice), choice.frame
             message = f"{before}{_quoted(event.text)}{after}"
             return f"id: {token}\n{message}" if token else message
-        messages = [sse(encoded(chunk), token) for token, chunk in self._chunks(event)]
+        messages = [sse(encoded(chunk), token=token) for token, chunk in self._chunks(event)]
         if self._is_plain and choice.frame is None:
             choice.frame = self._frame(event.choice)
         return "".join(messages)
+
+    def end(self) -> str:
+        return sse("[DONE]")
+
+    def failure(self, error: ServeError) -> str:
+        return sse(encoded(error_body(error)))
+
+    def beat(self) -> str:
+        return ": going on\n\n"
 
     @property
     def _is_plain(self) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
+from router.frontend.answer_request import AnswerRequest
 from router.frontend.cache_hints import TokenHint, hint_s, message_hints
-from router.frontend.json_body import Body, Integer, Number, TokenIds, is_token_list, wrong_kind
+from router.frontend.json_body import Body, Integer, TokenIds, is_token_list
 from router.frontend.openai.chat_messages import message_of, tools_of
 from router.frontend.params import (
     MAX_PROMPTS,
@@ -17,14 +18,9 @@ from router.frontend.params import (
     Prompt,
     TextPrompt,
     TokenPrompt,
-    check_request_id,
-    check_salt,
-    needs_exact,
-    priority_class,
 )
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import MAX_LOGPROBS
-from twostroke.rpc.channel import call_timeout_s
 
 
 def _is_empty(value: Any) -> bool:
@@ -61,50 +57,19 @@ _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
 OpenAI's servers and vLLM do."""
 
 
-def check_timeout(timeout_s: float | None, name: str) -> float | None:
-    """Returns at most a day; more means a day, too."""
-    if timeout_s is not None and timeout_s < 0:
-        raise InvalidRequest(f"{name} must be a number of seconds, 0 or more, got {timeout_s}", field=name)
-    return None if timeout_s is None else call_timeout_s(timeout_s)
-
-
-def _salt(value: Any, info: ValidationInfo) -> bytes:
-    if not isinstance(value, str):
-        raise wrong_kind(info.field_name, value, "a string")
-    return check_salt(value)
-
-
-def _needs_exact(value: Any) -> bool:
-    if not isinstance(value, str):
-        raise wrong_kind("kv_exactness", value, "a string")
-    return needs_exact(value)
-
-
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     """Every chunk says how many tokens its choice has so far, as in vLLM; only with `include_usage`."""
 
 
-class OpenAIRequest(Body):
-    """One parsed body of /v1/chat/completions or /v1/completions. Clients do not send the first three fields."""
+class OpenAIRequest(AnswerRequest):
+    """One parsed body of /v1/chat/completions or /v1/completions. Clients do not send `is_chat`."""
 
     is_chat: bool
-    prompts: Annotated[tuple[Prompt, ...], SkipValidation]
-    options: AnswerOptions
-    model: str | None = None
     best_of: Integer | None = None
-    stream: bool = False
     stream_options: StreamOptions = Field(default=StreamOptions(), strict=False)
     return_token_ids: bool = False
-    timeout_s: Annotated[Number | None, AfterValidator(lambda seconds: check_timeout(seconds, "timeout"))] = Field(
-        default=None, alias="timeout"
-    )
-    priority: Annotated[Integer, AfterValidator(lambda wanted: priority_class(-wanted))] = 0
-    """Class of the request. In a body lower goes first, as in vLLM's and LiteLLM's servers; here, higher does."""
-    user: Annotated[str, AfterValidator(lambda user: check_request_id(user, "user"))] = ""
-    cache_salt: Annotated[bytes, BeforeValidator(_salt)] = b""
-    needs_exact: Annotated[bool, BeforeValidator(_needs_exact)] = Field(default=False, alias="kv_exactness")
 
     @model_validator(mode="before")
     @classmethod

@@ -6,20 +6,20 @@ import json
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from router.fleet.serving_facts import ServingFacts
+from router.frontend.answer_request import AnswerRequest
 from router.frontend.cache_hints import TokenHint
+from router.frontend.dialects import DIALECTS
 from router.frontend.grpc.schema import options_of, prefix_of, prompt_of
 from router.frontend.json_body import parse_json
 from router.frontend.openai.schema import (
     DetokenizeBody,
-    OpenAIRequest,
     TokenizeBody,
-    parse_chat,
-    parse_completion,
     tokenize_prompt,
 )
 from router.frontend.params import (
@@ -49,12 +49,14 @@ class Work:
     """One request as it came, and what is served."""
 
     kind: str
-    """A key of `KINDS`."""
+    """A key of `KINDS`, or the path of a dialect."""
     body: bytes
     model: str
     facts: ServingFacts
     adapters: frozenset[str] = frozenset()
     """Names of adapters that are served beside the model."""
+    path_fields: tuple[tuple[str, str], ...] = ()
+    """Fields of the body that the path of an HTTP request says."""
 
 
 @dataclass(slots=True)
@@ -92,11 +94,11 @@ class _Preparation:
         self._text = text
         self._outcome = outcome
 
-    def chat(self) -> OpenAIRequest:
-        return self._openai(parse_chat)
-
-    def completion(self) -> OpenAIRequest:
-        return self._openai(parse_completion)
+    def answer(self, parse: Callable[[Mapping[str, Any]], AnswerRequest]) -> AnswerRequest:
+        """Returns the request with its prompts as tokens."""
+        wanted = parse({**parse_json(self._work.body), **dict(self._work.path_fields)})
+        check_model(wanted.model, self._work.model, self._work.adapters)
+        return wanted.model_copy(update={"prompts": self._prompts(wanted.prompts)})
 
     def tokenize(self) -> bytes:
         """Returns the body of the response."""
@@ -159,11 +161,6 @@ class _Preparation:
             raise InvalidRequest(f"{name} has {len(tokens)} tokens; at most {most_tokens} are counted", field=name)
         return tokens
 
-    def _openai(self, parse: Callable[[Mapping[str, Any]], OpenAIRequest]) -> OpenAIRequest:
-        wanted = parse(parse_json(self._work.body))
-        check_model(wanted.model, self._work.model, self._work.adapters)
-        return wanted.model_copy(update={"prompts": self._prompts(wanted.prompts)})
-
     def _prompts(self, prompts: Sequence[Prompt]) -> tuple[TokenPrompt, ...]:
         """Tokenizes all prompts, after all of them have passed the checks that cost little."""
         for prompt in prompts:
@@ -216,8 +213,7 @@ class _Preparation:
 
 
 KINDS: Mapping[str, Callable[[_Preparation], Any]] = {
-    "chat": _Preparation.chat,
-    "completion": _Preparation.completion,
+    **{dialect.path: partial(_Preparation.answer, parse=dialect.parse) for dialect in DIALECTS},
     "tokenize": _Preparation.tokenize,
     "detokenize": _Preparation.detokenize,
     "grpc_generate": _Preparation.grpc_generate,

@@ -39,6 +39,8 @@ from twostroke.rpc.v1 import inference_pb2
 
 MIB = 1 << 20
 
+CHAT_WITH_METADATA = {"messages": [{"role": "user", "content": "hi"}] * 8, "user": "u", "metadata": "x" * 5000}
+
 
 def work_of(kind: str, body: Any, facts: Any = FACTS) -> Work:
     return Work(kind, body if isinstance(body, bytes) else json.dumps(body).encode(), "toy", facts)
@@ -79,12 +81,12 @@ class Ticker:
 WORD = "word "
 CHAT = {"messages": [{"role": "user", "content": WORD * 20_000}]}
 LARGE: dict[str, tuple[str, Any]] = {
-    "a chat": ("chat", CHAT),
-    "many messages": ("chat", {"messages": [{"role": "user", "content": "a" * 100}] * 2000}),
-    "a text": ("completion", {"prompt": WORD * 20_000}),
-    "many prompts, one bad": ("completion", {"prompt": [WORD * 30] * 1000 + [""]}),
-    "many tokens": ("completion", {"prompt": [5] * 200_000}),
-    "many objects": ("completion", b'{"prompt": [' + b"{}," * 200_000 + b"1]}"),
+    "a chat": ("/v1/chat/completions", CHAT),
+    "many messages": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 100}] * 2000}),
+    "a text": ("/v1/completions", {"prompt": WORD * 20_000}),
+    "many prompts, one bad": ("/v1/completions", {"prompt": [WORD * 30] * 1000 + [""]}),
+    "many tokens": ("/v1/completions", {"prompt": [5] * 200_000}),
+    "many objects": ("/v1/completions", b'{"prompt": [' + b"{}," * 200_000 + b"1]}"),
     "tokenize": ("tokenize", {"prompt": WORD * 20_000, "return_token_strs": True}),
     "detokenize": ("detokenize", {"tokens": [5] * 200_000}),
     "a text over gRPC": (
@@ -105,7 +107,7 @@ async def test_no_large_request_holds_the_event_loop(smollm2_dir) -> None:
                                "pool_tokens": 8192, "vocab_size": 49152})  # fmt: skip
     held: dict[str, tuple[float, float]] = {}
     async with running(text, str(smollm2_dir)) as prepares:
-        await prepares.prepare(work_of("completion", {"prompt": "a " * 2500}, facts), "")
+        await prepares.prepare(work_of("/v1/completions", {"prompt": "a " * 2500}, facts), "")
         await prepares.prepare(work_of("tokenize", {"prompt": "a" * 200_000}, facts), "")
         for name, (kind, body) in LARGE.items():
             work = work_of(kind, body, facts)
@@ -126,8 +128,11 @@ async def test_no_large_request_holds_the_event_loop(smollm2_dir) -> None:
 async def test_a_prepared_request_is_the_same_from_a_process() -> None:
     async with running() as prepares:
         for kind, body in (
-            ("completion", {"prompt": ["a" * 60] * 100, "n": 2, "stop": ["x"]}),
-            ("chat", {"messages": [{"role": "user", "content": "hi"}] * 8, "user": "u", "metadata": "x" * 5000}),
+            ("/v1/completions", {"prompt": ["a" * 60] * 100, "n": 2, "stop": ["x"]}),
+            (
+                "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": "hi"}] * 8, "user": "u", "metadata": "x" * 5000},
+            ),
             ("tokenize", {"prompt": "a" * 5000, "model": "other"}),
         ):
             work = work_of(kind, body)
@@ -169,7 +174,7 @@ async def test_tenants_take_turns_and_who_leaves_is_not_read(monkeypatch: pytest
     monkeypatch.setattr(preparer, "MOST_WAITING_BYTES", 3 * MIB)
 
     def ask(tenant: str, name: bytes) -> asyncio.Task[PreparationOutcome]:
-        return asyncio.create_task(lane.prepare(Work("chat", name * MIB, "toy", FACTS), tenant))
+        return asyncio.create_task(lane.prepare(Work("/v1/chat/completions", name * MIB, "toy", FACTS), tenant))
 
     asked = [ask("one", b"a"), ask("one", b"b"), ask("one", b"c"), ask("two", b"d"), ask("two", b"e")]
     refused = ask("one", b"f")
@@ -189,9 +194,9 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenized(monkeypatch: pytes
     text = ByteText()
     monkeypatch.setattr(text, "encode", lambda *_, **__: pytest.fail("it was tokenized"))
     for kind, body in (
-        ("completion", {"prompt": "a" * 300}),
-        ("completion", {"prompt": ["a", "a" * 300]}),
-        ("chat", {"messages": [{"role": "user", "content": "a" * 300}]}),
+        ("/v1/completions", {"prompt": "a" * 300}),
+        ("/v1/completions", {"prompt": ["a", "a" * 300]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 300}]}),
     ):
         error = prepare(work_of(kind, body), text).error
         assert isinstance(error, ContextLengthExceeded), body
@@ -208,7 +213,7 @@ def test_tokenize_counts_more_than_the_model_takes_up_to_a_bound() -> None:
 
 
 def test_tokens_of_a_request_that_is_refused_in_the_end_are_counted() -> None:
-    outcome = prepare(work_of("completion", {"prompt": ["a" * 100] * 9 + [""]}), ByteText())
+    outcome = prepare(work_of("/v1/completions", {"prompt": ["a" * 100] * 9 + [""]}), ByteText())
     assert isinstance(outcome.error, InvalidRequest)
     assert outcome.tokens == 900
 
@@ -232,7 +237,7 @@ async def test_equal_bodies_that_wait_are_not_compared(monkeypatch: pytest.Monke
     compared = []
     monkeypatch.setattr(Work, "__eq__", lambda *both: compared.append(both))
     lane = ProcessPreparer(ByteText(), "")._large
-    asked = [asyncio.create_task(lane.prepare(work_of("chat", b"a" * 10), "")) for _ in range(9)]
+    asked = [asyncio.create_task(lane.prepare(work_of("/v1/chat/completions", b"a" * 10), "")) for _ in range(9)]
     await asyncio.sleep(0)
     asked[-1].cancel()
     await asyncio.sleep(0)
@@ -335,5 +340,5 @@ def test_what_is_nested_too_deeply_for_its_template_is_the_clients_mistake(smoll
             ]
         }
         for body in (variables, said):
-            outcome = prepare(work_of("chat", body), text)
+            outcome = prepare(work_of("/v1/chat/completions", body), text)
             assert outcome.error is None or isinstance(outcome.error, InvalidRequest)

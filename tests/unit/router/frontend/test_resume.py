@@ -14,12 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from router.frontend.openai.http import AnswerResponse
-from router.frontend.openai.reply import Reply
+from router.frontend.http.answer import AnswerResponse
+from router.frontend.openai.errors import error_body
+from router.frontend.openai.reply import OpenAIReply
 from router.frontend.openai.schema import OpenAIRequest
+from router.frontend.output.events import TextEvent
 from router.frontend.params import ClientRequest, TokenPrompt
 from router.frontend.preparation.prepare import Work, prepare
-from router.frontend.request_handler import RequestHandler, TextEvent
+from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import Seeds, Sent, SentProgress, StreamPoint
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
@@ -157,7 +159,7 @@ async def _events(body: dict[str, Any], texts: tuple[str, str], point: StreamPoi
     dispatcher = _Replaying(script=script)
     handler = RequestHandler(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy", seeds=Seeds())
     wanted, prompts = _prepared(body)
-    reply = Reply(wanted, point, "toy", ByteText(), SentProgress(point))
+    reply = OpenAIReply(wanted, point, "toy", ByteText(), SentProgress(point))
     events: list[tuple[str, Any]] = []
 
     class Events:
@@ -181,7 +183,7 @@ async def _events(body: dict[str, Any], texts: tuple[str, str], point: StreamPoi
 
 
 def _prepared(body: dict[str, Any]) -> tuple[OpenAIRequest, tuple[TokenPrompt, ...]]:
-    kind = "chat" if "messages" in body else "completion"
+    kind = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     prepared = prepare(Work(kind, json.dumps(body).encode(), "toy", FACTS), ByteText()).value
     assert isinstance(prepared, OpenAIRequest)
     return prepared, prepared.prompts
@@ -209,7 +211,7 @@ async def test_what_a_token_says_was_sent_is_on_its_way_before_it_however_slowly
     wanted, prompts = _prepared({"stream": True, "prompt": ["x", "y", "z"], "max_tokens": 6})
     point = StreamPoint.begin("r", 3)
     ask = ClientRequest(point=point, is_resumable=True, prompts=prompts, options=wanted.options)
-    reply = Reply(wanted, point, "toy", ByteText(), SentProgress(point))
+    reply = OpenAIReply(wanted, point, "toy", ByteText(), SentProgress(point))
     written, draws = "", random.Random(1)
 
     async def send(message: Message) -> None:
@@ -218,7 +220,7 @@ async def test_what_a_token_says_was_sent_is_on_its_way_before_it_however_slowly
             await asyncio.sleep(0)
         written += message.get("body", b"").decode()
 
-    await AnswerResponse(handler, ask, reply, stream=True)({}, _never, send)
+    await AnswerResponse(handler, ask, reply, error_body, stream=True)({}, _never, send)
     sent = [Sent()] * 3
     for event in written.strip().split("\n\n")[:-1]:
         name, data = event.split("\ndata: ")

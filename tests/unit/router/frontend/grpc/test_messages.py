@@ -8,8 +8,8 @@ import time
 import pytest
 
 from router.frontend.grpc.service import _Messages
+from router.frontend.output.events import TextEvent
 from router.frontend.params import ClientRequest, TokenPrompt
-from router.frontend.request_handler import TextEvent
 from router.frontend.resume import StreamPoint
 from router.frontend.text.tokenizer import ByteText
 from twostroke.rpc.v1 import inference_pb2

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from router.frontend.openai.reply import Reply
+from router.frontend.openai.reply import OpenAIReply
 from router.frontend.openai.schema import OpenAIRequest
+from router.frontend.output.events import TextEvent, Usage
 from router.frontend.preparation.prepare import Work, prepare
-from router.frontend.request_handler import TextEvent, Usage
 from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import ByteText
 from tests.unit.router.conftest import FACTS
@@ -19,13 +19,13 @@ from twostroke.request import FinishReason, SampledToken
 TEXTS = ("plain", '"quoted" \\ and\nnew lines', "猫🙂", "", "text", "\x00", "ends")
 
 
-def reply_to(**options: Any) -> Reply:
+def reply_to(**options: Any) -> OpenAIReply:
     body = {"stream": True} | options
-    kind = "chat" if "messages" in body else "completion"
+    kind = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     request = prepare(Work(kind, json.dumps(body).encode(), 'to"y', FACTS), ByteText()).value
     assert isinstance(request, OpenAIRequest)
     point = StreamPoint.begin("r", 2)
-    return Reply(request, point, 'to"y', ByteText(), SentProgress(point))
+    return OpenAIReply(request, point, 'to"y', ByteText(), SentProgress(point))
 
 
 def chunks_of(messages: str) -> list[Any]:

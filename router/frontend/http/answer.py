@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -14,12 +13,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from router.frontend.http.errors import error_response
 from router.frontend.http.exchange import WRITE_PART, PartWriter
-from router.frontend.openai.reply import Reply, encoded, error_body, sse
+from router.frontend.http.reply import ErrorBody, Reply
+from router.frontend.output.events import TextEvent
 from router.frontend.params import ClientRequest
-from router.frontend.request_handler import RequestHandler, TextEvent
+from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import with_pulse
-from twostroke.errors import Cancelled, Draining, InvalidApiKey, Overloaded, ServeError, without_frames
+from twostroke.errors import Cancelled, Draining, ServeError
 
 Value = TypeVar("Value")
 
@@ -28,32 +29,6 @@ _SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-SHOULD_RETRY_HEADER = "x-should-retry"
-"""Header by which OpenAI's clients decide. Without it they retry every status of 408, 409, 429 or from 500 on."""
-LONGEST_RETRY_S = 60.0
-"""Longest wait of OpenAI's clients. Where a retry is due later they try sooner, and in vain."""
-
-
-def error_response(error: ServeError) -> Response:
-    without_frames(error)
-    headers = {SHOULD_RETRY_HEADER: "true" if _is_worth_retrying(error) else "false"}
-    if error.retryable:
-        headers["retry-after"] = str(_retry_after_s(error))
-    if isinstance(error, InvalidApiKey):
-        headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
-
-
-def _is_worth_retrying(error: ServeError) -> bool:
-    predicted_s = error.retry_after_s if isinstance(error, Overloaded) else None
-    return error.retryable and (predicted_s is None or predicted_s <= LONGEST_RETRY_S)
-
-
-def _retry_after_s(error: ServeError) -> int:
-    """Returns whole seconds, as HTTP wants them."""
-    predicted_s = error.retry_after_s if isinstance(error, Overloaded) else None
-    return max(1, math.ceil(predicted_s or 0.0))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
@@ -82,8 +57,11 @@ class AnswerResponse(Response):
     its failure.
     """
 
-    def __init__(self, handler: RequestHandler, request: ClientRequest, reply: Reply, *, stream: bool) -> None:
+    def __init__(
+        self, handler: RequestHandler, request: ClientRequest, reply: Reply, error: ErrorBody, *, stream: bool
+    ) -> None:
         super().__init__()
+        self._error = error
         self._handler = handler
         self._request = request
         self._reply = reply
@@ -99,7 +77,7 @@ class AnswerResponse(Response):
             await self._handler.answer(self._request, _Body(self._reply))
             response = await self._whole()
         except ServeError as error:
-            response = error_response(error)
+            response = error_response(error, self._error)
         await response(scope, receive, send)
 
     async def _whole(self) -> Response:
@@ -123,14 +101,14 @@ class AnswerResponse(Response):
                 has_begun, dispatcher = self._request.point.resumptions > 0, self._handler.dispatcher
                 work = with_pulse(work, events, lambda: (has_begun or events.is_started) and dispatcher.hears_workers)
             await work
-            await events.end("[DONE]")
+            await events.end(self._reply.end())
         except ServeError as error:
             if not events.is_started:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, self._error)(scope, receive, send)
                 return
             if isinstance(error, Draining) and self._request.is_resumable:
                 return  # cut, not closed: a client that sees no end goes on at another router
-            await events.end(encoded(error_body(error)))
+            await events.end(self._reply.failure(error))
 
 
 class _Body:
@@ -178,11 +156,11 @@ class _EventStream:
             await self._write(is_last=False)
 
     async def beat(self) -> None:
-        self._unsent.append(": going on\n\n")
+        self._unsent.append(self._reply.beat())
         await self._write(is_last=False)
 
-    async def end(self, data: str) -> None:
-        self._unsent.append(sse(data))
+    async def end(self, messages: str) -> None:
+        self._unsent.append(messages)
         async with self.turn:
             await self._write(is_last=True)
 

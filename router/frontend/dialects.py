@@ -1,0 +1,50 @@
+"""The dialects in which clients ask for answers over HTTP: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from router.frontend.answer_request import AnswerRequest
+from router.frontend.http.reply import ErrorBody, Reply
+from router.frontend.openai.errors import error_body
+from router.frontend.openai.reply import OpenAIReply
+from router.frontend.openai.schema import parse_chat, parse_completion
+from router.frontend.resume import SentProgress, StreamPoint
+from router.frontend.text.tokenizer import Text
+
+
+class MakeReply(Protocol):
+    def __call__(self, request: Any, point: StreamPoint, model: str, text: Text, progress: SentProgress) -> Reply:
+        """`request` is what the dialect's `parse` returned, `model` the name that the client called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    path: str
+    """Path of the endpoint. Its parameters, as `{model}`, are fields of the body that `parse` gets."""
+    parse: Callable[[Mapping[str, Any]], AnswerRequest]
+    """Reads a body. It runs in any process, before the request is admitted, and raises ServeError."""
+    reply: MakeReply
+    error: ErrorBody
+    is_resumable: bool = False
+    """A client can resume a stream at another router."""
+    clamps_length: bool = False
+    """Clients ask for more tokens than a context window holds, and expect as many as fit."""
+
+
+DIALECTS: tuple[Dialect, ...] = (
+    Dialect(path="/v1/chat/completions", parse=parse_chat, reply=OpenAIReply, error=error_body, is_resumable=True),
+    Dialect(path="/v1/completions", parse=parse_completion, reply=OpenAIReply, error=error_body, is_resumable=True),
+)
+
+BY_PATH: Mapping[str, Dialect] = {dialect.path: dialect for dialect in DIALECTS}
+
+_ERRORS_BELOW: tuple[tuple[str, ErrorBody], ...] = ()
+"""Errors of paths that begin like this. All others are written as OpenAI's API writes them."""
+
+
+def error_body_at(path: str) -> ErrorBody:
+    """Returns how errors are written to who calls that path, whatever may be there."""
+    return next((body for begins, body in _ERRORS_BELOW if path.startswith(begins)), error_body)

@@ -1,0 +1,56 @@
+"""What a dialect writes of an answer: one JSON body, or server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from router.frontend.output.events import TextEvent
+from twostroke.errors import ServeError
+
+Json = dict[str, Any]
+ErrorBody = Callable[[ServeError], Json]
+"""Returns an error as the body that a dialect's clients expect."""
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+class Reply(Protocol):
+    """Builds the response to one request from its events."""
+
+    def add(self, event: TextEvent) -> None:
+        """Keeps an event for `body`."""
+
+    @property
+    def is_long(self) -> bool:
+        """Tells whether the body takes more than some milliseconds to make."""
+
+    def body(self) -> Json:
+        """Returns the whole response; every event must have been added."""
+
+    def messages(self, event: TextEvent) -> str:
+        """Returns the messages of a stream for one event, each a whole server-sent event."""
+
+    def end(self) -> str:
+        """Returns what follows the last event's messages, and ends a stream."""
+
+    def failure(self, error: ServeError) -> str:
+        """Returns what ends a stream that has begun and failed."""
+
+    def beat(self) -> str:
+        """Returns a sign of life for a stream in which nothing else happens."""
+
+
+def encoded(value: Json) -> str:
+    return _ENCODER.encode(value)
+
+
+def sse(data: str, *, event: str = "", token: str = "") -> str:
+    """Returns a server-sent event. `token` is what a client sends to resume after it, `event` the event's type.
+
+    Only clients that ask for it get comments and lines other than data: stock clients take each line for a message, or
+    drop messages with other lines.
+    """
+    head = (f"id: {token}\n" if token else "") + (f"event: {event}\n" if event else "")
+    return f"{head}data: {data}\n\n"
