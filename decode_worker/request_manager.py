@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable
 
+from decode_worker.grammar_metrics import GrammarMetrics
+from decode_worker.grammars import Grammars
 from decode_worker.local_prefill import LocalPrefill
 from decode_worker.output_stream import OutputStream
+from decode_worker.request_check import check_deadline, check_request
 from decode_worker.request_state import RequestState, RequestTrace, Stage
 from decode_worker.service import DecodeService
-from twostroke.engine.build import LoadedModel
+from twostroke.config import Role
 from twostroke.errors import (
     Cancelled,
-    ContextLengthExceeded,
     DeadlineExceeded,
     EngineLost,
     InvalidRequest,
@@ -27,6 +28,7 @@ from twostroke.errors import (
     StepFailed,
 )
 from twostroke.fault_points import Point, reach
+from twostroke.grammar.state import GrammarState
 from twostroke.ids import RequestId, WorkerId
 from twostroke.lifetime import Instant
 from twostroke.request import FinishReason, Request
@@ -56,6 +58,7 @@ class RequestManager(RoleServices):
         self._output_streams: dict[str, OutputStream] = {}
         self._local_prefill = LocalPrefill(host)
         self._peer_pulls = PeerPulls(host, tasks)
+        self._grammars = Grammars(host.facts, GrammarMetrics(host.metrics.registry, Role.DECODE.value))
 
     # Calls by routers
 
@@ -65,6 +68,7 @@ class RequestManager(RoleServices):
         source: worker_pb2.PageSource | None = None,
         peer: PeerPrefix | None = None,
         forecast: worker_pb2.SourceForecast | None = None,
+        grammar: GrammarState | None = None,
     ) -> None:
         """Queue a request; it replaces an earlier attempt of the same id, and any that has ended.
 
@@ -72,9 +76,10 @@ class RequestManager(RoleServices):
         """
         reach(Point.DECODE_OPENING)
         host = self._host
-        _check(request, host.facts, time.time())
+        check_request(request, host.facts, time.time())
         self._drop_earlier(request)
         sequence = self._sequence(request)
+        sequence.grammar = grammar
         pulled = len(request.block_hashes) if source is not None else peer.blocks if peer is not None else 0
         sequence.pulled_blocks = pulled
         state = RequestState(
@@ -121,7 +126,7 @@ class RequestManager(RoleServices):
             )
         deadline_s = wanted.deadline_s if wanted.HasField("deadline_s") else None
         if deadline_s is not None:
-            _check_deadline(deadline_s)
+            check_deadline(deadline_s)
         self._detach(state, router_id)
         self.output_stream(state.request.router_id).drop(state)
         state.request = dataclasses.replace(
@@ -197,7 +202,7 @@ class RequestManager(RoleServices):
         for sequence, token, finish in emissions:
             state = self._by_sequence[sequence]
             if finish is FinishReason.ERROR:
-                self._fail(state, NonFiniteLogits("the model's numbers overflowed for this request: no token to draw"))
+                self._fail(state, _unsampled(sequence))
                 continue
             state.tokens.append(token)
             if len(state.tokens) == 1:
@@ -230,7 +235,9 @@ class RequestManager(RoleServices):
     # Calls by the worker
 
     def register(self, host: WorkerHost, pins: PinKeeper) -> None:
-        worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self, host.validator, pins.hint), host.rpc.server)
+        worker_pb2_grpc.add_DecodeServicer_to_server(
+            DecodeService(self, host.validator, pins.hint, self._grammars), host.rpc.server
+        )
         host.rpc.offer("twostroke.v1.Decode")
 
     def begin(self, wanted: RequestedBlocks) -> CachedOnlyJob:
@@ -245,6 +252,7 @@ class RequestManager(RoleServices):
         for state in list(self._requests.values()):
             self._drop(state, Cancelled("the worker shuts down"))
         self._local_prefill.close()
+        self._grammars.close()
         for output_stream in self._output_streams.values():
             output_stream.close()
 
@@ -307,8 +315,8 @@ class RequestManager(RoleServices):
             list(request.block_hashes),
             request.salt,
             request.sampling,
-            request.public_blocks,
-            request.adapter,
+            public_blocks=request.public_blocks,
+            adapter=request.adapter,
             due_s=first_token_due_s(self._host),
         )
 
@@ -423,6 +431,8 @@ class RequestManager(RoleServices):
         state.move_to(stage)
         state.lifetime.mark(Instant.DONE)
         del self._by_sequence[state.sequence]
+        if state.sequence.grammar is not None:
+            self._grammars.ended(state.sequence.grammar)
         self._host.scheduler.end(state.sequence)
         self._host.pulls.prune()
         self._host.loop.wake()
@@ -444,48 +454,13 @@ class RequestManager(RoleServices):
             output_stream.drop(state)
 
 
+def _unsampled(sequence: Sequence) -> ServeError:
+    """Return why a sequence got no token."""
+    failure = None if sequence.grammar is None else sequence.grammar.failure
+    if failure is not None:
+        return InvalidRequest(failure, field="grammar")
+    return NonFiniteLogits("the model's numbers overflowed for this request: no token to draw")
+
+
 def _attached_by(router_id: str) -> Cancelled:
     return Cancelled(f"{router_id} goes on with this stream")
-
-
-def _check(request: Request, facts: LoadedModel, now_s: float) -> None:
-    """Raise InvalidRequest, naming the field, or DeadlineExceeded for what can never be served here."""
-    prompt, longest = len(request.prompt), len(request.prompt) + request.sampling.max_tokens
-    if not prompt:
-        raise InvalidRequest("the prompt is empty", field="prompt")
-    _check_ids(request.known, "prompt", facts)
-    _check_ids([token for token, _ in request.sampling.logit_bias], "logit_bias", facts)
-    _check_ids(request.sampling.stop_token_ids, "stop_token_ids", facts)
-    fits = facts.pages * facts.block_size
-    if longest > min(fits, facts.max_model_len):
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {min(fits, facts.max_model_len)} tokens. However, prompt "
-            f"({prompt} tokens) plus max_tokens ({request.sampling.max_tokens}) is {longest}. The model serves "
-            f"{facts.max_model_len}, the whole page pool holds {fits} tokens. (context_length_exceeded)",
-            field="max_tokens",
-        )
-    if len(request.emitted) >= request.sampling.max_tokens:
-        raise InvalidRequest(f"all {request.sampling.max_tokens} tokens are emitted already", field="emitted")
-    blocks = (prompt + len(request.emitted)) // facts.block_size
-    if len(request.block_hashes) != blocks:
-        raise InvalidRequest(f"{len(request.block_hashes)} block hashes for {blocks} full blocks", field="block_hashes")
-    if request.public_blocks > prompt // facts.block_size:
-        raise InvalidRequest(
-            f"{request.public_blocks} public blocks, but the prompt has {prompt // facts.block_size}",
-            field="public_blocks",
-        )
-    if request.deadline_s is not None:
-        _check_deadline(request.deadline_s)
-        if request.deadline_s <= now_s:
-            raise DeadlineExceeded("the deadline had passed when the request arrived")
-
-
-def _check_ids(tokens: Iterable[int], field: str, facts: LoadedModel) -> None:
-    highest = max(tokens, default=0)
-    if highest >= facts.vocab_size:
-        raise InvalidRequest(f"token ids go up to {facts.vocab_size - 1}, got {highest}", field=field)
-
-
-def _check_deadline(deadline_s: float) -> None:
-    if not math.isfinite(deadline_s):
-        raise InvalidRequest(f"the deadline must be finite, got {deadline_s}", field="deadline_s")

@@ -8,7 +8,9 @@ from typing import Protocol
 
 import grpc.aio
 
+from decode_worker.grammars import Grammars
 from decode_worker.output_stream import OutputStream
+from twostroke.grammar.state import GrammarState
 from twostroke.ids import RequestId
 from twostroke.request import Request
 from twostroke.rpc.convert import request_from_message
@@ -28,6 +30,7 @@ class RequestCalls(Protocol):
         source: worker_pb2.PageSource | None,
         peer: PeerPrefix | None,
         forecast: worker_pb2.SourceForecast | None,
+        grammar: GrammarState | None,
     ) -> None: ...
 
     def close_request(self, request_id: RequestId, attempt: int) -> None: ...
@@ -42,8 +45,15 @@ class RequestCalls(Protocol):
 
 
 class DecodeService(worker_pb2_grpc.DecodeServicer):
-    def __init__(self, requests: RequestCalls, validator: RequestValidator, hint: Callable[[Request], None]) -> None:
+    def __init__(
+        self,
+        requests: RequestCalls,
+        validator: RequestValidator,
+        hint: Callable[[Request], None],
+        grammars: Grammars,
+    ) -> None:
         """`hint` keeps the blocks of a request that asks for it."""
+        self._grammars = grammars
         self._requests = requests
         self._validator = validator
         self._hint = hint
@@ -55,7 +65,8 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         source = request.source if request.HasField("source") else None
         wanted = request_from_message(request)
         forecast = request.source_forecast if request.HasField("source_forecast") else None
-        self._requests.open(wanted, source, PeerPrefix.of(request), forecast)
+        grammar = await self._grammars.state(wanted)
+        self._requests.open(wanted, source, PeerPrefix.of(request), forecast, grammar)
         self._hint(wanted)
         return worker_pb2.OpenResponse()
 

@@ -77,6 +77,8 @@ class LoadedModel:
     """The pages of further page groups."""
     page_groups: tuple[PageGroup, ...] = ()
     """The layers of each page group."""
+    model_dir: str = ""
+    """The folder of the model's files; empty for a paced model."""
 
     @property
     def layout(self) -> PoolLayout:
@@ -402,7 +404,7 @@ def _conversion_of(
 def _model_facts(
     config: WorkerConfig, spec: ModelSpec, model_dir: Path, layout: PoolLayout, groups: tuple[PageGroup, ...]
 ) -> LoadedModel:
-    return _facts(
+    facts = _facts(
         config,
         model=Path(config.model.model).name,
         layout=layout,
@@ -412,6 +414,7 @@ def _model_facts(
         longest_sequence=spec.max_position_embeddings,
         revision=revision_of(model_dir, spec),
     )
+    return replace(facts, model_dir=str(model_dir))
 
 
 def _build_paced(config: WorkerConfig) -> BuiltEngine:

@@ -41,6 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.errors import ConfigError
+from twostroke.grammar.state import permitted
 from twostroke.kv_cache.groups import PageGroup, page_groups
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.adapters.peft import Adapter
@@ -248,13 +249,16 @@ class PacedRunner:
         return tuple(map(self._sampled, _mix(states).tolist(), batch.samples))
 
     def _sampled(self, number: int, sample: SampleRow) -> SampledToken:
-        token, logprobs = self._token(number, sample.banned), sample.params.logprobs
+        token, logprobs = self._token(number, sample), sample.params.logprobs
         if logprobs is None:
             return SampledToken(token)
         return SampledToken(token, 0.0, ((token, 0.0),) if logprobs else ())
 
-    def _token(self, number: int, banned: tuple[int, ...]) -> int:
-        eos = self._spec.eos
+    def _token(self, number: int, sample: SampleRow) -> int:
+        eos, banned = self._spec.eos, sample.banned
+        if sample.mask is not None:
+            candidates = permitted(sample.mask, self._spec.vocab)
+            return int(candidates[number % len(candidates)])
         number, lot = divmod(number, EOS_ONE_IN)
         if eos is not None and lot == 0 and eos not in banned:
             return eos

@@ -1,6 +1,6 @@
 """From logits to tokens, row by row: a pure function of (logits, seed, choice, position), never of the batch around it.
 
-Order per row, as in vLLM: bias, penalties, bans -> logprobs -> temperature, min-p, top-k, top-p -> draw.
+Order per row, as in vLLM: bias, penalties, bans -> logprobs -> grammar -> temperature, min-p, top-k, top-p -> draw.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from twostroke.engine.noise import gumbel
+from twostroke.grammar.state import Mask, permitted
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import SampleRow
 
@@ -68,19 +69,34 @@ def is_plain_draw(row: SampleRow) -> bool:
 
 def _asks_for_a_token_alone(row: SampleRow) -> bool:
     params = row.params
-    return not (params.logit_bias or params.has_penalties or row.banned) and params.logprobs is None
+    is_bare = not (params.logit_bias or params.has_penalties or row.banned) and row.mask is None
+    return is_bare and params.logprobs is None
 
 
 def _sample_row(logits: torch.Tensor, row: SampleRow) -> SampledToken:
     params = row.params
     logits = _adjusted(logits, row)
-    token, value = _greatest(logits) if _is_greedy(params) else _draw(logits / params.temperature, row)
+    ids = None if row.mask is None else _candidates(row.mask, len(logits), row.banned)
+    if ids is not None and len(ids) == 1:
+        token, value = int(ids[0]), 0.0  # certain, whatever its logit and the noise
+    else:
+        values = logits if ids is None else logits[torch.from_numpy(ids)]
+        index, value = _greatest(values) if _is_greedy(params) else _draw(values / params.temperature, row, ids)
+        token = index if ids is None else int(ids[index])
     if not math.isfinite(value):  # what was adjusted and divided may have overflown, or every token is banned
         return UNSOUND
     if params.logprobs is None:
         return SampledToken(token)
     logprobs = logits.log_softmax(dim=-1).numpy(force=True)
     return SampledToken(token, float(logprobs[token]), _top(logprobs, params.logprobs))
+
+
+def _candidates(mask: Mask, vocab: int, banned: Sequence[int]) -> Ids:
+    """The tokens that a grammar permits, without those that are banned unless nothing else is left: a grammar that has
+    ended ends the answer, before its least number of tokens too."""
+    ids = permitted(mask, vocab)
+    left = ids[~np.isin(ids, banned)] if banned else ids
+    return left if len(left) else ids
 
 
 def _top(logprobs: Values, count: int) -> tuple[tuple[int, float], ...]:
@@ -101,7 +117,7 @@ def _adjusted(logits: torch.Tensor, row: SampleRow) -> torch.Tensor:
         logits.index_add_(0, _tensor(ids), torch.tensor(biases, dtype=torch.float32))
     if params.has_penalties:
         _penalise(logits, row)
-    if row.banned:
+    if row.banned and row.mask is None:
         logits[_tensor(row.banned)] = -math.inf
     return logits
 
@@ -125,12 +141,16 @@ def _greatest(values: torch.Tensor) -> tuple[int, float]:
     return index, float(values[index])
 
 
-def _draw(scaled: torch.Tensor, row: SampleRow) -> tuple[int, float]:
-    """Gumbel-max over the tokens that truncation leaves; noise is only computed for those."""
+def _draw(scaled: torch.Tensor, row: SampleRow, ids: Ids | None) -> tuple[int, float]:
+    """Gumbel-max over the tokens that truncation leaves; noise is only computed for those.
+
+    `ids` are those of `scaled`, None for a whole vocabulary. Returns an index into `scaled`, with its noisy value.
+    """
     params = row.params
-    kept = torch.from_numpy(truncated(scaled.numpy(force=True), params))
-    noise = gumbel(params.seed, params.choice, row.position, kept)
-    index, value = _greatest(scaled[kept] + noise)
+    kept = truncated(scaled.numpy(force=True), params)
+    tokens = torch.from_numpy(kept if ids is None else ids[kept])
+    noise = gumbel(params.seed, params.choice, row.position, tokens)
+    index, value = _greatest(scaled[torch.from_numpy(kept)] + noise)
     return int(kept[index]), value
 
 

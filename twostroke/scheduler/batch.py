@@ -27,6 +27,8 @@ class SampleRow(NamedTuple):
     """Token ids of the prompt; empty unless penalties are on."""
     output: tuple[int, ...] = ()
     """Token ids of the output; empty unless penalties are on."""
+    mask: npt.NDArray[np.uint32] | None = None
+    """Tokens that the answer's grammar permits, one bit each (`twostroke.grammar.state.Mask`). None: it has none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -110,7 +110,8 @@ class BatchBuilder:
         if params.has_penalties:
             prompt = tuple(sequence.known[: sequence.prompt_tokens])
             output = tuple(sequence.known[sequence.prompt_tokens :])
-        return SampleRow(row, params, len(sequence.known), banned, prompt, output)
+        mask = None if sequence.grammar is None else sequence.grammar.mask
+        return SampleRow(row, params, len(sequence.known), banned, prompt, output, mask)
 
 
 class WindowPlaces:

@@ -21,7 +21,7 @@ from twostroke.config import ScheduleConfig
 from twostroke.errors import Overloaded
 from twostroke.ids import PageId
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import FinishReason, SampledToken
+from twostroke.request import FinishReason, SampledToken, plain_token
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.cost import Budget, Queued
@@ -67,7 +67,8 @@ class Emission(NamedTuple):
     sequence: Sequence
     token: SampledToken
     finish: FinishReason | None
-    """Reason of the end, if it ended; ERROR means that its logits were not finite and there is no token."""
+    """Reason of the end, if it ended; ERROR means that there is no token: its logits were not finite, or its grammar
+    failed."""
 
 
 class Scheduler:
@@ -250,7 +251,7 @@ class Scheduler:
             if sequence.ended:
                 self._free(sequence)
             elif token is not None:
-                emissions.append(self._emit(sequence, token) if token.is_sound else self._fail(sequence))
+                emissions += self._emit(sequence, token) if token.is_sound else [self._fail(sequence)]
         return emissions
 
     def part(self, chunks: ListOf[Chunk]) -> Step:
@@ -310,6 +311,7 @@ class Scheduler:
 
     def _choose(self, budget: Budget | None) -> list[Chunk]:
         """Choose all sequences that need one token, then ends of prompts, then the rest in order of admission."""
+        self._grow_forced()
         streams, others = self._by_urgency()
         chunks = self._choose_streams(streams)
         left = self.step_tokens - len(chunks)
@@ -399,6 +401,13 @@ class Scheduler:
         too_small = self.step_tokens < block_size
         return end - end % block_size if self._limits.align_chunks and not too_small else end
 
+    def _grow_forced(self) -> None:
+        """Claim the pages of tokens that grammars have forced: they became known without a step of their own."""
+        block_size = self._limits.block_size
+        for sequence in [each for each in self._running if each.grammar is not None]:
+            while len(sequence.pages) * block_size < len(sequence.known) and self._grow(sequence):
+                pass
+
     def _grow(self, sequence: Sequence) -> bool:
         """Claim a page; preempt the sequence admitted last until that works, even `sequence` itself.
 
@@ -453,11 +462,33 @@ class Scheduler:
         self._pool.forget(pages)
         return Emission(sequence, SampledToken(0, is_sound=False), FinishReason.ERROR)
 
-    def _emit(self, sequence: Sequence, token: SampledToken) -> Emission:
+    def _emit(self, sequence: Sequence, token: SampledToken) -> list[Emission]:
+        """Make a sampled token known, and those that the answer's grammar forces after it.
+
+        The forced ones are what the sampler would draw in steps of their own. They are computed in the next step.
+        """
+        grammar, params = sequence.grammar, sequence.sampling
+        assert params is not None
+        emissions = [self._emit_one(sequence, token)]
+        if grammar is None:
+            return emissions
+        while emissions[-1].finish is None:
+            grammar.consume(sequence.known[-1])
+            if grammar.failure is not None:
+                self.end(sequence)
+                return [*emissions, Emission(sequence, token, FinishReason.ERROR)]
+            forced = grammar.take_forced() if params.logprobs is None else None
+            if forced is None:
+                break
+            emissions.append(self._emit_one(sequence, plain_token(forced)))
+        return emissions
+
+    def _emit_one(self, sequence: Sequence, token: SampledToken) -> Emission:
         known, params, limits, finish = sequence.known, sequence.sampling, self._limits, None
         assert params is not None
         known.append(token.token)
-        if token.token in params.stop_token_ids or (token.token in limits.eos_token_ids and not params.ignore_eos):
+        is_end = token.token in limits.eos_token_ids and (not params.ignore_eos or sequence.grammar is not None)
+        if is_end or token.token in params.stop_token_ids:
             finish = FinishReason.STOP
         elif len(known) - sequence.prompt_tokens >= params.max_tokens or len(known) >= limits.max_model_len:
             finish = FinishReason.LENGTH

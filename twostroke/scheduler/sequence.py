@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field
 
+from twostroke.grammar.state import GrammarState
 from twostroke.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import extend_hashes, root_hash
 from twostroke.request import AdapterRef, SamplingParams
@@ -50,6 +51,8 @@ class Sequence:
     salt: bytes = b""
     sampling: SamplingParams | None = None
     """None: build pages only (a prefill job)."""
+    grammar: GrammarState | None = None
+    """What may come next, where the answer has to match a grammar."""
     public_blocks: int = 0
     """Leading blocks whose hashes carry no salt."""
     adapter: AdapterRef | None = None

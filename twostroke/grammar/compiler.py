@@ -1,0 +1,77 @@
+"""Compiles grammars for one vocabulary, and keeps those that were used last."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from llguidance import LLMatcher, LLParserLimits
+
+from twostroke.errors import InvalidRequest
+from twostroke.grammar.state import GrammarState
+from twostroke.grammar.vocabulary import Vocabulary
+from twostroke.request import Grammar
+
+KEPT_GRAMMARS = 256
+"""Compiled grammars that are kept. One takes from some kilobytes to a few megabytes."""
+MOST_ERROR_CHARS = 300
+"""Characters of llguidance's own words in an error."""
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+"""Bounds of what one grammar may take: about 50 MB of lexer states, and some tens of milliseconds for one mask."""
+
+
+class GrammarCompiler:
+    """Its methods may be called on any thread: compiling gives Python's lock away."""
+
+    def __init__(self, vocabulary: Vocabulary, observe_mask_s: Callable[[float], None] = lambda seconds: None) -> None:
+        self.vocabulary = vocabulary
+        self._observe_mask_s = observe_mask_s
+        self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def state(self, grammar: Grammar, tokens: Sequence[int] = ()) -> GrammarState:
+        """Returns the state of an answer that has these tokens already.
+
+        Raises InvalidRequest for a grammar that cannot be compiled, and for tokens that it does not permit.
+        """
+        state = GrammarState(self._matcher(grammar).deep_copy(), self.vocabulary, self._observe_mask_s)
+        for token in tokens:
+            state.consume(token)
+        if state.failure is not None:
+            raise InvalidRequest(state.failure, field="grammar")
+        return state
+
+    def has(self, grammar: Grammar) -> bool:
+        """Tells whether the grammar is compiled already."""
+        with self._lock:
+            return grammar.digest in self._kept
+
+    def _matcher(self, grammar: Grammar) -> LLMatcher:
+        digest = grammar.digest
+        with self._lock:
+            kept = self._kept.get(digest)
+            if kept is not None:
+                self._kept.move_to_end(digest)
+                return kept
+        matcher = LLMatcher(self.vocabulary.tokenizer, grammar.source, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise InvalidRequest(f"the grammar cannot be compiled: {in_words(matcher.get_error())}", field="grammar")
+        with self._lock:
+            self._kept[digest] = matcher
+            while len(self._kept) > KEPT_GRAMMARS:
+                self._kept.popitem(last=False)
+        return matcher
+
+
+def in_words(error: str) -> str:
+    """Returns llguidance's error as one short line."""
+    line = " ".join(error.partition("\n\n")[0].split())
+    return line if len(line) <= MOST_ERROR_CHARS else f"{line[:MOST_ERROR_CHARS]}..."

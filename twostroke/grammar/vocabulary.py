@@ -1,0 +1,58 @@
+"""The tokens of a model as bytes, in the form that llguidance needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from twostroke.errors import ConfigError, UnsupportedFeature
+
+WORD_BITS = 32
+"""Bits of one word of a mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    tokenizer: LLTokenizer
+    size: int
+    """Ids of tokens are below this: the width of the model's logits."""
+    end: int
+    """The token that ends an answer whose grammar permits nothing more. It is the first of the model's end tokens."""
+
+    @property
+    def mask_words(self) -> int:
+        return -(-self.size // WORD_BITS)
+
+
+def load_vocabulary(model_dir: str, size: int, end_tokens: tuple[int, ...]) -> Vocabulary:
+    """Returns the vocabulary of the model in `model_dir`; that of a paced model ("") is bytes.
+
+    `size`: the width of the model's logits, which may be more than its tokenizer has. Raises UnsupportedFeature where
+    no token ends an answer, and ConfigError where the tokenizer's file cannot be read.
+    """
+    if not end_tokens:
+        raise UnsupportedFeature("grammars need a model with an end token, and this one has none")
+    if not model_dir:
+        tokenizer = LLTokenizer(TokenizerWrapper(_ByteTokens(size, end_tokens[0])), eos_token=list(end_tokens))
+        return Vocabulary(tokenizer, size, end_tokens[0])
+    file = Path(model_dir) / "tokenizer.json"
+    try:
+        tokenizer = LLTokenizer(str(file), n_vocab=size, eos_token=list(end_tokens))
+    except Exception as error:  # llguidance raises bare exceptions of several kinds
+        raise ConfigError(f"{file} cannot be read for grammars: {error}", field="model_dir") from error
+    return Vocabulary(tokenizer, size, end_tokens[0])
+
+
+class _ByteTokens:
+    """A tokenizer whose ids below 256 are bytes, as `TokenizerWrapper` wants it; the others show as <id>."""
+
+    def __init__(self, size: int, end: int) -> None:
+        self.tokens = [bytes([token]) if token < 256 else f"<{token}>".encode() for token in range(size)]
+        self.eos_token_id = end
+        self.bos_token_id = None
+        self.special_token_ids: list[int] = []
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
