@@ -127,6 +127,15 @@ class ContextLengthExceeded(InvalidRequest):
     """Its message contains "maximum context length is N tokens", which LiteLLM and agents read, and its code, which
     LangChain searches the message for."""
 
+    def __init__(
+        self, message: str, *, field: str | None = None, tokens: int | None = None, most_tokens: int | None = None
+    ) -> None:
+        super().__init__(message, field=field)
+        self.tokens = tokens
+        """Tokens of prompt and answer together, or at least so many; None: not counted."""
+        self.most_tokens = most_tokens
+        """Most tokens that would have been taken, where `tokens` are counted."""
+
 
 class NotFound(ServeError):
     grpc_status = "NOT_FOUND"

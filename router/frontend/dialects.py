@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from router.frontend.answer_request import AnswerRequest
-from router.frontend.http.reply import ErrorBody, Reply
-from router.frontend.openai.errors import error_body
+from router.frontend.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
+from router.frontend.anthropic.reply import AnthropicReply
+from router.frontend.anthropic.schema import parse_messages
+from router.frontend.http.reply import ErrorForm, Reply
+from router.frontend.openai.errors import ERRORS as OPENAI_ERRORS
 from router.frontend.openai.reply import OpenAIReply
 from router.frontend.openai.schema import parse_chat, parse_completion
 from router.frontend.resume import SentProgress, StreamPoint
@@ -27,7 +30,7 @@ class Dialect:
     parse: Callable[[Mapping[str, Any]], AnswerRequest]
     """Reads a body. It runs in any process, before the request is admitted, and raises ServeError."""
     reply: MakeReply
-    error: ErrorBody
+    errors: ErrorForm
     is_resumable: bool = False
     """A client can resume a stream at another router."""
     clamps_length: bool = False
@@ -35,16 +38,19 @@ class Dialect:
 
 
 DIALECTS: tuple[Dialect, ...] = (
-    Dialect(path="/v1/chat/completions", parse=parse_chat, reply=OpenAIReply, error=error_body, is_resumable=True),
-    Dialect(path="/v1/completions", parse=parse_completion, reply=OpenAIReply, error=error_body, is_resumable=True),
+    Dialect(path="/v1/chat/completions", parse=parse_chat, reply=OpenAIReply, errors=OPENAI_ERRORS, is_resumable=True),
+    Dialect(path="/v1/completions", parse=parse_completion, reply=OpenAIReply, errors=OPENAI_ERRORS, is_resumable=True),
+    Dialect(
+        path="/v1/messages", parse=parse_messages, reply=AnthropicReply, errors=ANTHROPIC_ERRORS, clamps_length=True
+    ),
 )
 
 BY_PATH: Mapping[str, Dialect] = {dialect.path: dialect for dialect in DIALECTS}
 
-_ERRORS_BELOW: tuple[tuple[str, ErrorBody], ...] = ()
+_ERRORS_BELOW: tuple[tuple[str, ErrorForm], ...] = (("/v1/messages", ANTHROPIC_ERRORS),)
 """Errors of paths that begin like this. All others are written as OpenAI's API writes them."""
 
 
-def error_body_at(path: str) -> ErrorBody:
+def error_form_at(path: str) -> ErrorForm:
     """Returns how errors are written to who calls that path, whatever may be there."""
-    return next((body for begins, body in _ERRORS_BELOW if path.startswith(begins)), error_body)
+    return next((form for begins, form in _ERRORS_BELOW if path.startswith(begins)), OPENAI_ERRORS)

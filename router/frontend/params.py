@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -256,7 +257,7 @@ def check_token_ids(tokens: Sequence[int], name: str, vocab_size: int) -> None:
 def check_length(tokens: int, name: str, facts: ServingFacts) -> None:
     """Raises ContextLengthExceeded for more tokens than the model ever takes."""
     if tokens > facts.max_model_len:
-        raise _too_long(f"{name} has {tokens} tokens", facts, name, limit=facts.max_model_len)
+        raise _too_long(f"{name} has {tokens} tokens", tokens, facts, name, limit=facts.max_model_len)
 
 
 def check_text_length(text: str, name: str, longest_token_chars: int, most_tokens: int, facts: ServingFacts) -> None:
@@ -265,7 +266,9 @@ def check_text_length(text: str, name: str, longest_token_chars: int, most_token
     Counting its tokens costs more than refusing it.
     """
     if len(text) > most_tokens * longest_token_chars:
-        raise _too_long(f"{name} has {len(text)} characters, which is always more", facts, name, limit=most_tokens)
+        least_tokens = math.ceil(len(text) / longest_token_chars)
+        what = f"{name} has {len(text)} characters, which is always more"
+        raise _too_long(what, least_tokens, facts, name, limit=most_tokens)
 
 
 def check_prompt(prompt: TokenPrompt, facts: ServingFacts) -> None:
@@ -275,7 +278,7 @@ def check_prompt(prompt: TokenPrompt, facts: ServingFacts) -> None:
         raise InvalidRequest(f"{name} must not be empty", field=name)
     if len(prompt.ids) >= facts.context_tokens:
         resulted = f"your {name} resulted in {len(prompt.ids)} tokens, and an answer needs one more"
-        raise _too_long(resulted, facts, name)
+        raise _too_long(resulted, len(prompt.ids) + 1, facts, name)
     check_token_ids(prompt.ids, name, facts.vocab_size)
 
 
@@ -296,7 +299,8 @@ def answer_length(prompt: TokenPrompt, options: AnswerOptions, facts: ServingFac
         return room
     if wanted > room:
         parts = f"{prompt_tokens} in the {prompt_field(prompt)}, {wanted} in the completion"
-        raise _too_long(f"you requested {prompt_tokens + wanted} tokens ({parts})", facts, field)
+        tokens = prompt_tokens + wanted
+        raise _too_long(f"you requested {tokens} tokens ({parts})", tokens, facts, field)
     return wanted
 
 
@@ -337,7 +341,9 @@ def prompt_field(prompt: Prompt) -> str:
     return "messages" if is_chat else "prompt"
 
 
-def _too_long(what: str, facts: ServingFacts, name: str, limit: int | None = None) -> ContextLengthExceeded:
+def _too_long(
+    what: str, tokens: int, facts: ServingFacts, name: str, limit: int | None = None
+) -> ContextLengthExceeded:
     """Makes the error with OpenAI's and vLLM's sentences, which clients search for."""
     limit = limit or facts.context_tokens
     pool = f" A worker's page pool fits {limit}, the model takes {facts.max_model_len}."
@@ -345,4 +351,6 @@ def _too_long(what: str, facts: ServingFacts, name: str, limit: int | None = Non
         f"This model's maximum context length is {limit} tokens. However, {what}. Please reduce the length of {name}."
         f"{pool if limit < facts.max_model_len else ''} (context_length_exceeded)",
         field=name,
+        tokens=tokens,
+        most_tokens=limit,
     )

@@ -386,7 +386,8 @@ class _Output:
         self._choices_left -= 1
         usage = self._usage() if self._choices_left == 0 else None
         counts = choice.prompt_tokens, choice.text.tokens
-        self._sink.put(TextEvent(choice.index, rest, *counts, finish=reason, usage=usage))
+        stop = choice.text.stop_string
+        self._sink.put(TextEvent(choice.index, rest, *counts, finish=reason, usage=usage, stop_string=stop))
         if usage is not None:
             log.info(
                 "request done request=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d ms=%.1f",

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.frontend.http.errors import error_response
 from router.frontend.http.exchange import WRITE_PART, PartWriter
-from router.frontend.http.reply import ErrorBody, Reply
+from router.frontend.http.reply import ErrorForm, Reply
 from router.frontend.output.events import TextEvent
 from router.frontend.params import ClientRequest
 from router.frontend.request_handler import RequestHandler
@@ -58,10 +58,10 @@ class AnswerResponse(Response):
     """
 
     def __init__(
-        self, handler: RequestHandler, request: ClientRequest, reply: Reply, error: ErrorBody, *, stream: bool
+        self, handler: RequestHandler, request: ClientRequest, reply: Reply, errors: ErrorForm, *, stream: bool
     ) -> None:
         super().__init__()
-        self._error = error
+        self._errors = errors
         self._handler = handler
         self._request = request
         self._reply = reply
@@ -77,7 +77,7 @@ class AnswerResponse(Response):
             await self._handler.answer(self._request, _Body(self._reply))
             response = await self._whole()
         except ServeError as error:
-            response = error_response(error, self._error)
+            response = error_response(error, self._errors, self._request.request_id)
         await response(scope, receive, send)
 
     async def _whole(self) -> Response:
@@ -104,7 +104,8 @@ class AnswerResponse(Response):
             await events.end(self._reply.end())
         except ServeError as error:
             if not events.is_started:
-                await error_response(error, self._error)(scope, receive, send)
+                failed = error_response(error, self._errors, self._request.request_id)
+                await failed(scope, receive, send)
                 return
             if isinstance(error, Draining) and self._request.is_resumable:
                 return  # cut, not closed: a client that sees no end goes on at another router
@@ -143,7 +144,9 @@ class _EventStream:
         return not self._unsent and self._parts is not None and self._parts.takes_parts
 
     def put(self, event: TextEvent) -> None:
-        self._unsent.append(self._reply.messages(event))
+        messages = self._reply.messages(event)
+        if messages:  # an empty part would end the response's body
+            self._unsent.append(messages)
 
     def flush(self) -> None:
         if self._parts is not None and self._unsent:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from router.fleet.adapters import ServedAdapter
 from router.frontend.answer_request import AnswerRequest, check_timeout
 from router.frontend.auth.auth import Authenticator, NoAuthentication
-from router.frontend.dialects import DIALECTS, Dialect, error_body_at
+from router.frontend.dialects import DIALECTS, Dialect, error_form_at
 from router.frontend.http.answer import AnswerResponse, unless_gone
 from router.frontend.http.errors import error_response
 from router.frontend.http.health_pages import HealthPages, with_index
@@ -73,6 +73,7 @@ def build_http_app(
         Route("/v1/models", _funnel(endpoints.models), methods=["GET"]),
         Route("/v1/models/{model:path}", _funnel(endpoints.model), methods=["GET"]),
         Route("/tokenize", _funnel(partial(endpoints.prepared, "tokenize")), methods=["POST"]),
+        Route("/v1/messages/count_tokens", _funnel(partial(endpoints.prepared, "count_tokens")), methods=["POST"]),
         Route("/detokenize", _funnel(partial(endpoints.prepared, "detokenize")), methods=["POST"]),
         *([] if lora is None else _lora_routes(lora)),
         *HealthPages(handler).routes(with_metrics=with_metrics),
@@ -146,7 +147,7 @@ class HttpEndpoints:
         progress = SentProgress(client_request.point, is_told=client_request.is_resumable)
         model = wanted.model or self._handler.model
         reply = dialect.reply(wanted, client_request.point, model, self._handler.text, progress)
-        return AnswerResponse(self._handler, client_request, reply, dialect.error, stream=wanted.stream)
+        return AnswerResponse(self._handler, client_request, reply, dialect.errors, stream=wanted.stream)
 
     async def _prepare(self, request: Request, kind: str, body: bytes, deadline_s: float | None = None) -> Any:
         state, client = request.state, "" if request.client is None else request.client.host
@@ -264,11 +265,11 @@ def _funnel(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except ServeError as error:
-            return error_response(error, error_body_at(request.url.path))
+            return error_response(error, error_form_at(request.url.path), request.state.request_id)
         except Exception as error:
             log.exception("internal error path=%s", request.url.path)
             internal = InternalError(f"internal error: {type(error).__name__}: {error}")
-            return error_response(internal, error_body_at(request.url.path))
+            return error_response(internal, error_form_at(request.url.path), request.state.request_id)
 
     return funnelled
 
@@ -276,10 +277,10 @@ def _funnel(handler: Handler) -> Handler:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = client_text.shown(request.url.path)
-    body = error_body_at(request.url.path)
+    form, request_id = error_form_at(request.url.path), request.state.request_id
     if error.status_code == 404:
-        return error_response(NotFound(f"there is nothing at {path}"), body)
-    refused = error_response(InvalidRequest(f"{path}: {error.detail}"), body)
+        return error_response(NotFound(f"there is nothing at {path}"), form, request_id)
+    refused = error_response(InvalidRequest(f"{path}: {error.detail}"), form, request_id)
     refused.status_code = error.status_code
     refused.headers.update(error.headers or {})
     return refused

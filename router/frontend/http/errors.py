@@ -1,4 +1,4 @@
-"""Responses that are errors: status and headers are the same in every dialect, the body is the dialect's own."""
+"""Responses that are errors: the headers are the same in every dialect, status and body are as the dialect has them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from starlette.responses import JSONResponse, Response
 
-from router.frontend.http.reply import ErrorBody
+from router.frontend.http.reply import ErrorForm
 from twostroke.errors import InvalidApiKey, Overloaded, ServeError, without_frames
 
 SHOULD_RETRY_HEADER = "x-should-retry"
@@ -16,14 +16,15 @@ LONGEST_RETRY_S = 60.0
 """Longest wait of OpenAI's clients. Where a retry is due later they try sooner, and in vain."""
 
 
-def error_response(error: ServeError, body: ErrorBody) -> Response:
+def error_response(error: ServeError, form: ErrorForm, request_id: str = "") -> Response:
     without_frames(error)
     headers = {SHOULD_RETRY_HEADER: "true" if _is_worth_retrying(error) else "false"}
     if error.retryable:
         headers["retry-after"] = str(_retry_after_s(error))
     if isinstance(error, InvalidApiKey):
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(body(error), status_code=error.http_status, headers=headers)
+    body = {**form.body(error), "request_id": request_id} if form.has_request_id else form.body(error)
+    return JSONResponse(body, status_code=form.statuses.get(type(error), error.http_status), headers=headers)
 
 
 def _is_worth_retrying(error: ServeError) -> bool:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.frontend.auth.auth import Authenticator
-from router.frontend.dialects import error_body_at
+from router.frontend.dialects import error_form_at
 from router.frontend.http.errors import SHOULD_RETRY_HEADER, error_response
 from router.frontend.http.health_pages import HEALTH_PATHS, INDEX
 from router.frontend.http.lora import LOAD_PATH, UNLOAD_PATH
@@ -27,6 +27,8 @@ from twostroke.config import EndpointsConfig
 from twostroke.errors import Forbidden, InvalidApiKey, InvalidRequest, MisdirectedRequest, RateLimitExceeded
 
 REQUEST_ID_HEADER = "x-request-id"
+ANTHROPIC_ID_HEADER = "request-id"
+"""Header from which Anthropic's clients read the request's id."""
 KEY_HEADER = "x-api-key"
 
 
@@ -46,13 +48,14 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = headers[ANTHROPIC_ID_HEADER] = request_id
             await send(message)
 
         try:
             check_request_id(request_id, REQUEST_ID_HEADER)
         except InvalidRequest as error:
-            await error_response(error, error_body_at(scope["path"]))(scope, receive, send)
+            await error_response(error, error_form_at(scope["path"]), request_id)(scope, receive, send)
             return
         await self._app(scope, receive, send_with_id)
 
@@ -81,7 +84,8 @@ class Authentication:
                 scope["state"]["auth"] = auth
                 await self._app(scope, receive, send)
         except (InvalidApiKey, RateLimitExceeded) as error:
-            await error_response(error, error_body_at(scope["path"]))(scope, receive, send)
+            refused = error_response(error, error_form_at(scope["path"]), scope["state"]["request_id"])
+            await refused(scope, receive, send)
 
 
 def _shown_key(headers: Headers) -> str | None:
@@ -106,11 +110,11 @@ class BrowserGuard:
             host, origin = headers.get("host"), headers.get("origin")
             if host is not None and not self._is_ours(_name(host)):  # HTTP/1.0 may have none, and no browser speaks it
                 error = MisdirectedRequest(f"Host: {host[:100]!r} is not a name of this server (--allowed-host)")
-                await error_response(error, error_body_at(scope["path"]))(scope, receive, send)
+                await error_response(error, error_form_at(scope["path"]))(scope, receive, send)
                 return
             if origin is not None and not self._may_call(origin, host, scope["scheme"]):
                 refused = Forbidden(f"Origin: {origin[:100]!r} may not call this server (--cors-origin)")
-                await error_response(refused, error_body_at(scope["path"]))(scope, receive, send)
+                await error_response(refused, error_form_at(scope["path"]))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -130,7 +134,7 @@ def browser_middleware(endpoints: EndpointsConfig, host: str) -> list[Middleware
             allow_origins=endpoints.cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=(REQUEST_ID_HEADER, "retry-after", SHOULD_RETRY_HEADER),
+            expose_headers=(REQUEST_ID_HEADER, ANTHROPIC_ID_HEADER, "retry-after", SHOULD_RETRY_HEADER),
             max_age=PREFLIGHT_S,
         )
         middleware.append(cors)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from router.frontend.output.events import TextEvent
 from twostroke.errors import ServeError
 
 Json = dict[str, Any]
-ErrorBody = Callable[[ServeError], Json]
-"""Returns an error as the body that a dialect's clients expect."""
-
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How the clients of a dialect are told of errors."""
+
+    body: Callable[[ServeError], Json]
+    """Returns an error as the body that they expect."""
+    statuses: Mapping[type[ServeError], int] = field(default_factory=dict)
+    """HTTP statuses of errors where they are not those that `ServeError.http_status` says."""
+    has_request_id: bool = False
+    """The body has the request's id, too, as `request_id`."""
 
 
 class Reply(Protocol):
@@ -30,7 +40,7 @@ class Reply(Protocol):
         """Returns the whole response; every event must have been added."""
 
     def messages(self, event: TextEvent) -> str:
-        """Returns the messages of a stream for one event, each a whole server-sent event."""
+        """Returns the messages of a stream for one event, each a whole server-sent event. Empty: there is none yet."""
 
     def end(self) -> str:
         """Returns what follows the last event's messages, and ends a stream."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.frontend.http.reply import Json
+from router.frontend.http.reply import ErrorForm, Json
 from twostroke.errors import ServeError
 
 
@@ -15,3 +15,6 @@ def error_body(error: ServeError) -> Json:
             "code": error.code,
         }
     }
+
+
+ERRORS = ErrorForm(error_body)

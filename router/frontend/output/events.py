@@ -37,6 +37,8 @@ class TextEvent(NamedTuple):
     """The client has it (but for the usage): the stream is resumed."""
     parts: tuple[Part, ...] = ()
     """What a parser made of the text; empty where the request has no parser, or nothing is certain yet."""
+    stop_string: str | None = None
+    """The client's stop string that has ended the choice, in its last event."""
 
 
 class Sink(Protocol):

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from router.fleet.serving_facts import ServingFacts
 from router.frontend.answer_request import AnswerRequest
+from router.frontend.anthropic.schema import counted_chat
 from router.frontend.cache_hints import TokenHint
 from router.frontend.dialects import DIALECTS
 from router.frontend.grpc.schema import options_of, prefix_of, prompt_of
@@ -110,6 +111,13 @@ class _Preparation:
         strings = [token_text(self._text, token) for token in tokens] if wanted.return_token_strs else None
         counts = {"count": len(tokens), "max_model_len": self._facts.context_tokens}
         return _json({**counts, "tokens": tokens, "token_strs": strings})
+
+    def count_tokens(self) -> bytes:
+        """Returns the body of the response to Anthropic's count_tokens."""
+        body = parse_json(self._work.body)
+        wanted, chat = TokenizeBody.read(body), counted_chat(body)
+        check_model(wanted.model, self._work.model, self._work.adapters)
+        return _json({"input_tokens": len(self._counted(chat, False))})
 
     def detokenize(self) -> bytes:
         """Returns the body of the response."""
@@ -215,6 +223,7 @@ class _Preparation:
 KINDS: Mapping[str, Callable[[_Preparation], Any]] = {
     **{dialect.path: partial(_Preparation.answer, parse=dialect.parse) for dialect in DIALECTS},
     "tokenize": _Preparation.tokenize,
+    "count_tokens": _Preparation.count_tokens,
     "detokenize": _Preparation.detokenize,
     "grpc_generate": _Preparation.grpc_generate,
     "grpc_tokenize": _Preparation.grpc_tokenize,

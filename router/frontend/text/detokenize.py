@@ -125,6 +125,11 @@ class OutputText:
         self.is_stopped = False
         """A stop string was found: nothing more belongs to the output."""
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
+        return None if self._scanner is None else self._scanner.found
+
     def feed(self, token: int) -> str:
         self.tokens += 1
         if token in self._mute and self.tokens >= self._min_tokens:

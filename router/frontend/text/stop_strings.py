@@ -76,6 +76,8 @@ class StopScanner:
         """Text held back: as many characters as `_node` is deep."""
         self.is_stopped = False
         """A stop string was found: this is the end of the output."""
+        self.found: str | None = None
+        """The stop string that was found."""
 
     def feed(self, new: str) -> str:
         """Returns what may be sent now."""
@@ -86,7 +88,9 @@ class StopScanner:
                 text = self._held + new[:rank]
                 self.flush()
                 self.is_stopped = True
-                return text if self._include_stop else text[: len(text) - node.matched_chars]
+                begins = len(text) - node.matched_chars
+                self.found = text[begins:]
+                return text if self._include_stop else text[:begins]
         text = self._held + new
         certain_chars = len(text) - node.depth
         self._node, self._held = node, text[certain_chars:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -12,6 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from router.frontend.http.app import build_http_app
+from router.frontend.preparation.prepare import Work, prepare
 from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import ByteText
@@ -21,7 +23,8 @@ from tests.chaos.fuzz.target import Target, Try
 from tests.chaos.fuzz.wire import Wire
 from tests.chaos.injection.plan import Fault
 from tests.inline_preparer import InlinePreparer
-from tests.unit.router.conftest import ScriptedDispatcher
+from tests.unit.router.conftest import FACTS, ScriptedDispatcher
+from tests.unit.router.frontend.anthropic.claude_code import CLAUDE_CODE, HEADERS
 from twostroke.errors import ServeError
 from twostroke.ids import Epoch, PageId, RequestId
 from twostroke.kv_cache.block import block_hashes_of
@@ -271,6 +274,19 @@ def http() -> Iterator[Try]:
         yield attempt
 
 
+@contextlib.contextmanager
+def messages() -> Iterator[Try]:
+    """A body of Anthropic's API, to be answered and to be counted."""
+    facts = dataclasses.replace(FACTS, max_model_len=1 << 13, pool_tokens=1 << 13)
+
+    def attempt(data: bytes) -> None:
+        for kind in ("/v1/messages", "count_tokens"):
+            outcome = prepare(Work(kind, data, "toy", facts), ByteText())
+            assert outcome.error is not None or outcome.value
+
+    yield attempt
+
+
 def _http_seeds() -> Sequence[bytes]:
     chat = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True,
             "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 2, "seed": 5}  # fmt: skip
@@ -289,6 +305,13 @@ def _http_seeds() -> Sequence[bytes]:
             ["POST", "/tokenize", {}, {"prompt": "abc", "return_token_strs": True}],
             ["POST", "/tokenize", {}, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}],
             ["POST", "/detokenize", {}, {"tokens": [1, 2, 3], "model": "toy"}],
+            [
+                "POST",
+                "/v1/messages",
+                HEADERS,
+                {**CLAUDE_CODE, "system": "", "messages": [{"role": "user", "content": "hi"}]},
+            ],
+            ["POST", "/v1/messages/count_tokens", {}, {"messages": [{"role": "user", "content": "hi"}]}],
             ["GET", "/v1/models/toy", {}, ""],
             ["GET", "/metrics", {}, ""],
             ["POST", "/v1/chat/completions", {}, '{"messages": [{"role": "user", "content": "hi"}]}'],
@@ -345,4 +368,5 @@ PARSERS = [
     Target("error-message", [ERROR.SerializeToString()], mutate_message(worker_pb2.ErrorInfo),
            message(worker_pb2.ErrorInfo, convert.error_from_message)),
     Target("http", _http_seeds(), mutate_json, http),
+    Target("messages", [json.dumps(CLAUDE_CODE).encode()], mutate_json, messages),
 ]  # fmt: skip

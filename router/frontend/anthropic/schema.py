@@ -1,0 +1,128 @@
+"""Bodies of /v1/messages and its count_tokens, checked and turned into the router's own types."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from router.frontend.answer_request import AnswerRequest
+from router.frontend.anthropic.conversation import Conversation
+from router.frontend.anthropic.tools import openai_choice, openai_tools
+from router.frontend.json_body import Body, Integer, Strings
+from router.frontend.openai.chat_messages import tools_of
+from router.frontend.params import (
+    MAX_REQUEST_ID_CHARS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    AnswerOptions,
+    ChatPrompt,
+)
+from twostroke.errors import InvalidRequest, UnsupportedFeature
+
+_HARMLESS: Mapping[str, Callable[[Any], bool]] = {
+    "container": lambda value: value is None,
+    "mcp_servers": lambda value: not value,
+    "output_format": lambda value: value is None,
+    "output_config": lambda value: isinstance(value, Mapping) and value.get("format") is None,
+}
+"""Fields whose effect is not offered here, and the values that ask for none. Other unknown fields are ignored."""
+
+_THINKS: Mapping[str, bool] = {"enabled": True, "adaptive": True, "disabled": False}
+_THINKING_VARIABLES = ("enable_thinking", "thinking")
+"""Names by which published chat templates ask whether the model is to think."""
+
+_OTHER_OPTIONS = ("n", "max_completion_tokens", "logprobs", "include_stop_str_in_output")
+"""Options of other dialects to which a message of this one has no answer: they are ignored, as all unknown fields."""
+
+
+class _MessagesFields(Body):
+    messages: list[Any] = Field(description="a list of objects with role and content")
+    system: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    thinking: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    cache_control: Any = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def prompt(self) -> ChatPrompt:
+        if not self.messages:
+            raise InvalidRequest("messages must not be empty", field="messages")
+        chat, tools = Conversation(), openai_tools(self.tools)
+        if self.system is not None:
+            chat.add_system(self.system, "system")
+        # Templates write tools into the system prompt.
+        marked = [tool["cache_control"] for tool in self.tools or () if tool.get("cache_control") is not None]
+        for value in marked:
+            chat.keep(value, len(chat.messages), "tools.cache_control")
+        for rank, message in enumerate(self.messages):
+            chat.add(message, f"messages[{rank}]")
+        if self.cache_control is not None:
+            chat.keep(self.cache_control, len(chat.messages), "cache_control")
+        return ChatPrompt(
+            messages=tuple(chat.messages),
+            add_generation_prompt=not chat.goes_on,
+            continue_final_message=chat.goes_on,
+            variables={**self._thinking_variables(), **self.chat_template_kwargs},
+            tools=tools_of(tools, openai_choice(self.tool_choice)),
+            hints=chat.hints,
+        )
+
+    def _thinking_variables(self) -> Mapping[str, bool]:
+        if self.thinking is None:
+            return {}
+        kind = self.thinking.get("type")
+        if not isinstance(kind, str) or kind not in _THINKS:
+            raise InvalidRequest(f"thinking.type must be one of {', '.join(_THINKS)}", field="thinking.type")
+        return dict.fromkeys(_THINKING_VARIABLES, _THINKS[kind])
+
+    @property
+    def user(self) -> str:
+        """The user's id, or its digest where it is no id that a log may have."""
+        user = None if self.metadata is None else self.metadata.get("user_id")
+        if user is None:
+            return ""
+        if not isinstance(user, str):
+            raise InvalidRequest("metadata.user_id must be a string", field="metadata.user_id")
+        is_short = len(user) <= MAX_REQUEST_ID_CHARS and user.isprintable()
+        return user if is_short else hashlib.sha256(user.encode()).hexdigest()
+
+
+class _Limits(Body):
+    max_tokens: Integer
+    stop_sequences: Strings = ()
+
+    @property
+    def stop(self) -> list[str]:
+        stops = self.stop_sequences
+        if len(stops) > MAX_STOP_STRINGS or any(not 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+            wanted = f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters"
+            raise InvalidRequest(f"stop_sequences must be {wanted}", field="stop_sequences")
+        return list(stops)
+
+
+def parse_messages(body: Mapping[str, Any]) -> AnswerRequest:
+    _refuse_unsupported(body)
+    fields = _MessagesFields.read(body)
+    top_k = body.get("top_k") or None  # 0 means all tokens
+    own = {**dict.fromkeys(_OTHER_OPTIONS), "top_k": top_k, "stop": _Limits.read(body).stop}
+    options = AnswerOptions.read({**body, **own})
+    return AnswerRequest.read({**body, "user": fields.user, "prompts": (fields.prompt,), "options": options})
+
+
+def counted_chat(body: Mapping[str, Any]) -> ChatPrompt:
+    """Returns the chat of a body of count_tokens, which limits no answer."""
+    _refuse_unsupported(body)
+    return _MessagesFields.read(body).prompt
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    for name, is_harmless in _HARMLESS.items():
+        value = body.get(name)
+        if value is not None and not is_harmless(value):
+            named = "output_config.format" if name == "output_config" else name
+            raise UnsupportedFeature(f"{named} is not supported by this server", field=named)
