@@ -14,6 +14,8 @@ import httpx
 Json = dict[str, Any]
 RESUMING_HEADERS = ("x-resumable-stream", "last-event-id")
 """The headers with which a client asks for more than hand-cut ones read."""
+NAMED_PATHS = ("/v1/responses", "/v1/messages")
+"""Paths whose streams name the type of every event in a line of its own. No client cuts them by hand."""
 
 
 class HandCut:
@@ -59,6 +61,7 @@ class HandCutTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         response = await self._inner.handle_async_request(request)
         is_plain = not any(header in request.headers for header in RESUMING_HEADERS)
+        is_plain = is_plain and not request.url.path.startswith(NAMED_PATHS)
         if is_plain and response.headers.get("content-type", "").startswith("text/event-stream"):
             assert isinstance(response.stream, httpx.AsyncByteStream)
             response.stream = _ReadAlong(response.stream)

@@ -13,6 +13,8 @@ from router.frontend.anthropic.schema import parse_messages
 from router.frontend.http.reply import ErrorForm, Reply
 from router.frontend.openai.errors import ERRORS as OPENAI_ERRORS
 from router.frontend.openai.reply import OpenAIReply
+from router.frontend.openai.responses.reply import ResponsesReply
+from router.frontend.openai.responses.schema import parse_response
 from router.frontend.openai.schema import parse_chat, parse_completion
 from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import Text
@@ -43,6 +45,7 @@ DIALECTS: tuple[Dialect, ...] = (
     Dialect(
         path="/v1/messages", parse=parse_messages, reply=AnthropicReply, errors=ANTHROPIC_ERRORS, clamps_length=True
     ),
+    Dialect(path="/v1/responses", parse=parse_response, reply=ResponsesReply, errors=OPENAI_ERRORS, clamps_length=True),
 )
 
 BY_PATH: Mapping[str, Dialect] = {dialect.path: dialect for dialect in DIALECTS}

@@ -70,6 +70,7 @@ def build_http_app(
     endpoints = HttpEndpoints(handler, max_body_bytes)
     routes = [
         *(Route(each.path, _funnel(partial(endpoints.answer, each)), methods=["POST"]) for each in DIALECTS),
+        Route("/v1/responses/{response:path}", _funnel(stored_response), methods=["GET", "POST", "DELETE"]),
         Route("/v1/models", _funnel(endpoints.models), methods=["GET"]),
         Route("/v1/models/{model:path}", _funnel(endpoints.model), methods=["GET"]),
         Route("/tokenize", _funnel(partial(endpoints.prepared, "tokenize")), methods=["POST"]),
@@ -202,6 +203,12 @@ class HttpEndpoints:
 
     def _too_large(self) -> RequestTooLarge:
         return RequestTooLarge(f"the body is larger than the {self._max_body_bytes} bytes that are allowed")
+
+
+async def stored_response(request: Request) -> Response:
+    """Answers what clients ask of a response that OpenAI's servers would have kept."""
+    response = client_text.shown(request.path_params["response"])
+    raise NotFound(f"there is no response {response}: this server stores none, whatever a request says in store")
 
 
 def check_content_type(request: Request) -> None:

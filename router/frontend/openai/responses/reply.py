@@ -1,0 +1,160 @@
+"""Replies of /v1/responses: one response object, or the events of it in order."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from router.frontend.http.reply import Json, encoded, sse
+from router.frontend.openai.reply import LEAST_LOGPROB, LONG_BODY
+from router.frontend.openai.responses.output import ItemEvent, OutputItems
+from router.frontend.openai.responses.schema import ResponsesRequest
+from router.frontend.output.events import TextEvent, Usage
+from router.frontend.output.parts import Part, ReasoningPart, TextPart
+from router.frontend.resume import SentProgress, StreamPoint
+from router.frontend.text.tokenizer import Text, token_text
+from twostroke.errors import InvalidRequest, Overloaded, ServeError
+from twostroke.request import FinishReason, SampledToken
+
+
+class ResponsesReply:
+    """Builds one response of its text events."""
+
+    def __init__(
+        self, request: ResponsesRequest, point: StreamPoint, model: str, text: Text, progress: SentProgress
+    ) -> None:
+        del progress  # a stream of this dialect is not resumed
+        self._request = request
+        self._text = text
+        self._response_id = point.request_id
+        self._model = model
+        self._created_s = int(time.time())
+        custom = request.given_tools.custom_names
+        self._output = OutputItems(self._response_id, custom, encodes_reasoning=request.encodes_reasoning)
+        self._usage: Usage | None = None
+        self._tokens = self._reasoning_tokens = 0
+        self._finish: FinishReason | None = None
+        self._sequence = 0
+
+    def add(self, event: TextEvent) -> None:
+        """Keeps an event for `body`."""
+        for _ in self._item_events(event):
+            pass
+
+    @property
+    def is_long(self) -> bool:
+        most = self._request.options.logprobs
+        return self._tokens * (1 if most is None else 1 + most) > LONG_BODY
+
+    def body(self) -> Json:
+        return self._body(self._status)
+
+    def messages(self, event: TextEvent) -> str:
+        begins = self._begun() if self._sequence == 0 else ""
+        items = "".join(self._message(kind, fields) for kind, fields in self._item_events(event))
+        return begins + items
+
+    def end(self) -> str:
+        return self._message(self._status, {"response": self.body()})
+
+    def failure(self, error: ServeError) -> str:
+        """Returns the event that tells of a failed response, with as much of the output as there was."""
+        failed = self._body("failed", error={"code": _code(error), "message": error.message})
+        return self._message("failed", {"response": failed})
+
+    def beat(self) -> str:
+        return ": going on\n\n"
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._finish is FinishReason.LENGTH else "completed"
+
+    def _item_events(self, event: TextEvent) -> Sequence[ItemEvent]:
+        """Takes an event into the output, and returns what happened to its items."""
+        parts: Sequence[Part] = event.parts or (TextPart(event.text),)
+        logprobs = [] if event.token is None or not self._request.has_logprobs else [self._logprob(event.token)]
+        happened: list[ItemEvent] = []
+        for rank, part in enumerate(parts):
+            happened += self._output.add(part, logprobs if rank == 0 else ())
+        if event.token is not None:
+            self._tokens += 1
+            self._reasoning_tokens += self._output.is_reasoning or any(isinstance(p, ReasoningPart) for p in parts)
+        if event.finish is not None:
+            self._finish, self._usage = event.finish, event.usage
+            happened += self._output.end(self._status)
+        return happened
+
+    def _begun(self) -> str:
+        body = self._body("in_progress")
+        return self._message("created", {"response": body}) + self._message("in_progress", {"response": body})
+
+    def _message(self, kind: str, fields: Json) -> str:
+        name = f"response.{kind}"
+        data = encoded({"type": name, "sequence_number": self._sequence, **fields})
+        self._sequence += 1
+        return sse(data, event=name)
+
+    def _body(self, status: str, error: Json | None = None) -> Json:
+        request, tools = self._request, self._request.given_tools
+        is_cut = status == "incomplete"
+        return {
+            "id": f"resp_{self._response_id}",
+            "object": "response",
+            "created_at": self._created_s,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": error,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": request.metadata,
+            "model": self._model,
+            "output": [] if status == "in_progress" else self._output.bodies(),
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "previous_response_id": None,
+            "prompt_cache_key": request.prompt_cache_key,
+            "reasoning": {"effort": request.reasoning.effort, "summary": request.reasoning.summary},
+            "safety_identifier": request.safety_identifier,
+            "service_tier": "default",
+            "store": False,
+            "temperature": request.options.temperature,
+            "text": {"format": request.text.format, "verbosity": request.text.verbosity},
+            "tool_choice": tools.choice,
+            "tools": list(tools.shown),
+            "top_logprobs": request.top_logprobs,
+            "top_p": request.options.top_p,
+            "truncation": "disabled",
+            **({} if self._usage is None else {"usage": self._usage_body(self._usage)}),
+            **({"user": request.user} if request.user else {}),
+        }
+
+    def _usage_body(self, usage: Usage) -> Json:
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+    def _logprob(self, token: SampledToken) -> Json:
+        tops = [self._entry(other, logprob) for other, logprob in token.top]
+        return {**self._entry(token.token, token.logprob), "top_logprobs": tops}
+
+    def _entry(self, token: int, logprob: float | None) -> Json:
+        is_number = logprob is not None and math.isfinite(logprob)
+        return {
+            "token": token_text(self._text, token),
+            "logprob": logprob if is_number else LEAST_LOGPROB,
+            "bytes": list(self._text.token_bytes(token)),
+        }
+
+
+def _code(error: ServeError) -> str:
+    """Returns which of the codes that OpenAI's clients know comes nearest."""
+    if isinstance(error, Overloaded):
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"

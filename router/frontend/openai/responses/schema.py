@@ -1,0 +1,150 @@
+"""Bodies of /v1/responses, checked and turned into the router's own types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import Field, model_validator
+
+from router.frontend.answer_request import AnswerRequest
+from router.frontend.json_body import Body, Integer
+from router.frontend.openai.chat_messages import tools_of
+from router.frontend.openai.responses.items import messages_of
+from router.frontend.openai.responses.tools import ResponseTools, read_tools
+from router.frontend.params import AnswerOptions, ChatPrompt
+from twostroke.errors import InvalidRequest, UnsupportedFeature
+from twostroke.request import MAX_LOGPROBS, MOST_TOKENS
+
+LOGPROBS_INCLUDED = "message.output_text.logprobs"
+REASONING_INCLUDED = "reasoning.encrypted_content"
+
+
+class Refused(NamedTuple):
+    """A field whose effect is not offered here."""
+
+    is_harmless: Callable[[Any], bool]
+    """Tells whether a value asks for no effect."""
+    why: str = "this server does not support it"
+
+
+def _is_empty(value: Any) -> bool:
+    return not value
+
+
+def _is_never(value: Any) -> bool:
+    return False
+
+
+_NO_STORE = "this server stores no responses: send the whole conversation as input"
+_NO_FORMAT = "the format of the text is text.format here"
+
+REFUSED: Mapping[str, Refused] = {
+    "previous_response_id": Refused(_is_never, _NO_STORE),
+    "conversation": Refused(_is_never, _NO_STORE),
+    "prompt": Refused(_is_never, "this server stores no prompts: send instructions and input"),
+    "background": Refused(_is_empty, "this server stores no responses that could be asked for later"),
+    "moderation": Refused(_is_empty),
+    "n": Refused(lambda value: value == 1, "a response has one answer"),
+    "response_format": Refused(_is_never, _NO_FORMAT),
+    "structured_outputs": Refused(_is_empty, _NO_FORMAT),
+    "messages": Refused(_is_never, "the conversation is input here"),
+    "max_tokens": Refused(_is_never, "the limit is max_output_tokens here"),
+    "max_completion_tokens": Refused(_is_never, "the limit is max_output_tokens here"),
+}
+"""Fields that would change the answer if they were ignored, apart from null. Other unknown fields are ignored."""
+
+
+class TextField(Body):
+    format: dict[str, Any] = Field(default_factory=lambda: {"type": "text"})
+    verbosity: str | None = None
+
+
+class ReasoningField(Body):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesRequest(AnswerRequest):
+    """One parsed body of /v1/responses. Clients do not send `given_tools`."""
+
+    given_tools: ResponseTools
+    instructions: str | None = None
+    max_output_tokens: Integer | None = None
+    parallel_tool_calls: bool = True
+    text: TextField = Field(default=TextField(), strict=False)
+    reasoning: ReasoningField = Field(default=ReasoningField(), strict=False)
+    include: list[Any] = Field(default_factory=list)
+    store: bool = False
+    """Whether the client wants the response stored; nothing is."""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    top_logprobs: Integer = 0
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        for name, refused in REFUSED.items():
+            value = values.get(name)
+            if value is not None and not refused.is_harmless(value):
+                raise UnsupportedFeature(f"{name} is not supported: {refused.why}", field=name)
+        return values
+
+    @property
+    def has_logprobs(self) -> bool:
+        return LOGPROBS_INCLUDED in self.include
+
+    @property
+    def encodes_reasoning(self) -> bool:
+        """The client sends reasoning back as `encrypted_content`."""
+        return REASONING_INCLUDED in self.include
+
+
+class ChatFields(Body):
+    input: Any = None
+    instructions: str | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    reasoning: ReasoningField = Field(default=ReasoningField(), strict=False)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    def prompt(self, tools: ResponseTools) -> ChatPrompt:
+        return ChatPrompt(
+            messages=messages_of(self.input, self.instructions),
+            variables={**_variables(self.reasoning.effort), **self.chat_template_kwargs},
+            tools=tools_of(tools.chat_tools, tools.chat_choice),
+        )
+
+
+def parse_response(body: Mapping[str, Any]) -> ResponsesRequest:
+    fields = ChatFields.read(body)
+    tools = read_tools(fields.tools, fields.tool_choice)
+    further = {"prompts": (), "options": AnswerOptions(), "given_tools": tools}
+    request = ResponsesRequest.read({**body, **further})
+    _check_format(request.text.format)
+    return request.model_copy(update={"prompts": (fields.prompt(tools),), "options": _options(body, request)})
+
+
+def _options(body: Mapping[str, Any], request: ResponsesRequest) -> AnswerOptions:
+    most, top = request.max_output_tokens, request.top_logprobs
+    if most is not None and most < 1:
+        raise InvalidRequest(
+            f"max_output_tokens must be from 1 to {MOST_TOKENS}, got {most}", field="max_output_tokens"
+        )
+    if not 0 <= top <= MAX_LOGPROBS:
+        raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_LOGPROBS}, got {top}", field="top_logprobs")
+    special = {"max_completion_tokens": most, "logprobs": top if request.has_logprobs else None}
+    return AnswerOptions.read({**body, **special})
+
+
+def _check_format(form: Mapping[str, Any]) -> None:
+    if form.get("type") != "text":
+        raise UnsupportedFeature("text.format other than text is not supported by this server", field="text.format")
+
+
+def _variables(effort: str | None) -> dict[str, Any]:
+    """Returns the names by which templates know how much a model is to reason."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
