@@ -11,6 +11,9 @@ from router.frontend.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
 from router.frontend.anthropic.reply import AnthropicReply
 from router.frontend.anthropic.schema import parse_messages
 from router.frontend.http.reply import ErrorForm, Reply
+from router.frontend.kserve.errors import ERRORS as KSERVE_ERRORS
+from router.frontend.kserve.reply import GenerateReply
+from router.frontend.kserve.schema import parse_generate, parse_generate_stream
 from router.frontend.openai.errors import ERRORS as OPENAI_ERRORS
 from router.frontend.openai.reply import OpenAIReply
 from router.frontend.openai.responses.reply import ResponsesReply
@@ -39,6 +42,13 @@ class Dialect:
     """Clients ask for more tokens than a context window holds, and expect as many as fit."""
 
 
+def _kserve(path: str, parse: Callable[[Mapping[str, Any]], AnswerRequest]) -> Dialect:
+    return Dialect(path=path, parse=parse, reply=GenerateReply, errors=KSERVE_ERRORS)
+
+
+_KSERVE_MODEL = "/v2/models/{model:path}"
+_KSERVE_VERSION = f"{_KSERVE_MODEL}/versions/{{version}}"
+
 DIALECTS: tuple[Dialect, ...] = (
     Dialect(path="/v1/chat/completions", parse=parse_chat, reply=OpenAIReply, errors=OPENAI_ERRORS, is_resumable=True),
     Dialect(path="/v1/completions", parse=parse_completion, reply=OpenAIReply, errors=OPENAI_ERRORS, is_resumable=True),
@@ -46,11 +56,15 @@ DIALECTS: tuple[Dialect, ...] = (
         path="/v1/messages", parse=parse_messages, reply=AnthropicReply, errors=ANTHROPIC_ERRORS, clamps_length=True
     ),
     Dialect(path="/v1/responses", parse=parse_response, reply=ResponsesReply, errors=OPENAI_ERRORS, clamps_length=True),
+    _kserve(f"{_KSERVE_VERSION}/generate", parse_generate),
+    _kserve(f"{_KSERVE_VERSION}/generate_stream", parse_generate_stream),
+    _kserve(f"{_KSERVE_MODEL}/generate", parse_generate),
+    _kserve(f"{_KSERVE_MODEL}/generate_stream", parse_generate_stream),
 )
 
 BY_PATH: Mapping[str, Dialect] = {dialect.path: dialect for dialect in DIALECTS}
 
-_ERRORS_BELOW: tuple[tuple[str, ErrorForm], ...] = (("/v1/messages", ANTHROPIC_ERRORS),)
+_ERRORS_BELOW: tuple[tuple[str, ErrorForm], ...] = (("/v1/messages", ANTHROPIC_ERRORS), ("/v2", KSERVE_ERRORS))
 """Errors of paths that begin like this. All others are written as OpenAI's API writes them."""
 
 

@@ -26,6 +26,7 @@ from router.frontend.http.health_pages import HealthPages, with_index
 from router.frontend.http.lora import LOAD_PATH, UNLOAD_PATH, LoraEndpoints
 from router.frontend.http.middleware import Authentication, RequestIds
 from router.frontend.json_body import as_number
+from router.frontend.kserve.pages import KServePages
 from router.frontend.params import ClientRequest, TokenPrompt, check_request_id
 from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import Mark, SentProgress, StreamPoint
@@ -77,6 +78,7 @@ def build_http_app(
         Route("/v1/messages/count_tokens", _funnel(partial(endpoints.prepared, "count_tokens")), methods=["POST"]),
         Route("/detokenize", _funnel(partial(endpoints.prepared, "detokenize")), methods=["POST"]),
         *([] if lora is None else _lora_routes(lora)),
+        *(Route(path, _funnel(page), methods=["GET"]) for path, page in KServePages(handler).pages()),
         *HealthPages(handler).routes(with_metrics=with_metrics),
     ]
     return Starlette(

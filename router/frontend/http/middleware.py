@@ -22,6 +22,7 @@ from router.frontend.dialects import error_form_at
 from router.frontend.http.errors import SHOULD_RETRY_HEADER, error_response
 from router.frontend.http.health_pages import HEALTH_PATHS, INDEX
 from router.frontend.http.lora import LOAD_PATH, UNLOAD_PATH
+from router.frontend.kserve.pages import LIVE_PATH, READY_PATH
 from router.frontend.params import check_request_id
 from twostroke.config import EndpointsConfig
 from twostroke.errors import Forbidden, InvalidApiKey, InvalidRequest, MisdirectedRequest, RateLimitExceeded
@@ -60,7 +61,7 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX, LOAD_PATH, UNLOAD_PATH}
+OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX, LOAD_PATH, UNLOAD_PATH, LIVE_PATH, READY_PATH}
 """Paths that take no client's key: those for adapters take the cluster's token. Metrics are among them only where they
 have no port of their own."""
 

@@ -84,6 +84,10 @@ class TokenizerText:
             return bytes.fromhex(piece[3:5])
         return piece.replace("▁", " ").encode()
 
+    def is_special(self, token: int) -> bool:
+        """Tells whether the token is no text of an answer, such as the one that ends it."""
+        return token in self._special
+
     def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
         """Returns a decoder for one output that follows `prompt`."""
         silent = self._special if skip_special_tokens else frozenset()
@@ -116,6 +120,9 @@ class ByteText:
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else f"<{token}>".encode()
+
+    def is_special(self, token: int) -> bool:
+        return token >= 256
 
     def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
         return ByteDecoder(self.token_bytes)

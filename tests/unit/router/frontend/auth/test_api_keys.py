@@ -322,3 +322,12 @@ def test_a_date_that_yaml_would_take_for_one_is_a_date_here_too() -> None:
     file = parse_keys(f"keys: {{a: {{tenant: t, sha256: '{HASH}', expires: 2027-01-31}}}}", "keys.yaml")
     assert file.keys["a"].expires == "2027-01-31"
     assert parse_keys("keys: {}", "keys.yaml").keys == {}
+
+
+async def test_kserves_health_needs_no_key_and_its_models_do(guarded):
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        assert (await guarded.http.get(path)).status_code == 200
+    for path in ("/v2", "/v2/models/toy", "/v2/models/toy/ready"):
+        refused = await guarded.http.get(path)
+        assert refused.status_code == 401
+        assert isinstance(refused.json()["error"], str)

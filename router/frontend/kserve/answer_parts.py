@@ -1,0 +1,79 @@
+"""What a response of KServe's protocol holds besides text: outputs that clients ask for, by name."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+from router.frontend.kserve.schema import FINISH_REASON, KServeRequest
+from router.frontend.output.events import TextEvent
+from router.frontend.text.tokenizer import Text, token_text
+from twostroke.request import FinishReason, SampledToken
+
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+Values = Sequence[str] | Sequence[int] | Sequence[float]
+
+
+class ChoiceParts:
+    """What one choice has got since the last response."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.tokens: list[SampledToken] = []
+        self.finish: FinishReason | None = None
+        self.logprob = 0.0
+        """Sum over all tokens of the choice so far."""
+
+    def add(self, event: TextEvent) -> None:
+        self.texts.append(event.text)
+        if event.token is not None:
+            self.tokens.append(event.token)
+            self.logprob += finite(event.token.logprob)
+        self.finish = event.finish or self.finish
+
+
+class Outputs:
+    """Makes the outputs of one request's responses."""
+
+    def __init__(self, request: KServeRequest, text: Text) -> None:
+        self._request = request
+        self._text = text
+
+    def of(self, choices: Sequence[ChoiceParts], prompt_tokens: int) -> list[tuple[str, Values]]:
+        """Returns names and values of a response's outputs; a value for each choice."""
+        return [(name, self._values(name, choices, prompt_tokens)) for name in self._request.outputs]
+
+    def _values(self, name: str, choices: Sequence[ChoiceParts], prompt_tokens: int) -> Values:
+        match name:
+            case "num_input_tokens":
+                return [prompt_tokens]
+            case "num_output_tokens":
+                return [len(choice.tokens) for choice in choices]
+            case "cumulative_logprob":
+                return [choice.logprob for choice in choices]
+            case "logprobs":
+                return [json.dumps([self._logprobs(token) for token in choice.tokens]) for choice in choices]
+            case _ if name == FINISH_REASON:
+                return [choice.finish.value if choice.finish else self._request.unfinished for choice in choices]
+            case _:
+                return [self._request.before + "".join(choice.texts) for choice in choices]
+
+    def _logprobs(self, token: SampledToken) -> dict[int, dict[str, object]]:
+        """Returns a token's logprobs and those of the likeliest, as the vLLM backend writes them.
+
+        The rank of a token that is not among the likeliest is not known.
+        """
+        ranked = {other: (rank, logprob) for rank, (other, logprob) in enumerate(token.top, 1)}
+        rank = ranked.get(token.token, (None, 0.0))[0]
+        entries = {token.token: (rank, token.logprob), **ranked}
+        return {
+            other: {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(self._text, other)}
+            for other, (rank, logprob) in entries.items()
+        }
+
+
+def finite(logprob: float | None) -> float:
+    return LEAST_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
