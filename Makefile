@@ -8,7 +8,7 @@ PROTOS := $(wildcard proto/twostroke/rpc/v1/*.proto)
 ARGS   ?=
 
 CLIENTS      := $(VENV)/clients
-GATE_CLIENTS := openai litellm
+GATE_CLIENTS := openai litellm anthropic
 ALL_CLIENTS  := $(GATE_CLIENTS) node langchain pydantic-ai guidellm aiperf vllm
 CLIENT_PIP   := $(BIN)/pip --python
 CLIENT_OPTIONS := install --quiet --disable-pip-version-check --no-deps --no-compile
@@ -37,7 +37,7 @@ help:
 	@echo "make hosts             the same for hosts and cables: four hosts out of namespaces, needs root; docs/multi-host.md"
 	@echo "make soak              load and random faults for an hour, into docs/faults.md (ARGS=\"--for 10m\")"
 	@echo "make bench-kernels     time the engine's parts; also bench-index, -decisions, -determinism, -policies, -cores, -overload, -sweep, -grid, -host, -startup"
-	@echo "make clients           stock clients against a served model: openai (also node's), LiteLLM, LangChain, benchmarks (3 GB)"
+	@echo "make clients           stock clients against a served model: openai (also node's), LiteLLM, anthropic, LangChain, benchmarks (3 GB)"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every endpoint, led by coverage (35 MB to download): ARGS=\"--for 3600\""
 	@echo "make neighbours        an honest client beside a hundred hostile ones, for 10 minutes: ARGS=\"--for 30m --seed 3\""

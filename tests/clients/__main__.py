@@ -11,19 +11,19 @@ from pathlib import Path
 
 from tests.clients.asks import Served
 from tests.clients.benchmarks import BENCHMARKS
-from tests.clients.stock import LANGCHAIN, LITELLM, NODE, OPENAI, PYDANTIC_AI, ClientOfAKind
+from tests.clients.stock import ANTHROPIC, LANGCHAIN, LITELLM, NODE, OPENAI, PYDANTIC_AI, ClientOfAKind
 from tests.cluster.processes import running_cluster
 from twostroke.config import DEFAULT_MODEL, ModelConfig
 from twostroke.models.catalog.fetch import fetch
 
-CLIENTS: tuple[ClientOfAKind, ...] = (OPENAI, LITELLM, NODE, LANGCHAIN, PYDANTIC_AI, *BENCHMARKS)
+CLIENTS: tuple[ClientOfAKind, ...] = (OPENAI, LITELLM, NODE, LANGCHAIN, PYDANTIC_AI, ANTHROPIC, *BENCHMARKS)
 
 PREFACE = """# Clients
 
 Clients of the field, each unmodified in an environment of its own, against two workers and a router with smollm2-135m
 in float32 on a CPU. Right means: the texts are those that the server gives to a plain POST, no request fails, and the
 counts of prompt and answer tokens are those of the tokenizer and of the answer's ids. `make clients` installs them,
-runs them and writes this page; openai and LiteLLM are in the gate, too. `node` is the openai package for it.
+runs them and writes this page; openai, LiteLLM and anthropic are in the gate, too. `node` is the openai package for it.
 
 | Client | Asked | Result |
 |---|---|---|

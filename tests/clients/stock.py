@@ -109,4 +109,11 @@ LANGCHAIN = StockClient(
     too_long="OpenAIContextOverflowError",
 )
 PYDANTIC_AI = StockClient(name="pydantic-ai", package="pydantic-ai-slim", script="pydantic_ai_package.py", kinds=CHATS)
+ANTHROPIC = StockClient(
+    name="anthropic",
+    package="anthropic",
+    script="anthropic_package.py",
+    kinds=CHATS,
+    too_long="prompt is too long",
+)
 NODE = StockClient(name="node", package="openai", script="openai_package.mjs")
