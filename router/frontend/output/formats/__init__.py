@@ -1,0 +1,1 @@
+"""Syntaxes in which models write tool calls, one file each."""

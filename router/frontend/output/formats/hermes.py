@@ -1,0 +1,55 @@
+"""Calls of Hermes and Qwen: `<tool_call>`, a JSON object with name and arguments, `</tool_call>`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from router.frontend.output.call_object import CallObject
+from router.frontend.output.framing import Framing, State, Tools
+from router.frontend.output.json_scanner import Progress
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class HermesSyntax:
+    MARKS: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
+
+    def __init__(self, tools: Tools, framing: Framing) -> None:
+        self._tools = tools
+        self._framing = framing
+        self._object = CallObject(tools, framing)
+        self._is_unclosed = False
+        """A call has begun whose closing mark has not come."""
+        self.state: State = self._prose
+
+    def end(self) -> None: ...
+
+    def _prose(self, char: str) -> bool:
+        mark = self._framing.prose.take(char)
+        if mark == OPEN:
+            self._framing.hold(mark)
+            self.state = self._opening
+        elif mark and self._is_unclosed:
+            self._framing.prose.end_call()
+        elif mark:
+            self._framing.prose.emit(mark)
+        if mark:
+            self._is_unclosed = False
+        return True
+
+    def _opening(self, char: str) -> bool:
+        if char.isspace() and not self._framing.is_full:
+            self._framing.hold(char)
+            return True
+        self._object = CallObject(self._tools, self._framing)
+        self.state = self._in_object
+        return False
+
+    def _in_object(self, char: str) -> bool:
+        progress = self._object.take(char)
+        self._is_unclosed = self._object.has_begun
+        if progress is Progress.MORE:
+            return True
+        self._framing.give_up()
+        self.state = self._prose
+        return progress is Progress.DONE

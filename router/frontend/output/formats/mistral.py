@@ -1,0 +1,110 @@
+"""Calls of Mistral's models behind `[TOOL_CALLS]`: a list of objects, or since Tekken v11 a name and its arguments."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from router.frontend.output.call_object import CallObject
+from router.frontend.output.framing import Framing, State, Tools
+from router.frontend.output.json_scanner import JsonScanner, Progress, fixed
+
+CALLS, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+
+
+class MistralSyntax:
+    MARKS: ClassVar[tuple[str, ...]] = (CALLS,)
+
+    def __init__(self, tools: Tools, framing: Framing) -> None:
+        self._tools = tools
+        self._framing = framing
+        self._object = CallObject(tools, framing)
+        self._scanner = JsonScanner()
+        self._head = ""
+        """Name of the call and the marks behind it."""
+        self.state: State = self._prose
+
+    def end(self) -> None: ...
+
+    def _prose(self, char: str) -> bool:
+        if self._framing.prose.take(char):
+            self._head = ""
+            self.state = self._opening
+        return True
+
+    def _opening(self, char: str) -> bool:
+        if char.isspace() and not self._framing.is_full:
+            self._framing.hold(char)
+        elif char == "[":
+            self._framing.hold(char)
+            self.state = self._before_object
+        else:
+            self.state = self._in_head
+            return False
+        return True
+
+    def _before_object(self, char: str) -> bool:
+        if char == "{":
+            self._object = CallObject(self._tools, self._framing)
+            self.state = self._in_object
+            return False
+        return self._hold_space(char)
+
+    def _in_object(self, char: str) -> bool:
+        progress = self._object.take(char)
+        if progress is Progress.MORE:
+            return True
+        if progress is Progress.BROKEN:
+            return self._to_prose()
+        self.state = self._after_object
+        return True
+
+    def _after_object(self, char: str) -> bool:
+        if char == ",":
+            self._framing.hold(char)
+            self.state = self._before_object
+            return True
+        if char == "]":
+            self._framing.accept()
+            self.state = self._prose
+            return True
+        return self._hold_space(char)
+
+    def _in_head(self, char: str) -> bool:
+        if char == "{":
+            name, _, rest = self._head.partition("[")
+            if name.strip() not in self._tools or (rest and not self._head.endswith(ARGUMENTS)):
+                return self._to_prose()
+            self._framing.begin_call(name.strip())
+            self._scanner = JsonScanner()
+            self.state = self._in_arguments
+            return False
+        if len(self._head) >= MAX_HEAD or char.isspace() or self._framing.is_full:
+            return self._to_prose()
+        self._head += char
+        self._framing.hold(char)
+        return True
+
+    def _in_arguments(self, char: str) -> bool:
+        expected = self._scanner.expects
+        progress = self._scanner.take(char)
+        if progress is Progress.BROKEN:
+            return self._to_prose()
+        self._framing.parts.add_arguments(fixed(char, expected))
+        if progress is Progress.DONE:
+            self.state = self._prose
+        return True
+
+    def _hold_space(self, char: str) -> bool:
+        if not char.isspace() or self._framing.is_full:
+            return self._to_prose()
+        self._framing.hold(char)
+        return True
+
+    def _to_prose(self) -> bool:
+        self._framing.give_up()
+        self.state = self._prose
+        return False
+
+
+MAX_HEAD = 256
+"""Characters of a name with the marks behind it; names have at most 64."""
