@@ -13,11 +13,14 @@ from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
 from router.control_service import RouterControlService
 from router.frontend.auth.auth import Authenticator, KeyAuthenticator, NoAuthentication
-from router.frontend.grpc.service import SERVICE_NAME, AuthenticatedCalls, InferenceService
+from router.frontend.grpc.calls import AuthenticatedCalls
+from router.frontend.grpc.service import SERVICE_NAME, InferenceService
 from router.frontend.http.app import build_http_app
 from router.frontend.http.lora import LoraEndpoints
 from router.frontend.http.middleware import browser_middleware
 from router.frontend.http.server import HttpServer, http_config
+from router.frontend.kserve.service import OPEN_METHODS, KServeService
+from router.frontend.kserve.service import SERVICE_NAME as KSERVE_NAME
 from router.frontend.preparation.preparer import Preparer
 from router.frontend.public_prefixes import read_public_prefixes
 from router.frontend.request_handler import RequestHandler
@@ -112,7 +115,8 @@ class RouterServer:
             )
         )
         InferenceService(handler, calls).add_to(self._rpc.server)
-        self._rpc.offer(SERVICE_NAME, is_described=True)
+        KServeService(handler, calls).add_to(self._rpc.server)
+        self._rpc.offer(SERVICE_NAME, KSERVE_NAME, is_described=True)
         control = RouterControlService(handler, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
         pins = PinAdminService(handler, config.fleet_address, membership)
         self._admin.serve(control, pins, AdapterAdminService(self._adapters))
@@ -207,7 +211,8 @@ def _authenticator(config: RouterConfig, metrics: RouterMetrics) -> Authenticato
 def _clients_rpc(config: RouterConfig, calls: AuthenticatedCalls, certificates: Certificates | None) -> RpcServer:
     callers = Callers(
         options=_client_options(config.endpoints),
-        entrance=StrangersEntrance(calls.admit),
+        entrance=StrangersEntrance(calls.admit, calls.check),
+        open_methods=OPEN_METHODS,
         max_message_bytes=config.endpoints.max_request_bytes,
         most_connections=config.endpoints.max_connections,
         strangers_bytes=STRANGERS_BYTES,

@@ -2,6 +2,7 @@
 
     a process of the cluster   headers with the token -> gRPC reads its message -> the call
     a client                   headers -> let in, or refused -> its message, in time -> the call
+    a client's stream          headers -> let in, or refused -> the call, which reads one message after the other
     anybody (`open_calls`)     health and reflection: few at once, short messages in little time
 
 What gRPC reads before anybody looks costs memory: a stranger could leave thousands of messages half sent.
@@ -23,6 +24,8 @@ from twostroke.errors import DeadlineExceeded, InvalidRequest
 Context = grpc.aio.ServicerContext[Any, Any]
 Admit = Callable[[Context], AbstractContextManager[object]]
 """For the time of one call. Raises ServeError where it must not be."""
+Check = Callable[[Context], None]
+"""Raises ServeError where a call with a stream of requests must not be."""
 
 MESSAGE_S = 60.0
 """For the message of a call that was let in; HTTP gives as much to a body."""
@@ -38,6 +41,9 @@ class Entrance(Protocol):
 
     async def message(self, came: Any, context: Context) -> bytes:
         """The request, from what gRPC gave the handler. Raises ServeError."""
+
+    def check(self, context: Context) -> None:
+        """Raises ServeError where a call with a stream of requests must not be."""
 
 
 class OwnEntrance:
@@ -56,6 +62,9 @@ class OwnEntrance:
         assert isinstance(came, bytes)
         return came
 
+    def check(self, context: Context) -> None:
+        """Whoever has shown the token may call."""
+
 
 class StrangersEntrance:
     """To gRPC every call has a stream of requests, so that it reads none before it is asked to."""
@@ -63,8 +72,9 @@ class StrangersEntrance:
     unary = staticmethod(grpc.stream_unary_rpc_method_handler)
     streaming = staticmethod(grpc.stream_stream_rpc_method_handler)
 
-    def __init__(self, admit: Admit) -> None:
+    def __init__(self, admit: Admit, check: Check = lambda context: None) -> None:
         self._admit = admit
+        self._check = check
 
     @contextlib.asynccontextmanager
     async def admit(self, context: Context) -> AsyncIterator[None]:
@@ -78,6 +88,9 @@ class StrangersEntrance:
                 return message_of(await context.read())
         except TimeoutError as error:
             raise DeadlineExceeded(f"the message did not arrive within {MESSAGE_S:g} s") from error
+
+    def check(self, context: Context) -> None:
+        self._check(context)
 
 
 def message_of(raw: Any) -> bytes:

@@ -64,6 +64,9 @@ class OpenCalls:
         del came
         return message_of(await self._in_time(context.read()))
 
+    def check(self, context: Context) -> None:
+        """Everybody may call."""
+
     def follow(self, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
         """For a handler that reads its requests itself, as reflection does."""
         answer: Any = handler.stream_stream  # the stubs know of no async ones

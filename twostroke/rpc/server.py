@@ -71,6 +71,8 @@ class Callers:
     options: tuple[tuple[str, int], ...] = _OF_PEERS
     """The options of gRPC."""
     entrance: Entrance = field(default_factory=OwnEntrance)
+    open_methods: tuple[str, ...] = ()
+    """Paths of methods that everybody may call, beside health and reflection: "/package.Service/Method"."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     most_connections: int = MOST_CONNECTIONS
     strangers_bytes: int = 2 * MAX_MESSAGE_BYTES
@@ -93,11 +95,12 @@ class Funnel(grpc.aio.ServerInterceptor):
     """
 
     def __init__(
-        self, token: str | None, entrance: Entrance, connections: Connections, *, refuses_plain: bool = False
+        self, token: str | None, callers: Callers, connections: Connections, *, refuses_plain: bool = False
     ) -> None:
         """`refuses_plain`: the token is worth nothing on connections without TLS, unless they come from this host."""
         self._token = token or None
-        self._entrance = entrance
+        self._entrance = callers.entrance
+        self._open_methods = callers.open_methods
         self._connections = connections
         self._open_calls = OpenCalls(connections)
         self._refuses_plain = refuses_plain
@@ -111,15 +114,17 @@ class Funnel(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        is_open = method.startswith(_OPEN_SERVICES)
-        if handler.request_streaming:
-            assert is_open, f"nobody would ask who calls {method}"
+        is_open = method.startswith(_OPEN_SERVICES) or method in self._open_methods
+        if handler.request_streaming and is_open:
             return self._open_calls.follow(handler)
         if not is_open and self._token is not None:
             try:
                 check_token(handler_call_details.invocation_metadata, self._token)
             except Unauthenticated as error:
                 return _refusal(method, error)
+        if handler.request_streaming:
+            reading = self._reading(handler, method)
+            return grpc.stream_stream_rpc_method_handler(reading, response_serializer=handler.response_serializer)
         entrance: Entrance = self._open_calls if is_open else self._entrance
         make, wrap = (
             (entrance.streaming, self._streaming) if handler.response_streaming else (entrance.unary, self._unary)
@@ -157,6 +162,23 @@ class Funnel(grpc.aio.ServerInterceptor):
                         async with contextlib.aclosing(responses):  # a call that ends here ends what serves it
                             async for response in responses:
                                 yield response
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                await _abort(context, method, error)
+
+        return funnelled
+
+    def _reading(self, handler: Any, method: str) -> Any:
+        """For a handler that reads its requests from the context and writes its responses itself."""
+
+        async def funnelled(came: Any, context: Context) -> None:
+            del came
+            try:
+                self._check_connection(context, is_open=False)
+                self._entrance.check(context)
+                with self._counted(context, is_open=False):
+                    await handler.stream_stream(context)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
@@ -265,7 +287,7 @@ class RpcServer:
         self._offered = {"": True, "ready": True, "live": False}
         """Names that health knows, and whether they wait until the process is ready."""
         self.server = grpc.aio.server(
-            interceptors=[Funnel(token, callers.entrance, self._connections, refuses_plain=tls_port is not None)],
+            interceptors=[Funnel(token, callers, self._connections, refuses_plain=tls_port is not None)],
             options=[
                 ("grpc.max_receive_message_length", callers.max_message_bytes),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from router.frontend.auth.api_keys import MOST_PRIORITY, KeyFile, find_key, parse_keys
+from router.frontend.auth.api_keys import MOST_PRIORITY, KeyEntry, KeyFile, find_key, parse_keys
 from router.frontend.auth.limits import KeyLimits, OpenCall
 from router.frontend.resume import Mark, unmarked
 from router.metrics import ROLE, RouterMetrics
@@ -89,6 +89,9 @@ class NoAuthentication:
     def admit(self, authorization: str | None) -> Iterator[AuthContext]:
         yield self._context
 
+    def check(self, authorization: str | None) -> None:
+        """Accepts every client."""
+
     async def watch(self) -> None:
         await asyncio.Event().wait()
 
@@ -113,16 +116,27 @@ class KeyAuthenticator:
     @contextlib.contextmanager
     def admit(self, authorization: str | None) -> Iterator[AuthContext]:
         """Lets one call in for as long as it takes. Raises InvalidApiKey or RateLimitExceeded."""
+        key_id, entry = self._find(authorization)
         try:
-            key_id, entry = find_key(self._file.keys, authorization, time.time())
             call = self._limits.enter(key_id, entry, time.monotonic())
-        except (InvalidApiKey, RateLimitExceeded) as error:
+        except RateLimitExceeded as error:
             self._refusals.labels(ROLE, error.reason).inc()
             raise
         try:
             yield AuthContext(entry.tenant, entry.max_priority, call.spend, partial(self._widen, call), self._marks)
         finally:
             call.leave()
+
+    def check(self, authorization: str | None) -> None:
+        """Raises InvalidApiKey. Nothing is counted for the key."""
+        self._find(authorization)
+
+    def _find(self, authorization: str | None) -> tuple[str, KeyEntry]:
+        try:
+            return find_key(self._file.keys, authorization, time.time())
+        except InvalidApiKey as error:
+            self._refusals.labels(ROLE, error.reason).inc()
+            raise
 
     def _widen(self, call: OpenCall, choices: int) -> None:
         try:

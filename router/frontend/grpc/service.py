@@ -5,18 +5,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 import uuid
-from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from router.frontend.auth.auth import AuthContext, Authenticator
+from router.frontend.auth.auth import AuthContext
+from router.frontend.grpc.calls import AuthenticatedCalls, client_address, shown_metadata
+from router.frontend.grpc.queued_writer import QueuedWriter
 from router.frontend.grpc.schema import options_of
 from router.frontend.output.events import TextEvent
 from router.frontend.params import (
@@ -40,28 +40,6 @@ from twostroke.tracing.context import HEADER as TRACE_HEADER
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
-class AuthenticatedCalls:
-    """Authenticated calls, until they end: a call is authenticated before its message is read."""
-
-    def __init__(self, authenticator: Authenticator) -> None:
-        self._authenticator = authenticator
-        self._open: dict[Context, AuthContext] = {}
-
-    @contextlib.contextmanager
-    def admit(self, context: Context) -> Iterator[None]:
-        """Raises InvalidApiKey or RateLimitExceeded."""
-        shown = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
-        with self._authenticator.admit(shown.decode(errors="replace") if isinstance(shown, bytes) else shown) as auth:
-            self._open[context] = auth
-            try:
-                yield
-            finally:
-                del self._open[context]
-
-    def of(self, context: Context) -> AuthContext:
-        return self._open[context]
-
-
 class InferenceService:
     """Serves authenticated calls. Messages with prompts arrive as bytes: parsing a large one takes long."""
 
@@ -71,10 +49,12 @@ class InferenceService:
 
     async def Generate(self, raw: bytes, context: Context) -> AsyncIterator[inference_pb2.GenerateResponse]:
         received_s, auth = time.monotonic(), self._calls.of(context)
-        request, prompt = await self._handler.prepare("grpc_generate", raw, auth, client=_client(context))
+        request, prompt = await self._handler.prepare("grpc_generate", raw, auth, client=client_address(context))
         assert isinstance(request, inference_pb2.GenerateRequest)
         assert isinstance(prompt, TokenPrompt)
-        asked = _client_request(request, prompt, context.time_remaining(), auth, received_s, _traceparent(context))
+        asked = _client_request(
+            request, prompt, context.time_remaining(), auth, received_s, shown_metadata(context, TRACE_HEADER)
+        )
         messages = _Messages(asked, self._handler.text, context)
         has_begun, dispatcher = asked.point.resumptions > 0, self._handler.dispatcher
         # Messages are written from inside the call, not yielded, so that a client that goes away cancels the answer
@@ -92,7 +72,7 @@ class InferenceService:
     async def Tokenize(self, raw: bytes, context: Context) -> bytes:
         """Returns the serialized response."""
         auth = self._calls.of(context)
-        response = await self._handler.prepare("grpc_tokenize", raw, auth, client=_client(context))
+        response = await self._handler.prepare("grpc_tokenize", raw, auth, client=client_address(context))
         assert isinstance(response, bytes)
         return response
 
@@ -129,25 +109,35 @@ class InferenceService:
 
 
 class _Messages:
-    """The messages of one answer. gRPC takes each with a wait, in a task that has nothing else to do."""
+    """The messages of one answer."""
 
     def __init__(self, request: ClientRequest, text: Text, context: Context) -> None:
         self._request_id = request.request_id
         self._text = text
-        self._context = context
         self._progress = SentProgress(request.point)
-        self._unsent: deque[inference_pb2.GenerateResponse] = deque()
-        self._writing: asyncio.Task[None] | None = None
-        """None: all was written."""
+        self._writer: QueuedWriter[inference_pb2.GenerateResponse] = QueuedWriter(context.write)
         self.last: inference_pb2.GenerateResponse | None = None
         """The message that ends the stream."""
-        self.is_started = False
-        self.sent_s = time.monotonic()
         self.turn = asyncio.Lock()
+        self.flush = self._writer.flush
+        self.drain = self._writer.drain
+        self.close = self._writer.close
 
     @property
     def is_ready(self) -> bool:
-        return self._writing is None
+        return self._writer.is_idle
+
+    @property
+    def is_started(self) -> bool:
+        return self._writer.is_started
+
+    @property
+    def sent_s(self) -> float:
+        return self._writer.sent_s
+
+    @sent_s.setter
+    def sent_s(self, instant_s: float) -> None:
+        self._writer.sent_s = instant_s
 
     def put(self, event: TextEvent) -> None:
         if event.is_sent:
@@ -156,34 +146,13 @@ class _Messages:
         sent = self._progress.sent_token if event.finish is None else self._progress.finished
         message.resume_token = sent(event.choice)
         if event.usage is None:
-            self._unsent.append(message)
+            self._writer.put(message)
         else:
             self.last = message
 
-    def flush(self) -> None:
-        if self._unsent and self._writing is None:
-            self._writing = asyncio.create_task(self._write())
-
-    async def drain(self) -> None:
-        self.flush()
-        if self._writing is not None:
-            await self._writing
-
     async def beat(self) -> None:
-        self._unsent.append(inference_pb2.GenerateResponse(request_id=self._request_id))
+        self._writer.put(inference_pb2.GenerateResponse(request_id=self._request_id))
         await self.drain()
-
-    async def close(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
-
-    async def _write(self) -> None:
-        while self._unsent:
-            await self._context.write(self._unsent.popleft())
-            self.is_started = True
-            self.sent_s = time.monotonic()
-        self._writing = None
 
     def _message(self, event: TextEvent) -> inference_pb2.GenerateResponse:
         message = inference_pb2.GenerateResponse(request_id=self._request_id, index=event.choice, text=event.text)
@@ -244,13 +213,3 @@ def _client_request(
         traceparent=traceparent,
         received_s=received_s,
     )
-
-
-def _client(context: Context) -> str:
-    """Returns the address that it calls from, out of gRPC's `ipv4:127.0.0.1:5`."""
-    return context.peer().partition(":")[2].rpartition(":")[0]
-
-
-def _traceparent(context: Context) -> str:
-    shown = next((value for key, value in context.invocation_metadata() or () if key == TRACE_HEADER), "")
-    return shown if isinstance(shown, str) else shown.decode("ascii", "replace")

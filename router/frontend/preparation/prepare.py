@@ -18,6 +18,7 @@ from router.frontend.cache_hints import TokenHint
 from router.frontend.dialects import DIALECTS
 from router.frontend.grpc.schema import options_of, prefix_of, prompt_of
 from router.frontend.json_body import parse_json
+from router.frontend.kserve.infer import parse_infer
 from router.frontend.openai.schema import (
     DetokenizeBody,
     TokenizeBody,
@@ -39,7 +40,7 @@ from router.frontend.public_prefixes import common_length
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, NotFound, ServeError, without_frames
-from twostroke.rpc.v1 import inference_pb2, pins_pb2
+from twostroke.rpc.v1 import inference_pb2, kserve_pb2, pins_pb2
 
 MOST_COUNTED_TOKENS = 1 << 17
 """Tokens in a response of `/tokenize` where the model takes fewer: a megabyte or two."""
@@ -97,7 +98,13 @@ class _Preparation:
 
     def answer(self, parse: Callable[[Mapping[str, Any]], AnswerRequest]) -> AnswerRequest:
         """Returns the request with its prompts as tokens."""
-        wanted = parse({**parse_json(self._work.body), **dict(self._work.path_fields)})
+        return self._tokenized(parse({**parse_json(self._work.body), **dict(self._work.path_fields)}))
+
+    def kserve_infer(self) -> AnswerRequest:
+        """Returns the request with its prompt as tokens."""
+        return self._tokenized(parse_infer(_message(kserve_pb2.ModelInferRequest, self._work.body)))
+
+    def _tokenized(self, wanted: AnswerRequest) -> AnswerRequest:
         check_model(wanted.model, self._work.model, self._work.adapters)
         return wanted.model_copy(update={"prompts": self._prompts(wanted.prompts)})
 
@@ -225,6 +232,7 @@ KINDS: Mapping[str, Callable[[_Preparation], Any]] = {
     "tokenize": _Preparation.tokenize,
     "count_tokens": _Preparation.count_tokens,
     "detokenize": _Preparation.detokenize,
+    "kserve_infer": _Preparation.kserve_infer,
     "grpc_generate": _Preparation.grpc_generate,
     "grpc_tokenize": _Preparation.grpc_tokenize,
     "pinned_prefix": _Preparation.pinned_prefix,

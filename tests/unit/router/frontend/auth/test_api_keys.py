@@ -24,8 +24,9 @@ from tests.unit.router.conftest import Frontend, open_frontend
 from twostroke.config import EndpointsConfig
 from twostroke.errors import ConfigError, InvalidApiKey
 from twostroke.kv_cache.block import owner_salt
-from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2, kserve_pb2
 from twostroke.rpc.v1.inference_pb2_grpc import InferenceStub
+from twostroke.rpc.v1.kserve_pb2_grpc import GRPCInferenceServiceStub
 
 TEXT = "/v1/completions"
 ACME, OTHER, SINGLE, SLOW, THIRSTY, GONE, OLD, FIRST = (draw_key() for _ in range(8))
@@ -324,10 +325,55 @@ def test_a_date_that_yaml_would_take_for_one_is_a_date_here_too() -> None:
     assert parse_keys("keys: {}", "keys.yaml").keys == {}
 
 
-async def test_kserves_health_needs_no_key_and_its_models_do(guarded):
+async def test_kserves_health_needs_no_key_and_everything_else_does(guarded: Frontend) -> None:
     for path in ("/v2/health/live", "/v2/health/ready"):
         assert (await guarded.http.get(path)).status_code == 200
     for path in ("/v2", "/v2/models/toy", "/v2/models/toy/ready"):
         refused = await guarded.http.get(path)
         assert refused.status_code == 401
         assert isinstance(refused.json()["error"], str)
+    for method in kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        calls = guarded.channel.unary_stream if method.server_streaming else guarded.channel.unary_unary
+        is_open = method.name in ("ServerLive", "ServerReady")
+        assert await code_of(calls(path)(b"")) is grpc.StatusCode["OK" if is_open else "UNAUTHENTICATED"], method.name
+
+
+def infer(request_id: str) -> kserve_pb2.ModelInferRequest:
+    request = kserve_pb2.ModelInferRequest(model_name="toy", id=request_id)
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"a")
+    return request
+
+
+async def test_each_request_of_a_kserve_stream_is_counted_for_its_key_and_the_stream_is_not(guarded: Frontend) -> None:
+    stub = GRPCInferenceServiceStub(guarded.channel)
+    for key, served in ((SINGLE, 3), (SLOW, 2)):
+        call = stub.ModelStreamInfer(metadata=tuple(shown(key).items()))
+        for rank in range(3):
+            await call.write(infer(str(rank)))
+            response = await call.read()
+            assert response.infer_response.id == str(rank)
+            assert ("requests per minute" in response.error_message) == (rank >= served)
+        call.cancel()
+    guarded.dispatcher.stalls = True
+    call = stub.ModelStreamInfer(metadata=tuple(shown(SINGLE).items()))
+    await call.write(infer("stays"))
+    await guarded.dispatcher.stalled.wait()
+    await call.write(infer("too many"))
+    response = await call.read()
+    assert (response.infer_response.id, "at once" in response.error_message) == ("too many", True)
+    assert response.infer_response.parameters["retryable"].bool_param
+
+
+async def test_a_key_that_is_revoked_ends_no_kserve_stream_but_serves_no_more_requests(
+    guarded: Frontend, file: Path
+) -> None:
+    call = GRPCInferenceServiceStub(guarded.channel).ModelStreamInfer(metadata=tuple(shown(ACME).items()))
+    await call.write(infer("first"))
+    assert (await call.read()).error_message == ""
+    write(file, OTHER)
+    async with asyncio.timeout(10):
+        while not refusals(guarded, "wrong"):
+            await call.write(infer("later"))
+            response = await call.read()
+    assert response.error_message == "incorrect API key"

@@ -12,6 +12,8 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
+from router.frontend.grpc.service import SERVICE_NAME
+from router.frontend.kserve.service import SERVICE_NAME as KSERVE_NAME
 from twostroke.errors import Overloaded
 from twostroke.kv_cache.block import owner_salt
 from twostroke.request import SampledToken
@@ -242,7 +244,8 @@ async def test_reflection_lists_the_services_of_each_port_and_clients_have_no_co
     ask_what = reflection_pb2.ServerReflectionRequest(
         file_containing_symbol=f"grpc.reflection.{version}.ServerReflection"
     )
-    for channel, offers in ((frontend.channel, "Inference"), (frontend.admin, "Control")):
+    of_clients, of_admin = {SERVICE_NAME, KSERVE_NAME}, {"twostroke.v1.Control"}
+    for channel, offers in ((frontend.channel, of_clients), (frontend.admin, of_admin)):
         answers = channel.stream_stream(
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -251,7 +254,7 @@ async def test_reflection_lists_the_services_of_each_port_and_clients_have_no_co
         listed, described = [answer async for answer in answers]
         names = {service.name for service in listed.list_services_response.service}
         versions = {f"grpc.reflection.{each}.ServerReflection" for each in ("v1", "v1alpha")}
-        assert names == {f"twostroke.v1.{offers}", "grpc.health.v1.Health", *versions}
+        assert names == {*offers, "grpc.health.v1.Health", *versions}
         file = descriptor_pb2.FileDescriptorProto.FromString(
             described.file_descriptor_response.file_descriptor_proto[0]
         )
@@ -264,10 +267,9 @@ async def test_reflection_lists_the_services_of_each_port_and_clients_have_no_co
 
 async def test_health_knows_the_services_of_each_port_by_name_and_lists_them(frontend):
     status = health_pb2.HealthCheckResponse
-    admin = ["Control", "PinAdmin", "AdapterAdmin", "Routing"]
-    for channel, offers in ((frontend.channel, ["Inference"]), (frontend.admin, admin)):
-        health, services = health_pb2_grpc.HealthStub(channel), [f"twostroke.v1.{name}" for name in offers]
-        service = services[0]
+    admin = [f"twostroke.v1.{name}" for name in ("Control", "PinAdmin", "AdapterAdmin", "Routing")]
+    for channel, services in ((frontend.channel, [SERVICE_NAME, KSERVE_NAME]), (frontend.admin, admin)):
+        health, service = health_pb2_grpc.HealthStub(channel), services[0]
         states = aiter(health.Watch(health_pb2.HealthCheckRequest(service=service)))
         while (await anext(states)).status != status.SERVING:
             pass

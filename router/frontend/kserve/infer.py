@@ -1,0 +1,194 @@
+"""Messages of KServe's protocol over gRPC: tensors in, and tensors out."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from router.frontend.kserve.answer_parts import ChoiceParts, Outputs, Values
+from router.frontend.kserve.description import INPUT_TYPES, OUTPUT_TYPES
+from router.frontend.kserve.schema import VERSION, KServeRequest, Received, request_of
+from router.frontend.output.events import TextEvent
+from router.frontend.text.tokenizer import Text
+from twostroke.client_text import shown
+from twostroke.errors import InvalidRequest
+from twostroke.rpc.v1 import kserve_pb2
+
+FINAL = "triton_final_response"
+"""Parameter of responses: no more come for the request."""
+MOST_FIELDS_BEFORE_ID = 16
+"""Fields of a message that are looked through for its id: it is written before inputs."""
+
+_LENGTH = struct.Struct("<I")
+_ID_FIELD = 3
+
+_Input = kserve_pb2.ModelInferRequest.InferInputTensor
+
+
+def parse_infer(message: kserve_pb2.ModelInferRequest) -> KServeRequest:
+    """Raises InvalidRequest that names the input or field, or NotFound."""
+    return request_of(
+        Received(
+            model=message.model_name,
+            version=message.model_version,
+            id=message.id,
+            inputs=_inputs(message),
+            parameters=parameters_of(message.parameters),
+            outputs=tuple(output.name for output in message.outputs),
+            is_over_grpc=True,
+            is_raw=bool(message.raw_input_contents),
+        )
+    )
+
+
+def parameters_of(sent: Mapping[str, kserve_pb2.InferParameter]) -> dict[str, Any]:
+    """Returns the values by name. A parameter without one is as if it was not there."""
+    kinds = {name: parameter.WhichOneof("parameter_choice") for name, parameter in sent.items()}
+    return {name: getattr(sent[name], kind) for name, kind in kinds.items() if kind is not None}
+
+
+def id_of(raw: bytes) -> str:
+    """Returns the id of a serialized request without reading the rest, which may be large. Empty: it has none.
+
+    It is called for requests that cannot be read, too.
+    """
+    at = 0
+    for _ in range(MOST_FIELDS_BEFORE_ID):
+        tag, at = _varint(raw, at)
+        if tag & 7 != 2:  # all fields of a request have their lengths
+            return ""
+        length, at = _varint(raw, at)
+        if tag >> 3 == _ID_FIELD:
+            return raw[at : at + length].decode(errors="replace")
+        at += length
+    return ""
+
+
+class InferReply:
+    """Makes the responses to one request from its events."""
+
+    def __init__(self, request: KServeRequest, choices: int, model: str, text: Text) -> None:
+        self._request = request
+        self._model = model
+        self._outputs = Outputs(request, text)
+        self._choices = [ChoiceParts() for _ in range(choices)]
+        self._prompt_tokens = 0
+
+    def add(self, event: TextEvent) -> None:
+        self._choices[event.choice].add(event)
+        self._prompt_tokens = event.prompt_tokens
+
+    def response(self) -> kserve_pb2.ModelInferResponse:
+        """Returns what has been added since the last response."""
+        response = self._head()
+        for name, values in self._outputs.of(self._choices, self._prompt_tokens):
+            output = response.outputs.add(name=name, datatype=OUTPUT_TYPES[name], shape=[len(values)])
+            if self._request.is_raw:
+                response.raw_output_contents.append(_raw(OUTPUT_TYPES[name], values))
+            else:
+                _fill(output.contents, OUTPUT_TYPES[name], values)
+        for choice in self._choices:
+            choice.texts.clear()
+            choice.tokens.clear()
+        return response
+
+    def responses(self, *, is_last: bool) -> list[kserve_pb2.ModelInferResponse]:
+        """Returns the responses of a stream for what has been added. The last one says that it is.
+
+        A client may ask for an empty one at the end.
+        """
+        response, ends_empty = self.response(), is_last and self._request.wants_empty_final
+        response.parameters[FINAL].bool_param = is_last and not ends_empty
+        if not ends_empty:
+            return [response]
+        empty = self._head()
+        empty.parameters[FINAL].bool_param = True
+        return [response, empty]
+
+    def _head(self) -> kserve_pb2.ModelInferResponse:
+        return kserve_pb2.ModelInferResponse(model_name=self._model, model_version=VERSION, id=self._request.id)
+
+
+def _inputs(message: kserve_pb2.ModelInferRequest) -> dict[str, Any]:
+    raws = message.raw_input_contents
+    if raws and len(raws) != len(message.inputs):
+        raise InvalidRequest(
+            f"raw_input_contents has {len(raws)} entries for {len(message.inputs)} inputs", field="raw_input_contents"
+        )
+    values: dict[str, Any] = {}
+    for rank, tensor in enumerate(message.inputs):
+        if tensor.name not in INPUT_TYPES:
+            known = ", ".join(INPUT_TYPES)
+            raise InvalidRequest(f"there is no input {shown(tensor.name)}; there are {known}", field="inputs")
+        if tensor.name in values:
+            raise InvalidRequest(f"input {tensor.name} is there twice", field=tensor.name)
+        values[tensor.name] = _value(tensor, raws[rank] if raws else None)
+    return values
+
+
+def _value(tensor: _Input, raw: bytes | None) -> Any:
+    """Returns an input's one value."""
+    name, datatype = tensor.name, INPUT_TYPES[tensor.name]
+    if tensor.datatype != datatype:
+        raise InvalidRequest(f"input {name} must have datatype {datatype}, got {shown(tensor.datatype)}", field=name)
+    if not 1 <= len(tensor.shape) <= 2 or any(length != 1 for length in tensor.shape):
+        shape = list(tensor.shape[:8])
+        raise InvalidRequest(f"input {name} must have one value: shape [1], got {shape}", field=name)
+    if datatype == "BOOL":
+        return _bool(tensor, raw)
+    return _text(tensor, raw)
+
+
+def _bool(tensor: _Input, raw: bytes | None) -> bool:
+    values: Sequence[int] = tensor.contents.bool_contents if raw is None else raw
+    if len(values) != 1 or values[0] not in (0, 1):
+        raise InvalidRequest(f"input {tensor.name} must be one BOOL: a byte, 0 or 1", field=tensor.name)
+    return bool(values[0])
+
+
+def _text(tensor: _Input, raw: bytes | None) -> str:
+    if raw is None:
+        if len(tensor.contents.bytes_contents) != 1:
+            raise InvalidRequest(f"input {tensor.name} must have one entry in bytes_contents", field=tensor.name)
+        text = tensor.contents.bytes_contents[0]
+    else:
+        if len(raw) < _LENGTH.size or _LENGTH.unpack_from(raw)[0] != len(raw) - _LENGTH.size:
+            needed = "must be one string behind its length, four bytes of little endian"
+            raise InvalidRequest(f"input {tensor.name} {needed}", field=tensor.name)
+        text = raw[_LENGTH.size :]
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        what = f"{error.reason} at byte {error.start}"
+        raise InvalidRequest(f"input {tensor.name} is not valid UTF-8: {what}", field=tensor.name) from error
+
+
+def _raw(datatype: str, values: Values) -> bytes:
+    if datatype == "BYTES":
+        return b"".join(_LENGTH.pack(len(text)) + text for text in _encoded(values))
+    return struct.pack(f"<{len(values)}{'f' if datatype == 'FP32' else 'I'}", *values)
+
+
+def _fill(contents: kserve_pb2.InferTensorContents, datatype: str, values: Values) -> None:
+    match datatype:
+        case "BYTES":
+            contents.bytes_contents.extend(_encoded(values))
+        case "FP32":
+            contents.fp32_contents.extend(values)  # type: ignore[arg-type]  # numbers, as the datatype says
+        case _:
+            contents.uint_contents.extend(values)  # type: ignore[arg-type]  # likewise
+
+
+def _encoded(values: Values) -> Iterable[bytes]:
+    return (str(value).encode(errors="replace") for value in values)
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """Returns the number that begins there, and where it ends. Of what is no number it returns anything."""
+    number = 0
+    for rank, byte in enumerate(raw[at : at + 10]):
+        number |= (byte & 0x7F) << 7 * rank
+        if byte < 0x80:
+            return number, at + rank + 1
+    return 0, len(raw)
