@@ -35,8 +35,8 @@ from twostroke.request import FinishReason, Request
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.scheduler.batching import Step
-from twostroke.scheduler.scheduler import AdmittedSequence, Emission
 from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pins.keeper import PinKeeper
 from twostroke.worker.pulls.ordered_pull import ExpectedPages, OrderedPull
@@ -76,7 +76,9 @@ class RequestManager(RoleServices):
         """
         reach(Point.DECODE_OPENING)
         host = self._host
-        check_request(request, host.facts, time.time())
+        check_request(request, host.facts, host.pool, time.time())
+        if request.scores_prompt:
+            source = peer = forecast = None  # pages that are here, or come, bring no logits
         self._drop_earlier(request)
         sequence = self._sequence(request)
         sequence.grammar = grammar
@@ -175,7 +177,8 @@ class RequestManager(RoleServices):
         state.move_to(Stage.RESERVED)
         state.lifetime.mark(Instant.ADMITTED)
         if not admission.sequence.preemptions and not state.has_windows:
-            state.missing_blocks = len(admission.missing)
+            needs_all = admission.sequence.needs_scores
+            state.missing_blocks = len(state.request.block_hashes if needs_all else admission.missing)
         if self._began(state, self._start_pull(state, admission.missing, admission.missing_windows)):
             state.move_to(Stage.PULLING)
         else:
@@ -312,11 +315,12 @@ class RequestManager(RoleServices):
             self._host.new_session(),
             request.known,
             len(request.prompt),
-            list(request.block_hashes),
+            [] if request.scores_prompt else list(request.block_hashes),
             request.salt,
             request.sampling,
             public_blocks=request.public_blocks,
             adapter=request.adapter,
+            needs_scores=request.scores_prompt,
             due_s=first_token_due_s(self._host),
         )
 

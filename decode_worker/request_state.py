@@ -8,8 +8,14 @@ from dataclasses import dataclass, field
 
 from twostroke.errors import ServeError
 from twostroke.lifetime import Instant, Lifetime
-from twostroke.request import FinishReason, Request, SampledToken
-from twostroke.rpc.convert import adapter_to_message, error_to_message, sampling_to_message, tokens_to_messages
+from twostroke.request import FinishReason, PromptLogprobs, Request, SampledToken
+from twostroke.rpc.convert import (
+    adapter_to_message,
+    error_to_message,
+    prompt_logprobs_to_message,
+    sampling_to_message,
+    tokens_to_messages,
+)
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.sequence import Sequence
@@ -173,6 +179,8 @@ class RequestState:
             entry.cached_tokens = self.cached_tokens
             entry.local_tokens = self.sequence.hit_blocks * self.block_size
             entry.lifetime.update(self.lifetime.as_dict())
+        if from_position == self.first_position and (prompt_logprobs := self._prompt_logprobs()) is not None:
+            entry.prompt_logprobs.CopyFrom(prompt_logprobs)
         if self.finish is not None:
             entry.finish_reason = self.finish.value
         if self.error is not None:
@@ -202,4 +210,11 @@ class RequestState:
             finish_reason=reason.value if reason is not None else "",
             cached_tokens=self.cached_tokens,
             adapter=adapter_to_message(request.adapter),
+            prompt_logprobs=self._prompt_logprobs(),
         )
+
+    def _prompt_logprobs(self) -> worker_pb2.PromptLogprobs | None:
+        """Return what goes with the first token where logprobs of the prompt are wanted."""
+        if not self.request.scores_prompt or not self.tokens:
+            return None
+        return prompt_logprobs_to_message(PromptLogprobs.joined(self.sequence.scores))

@@ -15,9 +15,9 @@ from twostroke.errors import EngineLost, InvalidRequest, TransferFailed
 from twostroke.fault_points import Point, reach
 from twostroke.ids import PageId
 from twostroke.scheduler.batching import Step
-from twostroke.scheduler.scheduler import AdmittedSequence, Emission
 from twostroke.scheduler.sequence import Sequence as BuildSequence
 from twostroke.scheduler.sequence import building
+from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.tracing.parts import Chunks
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pins.keeper import PinKeeper

@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -95,6 +97,8 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     """None: no logprobs. k: the chosen token's, and those of the k likeliest tokens."""
+    prompt_logprobs: int | None = None
+    """None: none of the prompt. k: those of its tokens after the first, and of the k likeliest at their places."""
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -113,12 +117,8 @@ class SamplingParams:
         _check_number("presence_penalty", self.presence_penalty, -2, 2)
         _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_number("repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY)
-        _check(
-            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-            "logprobs",
-            f"from 0 to {MAX_LOGPROBS}",
-            self.logprobs,
-        )
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _check(count is None or 0 <= count <= MAX_LOGPROBS, name, f"from 0 to {MAX_LOGPROBS}", count)
         _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKENS)
         _check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         for _, bias in self.logit_bias:
@@ -203,6 +203,11 @@ class Request:
     """The span that this attempt is part of. None: nobody follows it."""
 
     @property
+    def scores_prompt(self) -> bool:
+        """Logprobs of the prompt are to be computed: they go with the first token, and earlier attempts sent none."""
+        return self.sampling.prompt_logprobs is not None and len(self.prompt) > 1 and not self.emitted
+
+    @property
     def known(self) -> list[int]:
         return [*self.prompt, *(sampled.token for sampled in self.emitted)]
 
@@ -217,6 +222,48 @@ class SampledToken(NamedTuple):
     """(token, logprob), likeliest first."""
     is_sound: bool = True
     """False: its logits were no finite numbers, and the token means nothing. Never leaves the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of the tokens of a prompt after the first, in columns: T tokens, and the k likeliest at each place.
+
+    They are those of the model: no penalty and no bias applies to a prompt.
+    """
+
+    logprobs: array[float]
+    """[T] natural log of each token's probability behind all tokens before it."""
+    ranks: array[int]
+    """[T] 1 for the likeliest token of its place."""
+    top_ids: array[int]
+    """[T * k] the likeliest tokens of each place, likeliest first."""
+    top_logprobs: array[float]
+    """[T * k]"""
+
+    @classmethod
+    def of(
+        cls, logprobs: Iterable[float], ranks: Iterable[int], top_ids: Iterable[int], top_logprobs: Iterable[float]
+    ) -> PromptLogprobs:
+        return cls(array("f", logprobs), array("I", ranks), array("I", top_ids), array("f", top_logprobs))
+
+    @classmethod
+    def joined(cls, parts: Iterable[PromptLogprobs]) -> PromptLogprobs:
+        whole = cls.of((), (), (), ())
+        for part in parts:
+            whole.logprobs.extend(part.logprobs)
+            whole.ranks.extend(part.ranks)
+            whole.top_ids.extend(part.top_ids)
+            whole.top_logprobs.extend(part.top_logprobs)
+        return whole
+
+    def __len__(self) -> int:
+        return len(self.logprobs)
+
+    def top(self, place: int) -> list[tuple[int, float]]:
+        """Return the likeliest (token, logprob) at the place of the prompt's token `place` + 1."""
+        count = len(self.top_ids) // len(self)
+        start, end = place * count, (place + 1) * count
+        return list(zip(self.top_ids[start:end], self.top_logprobs[start:end], strict=True))
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -113,7 +113,7 @@ class DecodeGraphs:
         self._recordings = {size: self._record(forward, accelerator, size) for size in reversed(self._sizes)}
 
     def takes(self, batch: Batch) -> bool:
-        return is_decode_step(batch) and batch.sequences <= self._sizes[-1]
+        return is_decode_step(batch) and not batch.scores and batch.sequences <= self._sizes[-1]
 
     def run(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """What `forward` returned for the batch, padding rows last; good until the next run."""

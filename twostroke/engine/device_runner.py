@@ -19,6 +19,7 @@ from twostroke.engine.accelerator import Accelerator
 from twostroke.engine.decode_graphs import DecodeGraphs, DecodeInputs, PageTable
 from twostroke.engine.device_sampler import draw_rows
 from twostroke.engine.graph_sizes import graph_sizes
+from twostroke.engine.prompt_scores import score_prompts
 from twostroke.engine.sampler import UNSOUND, is_plain_draw, is_plain_greedy, sample
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
 from twostroke.errors import EngineLost
@@ -28,8 +29,8 @@ from twostroke.kernels.parted_pool import RecordedAttention
 from twostroke.kernels.spans import TokenSlots
 from twostroke.models.device_model import EVERY_ROW, DeviceModel
 from twostroke.models.expert_load import ExpertLoad
-from twostroke.request import SampledToken
-from twostroke.scheduler.batch import Batch, GroupPlaces, SampleRow, StepResult
+from twostroke.request import PromptLogprobs, SampledToken
+from twostroke.scheduler.batch import MOST_SCORED_TOKENS, Batch, GroupPlaces, SampleRow, StepResult
 
 Picked = TypeVar("Picked")
 
@@ -56,6 +57,8 @@ class DeviceStepOutput:
     """[rows, vocab]"""
     rows: list[int]
     """The row of each sample."""
+    scored: torch.Tensor | None
+    """[scored tokens, vocab]; None where nothing is scored."""
 
 
 class DeviceRunner:
@@ -109,9 +112,11 @@ class DeviceRunner:
             if answers is None:
                 self._accelerator.synchronize()  # its pages may be read as soon as this returns
                 tokens: tuple[SampledToken, ...] = ()
+                scores: tuple[PromptLogprobs, ...] = ()
             else:
                 tokens = self._sampled(answers, batch)
-        return StepResult(tokens, time.perf_counter() - started_s)
+                scores = () if answers.scored is None else score_prompts(answers.scored, batch.scores)
+        return StepResult(tokens, time.perf_counter() - started_s, scores)
 
     def close(self) -> None:
         """Let go of weights, recordings and the view of the pages, so that their memory can be given back."""
@@ -121,16 +126,18 @@ class DeviceRunner:
         """Start a step; what it will leave on the device, None where nobody samples. The next waits for this one."""
         if self._graphs is not None and self._graphs.takes(batch):
             greatest, logits = self._graphs.run(batch)
-            return DeviceStepOutput(greatest, logits, [row.row for row in batch.samples])
+            return DeviceStepOutput(greatest, logits, [row.row for row in batch.samples], None)
         logits_or_none = self.logits(batch)
         if logits_or_none is None:
             return None
-        return DeviceStepOutput(_greatest(logits_or_none), logits_or_none, list(range(len(batch.samples))))
+        count = len(batch.samples)
+        sampled, scored = logits_or_none[:count], logits_or_none[count:] if batch.scores else None
+        return DeviceStepOutput(_greatest(sampled), sampled, list(range(count)), scored)
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
-        """Write the KV of all tokens; the logits behind `batch.samples`, or None where there are none."""
+        """Write the KV of all tokens; the logits of `batch.logit_rows`, or None where there are none."""
         starts = batch.query_starts.tolist()
-        rows = np.array([starts[row.row + 1] - 1 for row in batch.samples], np.int64)
+        rows = np.array(batch.logit_rows, np.int64)
         of_token = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
         exact = self._exact.begin(of_token, batch.block_tables, batch.positions, batch.released)
         places = [array for own in batch.windows for array in (own.block_tables, own.write_slots)]
@@ -241,7 +248,7 @@ def _staging_bytes(limits: StepLimits) -> int:
         np.empty(tokens, np.int64),
         np.empty(tokens, np.int32),
         np.empty(tokens, np.int32),
-        np.empty(sequences, np.int64),
+        np.empty(sequences + min(tokens, MOST_SCORED_TOKENS), np.int64),
         np.empty((sequences, limits.pages.max_blocks), np.int32),
     ]
     for _ in limits.pages.window_scratch_rows:

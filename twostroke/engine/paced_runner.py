@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -45,8 +46,8 @@ from twostroke.grammar.state import permitted
 from twostroke.kv_cache.groups import PageGroup, page_groups
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.adapters.peft import Adapter
-from twostroke.request import SampledToken
-from twostroke.scheduler.batch import Batch, SampleRow, StepResult
+from twostroke.request import PromptLogprobs, SampledToken
+from twostroke.scheduler.batch import Batch, SampleRow, ScoreRow, StepResult
 from twostroke.scheduler.cost import StepCost, StepTerms
 
 SLOT_BYTES: Final = 8
@@ -198,9 +199,10 @@ class PacedRunner:
         started_s = time.perf_counter()
         self._advance(batch)
         tokens = self._sample(batch) if batch.samples else ()
+        scores = tuple([self._scored(batch, row) for row in batch.scores])
         planned_s = self._cost.of(StepTerms.of(batch))
         time.sleep(max(0.0, started_s + planned_s - time.perf_counter()))
-        return StepResult(tokens, time.perf_counter() - started_s)
+        return StepResult(tokens, time.perf_counter() - started_s, scores)
 
     def close(self) -> None:
         """Let go of the pages, so that their memory can be unmapped."""
@@ -247,6 +249,19 @@ class PacedRunner:
         draws = np.array([sample.params.temperature > 0 for sample in batch.samples])
         states ^= np.where(draws, _mix(np.array([seed % (1 << 64) for seed in seeds], np.uint64)), np.uint64(0))
         return tuple(map(self._sampled, _mix(states).tolist(), batch.samples))
+
+    def _scored(self, batch: Batch, score: ScoreRow) -> PromptLogprobs:
+        """Return numbers that depend on the page of each token, as logprobs do."""
+        first, count, vocab = batch.query_starts[score.row], len(score.targets), self._spec.vocab
+        tables = np.repeat(batch.block_tables[[score.row]], count, axis=0)
+        numbers = _mix(self._slots_at(tables, batch.positions[first : first + count])) % np.uint64(vocab)
+        tops = [[(number + rank) % vocab for rank in range(score.top)] for number in numbers.tolist()]
+        return PromptLogprobs.of(
+            (-numbers.astype(np.float64) / vocab).tolist(),
+            (numbers + np.uint64(1)).tolist(),
+            itertools.chain.from_iterable(tops),
+            [-float(rank) for _ in tops for rank in range(score.top)],
+        )
 
     def _sampled(self, number: int, sample: SampleRow) -> SampledToken:
         token, logprobs = self._token(number, sample), sample.params.logprobs

@@ -14,6 +14,7 @@ from twostroke.engine.borrowing import Borrowing, StepKind
 from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import EXPANDED, NATIVE, STEADY, TORCH, Determinism, check_deterministic
 from twostroke.engine.model_adapters import ModelAdapters
+from twostroke.engine.prompt_scores import score_prompts
 from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch, RaggedPlaces
 from twostroke.kernels.choice import choose_attention
@@ -31,6 +32,7 @@ from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 from twostroke.profiler import ENGINE, KernelRecords, Profiler
+from twostroke.request import PromptLogprobs, SampledToken
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.lateness import WaitingPrompts
 
@@ -134,8 +136,8 @@ class ModelRunner:
         with torch.inference_mode(), nullcontext() if self._team is None else self._team_step(self._team, batch):
             logits = self.logits(batch)
             with self._profiler.slice(ENGINE, "sample"):
-                tokens = () if logits is None else sample(logits, batch.samples)
-        return StepResult(tokens, time.perf_counter() - started_s)
+                tokens, scores = _outputs(logits, batch)
+        return StepResult(tokens, time.perf_counter() - started_s, scores)
 
     @contextmanager
     def _team_step(self, team: Team, batch: Batch) -> Iterator[None]:
@@ -180,7 +182,7 @@ class ModelRunner:
             self._team.lend()
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
-        """Write the KV of all tokens; the logits behind `batch.samples`, or None where there are none."""
+        """Write the KV of all tokens; the logits of `batch.logit_rows`, or None where there are none."""
         with self._profiler.slice(ENGINE, "prepare"):
             tokens, ragged, sample_rows = self._prepare(batch)
         with self._profiler.slice(ENGINE, "forward", kernels=ragged.kernels):
@@ -205,7 +207,7 @@ class ModelRunner:
             adapters=self.adapters.of(batch.adapters),
             kernels=KernelRecords() if self._profiler.is_on else None,
         )
-        rows = [ragged.query_starts[row.row + 1] - 1 for row in batch.samples]
+        rows = batch.logit_rows
         return torch.from_numpy(batch.tokens), ragged, torch.tensor(rows) if rows else None
 
     def close(self) -> None:
@@ -217,3 +219,11 @@ class ModelRunner:
     def _close_team(self) -> None:
         if self._team is not None:
             self._team.close()
+
+
+def _outputs(logits: torch.Tensor | None, batch: Batch) -> tuple[tuple[SampledToken, ...], tuple[PromptLogprobs, ...]]:
+    if logits is None:
+        return (), ()
+    count = len(batch.samples)
+    tokens = sample(logits[:count], batch.samples) if count else ()
+    return tokens, score_prompts(logits[count:], batch.scores)

@@ -9,7 +9,7 @@ from twostroke.errors import InternalError, InvalidRequest, ServeError
 from twostroke.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.form import KvForm
-from twostroke.request import AdapterRef, CacheHint, Grammar, Request, SampledToken, SamplingParams
+from twostroke.request import AdapterRef, CacheHint, Grammar, PromptLogprobs, Request, SampledToken, SamplingParams
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import adapters_pb2, control_pb2, worker_pb2
 from twostroke.tracing.context import TraceContext, header_of
@@ -49,6 +49,7 @@ def sampling_to_message(params: SamplingParams) -> worker_pb2.Sampling:
         bias_tokens=[token for token, _ in params.logit_bias],
         bias_values=[bias for _, bias in params.logit_bias],
         logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
         min_tokens=params.min_tokens,
         ignore_eos=params.ignore_eos,
         stop_token_ids=params.stop_token_ids,
@@ -73,6 +74,7 @@ def sampling_from_message(message: worker_pb2.Sampling) -> SamplingParams:
         repetition_penalty=message.repetition_penalty,
         logit_bias=tuple(zip(tokens, values, strict=True)),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         min_tokens=message.min_tokens,
         ignore_eos=message.ignore_eos,
         stop_token_ids=tuple(message.stop_token_ids),
@@ -161,6 +163,16 @@ def token_from_message(message: worker_pb2.Token) -> SampledToken:
         logprob=message.logprob if message.HasField("logprob") else None,
         top=tuple((entry.id, entry.logprob) for entry in message.top),
     )
+
+
+def prompt_logprobs_to_message(scores: PromptLogprobs) -> worker_pb2.PromptLogprobs:
+    return worker_pb2.PromptLogprobs(
+        logprobs=scores.logprobs, ranks=scores.ranks, top_ids=scores.top_ids, top_logprobs=scores.top_logprobs
+    )
+
+
+def prompt_logprobs_from_message(message: worker_pb2.PromptLogprobs) -> PromptLogprobs:
+    return PromptLogprobs.of(message.logprobs, message.ranks, message.top_ids, message.top_logprobs)
 
 
 def error_to_message(error: ServeError) -> worker_pb2.ErrorInfo:

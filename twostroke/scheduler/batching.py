@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from twostroke.ids import PageId
 from twostroke.kv_cache.window_parts import WindowShape
-from twostroke.scheduler.batch import Batch, GroupPlaces, SampleRow
+from twostroke.scheduler.batch import Batch, GroupPlaces, SampleRow, ScoreRow
 from twostroke.scheduler.sequence import HeldWindows, Sequence
 
 Ints = npt.NDArray[np.int32]
@@ -79,6 +79,7 @@ class BatchBuilder:
             block_tables=tables,
             write_slots=slots,
             samples=tuple([self._sample_row(row, each[0]) for row, each in enumerate(chunks) if each.samples]),
+            scores=tuple([_score_row(row, each) for row, each in enumerate(chunks) if each.sequence.needs_scores]),
             adapters=_adapters(chunks),
             windows=() if self._windows is None else (self._windows.of(chunks, positions, rows, computed, ends),),
         )
@@ -154,6 +155,13 @@ def with_windows(batch: Batch, window: WindowShape | None) -> Batch:
 def _held(sequence: Sequence) -> HeldWindows:
     assert sequence.windows is not None, "it holds its window parts while it runs"
     return sequence.windows
+
+
+def _score_row(row: int, chunk: Chunk) -> ScoreRow:
+    sequence, start, end, _ = chunk
+    assert sequence.sampling is not None
+    top = sequence.sampling.prompt_logprobs or 0
+    return ScoreRow(row, tuple(sequence.known[start + 1 : min(end + 1, sequence.prompt_tokens)]), top)
 
 
 def _adapters(chunks: ListOf[Chunk]) -> tuple[bytes | None, ...]:

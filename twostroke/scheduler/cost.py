@@ -13,6 +13,11 @@ MIN_PROMPT_TOKENS = 16
 """Prompt tokens that always run beside streams, so that no prompt starves; cheap even on CPUs."""
 
 
+SCORED_WEIGHT = 2
+"""Prompt tokens that a token costs as much as whose logprobs are wanted: the head of a model that is served is smaller
+than its layers."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepTerms:
     """The quantities that a step's cost depends on. A row that samples counts one token as a stream's."""
@@ -22,6 +27,7 @@ class StepTerms:
     context_tokens: int = 0
     """Tokens that the streams attend to."""
     prompt_tokens: int = 0
+    """Those whose logprobs are wanted count `SCORED_WEIGHT` times."""
     prompt_pairs: float = 0.0
     """Pairs of a prompt token and a token that it attends to."""
 
@@ -37,7 +43,7 @@ class StepTerms:
         lengths[rows] -= 1
         ends[rows] -= 1
         pairs = float((lengths * (2 * ends - lengths)).sum()) / 2
-        return cls(streams, context_tokens, prompt_tokens, pairs)
+        return cls(streams, context_tokens, prompt_tokens + (SCORED_WEIGHT - 1) * batch.scored_tokens, pairs)
 
 
 @dataclass(frozen=True, slots=True)

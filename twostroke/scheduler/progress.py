@@ -90,7 +90,7 @@ class PageProgress:
 
     def make_readable(self, sequence: Sequence, end: int) -> None:
         size = self._block_size
-        sequence.extend_hashes(size)
+        sequence.extend_hashes(size, end)
         for block in range(sequence.computed // size, end // size):
             page = sequence.pages[block]
             if self._pool.is_arriving(page):

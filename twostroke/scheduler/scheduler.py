@@ -14,61 +14,26 @@ import itertools
 import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 from twostroke.config import ScheduleConfig
 from twostroke.errors import Overloaded
 from twostroke.ids import PageId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SampledToken, plain_token
-from twostroke.scheduler.batch import StepResult
+from twostroke.scheduler.batch import MOST_SCORED_TOKENS, StepResult
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
-from twostroke.scheduler.cost import Budget, Queued
+from twostroke.scheduler.cost import SCORED_WEIGHT, Budget, Queued
 from twostroke.scheduler.gates import AdapterGate, ClaimGate, NoAdapters, OpenGate
 from twostroke.scheduler.lateness import DuePrompt
 from twostroke.scheduler.progress import BlockProgress, PageProgress
 from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.values import AdmittedSequence, Emission, SchedulerLimits
 from twostroke.scheduler.waiting_queue import WaitingQueue
 from twostroke.scheduler.window_progress import WindowProgress
 
 ADMISSION_LOOKAHEAD = 16
 """Waiting sequences that one admission round looks at: short ones can pass, and it is cheap enough for every step."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Limits of the model and the role, besides the configuration."""
-
-    block_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
-    align_chunks: bool
-    """End chunks on block boundaries, so that every chunk finishes the blocks it began (prefill workers)."""
-    on_gpu: bool = False
-    has_exact_blocks: bool = False
-    """Tokens see their own block exact and earlier ones as stored: a sequence whose blocks are all stored runs the last
-    one again, and what is kept of unfinished blocks is released."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdmittedSequence:
-    """A sequence that got its pages. The `missing` blocks have no writer: pull them now, or they are computed."""
-
-    sequence: Sequence
-    missing: list[int]
-    missing_windows: tuple[int, ...] = ()
-    """Blocks whose window parts have no writer either, where a pull is to bring them."""
-
-
-class Emission(NamedTuple):
-    """It is a tuple because one is made for every token."""
-
-    sequence: Sequence
-    token: SampledToken
-    finish: FinishReason | None
-    """Reason of the end, if it ended; ERROR means that there is no token: its logits were not finite, or its grammar
-    failed."""
 
 
 class Scheduler:
@@ -235,6 +200,8 @@ class Scheduler:
     def update(self, step: Step, result: StepResult) -> list[Emission]:
         """Apply the result of a step: blocks become readable, sampled tokens become known."""
         self._in_flight -= {chunk.sequence for chunk in step.chunks}
+        for row, scores in zip(step.batch.scores, result.scores, strict=True):
+            step.chunks[row.row].sequence.scores.append(scores)
         for page in step.batch.released:
             self._released.pop(PageId(page), None)
         block_size, sampled = self._limits.block_size, iter(result.tokens)
@@ -248,6 +215,7 @@ class Scheduler:
                 if end // block_size > sequence.computed // block_size:
                     self._progress.make_readable(sequence, end)
                 sequence.computed = end
+                sequence.needs_scores &= end < sequence.prompt_tokens - 1
             if sequence.ended:
                 self._free(sequence)
             elif token is not None:
@@ -291,7 +259,8 @@ class Scheduler:
         if sequence.adapter is not None and not self._adapters.is_loaded(sequence.adapter):
             return None
         block_size = self._limits.block_size
-        sequence.extend_hashes(block_size)
+        if not sequence.needs_scores:
+            sequence.extend_hashes(block_size)
         wanted_tokens = len(sequence.known) + (1 if sequence.sampling else 0)
         private = -(-wanted_tokens // block_size) - len(sequence.block_hashes)
         if not self._progress.may_begin(sequence):
@@ -314,7 +283,7 @@ class Scheduler:
         self._grow_forced()
         streams, others = self._by_urgency()
         chunks = self._choose_streams(streams)
-        left = self.step_tokens - len(chunks)
+        left, left_scored = self.step_tokens - len(chunks), MOST_SCORED_TOKENS
         for sequence in others:
             if sequence not in self._running:
                 continue  # preempted by a stream
@@ -323,13 +292,16 @@ class Scheduler:
             start, known = self._first_query(sequence), len(sequence.known)
             if budget is not None and known - start > 1:
                 left, budget = min(left, _beside(chunks, budget, start)), None
-            most = known if start < sequence.computed else start + left  # a block that runs again is not cut
+            weight = SCORED_WEIGHT if sequence.needs_scores else 1
+            room = min(-(-left // weight), left_scored) if sequence.needs_scores else left
+            most = known if start < sequence.computed else start + room  # a block that runs again is not cut
             end = self._progress.runnable_end(sequence, min(most, known))
             if end < known:
                 end = self._align(end)
             end = self._progress.take(sequence, start, end)
             if end > start:
-                left -= end - start
+                left -= weight * (end - start)
+                left_scored -= end - start if sequence.needs_scores else 0
                 chunks.append(Chunk(sequence, start, end, sequence.sampling is not None and end == known))
                 self._progress.begin_writing(sequence, start, end)
         return chunks
@@ -424,6 +396,9 @@ class Scheduler:
         del self._running[sequence]
         self._free(sequence)
         sequence.computed = 0
+        if sequence.needs_scores:
+            sequence.scores.clear()
+            sequence.block_hashes.clear()
         sequence.preemptions += 1
         self._preempted.append(sequence)
         self._wait(sequence)

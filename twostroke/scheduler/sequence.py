@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from twostroke.grammar.state import GrammarState
 from twostroke.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import extend_hashes, root_hash
-from twostroke.request import AdapterRef, SamplingParams
+from twostroke.request import AdapterRef, PromptLogprobs, SamplingParams
 
 
 @dataclass(slots=True)
@@ -56,6 +56,11 @@ class Sequence:
     public_blocks: int = 0
     """Leading blocks whose hashes carry no salt."""
     adapter: AdapterRef | None = None
+    needs_scores: bool = False
+    """Logprobs of its prompt are wanted and not complete. Until then it computes all of its tokens itself, into pages
+    of its own: pages that are here, or come from elsewhere, bring no logits."""
+    scores: list[PromptLogprobs] = field(default_factory=list)
+    """Logprobs of its prompt so far, step by step."""
     computed: int = 0
     pages: list[PageId] = field(default_factory=list)
     windows: HeldWindows | None = None
@@ -102,9 +107,10 @@ class Sequence:
     def pending_pairs(self) -> float:
         return self.pending_tokens * (len(self.known) - self.pending_tokens / 2)
 
-    def extend_hashes(self, block_size: int) -> None:
-        """Hash the blocks that have become full of known tokens."""
-        extend_hashes(self.block_hashes, self.known, block_size, self.salt, self.public_blocks)
+    def extend_hashes(self, block_size: int, end: int | None = None) -> None:
+        """Hash the blocks that have become full of known tokens, of the first `end` alone."""
+        known = self.known if end is None or end >= len(self.known) else self.known[:end]
+        extend_hashes(self.block_hashes, known, block_size, self.salt, self.public_blocks)
 
     def parent_of(self, block: int) -> BlockHash:
         return self.block_hashes[block - 1] if block else self.root

@@ -31,7 +31,7 @@ from twostroke.models.registry import read_spec
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.files import TensorFiles
 from twostroke.request import SampledToken, SamplingParams
-from twostroke.scheduler.batch import Runner
+from twostroke.scheduler.batch import Runner, ScoreRow
 from twostroke.worker.steps.calibration import CalibrationLimits, sweep
 
 SIZES = {
@@ -341,3 +341,22 @@ def test_a_worker_on_a_device_can_be_calibrated_and_its_pages_stay_as_they_were(
     assert not pages[:PAGES].any()
     assert pages[PAGES].any()
     runner.close()
+
+
+def test_logprobs_of_prompts_are_those_of_the_cpu_beside_streams_too(runners: list[Runner]) -> None:
+    found = []
+    for runner in runners:
+        known = streams()
+        runner.run(step([(known[1], 3)]))
+        known[1].computed = 3
+        known[1].tokens.append(7)
+        batch = step([(known[0], 40), (known[1], 1), (known[2], 1)])
+        scores = ScoreRow(0, tuple(known[0].tokens[1:41]), 3), ScoreRow(2, (known[2].tokens[1],), 3)
+        result = runner.run(replace(batch, scores=scores))
+        known[2].computed = 1
+        single = runner.run(replace(step([(known[2], 1)]), scores=(ScoreRow(0, (known[2].tokens[2],), 3),)))
+        assert len(result.tokens) == 1
+        found.append([*result.scores, *single.scores])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(torch.tensor(ours.logprobs), torch.tensor(theirs.logprobs), rtol=1e-4, atol=1e-4)
+        assert (ours.ranks, ours.top_ids) == (theirs.ranks, theirs.top_ids)

@@ -14,8 +14,9 @@ from twostroke.config import ScheduleConfig
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SamplingParams
 from twostroke.scheduler.cost import Budget
-from twostroke.scheduler.scheduler import AdmittedSequence, Emission, Scheduler, SchedulerLimits
+from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.values import AdmittedSequence, Emission, SchedulerLimits
 
 BLOCK = 4
 FOREVER = SamplingParams(seed=0, max_tokens=1000, ignore_eos=True)

@@ -20,17 +20,19 @@ from tests.unit.scheduler.symbolic import (
     limits,
     prefilling,
     pulling,
+    scores_of,
 )
 from twostroke.config import ScheduleConfig
 from twostroke.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.window_parts import WindowParts, WindowShape
-from twostroke.request import FinishReason, SamplingParams
+from twostroke.request import FinishReason, PromptLogprobs, SamplingParams
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget, StepCost
-from twostroke.scheduler.scheduler import AdmittedSequence, Scheduler
+from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.values import AdmittedSequence
 
 MAX_MODEL_LEN = 30
 MAX_TURNS = 3000
@@ -117,6 +119,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         """Token lists seen so far: new prompts go on from them."""
         self.pulls: list[Pull] = []
         self.pins: list[list[PageId]] = []
+        self.scored: set[Sequence] = set()
+        """Sequences that want logprobs of their prompts."""
         self.numbers = 0
         self.seen: Counter[str] = Counter()
 
@@ -144,6 +148,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         stop=st.sampled_from([(), (3,)]),
         pulled=st.integers(0, 8),
+        scored=st.booleans(),
     )
     def ask(  # noqa: PLR0917  # hypothesis draws each
         self,
@@ -156,6 +161,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         ignore_eos: bool,
         stop: tuple[int, ...],
         pulled: int = 8,
+        scored: bool = False,
     ) -> None:
         prompt = [*self.texts[pick % len(self.texts)][:cut], *more]
         if not prompt or len(prompt) >= MAX_MODEL_LEN or not self.fits(len(prompt) + max_tokens):
@@ -166,9 +172,14 @@ class SchedulerHistory(RuleBasedStateMachine):
             min_tokens=min(min_tokens, max_tokens),
             ignore_eos=ignore_eos,
             stop_token_ids=stop,
+            prompt_logprobs=0,
         )
         sequence = answering(self.number(), prompt, params, self.block_size)
         sequence.pulled_blocks = min(pulled, len(sequence.block_hashes)) if self.pool.windows is not None else 0
+        if scored and self.pool.windows is None and len(prompt) > 1:
+            sequence.needs_scores = True
+            self.scored.add(sequence)
+            sequence.block_hashes = []
         self.texts.append(prompt)
         self.answers[sequence] = []
         self.live.append(sequence)
@@ -270,6 +281,9 @@ class SchedulerHistory(RuleBasedStateMachine):
         answer, reason = answer_alone(prompt, sequence.sampling, MAX_MODEL_LEN)
         so_far = self.answers[sequence]
         assert so_far == answer[: len(so_far)]
+        if sequence in self.scored:
+            assert PromptLogprobs.joined(sequence.scores) == scores_of(prompt[:-1], prompt[1:], 0)
+            self.seen["prompt scored after preemption" if sequence.preemptions else "prompt scored"] += 1
         assert finish == (reason if len(so_far) == len(answer) else None)
         if finish is not None:
             assert sequence.ended

@@ -11,11 +11,11 @@ from collections.abc import Sequence as ListOf
 from twostroke.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import FinishReason, SampledToken, SamplingParams
+from twostroke.request import FinishReason, PromptLogprobs, SampledToken, SamplingParams
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Step
-from twostroke.scheduler.scheduler import SchedulerLimits
 from twostroke.scheduler.sequence import Sequence, building
+from twostroke.scheduler.values import SchedulerLimits
 
 VOCABULARY = 8
 EOS = 7
@@ -49,6 +49,13 @@ def answer_alone(prompt: ListOf[int], params: SamplingParams, max_model_len: int
             return answer, FinishReason.STOP
         if len(answer) == params.max_tokens or len(known) == max_model_len:
             return answer, FinishReason.LENGTH
+
+
+def scores_of(context: ListOf[int], targets: ListOf[int], start: int) -> PromptLogprobs:
+    """The logprobs of the targets, the first of which stands behind the token at `start`: facts of what it sees."""
+    seen = [context[: start + rank + 1] for rank in range(len(targets))]
+    numbers = [next_token([*before, target], 0) for before, target in zip(seen, targets, strict=True)]
+    return PromptLogprobs.of([-float(number) for number in numbers], [len(before) for before in seen], (), ())
 
 
 class SymbolicMemory:
@@ -131,6 +138,9 @@ class SymbolicRunner:
                 for sample in batch.samples
             ),
             0.0,
+            tuple(
+                scores_of(contexts[score.row], score.targets, step.chunks[score.row].start) for score in batch.scores
+            ),
         )
 
     def look(self, step: Step, contexts: ListOf[ListOf[int]]) -> None:

@@ -39,7 +39,18 @@ def busy_history(seed: int, events: int) -> Counter[str]:
 
     def ask() -> None:
         if history.scheduler.waiting < 6:
-            history.ask(pick(), draw.randint(0, 16), tokens(), draw.randint(1, 9), 0, 0, draw.random() < 0.8, ())
+            history.ask(
+                pick(),
+                draw.randint(0, 16),
+                tokens(),
+                draw.randint(1, 9),
+                0,
+                0,
+                draw.random() < 0.8,
+                (),
+                8,
+                draw.random() < 0.3,
+            )
 
     def ask_for_pages() -> None:
         if history.scheduler.waiting < 6:
@@ -73,4 +84,4 @@ def test_long_busy_histories_see_every_mishap_and_no_wrong_answer() -> None:
     for seed in range(20):
         seen += busy_history(seed, 4000)
     assert min(seen.values()) >= 20, seen
-    assert len(seen) == 8, seen
+    assert len(seen) == 10, seen

@@ -22,8 +22,9 @@ from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import SamplingParams
 from twostroke.rpc.v1 import worker_pb2
-from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
+from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
+from twostroke.scheduler.values import SchedulerLimits
 from twostroke.worker.host import ReadyInfo, WorkerHost
 from twostroke.worker.pulls.pull_spec import PullSpec
 from twostroke.worker.worker import BaseWorker, RoleServices

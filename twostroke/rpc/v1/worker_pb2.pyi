@@ -124,7 +124,7 @@ class ReadyPage(_message.Message):
     def __init__(self, block: _Optional[int] = ..., page: _Optional[int] = ..., generation: _Optional[int] = ..., digest: _Optional[bytes] = ..., group: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("seed", "max_tokens", "choice", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "bias_tokens", "bias_values", "logprobs", "min_tokens", "ignore_eos", "stop_token_ids", "grammar")
+    __slots__ = ("seed", "max_tokens", "choice", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "bias_tokens", "bias_values", "logprobs", "min_tokens", "ignore_eos", "stop_token_ids", "prompt_logprobs", "grammar")
     SEED_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,7 @@ class Sampling(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     seed: int
     max_tokens: int
@@ -158,8 +159,9 @@ class Sampling(_message.Message):
     min_tokens: int
     ignore_eos: bool
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    prompt_logprobs: int
     grammar: str
-    def __init__(self, seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., grammar: _Optional[str] = ...) -> None: ...
+    def __init__(self, seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class PageSource(_message.Message):
     __slots__ = ("worker_id", "address", "epoch")
@@ -272,7 +274,7 @@ class TokenBatch(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[TokenEntry, _Mapping]]] = ..., numbers: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenEntry(_message.Message):
-    __slots__ = ("request_id", "attempt", "position", "tokens", "finish_reason", "error", "cached_tokens", "local_tokens", "lifetime", "number")
+    __slots__ = ("request_id", "attempt", "position", "tokens", "finish_reason", "error", "cached_tokens", "local_tokens", "lifetime", "number", "prompt_logprobs")
     class LifetimeEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +292,7 @@ class TokenEntry(_message.Message):
     LOCAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     position: int
@@ -300,7 +303,20 @@ class TokenEntry(_message.Message):
     local_tokens: int
     lifetime: _containers.ScalarMap[str, float]
     number: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., error: _Optional[_Union[ErrorInfo, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., lifetime: _Optional[_Mapping[str, float]] = ..., number: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., error: _Optional[_Union[ErrorInfo, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., lifetime: _Optional[_Mapping[str, float]] = ..., number: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("logprobs", "ranks", "top_ids", "top_logprobs")
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Token(_message.Message):
     __slots__ = ("id", "logprob", "top")
@@ -363,7 +379,7 @@ class FindResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestSnapshot, _Mapping]]] = ...) -> None: ...
 
 class RequestSnapshot(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt", "sampling", "tokens", "finish_reason", "cached_tokens", "adapter")
+    __slots__ = ("request_id", "attempt", "prompt", "sampling", "tokens", "finish_reason", "cached_tokens", "adapter", "prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -372,6 +388,7 @@ class RequestSnapshot(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
@@ -380,4 +397,5 @@ class RequestSnapshot(_message.Message):
     finish_reason: str
     cached_tokens: int
     adapter: _adapters_pb2.Adapter
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...

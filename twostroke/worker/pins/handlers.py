@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from twostroke.errors import EngineLost
 from twostroke.scheduler.batching import Step
-from twostroke.scheduler.scheduler import AdmittedSequence, Emission
 from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.pins.keeper import PinKeeper
 from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.steps.work_loop import RoleHandlers

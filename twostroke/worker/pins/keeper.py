@@ -15,8 +15,8 @@ from twostroke.ids import PinId, RequestId
 from twostroke.kv_cache.pins import Pin, PinLimits, PinTable, pin_id_of
 from twostroke.request import CacheHint, Request
 from twostroke.rpc.v1 import worker_pb2
-from twostroke.scheduler.scheduler import AdmittedSequence
 from twostroke.scheduler.sequence import Sequence, building
+from twostroke.scheduler.values import AdmittedSequence
 from twostroke.worker.condition import Condition
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pins.metrics import PinMetrics

@@ -17,8 +17,9 @@ from twostroke.profiler import WORK_LOOP, Profiler
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder, with_windows
 from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.gates import AdapterGate, ClaimGate
-from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
+from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
+from twostroke.scheduler.values import SchedulerLimits
 from twostroke.worker.condition import Condition
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.metrics import WorkerMetrics

@@ -20,8 +20,9 @@ from twostroke.profiler import WORK_LOOP, Profiler
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import Budget, Queued, StepTerms
-from twostroke.scheduler.scheduler import AdmittedSequence, Emission, Scheduler
+from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
+from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.condition import Condition
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.ordered_pull import OrderedPull

@@ -30,8 +30,8 @@ from twostroke.kv_cache.parts import group_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.cost import Queued
-from twostroke.scheduler.scheduler import AdmittedSequence
 from twostroke.scheduler.sequence import Sequence as KnownSequence
+from twostroke.scheduler.values import AdmittedSequence
 from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import (

@@ -39,9 +39,10 @@ from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.scheduler.batching import BatchBuilder, StepBuilder
 from twostroke.scheduler.cost import Budget, Queued, StepCost
-from twostroke.scheduler.scheduler import AdmittedSequence, Scheduler, SchedulerLimits
+from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.scheduler.step_target import StepTarget
+from twostroke.scheduler.values import AdmittedSequence, SchedulerLimits
 from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.link_rates import LinkRates

@@ -14,8 +14,9 @@ from twostroke.profiler import Profiler
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
-from twostroke.scheduler.scheduler import AdmittedSequence, Emission, Scheduler
+from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
+from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.steps.rates import Rates

@@ -21,7 +21,8 @@ from twostroke.request import SampledToken
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
-from twostroke.scheduler.scheduler import AdmittedSequence, Emission, Scheduler
+from twostroke.scheduler.scheduler import Scheduler
+from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.steps.work_loop import Prefetching, RoleHandlers
 

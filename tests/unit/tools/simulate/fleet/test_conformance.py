@@ -21,7 +21,7 @@ from tools.simulate.fleet.worker.steps import Flight
 from tools.simulate.traces.trace import Trace
 from twostroke.ids import BlockHash, WorkerId
 from twostroke.kv_cache.tier import Tier
-from twostroke.scheduler.scheduler import AdmittedSequence
+from twostroke.scheduler.values import AdmittedSequence
 from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.tiers.metrics import TierMetrics
 

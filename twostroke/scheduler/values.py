@@ -1,0 +1,44 @@
+"""What a scheduler is given and what it returns, besides steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from twostroke.request import FinishReason, SampledToken
+from twostroke.scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Limits of the model and the role, besides the configuration."""
+
+    block_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    align_chunks: bool
+    """End chunks on block boundaries, so that every chunk finishes the blocks it began (prefill workers)."""
+    on_gpu: bool = False
+    has_exact_blocks: bool = False
+    """Tokens see their own block exact and earlier ones as stored: a sequence whose blocks are all stored runs the last
+    one again, and what is kept of unfinished blocks is released."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedSequence:
+    """A sequence that got its pages. The `missing` blocks have no writer: pull them now, or they are computed."""
+
+    sequence: Sequence
+    missing: list[int]
+    missing_windows: tuple[int, ...] = ()
+    """Blocks whose window parts have no writer either, where a pull is to bring them."""
+
+
+class Emission(NamedTuple):
+    """It is a tuple because one is made for every token."""
+
+    sequence: Sequence
+    token: SampledToken
+    finish: FinishReason | None
+    """Reason of the end, if it ended; ERROR means that there is no token: its logits were not finite, or its grammar
+    failed."""
