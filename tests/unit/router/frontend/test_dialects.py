@@ -28,7 +28,7 @@ class Way:
     last_event: str
     """What the last event of a whole stream contains."""
     error_path: tuple[str, ...]
-    """Where the message of an error is."""
+    """Keys that lead to the message of an error."""
     failure_event: str
     """What the last event of a stream that fails contains."""
     always_streams: bool = False
