@@ -30,6 +30,7 @@ COMMANDS = {
     "up": Command("cluster.commands.up", "serve from a cluster file; goes on with a fleet that runs already"),
     "router": Command("cluster.commands.router", "serve as one more router of a fleet that runs elsewhere"),
     "status": Command("cluster.commands.status", "show a running server's workers, load and pages"),
+    "console": Command("cluster.commands.console", "print the address of the console, a page for operators"),
     "chat": Command("cluster.commands.chat", "talk to a running server"),
     "trace": Command("cluster.commands.trace", "show where the time of one request went, by its id"),
     "profile": Command("cluster.commands.profile", "record where routers and workers spend their time, as a trace"),

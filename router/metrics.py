@@ -48,6 +48,10 @@ class SentTokens(Collector):
         self._gaps = [0] * (len(ITL_BUCKETS_S) + 1)
         self._gaps_s = 0.0
 
+    @property
+    def tokens(self) -> int:
+        return self._tokens
+
     def add(self, gap_s: float | None) -> None:
         """`gap_s`: since the choice's token before, if there was one."""
         self._tokens += 1

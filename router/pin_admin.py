@@ -1,4 +1,4 @@
-"""The PinAdmin service of a router: it makes tokens of a prefix, and leaves the pin to the supervisor."""
+"""Pins as operators add and remove them: a router makes tokens of a prefix, and leaves the pin to the supervisor."""
 
 # ruff: noqa: N802  # methods have the names that the .proto gives them
 
@@ -32,13 +32,15 @@ MOST_NAMES = 256
 """Workers that one pin names."""
 
 
-class PinAdminService(pins_pb2_grpc.PinAdminServicer):
+class PinAdmin:
+    """What operators do with pins, over gRPC or in the console."""
+
     def __init__(self, handler: RequestHandler, fleet_address: str, membership: Membership) -> None:
         self._handler = handler
         self._fleet_address = fleet_address
         self._membership = membership
 
-    async def Add(self, request: pins_pb2.AddPinRequest, context: Context) -> pins_pb2.AddPinResponse:
+    async def add(self, request: pins_pb2.AddPinRequest) -> pins_pb2.AddPinResponse:
         _check(request)
         facts = self._handler.dispatcher.facts
         adapter = self._handler.adapter(request.model)
@@ -78,11 +80,11 @@ class PinAdminService(pins_pb2_grpc.PinAdminServicer):
             held=reply.held,
         )
 
-    async def Remove(self, request: pins_pb2.RemovePinRequest, context: Context) -> pins_pb2.RemovePinResponse:
+    async def remove(self, request: pins_pb2.RemovePinRequest) -> pins_pb2.RemovePinResponse:
         reply: pins_pb2.RemovePinResponse = await self._ask("Remove", request)
         return reply
 
-    async def List(self, request: pins_pb2.ListPinsRequest, context: Context) -> pins_pb2.ListPinsResponse:
+    async def list(self, request: pins_pb2.ListPinsRequest) -> pins_pb2.ListPinsResponse:
         reply: pins_pb2.ListPinsResponse = await self._ask("List", request)
         return reply
 
@@ -94,6 +96,20 @@ class PinAdminService(pins_pb2_grpc.PinAdminServicer):
             return await channel.call(getattr(stub, method), request, SUPERVISOR_S)
         finally:
             await channel.close()
+
+
+class PinAdminService(pins_pb2_grpc.PinAdminServicer):
+    def __init__(self, pins: PinAdmin) -> None:
+        self._pins = pins
+
+    async def Add(self, request: pins_pb2.AddPinRequest, context: Context) -> pins_pb2.AddPinResponse:
+        return await self._pins.add(request)
+
+    async def Remove(self, request: pins_pb2.RemovePinRequest, context: Context) -> pins_pb2.RemovePinResponse:
+        return await self._pins.remove(request)
+
+    async def List(self, request: pins_pb2.ListPinsRequest, context: Context) -> pins_pb2.ListPinsResponse:
+        return await self._pins.list(request)
 
 
 def _check(request: pins_pb2.AddPinRequest) -> None:

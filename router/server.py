@@ -11,6 +11,9 @@ from collections.abc import AsyncIterator
 from router.adapter_admin import AdapterAdmin, AdapterAdminService
 from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
+from router.console.api import ConsoleApi
+from router.console.fleet_actions import FleetActions
+from router.console.pages import ConsolePages
 from router.control_service import RouterControlService
 from router.frontend.auth.auth import Authenticator, KeyAuthenticator, NoAuthentication
 from router.frontend.grpc.calls import AuthenticatedCalls
@@ -26,7 +29,7 @@ from router.frontend.public_prefixes import read_public_prefixes
 from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import Seeds
 from router.metrics import RouterMetrics
-from router.pin_admin import PinAdminService
+from router.pin_admin import PinAdmin, PinAdminService
 from router.routing.reservations import Reservations
 from router.serving.generate_request import Dispatcher
 from twostroke.allocator import give_freed_memory_back
@@ -97,6 +100,9 @@ class RouterServer:
         self._adapters = AdapterAdmin(
             config.adapters, config.served_model_name, config.model_dir, dispatcher, config.fleet_address, membership
         )
+        pins = PinAdmin(handler, config.fleet_address, membership)
+        actions = FleetActions(config.fleet_address, membership)
+        console = ConsoleApi(handler, recorder or Recorder(), actions, pins, router_id=router_id)
         allows_loads = config.adapters.allow_runtime_lora_updating
         app = build_http_app(
             handler,
@@ -105,6 +111,7 @@ class RouterServer:
             with_metrics=self._admin.metrics_address is None,
             outer=browser_middleware(config.endpoints, listen.host),
             lora=LoraEndpoints(self._adapters, config.cluster_token) if allows_loads else None,
+            further=(*ConsolePages().routes(), *console.routes()),
         )
         self._http = HttpServer(
             http_config(
@@ -118,8 +125,7 @@ class RouterServer:
         KServeService(handler, calls).add_to(self._rpc.server)
         self._rpc.offer(SERVICE_NAME, KSERVE_NAME, is_described=True)
         control = RouterControlService(handler, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
-        pins = PinAdminService(handler, config.fleet_address, membership)
-        self._admin.serve(control, pins, AdapterAdminService(self._adapters))
+        self._admin.serve(control, PinAdminService(pins), AdapterAdminService(self._adapters))
 
     @property
     def peer_address(self) -> str:

@@ -22,9 +22,13 @@ from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.rpc.channel import error_of
 from twostroke.rpc.server import TOKEN_KEY
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 TOKEN_FILE = "token"
 """File in the launcher's folder that its user alone may read."""
+
+ANSWER_S = 5.0
+"""Seconds for a router to say what it is."""
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -35,6 +39,11 @@ class AdminAccess:
     """Addresses of the routers' admin ports."""
     metadata: Metadata
     """Metadata to send with every call."""
+
+    @property
+    def token(self) -> str:
+        """The cluster's token; empty where it is not known."""
+        return dict(self.metadata).get(TOKEN_KEY, "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +104,13 @@ def _token_for(address: str) -> str:
 
 def _metadata(token: str) -> Metadata:
     return ((TOKEN_KEY, token),) if token else ()
+
+
+def router_info(address: str, access: AdminAccess) -> control_pb2.ServerInfo:
+    """Return what the router at an admin port says of itself. Raises grpc.RpcError where it does not answer."""
+    with grpc.insecure_channel(address) as channel:
+        stub = control_pb2_grpc.ControlStub(channel)
+        return stub.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=ANSWER_S, metadata=access.metadata)
 
 
 def status_of(error: grpc.RpcError) -> grpc.StatusCode:

@@ -48,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="highest class of its requests, from -100 to 100; those that ask for more have this one (default: 0)",
     )
     add.add_argument("--expires", metavar="WHEN", help="2027-01-31, or 90d from now (default: never)")
+    add.add_argument(
+        "--operator",
+        action="store_true",
+        help="it opens the console: requests of all tenants, and what operators do to workers",
+    )
     listing = actions.add_parser("list", help="show the keys' ids, tenants and limits")
     listing.add_argument("--json", action="store_true", help="as JSON instead of a table")
     revoke = actions.add_parser("revoke", help="make a key invalid")
@@ -72,6 +77,7 @@ def _add(args: argparse.Namespace) -> None:
             concurrency=args.concurrency,
             max_priority=args.max_priority,
             expires=_when(args.expires),
+            operator=args.operator,
         )
     except ConfigError as error:
         flag = f"--{str(error.field).replace('_', '-')}"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.clients import admin_access
-from cluster.clients.admin_access import AdminAccess, describe, status_of
+from cluster.clients.admin_access import ANSWER_S, AdminAccess, describe, router_info, status_of
 from cluster.launch import control_socket, state_file
 from cluster.scaling.status import ScalingStatus
 from twostroke.credentials import TOKEN_VARIABLE
@@ -24,7 +24,6 @@ from twostroke.rpc.convert import form_of
 from twostroke.rpc.events import tier_from_message
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
-ANSWER_S = 5.0
 PIPE_COLUMNS = 160
 MIB = 1 << 20
 
@@ -138,15 +137,12 @@ def _scaling(args: argparse.Namespace) -> Any:
 
 
 def _router(address: str, access: AdminAccess) -> RouterLine:
-    with grpc.insecure_channel(address) as channel:
-        try:
-            info = control_pb2_grpc.ControlStub(channel).GetServerInfo(
-                control_pb2.GetServerInfoRequest(), timeout=ANSWER_S, metadata=access.metadata
-            )
-        except grpc.RpcError as error:
-            if status_of(error) is grpc.StatusCode.UNAUTHENTICATED:
-                raise Unauthenticated(f"{address}: {describe(error)}; name its file in {TOKEN_VARIABLE}") from error
-            return RouterLine(address, router_id="", state="", http="", grpc="", metrics="")
+    try:
+        info = router_info(address, access)
+    except grpc.RpcError as error:
+        if status_of(error) is grpc.StatusCode.UNAUTHENTICATED:
+            raise Unauthenticated(f"{address}: {describe(error)}; name its file in {TOKEN_VARIABLE}") from error
+        return RouterLine(address, router_id="", state="", http="", grpc="", metrics="")
     addresses = (info.http_address, info.grpc_address, info.metrics_address)
     return RouterLine(address, info.server_id, _state_text(info.state), *addresses)
 

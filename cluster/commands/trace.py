@@ -12,10 +12,10 @@ from rich.console import Console
 
 from cluster.clients import admin_access
 from cluster.clients.admin_access import AdminAccess, describe
-from cluster.commands.waterfall import ROOT, WaterfallLine, lines_of, missing_of
 from twostroke.errors import NotFound, PeerLost
 from twostroke.rpc.traces import attributes_of
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
+from twostroke.rpc.waterfall import ROOT, WaterfallLine, lines_of, missing_of
 from twostroke.tracing.recorder import MOST_REQUESTS
 
 ANSWER_S = 10.0
@@ -99,7 +99,8 @@ def _print(name: str, known: control_pb2.GetTraceResponse) -> None:
 
 def _row(line: WaterfallLine) -> str:
     length = "" if line.length_ms is None else f"{line.length_ms:10.1f}"
-    return f"{line.name:<22} {line.process:<16} {line.start_ms:10.1f} {length:>10} ms |{line.bar:<32}| {line.facts}"
+    name = f"{'  ' * line.depth}{'· ' * (line.length_ms is None)}{line.name}"
+    return f"{name:<22} {line.process:<16} {line.start_ms:10.1f} {length:>10} ms |{line.bar:<32}| {line.facts}"
 
 
 def _as_values(span: control_pb2.TraceSpan) -> dict[str, object]:

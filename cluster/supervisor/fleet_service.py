@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 
+from twostroke.config import Role
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.fault_points import Point, reach
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
@@ -24,6 +25,8 @@ QUEUE_VIEWS = 64
 
 DrainWorker = Callable[[str, float, bool, bool], Awaitable[int]]
 """Worker, seconds from now, whether it restarts, whether a role's last worker may go -> requests cut off."""
+AssignRole = Callable[[str, str], Awaitable[None]]
+"""Worker and role."""
 TakeReport = Callable[[fleet_pb2.ReportRequest], None]
 _Queue = asyncio.Queue[fleet_pb2.FleetView]
 
@@ -35,8 +38,14 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     them: a restarted supervisor learns of them when they watch again.
     """
 
-    def __init__(self, drain: DrainWorker | None = None, report: TakeReport | None = None) -> None:
+    def __init__(
+        self,
+        drain: DrainWorker | None = None,
+        report: TakeReport | None = None,
+        assign_role: AssignRole | None = None,
+    ) -> None:
         self._drain = drain
+        self._assign_role = assign_role
         self._take_report = report
         self._workers = fleet_pb2.FleetView()
         self._watchers: dict[_Queue, fleet_pb2.RouterEntry | None] = {}
@@ -78,6 +87,17 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             raise InvalidRequest(f"deadline_s must be seconds, 0 or more, got {request.deadline_s}", field="deadline_s")
         left = await self._drain(request.worker_id, request.deadline_s, request.restart, request.force)
         return fleet_pb2.DrainWorkerResponse(open_requests=left)
+
+    async def AssignRole(  # noqa: N802
+        self, request: fleet_pb2.AssignRoleRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> fleet_pb2.AssignRoleResponse:
+        if self._assign_role is None:
+            raise UnsupportedFeature("nobody here can switch a worker's role")
+        roles = [Role.PREFILL.value, Role.DECODE.value]
+        if request.role not in roles:
+            raise InvalidRequest(f"role must be {' or '.join(roles)}, got {request.role[:40]!r}", field="role")
+        await self._assign_role(request.worker_id, request.role)
+        return fleet_pb2.AssignRoleResponse()
 
     async def Report(  # noqa: N802
         self, request: fleet_pb2.ReportRequest, context: grpc.aio.ServicerContext[Any, Any]

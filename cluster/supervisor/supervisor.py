@@ -63,7 +63,7 @@ class Supervisor:
         self._drains = Drains(self, self._backend, self._membership, SHUTDOWN_S)
         self._reconciler = Reconciler(self, self._backend, self._drains, spec)
         self._autoscaler = Autoscaler(self._reconciler, spec, clock)
-        self._service = FleetService(self.drain, self._autoscaler.report)
+        self._service = FleetService(self.drain, self._autoscaler.report, self.assign_role)
         self._pins = FleetPins(self._pin_holders, self._backend, self._membership)
         self._adapters = NamedAdapters(self._backend, self._publish_now, self._addresses, self._membership)
         self._nodes = NodeWatch(self._backend, self.placed_workers, self._drains)

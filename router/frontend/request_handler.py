@@ -71,7 +71,7 @@ class RequestHandler:
         self.metrics = metrics
         self.model = model
         self.recommended = recommended
-        self._public = public or PublicPrefixes()
+        self.public = public or PublicPrefixes()
         self._seeds = seeds or Seeds()
         self._recorder = recorder or Recorder()
         self.share = OutputShare()
@@ -127,7 +127,7 @@ class RequestHandler:
             raise outcome.error
         tokens: array[int] = outcome.value
         check_prompt(TokenPrompt(tokens), facts)
-        return tokens, self._public.blocks_of(tokens, facts.block_size) * facts.block_size
+        return tokens, self.public.blocks_of(tokens, facts.block_size) * facts.block_size
 
     def adapter(self, model: str) -> AdapterRef | None:
         """Returns the adapter that is served under a name now. Raises NotFound for a name that leads to nothing."""
@@ -209,7 +209,7 @@ class RequestHandler:
                     prompt=tokens,
                     adapter=adapter,
                     salt=salt,
-                    public_blocks=0 if is_apart else self._public.blocks_of(tokens, facts.block_size),
+                    public_blocks=0 if is_apart else self.public.blocks_of(tokens, facts.block_size),
                     takes_converted=not request.needs_exact,
                     hints=tuple(CacheHint(hint.tokens // facts.block_size, hint.seconds) for hint in prompt.hints),
                     sampling=sampling_params(options, length, facts, self._seeds.of(request.point, rank)),

@@ -229,6 +229,16 @@ class Breakdown:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A placement that was priced and not taken."""
+
+    decode: WorkerId
+    source: WorkerId | None
+    peer: WorkerId | None
+    why: Breakdown
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     decode: WorkerId
@@ -241,6 +251,8 @@ class Decision:
     forecast: Forecast = field(default_factory=Forecast)
     why: Breakdown | None = None
     """None: the policy does not price."""
+    others: tuple[Candidate, ...] = field(default=(), compare=False)
+    """The next best candidates, the cheapest first, for people who ask why."""
 
     @property
     def computed_by(self) -> WorkerId:

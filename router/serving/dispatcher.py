@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from router.fleet.adapters import Adapters
@@ -31,7 +31,7 @@ from router.serving.request_log import ready_made, request_log, worker_record
 from router.serving.request_state import Dependencies, RequestState
 from twostroke.config import RouterConfig
 from twostroke.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
-from twostroke.ids import BlockHash
+from twostroke.ids import BlockHash, WorkerId
 from twostroke.kv_cache.block import extend_hashes
 from twostroke.profiler import Profiler
 from twostroke.request import FinishReason
@@ -180,6 +180,12 @@ class RouterCore:
 
     def loads(self) -> list[WorkerLoad]:
         return self._fleet.loads()
+
+    def workers(self) -> Sequence[Worker]:
+        return self._fleet.workers
+
+    def holders(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, tuple[int, ...]]:
+        return self._routing.index.leading_blocks(hashes, tail_blocks=self._fleet.facts.window_blocks)
 
     def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
         return self._routing.relay.subscribe(request)

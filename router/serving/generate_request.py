@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from router.fleet.adapters import Adapters
 from router.fleet.serving_facts import ServingFacts
+from router.fleet.worker import Worker
 from router.fleet.worker_link import TokenDelta
+from twostroke.ids import BlockHash, WorkerId
 from twostroke.request import AdapterRef, CacheHint, SamplingParams, Siblings
 from twostroke.rpc.v1.control_pb2 import (
     ForgetCachedResponse,
@@ -110,6 +112,12 @@ class Dispatcher(Protocol):
         """Ends an open request, whose iterator then raises Cancelled. Returns False where no request has this id."""
 
     def loads(self) -> list[WorkerLoad]: ...
+
+    def workers(self) -> Sequence[Worker]:
+        """Returns the workers as the fleet knows them now: to be read, at once, and not to be kept."""
+
+    def holders(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, tuple[int, ...]]:
+        """Returns how many of the first of these blocks each worker holds down to each tier."""
 
     def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]: ...
 

@@ -17,7 +17,7 @@ from router.fleet.worker import Worker
 from router.fleet.worker_link import TokenStream
 from router.metrics import RouterMetrics
 from router.routing.policies import NARROWING, RECONSIDERING, policy_named
-from router.routing.policy import Decision
+from router.routing.policy import Candidate, Decision
 from router.routing.routing_state import RoutingState
 from router.routing.selector import Selector, Shape, Workers
 from router.serving.attempts import Attempts
@@ -120,6 +120,8 @@ class Placer:
             opened = await self._open(attempt, placement, stats)
             if isinstance(opened, TokenStream):
                 span.set(queued_s=queued_s, attempt=attempt.attempt, **described(self.policy, placement.decision))
+                for other in placement.decision.others:
+                    span.event("candidate", **priced(other))
                 return opened
             worker = placement.decision.decode
             span.event("refused", worker=worker, error=repr(opened))
@@ -280,6 +282,22 @@ def described(policy: str, decision: Decision) -> dict[str, Value]:
         "peer_blocks": decision.peer_blocks,
         "first_token_s": decision.forecast.first_token_s,
         **parts,
+    }
+
+
+def priced(candidate: Candidate) -> dict[str, Value]:
+    """Returns a candidate that was not taken, with the terms of its price, as attributes of an event."""
+    why = candidate.why
+    return {
+        "decode": candidate.decode,
+        "source": candidate.source or "local",
+        "peer": candidate.peer or "none",
+        "wait_s": why.wait_s,
+        "prefill_s": why.prefill_s,
+        "transfer_s": why.transfer_s,
+        "tail_s": why.tail_s,
+        "harm_s": why.harm_s,
+        "damage_s": why.damage_s,
     }
 
 

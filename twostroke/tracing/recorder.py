@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from twostroke.tracing.context import TraceContext
+from twostroke.tracing.slowest import SlowestRequests
 from twostroke.tracing.span import OpenSpan, Span
 
 MOST_REQUESTS = 1000
@@ -66,6 +69,8 @@ class Recorder:
         self._measure = measure
         self._kept: OrderedDict[str, list[Span]] = OrderedDict()
         self._gone: OrderedDict[str, None] = OrderedDict()
+        self._slowest = SlowestRequests()
+        """The slowest of the requests that came in here."""
         self._watcher: Callable[[Span], None] | None = None
 
     def root(self, name: str, request_id: str, header: str) -> OpenSpan:
@@ -74,7 +79,7 @@ class Recorder:
         parent = TraceContext.parse(header) if header else None
         stream = stream_of(request_id)
         context = TraceContext.begin(stream, self._ratio) if parent is None else parent.child()
-        return self._open(name, stream, context, None if parent is None else parent.span_id)
+        return self._open(name, stream, context, None if parent is None else parent.span_id, is_root=True)
 
     def begin(self, name: str, request_id: str, parent: TraceContext | None) -> OpenSpan:
         """Inside of another process's span (or another part's of this one). Without a parent it is measured only."""
@@ -91,7 +96,19 @@ class Recorder:
             stream = next((stream for stream in reversed(self._kept) if _is_meant(stream, meaning)), None)
             if stream is not None:
                 return Kept(stream, tuple(self._kept[stream]))
+        for meaning in _meanings(name):
+            slow = self._slowest.find(functools.partial(_is_meant, name=meaning))
+            if slow is not None:
+                return Kept(slow[0], tuple(slow[1]))
         return None
+
+    def latest(self, most: int) -> list[Kept]:
+        """The streams that came last, the latest first. One without a root span is still open."""
+        return [Kept(stream, tuple(self._kept[stream])) for stream in itertools.islice(reversed(self._kept), most)]
+
+    def slowest(self) -> list[Kept]:
+        """The slowest of those that came in here and ended within the last minute, in no order."""
+        return [Kept(stream, tuple(spans)) for stream, spans in self._slowest.of_the_last_minute(time.time())]
 
     def has_forgotten(self, name: str) -> bool:
         """It was here, too long ago."""
@@ -110,12 +127,24 @@ class Recorder:
         """May take a moment: not on an event loop."""
         self._exporter.close()
 
-    def _open(self, name: str, stream: str, context: TraceContext, parent_id: int | None) -> OpenSpan:
+    def _open(
+        self, name: str, stream: str, context: TraceContext, parent_id: int | None, *, is_root: bool = False
+    ) -> OpenSpan:
         if stream not in self._kept:
             self._kept[stream] = []
             self._gone.pop(stream, None)
             self._forget_some()
-        return OpenSpan(name, self.process, context, parent_id, functools.partial(self._take, stream))
+        take = functools.partial(self._take, stream)
+        if is_root:
+            take = functools.partial(self._take_of_root, stream, context.span_id)
+        return OpenSpan(name, self.process, context, parent_id, take)
+
+    def _take_of_root(self, stream: str, root_id: int, span: Span) -> None:
+        """Take the root span, or a part of it."""
+        self._take(stream, span)
+        spans = self._kept.get(stream)
+        if span.context.span_id == root_id and spans is not None:
+            self._slowest.ended(stream, spans, span.end_s - span.start_s, span.end_s)
 
     def _take(self, stream: str, span: Span) -> None:
         spans = self._kept.get(stream)

@@ -48,6 +48,8 @@ class KeyEntry:
     """The highest class of its requests; those that ask for a higher one get this one."""
     expires: str | None = None
     """End of its validity in ISO 8601, in UTC unless it names a time zone. None: never."""
+    operator: bool = False
+    """It opens the console, which shows requests of all tenants and acts on workers."""
     disabled: bool = False
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from router.frontend.auth.api_keys import MOST_PRIORITY, KeyEntry, KeyFile, find_key, parse_keys
 from router.frontend.auth.limits import KeyLimits, OpenCall
+from router.frontend.auth.operator_key import OperatorKey
 from router.frontend.resume import Mark, unmarked
 from router.metrics import ROLE, RouterMetrics
 from twostroke.errors import ConfigError, InvalidApiKey, InvalidRequest, RateLimitExceeded
@@ -40,6 +42,8 @@ class AuthContext:
     """Tells how many choices the call asks for. Raises RateLimitExceeded or InvalidRequest for too many."""
     marks: Callable[[str], Mark] = lambda tenant: unmarked
     """Marks a stream's name as a tenant's: no other tenant can resume it, or make such a name."""
+    is_operator: bool = False
+    """It may see and do what the console can."""
 
     def tenant_of(self, said: str, field: str) -> str:
         """Returns the tenant. Raises InvalidRequest where the key names another than the client, or its gateway,
@@ -84,10 +88,12 @@ class NoAuthentication:
 
     def __init__(self, cluster_token: str = "") -> None:
         self._context = AuthContext(marks=stream_marks(cluster_token))
+        self._operator = dataclasses.replace(self._context, is_operator=True)
+        self._operator_key = OperatorKey(cluster_token)
 
     @contextlib.contextmanager
     def admit(self, authorization: str | None) -> Iterator[AuthContext]:
-        yield self._context
+        yield self._operator if self._operator_key.is_in(authorization) else self._context
 
     def check(self, authorization: str | None) -> None:
         """Accepts every client."""
@@ -109,6 +115,8 @@ class KeyAuthenticator:
             self._refusals.labels(ROLE, reason)
         self._limits = KeyLimits()
         self._marks = stream_marks(cluster_token)
+        self._operator = AuthContext(marks=self._marks, is_operator=True)
+        self._operator_key = OperatorKey(cluster_token)
         self._seen = self._look()
         self._file = read_keys(str(self._path))
         self._keys.set(len(self._file.keys))
@@ -116,6 +124,9 @@ class KeyAuthenticator:
     @contextlib.contextmanager
     def admit(self, authorization: str | None) -> Iterator[AuthContext]:
         """Lets one call in for as long as it takes. Raises InvalidApiKey or RateLimitExceeded."""
+        if self._operator_key.is_in(authorization):
+            yield self._operator
+            return
         key_id, entry = self._find(authorization)
         try:
             call = self._limits.enter(key_id, entry, time.monotonic())
@@ -123,7 +134,9 @@ class KeyAuthenticator:
             self._refusals.labels(ROLE, error.reason).inc()
             raise
         try:
-            yield AuthContext(entry.tenant, entry.max_priority, call.spend, partial(self._widen, call), self._marks)
+            yield AuthContext(
+                entry.tenant, entry.max_priority, call.spend, partial(self._widen, call), self._marks, entry.operator
+            )
         finally:
             call.leave()
 

@@ -66,8 +66,9 @@ def build_http_app(
     with_metrics: bool = True,
     outer: Sequence[Middleware] = (),
     lora: LoraEndpoints | None = None,
+    further: Sequence[Route] = (),
 ) -> Starlette:
-    """`outer` sees every request first."""
+    """`outer` sees every request first. `further` are routes beside those of clients."""
     endpoints = HttpEndpoints(handler, max_body_bytes)
     routes = [
         *(Route(each.path, _funnel(partial(endpoints.answer, each)), methods=["POST"]) for each in DIALECTS),
@@ -80,6 +81,7 @@ def build_http_app(
         *([] if lora is None else _lora_routes(lora)),
         *(Route(path, _funnel(page), methods=["GET"]) for path, page in KServePages(handler).pages()),
         *HealthPages(handler).routes(with_metrics=with_metrics),
+        *further,
     ]
     return Starlette(
         routes=with_index(routes),

@@ -65,6 +65,10 @@ OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX, LOAD_PATH, UNLOAD_PATH, LIVE_PAT
 """Paths that take no client's key: those for adapters take the cluster's token. Metrics are among them only where they
 have no port of their own."""
 
+CONSOLE_PAGE, CONSOLE_FILES = "/console", "/console/static/"
+"""The console's page and the beginning of its files' paths: they say nothing of the cluster, and take no key. Its API
+takes an operator's."""
+
 PREFLIGHT_S = 600
 """Time for which a browser remembers what it may send."""
 
@@ -77,7 +81,7 @@ class Authentication:
         self._authenticator = authenticator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         try:
@@ -87,6 +91,10 @@ class Authentication:
         except (InvalidApiKey, RateLimitExceeded) as error:
             refused = error_response(error, error_form_at(scope["path"]), scope["state"]["request_id"])
             await refused(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path == CONSOLE_PAGE or path.startswith(CONSOLE_FILES)
 
 
 def _shown_key(headers: Headers) -> str | None:

@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from router.routing.forecast import Computing, Forecaster, PrefixHolder
-from router.routing.policy import Breakdown, Decision, Forecast, Snapshot, WorkerView
+from router.routing.policy import Breakdown, Candidate, Decision, Forecast, Snapshot, WorkerView
+from twostroke.ids import WorkerId
 from twostroke.kv_cache.form import KvForm
 
 Item = TypeVar("Item")
+
+MOST_OTHERS = 4
+"""Candidates that a decision tells beside the one that it takes: enough to see by how much it won."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,9 @@ class _Pricing:
         """Best holders, by the form of the pages that a worker fetches into."""
 
     def choose(self) -> Decision:
-        chosen = self._cheapest([*self._local_candidates(), *self._remote_candidates()])
+        candidates = [*self._local_candidates(), *self._remote_candidates()]
+        prices = [candidate.why.total_s for candidate in candidates]
+        chosen = self._cheapest(candidates, prices)
         peer = chosen.computing.peer
         return Decision(
             decode=chosen.decode.worker,
@@ -84,6 +90,7 @@ class _Pricing:
             peer_blocks=peer.blocks if peer is not None else 0,
             forecast=chosen.forecast,
             why=chosen.why,
+            others=_next_best(candidates, prices, chosen),
         )
 
     def _local_candidates(self) -> list[_Candidate]:
@@ -125,11 +132,11 @@ class _Pricing:
             for source, way in best_ways
         ]
 
-    def _cheapest(self, candidates: Sequence[_Candidate]) -> _Candidate:
+    def _cheapest(self, candidates: Sequence[_Candidate], prices: Sequence[float]) -> _Candidate:
         """Takes the cheapest; of equals the first by `_rank`, then by the draw."""
-        least_s = min(candidate.why.total_s for candidate in candidates)
+        least_s = min(prices)
         limit_s = least_s + max(self._prices.tie_s, least_s * self._prices.tie_share)
-        equal = [candidate for candidate in candidates if candidate.why.total_s <= limit_s]
+        equal = [candidate for candidate, price_s in zip(candidates, prices, strict=True) if price_s <= limit_s]
         best_rank = min(map(_rank, equal))
         best = [candidate for candidate in equal if _rank(candidate) == best_rank]
         return best[int(self._snapshot.draw * len(best))]
@@ -214,6 +221,26 @@ def _rank(candidate: _Candidate) -> tuple[bool, int, int, int]:
     if candidate.source is not None:
         queued_tokens += candidate.source.queued_tokens
     return candidate.computing.peer is not None, candidate.why.damage_pages, queued_tokens, candidate.decode.requests
+
+
+def _next_best(candidates: Sequence[_Candidate], prices: Sequence[float], chosen: _Candidate) -> tuple[Candidate, ...]:
+    """Returns the cheapest that were not taken, each with another pair of workers."""
+    others: dict[tuple[WorkerId, WorkerId | None], Candidate] = {}
+    taken = _pair(chosen)
+    for at in sorted(range(len(candidates)), key=prices.__getitem__):
+        candidate = candidates[at]
+        pair = _pair(candidate)
+        if pair == taken or pair in others:
+            continue
+        peer = candidate.computing.peer
+        others[pair] = Candidate(*pair, None if peer is None else peer.view.worker, candidate.why)
+        if len(others) == MOST_OTHERS:
+            break
+    return tuple(others.values())
+
+
+def _pair(candidate: _Candidate) -> tuple[WorkerId, WorkerId | None]:
+    return candidate.decode.worker, None if candidate.source is None else candidate.source.worker
 
 
 def _least(items: Sequence[Item], cost_s: Callable[[Item], float], count: int) -> list[Item]:

@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 
 from router.fleet.adapters import Adapters
 from router.fleet.serving_facts import ServingFacts
+from router.fleet.worker import Worker
 from router.fleet.worker_link import TokenDelta
 from router.frontend.http.app import build_http_app
 from router.frontend.request_handler import RequestHandler
@@ -25,9 +26,12 @@ from tests.hand_cut import HandCutTransport
 from tests.inline_preparer import InlinePreparer
 from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig
 from twostroke.errors import Cancelled, PeerLost, ServeError
+from twostroke.ids import BlockHash, WorkerId
 from twostroke.kv_cache.form import KvForm
 from twostroke.request import FinishReason, SampledToken
+from twostroke.rpc.traces import known_of
 from twostroke.rpc.v1 import control_pb2
+from twostroke.tracing.recorder import Recorder
 
 FACTS = ServingFacts(
     model="toy",
@@ -64,6 +68,10 @@ class ScriptedDispatcher:
     adapters: Adapters = field(default_factory=dict)
     drained_until_s: float | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
+    fleet: list[Worker] = field(default_factory=list)
+    held: dict[WorkerId, tuple[int, ...]] = field(default_factory=dict)
+    """Leading blocks of every prompt that workers hold, down to each tier."""
+    recorder: Recorder = field(default_factory=lambda: Recorder("router-0"))
     early: list[tuple[str, int]] = field(default_factory=list)
     open_ids: set[str] = field(default_factory=set)
     all_closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -140,6 +148,15 @@ class ScriptedDispatcher:
     def loads(self) -> list[control_pb2.WorkerLoad]:
         return [control_pb2.WorkerLoad(worker_id="decode-0", load=control_pb2.Load(running=7))]
 
+    def workers(self) -> list[Worker]:
+        return self.fleet
+
+    def holders(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, tuple[int, ...]]:
+        return {worker: tuple(min(len(hashes), depth) for depth in depths) for worker, depths in self.held.items()}
+
+    async def trace(self, name: str) -> control_pb2.GetTraceResponse:
+        return known_of(self.recorder, name)
+
     async def subscribe(self, request: control_pb2.SubscribeKvEventsRequest) -> AsyncIterator[control_pb2.KvEventBatch]:
         yield control_pb2.KvEventBatch(worker_id=request.worker_id, snapshot=True)
 
@@ -187,7 +204,9 @@ async def frontend() -> AsyncIterator[Frontend]:
 
 
 @asynccontextmanager
-async def open_frontend(endpoints: EndpointsConfig, fleet_address: str = "") -> AsyncIterator[Frontend]:
+async def open_frontend(
+    endpoints: EndpointsConfig, fleet_address: str = "", cluster_token: str = ""
+) -> AsyncIterator[Frontend]:
     dispatcher, metrics = ScriptedDispatcher(), RouterMetrics()
     config = RouterConfig(
         listen=ListenConfig(http_port=0, grpc_port=0),
@@ -195,8 +214,10 @@ async def open_frontend(endpoints: EndpointsConfig, fleet_address: str = "") -> 
         routing=RoutingConfig(seed=1),
         endpoints=endpoints,
         fleet_address=fleet_address,
+        cluster_token=cluster_token,
     )
-    server = RouterServer(config, dispatcher, InlinePreparer(ByteText()), metrics, router_id="router-0")
+    text = InlinePreparer(ByteText())
+    server = RouterServer(config, dispatcher, text, metrics, router_id="router-0", recorder=dispatcher.recorder)
     url = f"http://{server.addresses.http}"
     async with (
         server.serving(),

@@ -84,12 +84,12 @@ def test_all_parts_of_a_stream_are_found_by_its_clients_name_and_the_latest_of_t
 def test_every_form_of_an_id_that_a_client_or_a_log_shows_names_its_stream(kind: str, name: str) -> None:
     recorder = Recorder("router-0")
     for stream in ("7f~0123456789abcdef", "another~fedcba9876543210"):
-        recorder.root("request", stream, "").end()
+        recorder.root("request", stream, "").end(at_s=0.0)
     kept = recorder.find(kind + name)
     assert kept is not None
     assert kept.stream == "7f~0123456789abcdef"
     for number in range(MOST_REQUESTS):
-        recorder.root("request", f"{number}~0123456789abcdef", "").end()
+        recorder.root("request", f"{number}~0123456789abcdef", "").end(at_s=time.time() + 1)
     assert recorder.find(kind + name) is None
     assert recorder.has_forgotten(kind + name)
 
@@ -106,7 +106,8 @@ def test_an_id_that_a_client_chose_is_taken_literally_first() -> None:
 def test_what_is_kept_is_bounded_and_what_was_forgotten_is_told_from_what_never_was() -> None:
     recorder = Recorder("router-0")
     for number in range(MOST_REQUESTS + 1):
-        recorder.root("request", f"r{number}~0123456789abcdef", "").end()
+        slower_s = time.time() + number  # the first one is not kept for being slow
+        recorder.root("request", f"r{number}~0123456789abcdef", "").end(at_s=slower_s)
     assert recorder.find("r0") is None
     assert recorder.has_forgotten("r0")
     assert recorder.find("r1") is not None

@@ -26,7 +26,7 @@ from twostroke.rpc.v1 import adapters_pb2 as twostroke_dot_rpc_dot_v1_dot_adapte
 from twostroke.rpc.v1 import control_pb2 as twostroke_dot_rpc_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctwostroke/rpc/v1/fleet.proto\x12\x0ctwostroke.v1\x1a\x1ftwostroke/rpc/v1/adapters.proto\x1a\x1etwostroke/rpc/v1/control.proto\"0\n\x0cWatchRequest\x12\x0f\n\x07watcher\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xdf\x01\n\tFleetView\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12*\n\x07workers\x18\x02 \x03(\x0b\x32\x19.twostroke.v1.WorkerEntry\x12*\n\x07routers\x18\x03 \x03(\x0b\x32\x19.twostroke.v1.RouterEntry\x12&\n\x07scaling\x18\x04 \x01(\x0b\x32\x15.twostroke.v1.Scaling\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12,\n\x08\x61\x64\x61pters\x18\x06 \x03(\x0b\x32\x1a.twostroke.v1.NamedAdapter\"\x81\x01\n\x07Scaling\x12\x16\n\x0ewanted_prefill\x18\x01 \x01(\r\x12\x15\n\rwanted_decode\x18\x02 \x01(\r\x12\x11\n\tautomatic\x18\x03 \x01(\x08\x12\x0f\n\x07\x63hanges\x18\x04 \x01(\x04\x12\x10\n\x08switches\x18\x05 \x01(\x04\x12\x11\n\treloading\x18\x06 \x01(\x08\"1\n\x0bRouterEntry\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xb0\x01\n\x0bWorkerEntry\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.twostroke.v1.WorkerState\x12\x0c\n\x04node\x18\x06 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\x12\x0f\n\x07returns\x18\x08 \x01(\x08\"[\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x0f\n\x07restart\x18\x03 \x01(\x08\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\",\n\x13\x44rainWorkerResponse\x12\x15\n\ropen_requests\x18\x01 \x01(\r\"\x9c\x01\n\rReportRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61rrived\x18\x02 \x01(\x04\x12(\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x19.twostroke.v1.EndedAnswer\x12)\n\x07workers\x18\x04 \x03(\x0b\x32\x18.twostroke.v1.WorkerLoad\x12\x12\n\nblock_size\x18\x05 \x01(\r\"R\n\x0b\x45ndedAnswer\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"\x10\n\x0eReportResponse2\xe0\x01\n\x05\x46leet\x12>\n\x05Watch\x12\x1a.twostroke.v1.WatchRequest\x1a\x17.twostroke.v1.FleetView0\x01\x12R\n\x0b\x44rainWorker\x12 .twostroke.v1.DrainWorkerRequest\x1a!.twostroke.v1.DrainWorkerResponse\x12\x43\n\x06Report\x12\x1b.twostroke.v1.ReportRequest\x1a\x1c.twostroke.v1.ReportResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctwostroke/rpc/v1/fleet.proto\x12\x0ctwostroke.v1\x1a\x1ftwostroke/rpc/v1/adapters.proto\x1a\x1etwostroke/rpc/v1/control.proto\"0\n\x0cWatchRequest\x12\x0f\n\x07watcher\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xdf\x01\n\tFleetView\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12*\n\x07workers\x18\x02 \x03(\x0b\x32\x19.twostroke.v1.WorkerEntry\x12*\n\x07routers\x18\x03 \x03(\x0b\x32\x19.twostroke.v1.RouterEntry\x12&\n\x07scaling\x18\x04 \x01(\x0b\x32\x15.twostroke.v1.Scaling\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12,\n\x08\x61\x64\x61pters\x18\x06 \x03(\x0b\x32\x1a.twostroke.v1.NamedAdapter\"\x81\x01\n\x07Scaling\x12\x16\n\x0ewanted_prefill\x18\x01 \x01(\r\x12\x15\n\rwanted_decode\x18\x02 \x01(\r\x12\x11\n\tautomatic\x18\x03 \x01(\x08\x12\x0f\n\x07\x63hanges\x18\x04 \x01(\x04\x12\x10\n\x08switches\x18\x05 \x01(\x04\x12\x11\n\treloading\x18\x06 \x01(\x08\"1\n\x0bRouterEntry\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xb0\x01\n\x0bWorkerEntry\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.twostroke.v1.WorkerState\x12\x0c\n\x04node\x18\x06 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\x12\x0f\n\x07returns\x18\x08 \x01(\x08\"[\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x0f\n\x07restart\x18\x03 \x01(\x08\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\",\n\x13\x44rainWorkerResponse\x12\x15\n\ropen_requests\x18\x01 \x01(\r\"4\n\x11\x41ssignRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x14\n\x12\x41ssignRoleResponse\"\x9c\x01\n\rReportRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61rrived\x18\x02 \x01(\x04\x12(\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x19.twostroke.v1.EndedAnswer\x12)\n\x07workers\x18\x04 \x03(\x0b\x32\x18.twostroke.v1.WorkerLoad\x12\x12\n\nblock_size\x18\x05 \x01(\r\"R\n\x0b\x45ndedAnswer\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"\x10\n\x0eReportResponse2\xb1\x02\n\x05\x46leet\x12>\n\x05Watch\x12\x1a.twostroke.v1.WatchRequest\x1a\x17.twostroke.v1.FleetView0\x01\x12R\n\x0b\x44rainWorker\x12 .twostroke.v1.DrainWorkerRequest\x1a!.twostroke.v1.DrainWorkerResponse\x12O\n\nAssignRole\x12\x1f.twostroke.v1.AssignRoleRequest\x1a .twostroke.v1.AssignRoleResponse\x12\x43\n\x06Report\x12\x1b.twostroke.v1.ReportRequest\x1a\x1c.twostroke.v1.ReportResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,12 +47,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINWORKERREQUEST']._serialized_end=840
   _globals['_DRAINWORKERRESPONSE']._serialized_start=842
   _globals['_DRAINWORKERRESPONSE']._serialized_end=886
-  _globals['_REPORTREQUEST']._serialized_start=889
-  _globals['_REPORTREQUEST']._serialized_end=1045
-  _globals['_ENDEDANSWER']._serialized_start=1047
-  _globals['_ENDEDANSWER']._serialized_end=1129
-  _globals['_REPORTRESPONSE']._serialized_start=1131
-  _globals['_REPORTRESPONSE']._serialized_end=1147
-  _globals['_FLEET']._serialized_start=1150
-  _globals['_FLEET']._serialized_end=1374
+  _globals['_ASSIGNROLEREQUEST']._serialized_start=888
+  _globals['_ASSIGNROLEREQUEST']._serialized_end=940
+  _globals['_ASSIGNROLERESPONSE']._serialized_start=942
+  _globals['_ASSIGNROLERESPONSE']._serialized_end=962
+  _globals['_REPORTREQUEST']._serialized_start=965
+  _globals['_REPORTREQUEST']._serialized_end=1121
+  _globals['_ENDEDANSWER']._serialized_start=1123
+  _globals['_ENDEDANSWER']._serialized_end=1205
+  _globals['_REPORTRESPONSE']._serialized_start=1207
+  _globals['_REPORTRESPONSE']._serialized_end=1223
+  _globals['_FLEET']._serialized_start=1226
+  _globals['_FLEET']._serialized_end=1531
 # @@protoc_insertion_point(module_scope)

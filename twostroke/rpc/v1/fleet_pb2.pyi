@@ -94,6 +94,18 @@ class DrainWorkerResponse(_message.Message):
     open_requests: int
     def __init__(self, open_requests: _Optional[int] = ...) -> None: ...
 
+class AssignRoleRequest(_message.Message):
+    __slots__ = ("worker_id", "role")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
+
+class AssignRoleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ReportRequest(_message.Message):
     __slots__ = ("router_id", "arrived", "ended", "workers", "block_size")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]

@@ -45,6 +45,11 @@ class FleetStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.AssignRole = channel.unary_unary(
+                '/twostroke.v1.Fleet/AssignRole',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.AssignRoleRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.AssignRoleResponse.FromString,
+                _registered_method=True)
         self.Report = channel.unary_unary(
                 '/twostroke.v1.Fleet/Report',
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.ReportRequest.SerializeToString,
@@ -70,6 +75,13 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AssignRole(self, request, context):
+        """Let one worker become the other role, in its process. Returns when it serves in it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Report(self, request, context):
         """What a router has been asked for, and what its workers tell it of their load: every second or so.
         """
@@ -89,6 +101,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'AssignRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.AssignRole,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.AssignRoleRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.AssignRoleResponse.SerializeToString,
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
@@ -151,6 +168,33 @@ class Fleet:
             '/twostroke.v1.Fleet/DrainWorker',
             twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AssignRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Fleet/AssignRole',
+            twostroke_dot_rpc_dot_v1_dot_fleet__pb2.AssignRoleRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_fleet__pb2.AssignRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

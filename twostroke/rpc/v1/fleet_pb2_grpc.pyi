@@ -37,6 +37,8 @@ class FleetStub:
     """The whole view at once, then again after every change and at least every few seconds."""
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]
     """Let one worker finish or hand over what it has, then end it. Returns when that is done."""
+    AssignRole: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.AssignRoleRequest, _fleet_pb2.AssignRoleResponse]
+    """Let one worker become the other role, in its process. Returns when it serves in it."""
     Report: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportResponse]
     """What a router has been asked for, and what its workers tell it of their load: every second or so."""
 
@@ -49,6 +51,8 @@ class FleetAsyncStub(FleetStub):
     """The whole view at once, then again after every change and at least every few seconds."""
     DrainWorker: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Let one worker finish or hand over what it has, then end it. Returns when that is done."""
+    AssignRole: _aio.UnaryUnaryMultiCallable[_fleet_pb2.AssignRoleRequest, _fleet_pb2.AssignRoleResponse]  # type: ignore[assignment]
+    """Let one worker become the other role, in its process. Returns when it serves in it."""
     Report: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportResponse]  # type: ignore[assignment]
     """What a router has been asked for, and what its workers tell it of their load: every second or so."""
 
@@ -70,6 +74,14 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.DrainWorkerResponse, _abc.Awaitable[_fleet_pb2.DrainWorkerResponse]]:
         """Let one worker finish or hand over what it has, then end it. Returns when that is done."""
+
+    @_abc_1.abstractmethod
+    def AssignRole(
+        self,
+        request: _fleet_pb2.AssignRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.AssignRoleResponse, _abc.Awaitable[_fleet_pb2.AssignRoleResponse]]:
+        """Let one worker become the other role, in its process. Returns when it serves in it."""
 
     @_abc_1.abstractmethod
     def Report(

@@ -21,6 +21,7 @@ from twostroke.models.catalog.places import hub_marker
 CHOOSING = (
     *(
         ("status",),
+        ("console",),
         ("chat",),
         ("doctor",),
         ("trace",),

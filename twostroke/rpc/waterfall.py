@@ -1,4 +1,4 @@
-"""Formats the spans of one request, from all processes, as lines of text. Pure."""
+"""Lays out the spans of one request, from all processes, as lines below each other. Pure."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ EVERYDAY = {"resumptions": 0, "peer": "none", "peer_blocks": 0, "is_from_peer": 
 class WaterfallLine:
     """A line for a span, or for an event in one."""
 
+    depth: int
+    """How many lines it is part of."""
     name: str
-    """Name, indented by its depth."""
     process: str
     start_ms: float
     """Milliseconds since the trace began."""
@@ -94,7 +95,7 @@ def _below(
         yield _line(span, scale, depth)
         for event in span.events:
             facts = _text(attributes_of(event.attributes).items())
-            yield WaterfallLine(f"{'  ' * (depth + 1)}· {event.name}", "", scale.ms(event.at_s), None, "", facts)
+            yield WaterfallLine(depth + 1, event.name, "", scale.ms(event.at_s), None, "", facts)
         yield from _below(span.span_id, parts, scale, depth + 1)
 
 
@@ -103,7 +104,8 @@ def _line(span: control_pb2.TraceSpan, scale: _Scale, depth: int) -> WaterfallLi
     if span.HasField("error"):
         facts = f"{facts} error={span.error}".strip()
     return WaterfallLine(
-        f"{'  ' * depth}{span.name}",
+        depth,
+        span.name,
         span.process,
         scale.ms(span.start_s),
         (span.end_s - span.start_s) * 1e3,
@@ -117,9 +119,9 @@ def _sum_of(chunks: Sequence[control_pb2.TraceSpan], scale: _Scale, depth: int) 
     count = sum(int(value.get("chunks", 1)) for value in values)
     tokens = sum(int(value.get("tokens", 0)) for value in values)
     start_s, end_s = chunks[0].start_s, max(chunk.end_s for chunk in chunks)
-    name = f"{'  ' * depth}{count} chunks"
-    bar = scale.bar(start_s, end_s)
-    return WaterfallLine(name, chunks[0].process, scale.ms(start_s), (end_s - start_s) * 1e3, bar, f"tokens={tokens}")
+    length_ms, bar = (end_s - start_s) * 1e3, scale.bar(start_s, end_s)
+    process = chunks[0].process
+    return WaterfallLine(depth, f"{count} chunks", process, scale.ms(start_s), length_ms, bar, f"tokens={tokens}")
 
 
 def facts_of(span: control_pb2.TraceSpan) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cluster.commands.trace import merged
-from cluster.commands.waterfall import lines_of, missing_of
 from twostroke.rpc.traces import attributes_of, span_to_message
 from twostroke.rpc.v1 import control_pb2
+from twostroke.rpc.waterfall import lines_of, missing_of
 from twostroke.tracing.context import TraceContext
 from twostroke.tracing.span import Span, SpanEvent, Value
 
@@ -44,11 +44,11 @@ SPANS = [
 
 def test_parts_stand_below_what_they_are_part_of_in_the_order_of_their_beginnings() -> None:
     lines = lines_of(SPANS)
-    names = [line.name for line in lines]
+    names = ["  " * line.depth + line.name for line in lines]
     assert names == [
         "request",
         "  answer",
-        "    · first token",
+        "    first token",
         "    route",
         "    attempt",
         "      6 chunks",

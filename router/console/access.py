@@ -1,0 +1,69 @@
+"""Checks who calls the console's API, from which web page, and with which body."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from router.frontend.auth.auth import AuthContext
+from router.frontend.json_body import parse_json
+from twostroke.errors import Forbidden, InvalidApiKey, InvalidRequest, RequestTooLarge, UnsupportedMediaType
+
+MOST_BODY_BYTES = 1 << 20
+"""Bytes of a body: a prompt whose blocks are looked for is the longest."""
+
+
+def check_caller(request: Request) -> AuthContext:
+    """Returns what the caller may do. Raises InvalidApiKey for who is no operator, Forbidden for another's web page."""
+    auth: AuthContext = request.state.auth
+    if not auth.is_operator:
+        raise InvalidApiKey(
+            "the console takes an operator's key: `twostroke console` shows it, or `twostroke keys add --operator`",
+            reason="wrong",
+        )
+    if not _is_from_our_page(request):
+        raise Forbidden("the console takes calls from its own page only")
+    return auth
+
+
+def _is_from_our_page(request: Request) -> bool:
+    """Tells whether the console's page sent it, or no browser at all.
+
+    Browsers say themselves whether page and server are of one origin. Where they do not (plain HTTP to another host),
+    the origin's host must be the one that was asked.
+    """
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    origin = request.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
+
+
+async def read_fields(request: Request, fields: dict[str, type]) -> dict[str, Any]:
+    """Returns the body's fields. Raises InvalidRequest for one that is unknown, missing or of another type."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaType(f"Content-Type must be application/json, got {media_type[:100]!r}")
+    parsed = parse_json(await _body(request))
+    for name in parsed:
+        if name not in fields:
+            raise InvalidRequest(f"{name[:60]!r} is not known here", field=name[:60])
+    for name, kind in fields.items():
+        value = parsed.get(name, kind())
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            raise InvalidRequest(f"{name} must be of type {kind.__name__}", field=name)
+        parsed[name] = value
+    return parsed
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BODY_BYTES:
+            raise RequestTooLarge(f"the body has more than {MOST_BODY_BYTES} bytes")
+    return bytes(body)

@@ -1,0 +1,181 @@
+"""The console's calls: JSON for operators, below /console/api."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from router.console import block_map, explanation, fleet_actions, pin_forms, request_list
+from router.console.access import check_caller, read_fields
+from router.console.fleet_actions import FleetActions
+from router.console.fleet_view import FleetView
+from router.console.pages import SECURITY_HEADERS
+from router.console.shared import Shared
+from router.frontend.http.errors import error_response
+from router.frontend.openai.errors import error_body
+from router.frontend.request_handler import RequestHandler
+from router.pin_admin import PinAdmin
+from twostroke import __version__
+from twostroke.errors import InternalError, NotFound, PeerLost, ServeError
+from twostroke.rpc.v1 import control_pb2, pins_pb2
+from twostroke.rpc.waterfall import ROOT, lines_of, missing_of
+from twostroke.tracing.recorder import MOST_REQUESTS, Recorder
+
+log = logging.getLogger(__name__)
+
+API = "/console/api"
+Call = Callable[[Request], Awaitable[dict[str, Any]]]
+
+
+class ConsoleApi:
+    def __init__(
+        self, handler: RequestHandler, recorder: Recorder, actions: FleetActions, pins: PinAdmin, *, router_id: str
+    ) -> None:
+        self._handler = handler
+        self._recorder = recorder
+        self._actions = actions
+        self._pins = pins
+        self._router_id = router_id
+        view = FleetView(handler)
+        self._fleet = Shared(view.look)
+        self._latest = Shared(lambda: request_list.latest_of(recorder.latest(request_list.MOST_LISTED)))
+        self._slowest = Shared(lambda: request_list.slowest_of(recorder.slowest()))
+
+    def routes(self) -> list[Route]:
+        reads: dict[str, Call] = {
+            "about": self._about,
+            "fleet": self._fleet_now,
+            "requests": self._requests,
+            "request": self._request,
+            "pins": self._list_pins,
+        }
+        writes: dict[str, Call] = {
+            "blocks": self._blocks,
+            "drain": partial(self._act, self._actions.drain, fleet_actions.DRAIN_FIELDS),
+            "role": partial(self._act, self._actions.assign_role, fleet_actions.ROLE_FIELDS),
+            "pins/add": self._add_pin,
+            "pins/remove": self._remove_pin,
+        }
+        return [
+            *(Route(f"{API}/{name}", _answering(call), methods=["GET"]) for name, call in reads.items()),
+            *(Route(f"{API}/{name}", _answering(call), methods=["POST"]) for name, call in writes.items()),
+        ]
+
+    async def _about(self, _: Request) -> dict[str, Any]:
+        """Returns what does not change from second to second."""
+        dispatcher = self._handler.dispatcher
+        about = {
+            "router": self._router_id,
+            "version": __version__,
+            "model": self._handler.model,
+            "adapters": sorted(dispatcher.adapters),
+            "recommended": self._handler.recommended.said(),
+        }
+        try:
+            facts = dispatcher.facts
+        except PeerLost:
+            return about
+        form = facts.kv_form
+        return {
+            **about,
+            "max_model_len": facts.context_tokens,
+            "block_size": facts.block_size,
+            "page_bytes": facts.page_bytes,
+            "dtype": facts.dtype,
+            "kv_form": form.format + (f" from {form.converted_from}" if form.converted_from else ""),
+        }
+
+    async def _fleet_now(self, request: Request) -> dict[str, Any]:
+        dispatcher = self._handler.dispatcher
+        state = "draining" if dispatcher.is_draining else "ready" if dispatcher.is_ready else "not ready"
+        listed = self._fleet.get().listed(request.query_params.get("find", "")[:100])
+        return {"router": self._router_id, "state": state, "at_s": time.time(), **listed}
+
+    async def _requests(self, request: Request) -> dict[str, Any]:
+        is_slowest = request.query_params.get("order") == "slowest"
+        lines = (self._slowest if is_slowest else self._latest).get()
+        return {"router": self._router_id, "at_s": time.time(), "requests": lines}
+
+    async def _request(self, request: Request) -> dict[str, Any]:
+        """Returns the waterfall of one request and what it says, as this router and the workers remember it."""
+        name = request.query_params.get("id", "")[:400]
+        known = await self._handler.dispatcher.trace(name)
+        if not known.stream or not known.spans:
+            raise NotFound(_why_not(name, is_forgotten=known.forgotten))
+        return {"router": self._router_id, **_explained(known)}
+
+    async def _blocks(self, request: Request) -> dict[str, Any]:
+        fields = await read_fields(request, block_map.FIELDS)
+        return await block_map.blocks_of(self._handler, fields, request.state.auth)
+
+    async def _act(
+        self, act: Callable[[dict[str, Any]], Awaitable[str]], fields: dict[str, type], request: Request
+    ) -> dict[str, Any]:
+        given = await read_fields(request, fields)
+        log.info("operator acts path=%s request=%s fields=%s", request.url.path, request.state.request_id, given)
+        return {"done": await act(given)}
+
+    async def _list_pins(self, _: Request) -> dict[str, Any]:
+        return pin_forms.listed(await self._pins.list(pins_pb2.ListPinsRequest()))
+
+    async def _add_pin(self, request: Request) -> dict[str, Any]:
+        added = await self._pins.add(pin_forms.add_request(await read_fields(request, pin_forms.ADD_FIELDS)))
+        log.info("operator pinned pin=%s request=%s", added.pin_id, request.state.request_id)
+        return {"done": f"pin {added.pin_id}: {added.pinned_tokens} of {added.tokens} tokens are pinned"}
+
+    async def _remove_pin(self, request: Request) -> dict[str, Any]:
+        wanted = pin_forms.remove_request(await read_fields(request, pin_forms.REMOVE_FIELDS))
+        log.info("operator removes pin=%s request=%s", wanted.pin_id, request.state.request_id)
+        removed = (await self._pins.remove(wanted)).removed
+        return {"done": f"pin {wanted.pin_id} is removed" if removed else f"there is no pin {wanted.pin_id}"}
+
+
+def _explained(known: control_pb2.GetTraceResponse) -> dict[str, Any]:
+    spans = explanation.spans_of(known.spans)
+    return {
+        "stream": known.stream,
+        "trace_id": known.spans[0].trace_id,
+        "start_s": min(span.start_s for span in spans),
+        "length_s": max(span.end_s for span in spans) - min(span.start_s for span in spans),
+        "is_open": not any(span.name == ROOT for span in spans),
+        "lines": [asdict(line) for line in lines_of(known.spans) if line.name != explanation.CANDIDATE],
+        "missing": missing_of(known.spans),
+        "silent": list(known.silent),
+        "parts": explanation.parts_of(spans),
+        "remarks": explanation.remarks_on(spans),
+        "choice": explanation.choice_of(spans),
+    }
+
+
+def _why_not(name: str, *, is_forgotten: bool) -> str:
+    if is_forgotten:
+        return (
+            f"request {name!r} is too long ago: the latest {MOST_REQUESTS} are kept, and the slowest of the last minute"
+        )
+    return f"this router and its workers know no request {name!r}"
+
+
+def _answering(call: Call) -> Callable[[Request], Awaitable[Response]]:
+    """Asks for an operator's key first, and turns errors into OpenAI's error bodies."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            check_caller(request)
+            response: Response = JSONResponse(await call(request))
+        except ServeError as error:
+            response = error_response(error, error_body)
+        except Exception as error:
+            log.exception("internal error path=%s", request.url.path)
+            response = error_response(InternalError(f"internal error: {type(error).__name__}: {error}"), error_body)
+        response.headers.update({**SECURITY_HEADERS, "cache-control": "no-store"})
+        return response
+
+    return answer

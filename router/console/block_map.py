@@ -1,0 +1,83 @@
+"""Finds where the blocks of a prompt lie: makes its tokens and hashes, and asks who holds how many of the first."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from router.frontend.auth.auth import AuthContext
+from router.frontend.params import check_request_id, check_salt
+from router.frontend.request_handler import RequestHandler
+from router.serving.dispatcher import HASHED_TOKENS
+from twostroke.errors import InvalidRequest
+from twostroke.ids import BlockHash, WorkerId
+from twostroke.kv_cache.block import adapter_salt, extend_hashes, owner_salt
+from twostroke.kv_cache.tier import Tier
+
+MOST_SHOWN_BLOCKS = 512
+"""Blocks whose text is shown; where the others lie is summed up alone."""
+MOST_HOLDERS = 64
+"""Workers that are named, those with the longest prefix first."""
+SHOWN_HASH_DIGITS = 16
+
+FIELDS: dict[str, type] = {"prompt": str, "messages": list, "tenant": str, "cache_salt": str, "model": str}
+
+
+async def blocks_of(handler: RequestHandler, fields: dict[str, Any], auth: AuthContext) -> dict[str, Any]:
+    """Returns the blocks of the prompt in `fields`, and their holders. Raises what a request like it would raise."""
+    if bool(fields["prompt"]) == bool(fields["messages"]):
+        raise InvalidRequest("name either a prompt or messages", field="prompt")
+    check_request_id(fields["tenant"], "tenant")
+    facts, adapter = handler.dispatcher.facts, handler.adapter(fields["model"])
+    tokens, texts = await _tokenized(handler, fields, auth)
+    salt = owner_salt(fields["tenant"], check_salt(fields["cache_salt"]))
+    public = handler.public.blocks_of(tokens, facts.block_size)
+    if adapter is not None:
+        salt, public = adapter_salt(salt, adapter.digest), 0
+    hashes = await _hashed(tokens, facts.block_size, salt, public)
+    held = handler.dispatcher.holders(hashes)
+    shown = range(min(len(hashes), MOST_SHOWN_BLOCKS))
+    size = facts.block_size
+    return {
+        "tokens": len(tokens),
+        "block_size": size,
+        "block_count": len(hashes),
+        "public_blocks": public,
+        "rest_tokens": len(tokens) - len(hashes) * size,
+        "blocks": [
+            {"hash": hashes[at].hex()[:SHOWN_HASH_DIGITS], "text": "".join(texts[at * size : (at + 1) * size])}
+            for at in shown
+        ],
+        "rest_text": "".join(texts[len(hashes) * size :]) if len(hashes) <= MOST_SHOWN_BLOCKS else "",
+        "holder_count": len(held),
+        "holders": _holders(held),
+    }
+
+
+async def _hashed(tokens: Sequence[int], block_size: int, salt: bytes, public_blocks: int) -> list[BlockHash]:
+    """Returns the hashes of all full blocks. Requests are served between its parts."""
+    hashes: list[BlockHash] = []
+    for end in range(HASHED_TOKENS, len(tokens) + HASHED_TOKENS, HASHED_TOKENS):
+        if hashes:
+            await asyncio.sleep(0)
+        extend_hashes(hashes, tokens[:end], block_size, salt, public_blocks)
+    return hashes
+
+
+def _holders(held: dict[WorkerId, tuple[int, ...]]) -> list[dict[str, Any]]:
+    """Returns for each worker how many of the first blocks it holds down to each tier, nearest first."""
+    deepest = sorted(held.items(), key=lambda item: item[1][-1], reverse=True)[:MOST_HOLDERS]
+    tiers = [tier.name.lower() for tier in Tier]
+    return [{"worker": worker, "down_to": dict(zip(tiers, depths, strict=False))} for worker, depths in deepest]
+
+
+async def _tokenized(
+    handler: RequestHandler, fields: dict[str, Any], auth: AuthContext
+) -> tuple[Sequence[int], Sequence[str]]:
+    """Returns token ids and their texts."""
+    prompt = {"messages": fields["messages"]} if fields["messages"] else {"prompt": fields["prompt"]}
+    body = json.dumps({**prompt, "return_token_strs": True}).encode()
+    said = json.loads(await handler.prepare("tokenize", body, auth, client="console"))
+    return said["tokens"], said["token_strs"]
