@@ -20,7 +20,7 @@ from router.console.fleet_view import FleetView
 from router.console.pages import SECURITY_HEADERS
 from router.console.shared import Shared
 from router.frontend.http.errors import error_response
-from router.frontend.openai.errors import error_body
+from router.frontend.openai.errors import ERRORS
 from router.frontend.request_handler import RequestHandler
 from router.pin_admin import PinAdmin
 from twostroke import __version__
@@ -171,10 +171,10 @@ def _answering(call: Call) -> Callable[[Request], Awaitable[Response]]:
             check_caller(request)
             response: Response = JSONResponse(await call(request))
         except ServeError as error:
-            response = error_response(error, error_body)
+            response = error_response(error, ERRORS)
         except Exception as error:
             log.exception("internal error path=%s", request.url.path)
-            response = error_response(InternalError(f"internal error: {type(error).__name__}: {error}"), error_body)
+            response = error_response(InternalError(f"internal error: {type(error).__name__}: {error}"), ERRORS)
         response.headers.update({**SECURITY_HEADERS, "cache-control": "no-store"})
         return response
 

@@ -31,8 +31,8 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-"""Headers of the page's files and of the API's answers: no script but ours runs, none is made of text, nothing leaves to
-other hosts, and no other page frames it."""
+"""Headers of the page's files and of the API's answers: no script but ours runs, none is made of text, nothing leaves
+to other hosts, and no other page frames it."""
 
 
 class ConsolePages:
