@@ -192,6 +192,8 @@ class Request:
     """Class of the request: a higher one goes first where requests wait. Only the router uses it."""
     takes_converted: bool = True
     """It may be served by pages that were converted from another form. Only the router uses it."""
+    cache_key: bytes = b""
+    """Digest of the client's hint which requests have prefixes in common. Only the router uses it."""
     tenant: str = ""
     """Tenants take turns where requests wait. Only the router uses it."""
     siblings: Siblings = Siblings()  # frozen

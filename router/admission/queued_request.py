@@ -26,6 +26,8 @@ class QueuedRequest:
     adapter: AdapterRef | None = None
     takes_converted: bool = True
     """It may be served by pages that were converted from another form."""
+    cache_key: bytes = b""
+    """Digest of the client's hint which requests have prefixes in common."""
     priority: int = 0
     """Class of the request: a higher one goes first."""
     tenant: str = ""

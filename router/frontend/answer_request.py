@@ -48,4 +48,5 @@ class AnswerRequest(Body):
     """Class of the request. In a body lower goes first, as in vLLM's and LiteLLM's servers; here, higher does."""
     user: Annotated[str, AfterValidator(lambda user: check_request_id(user, "user"))] = ""
     cache_salt: Annotated[bytes, BeforeValidator(_salt)] = b""
+    prompt_cache_key: str | None = None
     needs_exact: Annotated[bool, BeforeValidator(_needs_exact)] = Field(default=False, alias="kv_exactness")

@@ -179,6 +179,9 @@ class ClientRequest:
     """The client's own salt: its requests share prefixes only with those of its tenant that bring the same."""
     model: str = ""
     """The name that the client called: an adapter's, or empty or the model's own."""
+    prompt_cache_key: str = ""
+    """The client's hint which of its requests have prefixes in common: it may decide between workers that are equally
+    good, and never who shares what."""
     needs_exact: bool = False
     """No page of the prompt may have been converted from another number format."""
     deadline_s: float | None = None

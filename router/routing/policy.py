@@ -134,6 +134,8 @@ class Snapshot:
     """Counts decisions."""
     draw: float = 0.0
     """A number in [0, 1) that breaks ties."""
+    cache_key: bytes = b""
+    """Digest of the client's hint which requests have prefixes in common: those with the same key break ties alike."""
 
     def new_pages(self, view: WorkerView) -> int:
         """Returns the pages that this request's full blocks take there, besides those with blocks on the device."""

@@ -58,6 +58,10 @@ class Routable(Protocol):
     def takes_converted(self) -> bool:
         """It may be served by pages that were converted from another form."""
 
+    @property
+    def cache_key(self) -> bytes:
+        """Digest of the client's hint which requests have prefixes in common; empty without one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -239,6 +243,7 @@ class Selector:
             ),
             turn=self._turn,
             draw=self._draws.random(),
+            cache_key=request.cache_key,
         )
 
     def ended(self, output_tokens: int) -> None:

@@ -39,6 +39,8 @@ class GenerateRequest:
     """Computes the answer; None: the model alone."""
     takes_converted: bool = True
     """It may be served by pages that were converted from another form."""
+    cache_key: bytes = b""
+    """Digest of the client's hint which requests have prefixes in common; it says nothing about who shares blocks."""
     hints: tuple[CacheHint, ...] = ()
     sampling: tuple[SamplingParams, ...]
     """One per choice; they differ in `choice` only."""

@@ -261,6 +261,7 @@ def _queued(request: Request) -> QueuedRequest:
         most_output_tokens=request.sampling.max_tokens - len(request.emitted),
         adapter=request.adapter,
         takes_converted=request.takes_converted,
+        cache_key=request.cache_key,
         priority=request.priority,
         tenant=request.tenant,
         siblings=request.siblings,

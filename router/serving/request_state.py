@@ -273,6 +273,7 @@ class RequestState:
             public_blocks=request.public_blocks,
             adapter=request.adapter,
             takes_converted=request.takes_converted,
+            cache_key=request.cache_key,
             sampling=self._sampling,
             deadline_s=request.deadline_s,
             router_id=self._with.router_id,

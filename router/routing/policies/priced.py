@@ -8,6 +8,7 @@ to the streams that run there.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -133,10 +134,15 @@ class _Pricing:
         ]
 
     def _cheapest(self, candidates: Sequence[_Candidate], prices: Sequence[float]) -> _Candidate:
-        """Takes the cheapest; of equals the first by `_rank`, then by the draw."""
+        """Takes the cheapest; of equals the first by `_rank`, then by the draw.
+
+        Of equals that forget equally much, a request with a key takes the first by `_keyed_rank`.
+        """
         least_s = min(prices)
         limit_s = least_s + max(self._prices.tie_s, least_s * self._prices.tie_share)
         equal = [candidate for candidate, price_s in zip(candidates, prices, strict=True) if price_s <= limit_s]
+        if key := self._snapshot.cache_key:
+            return min(equal, key=lambda candidate: _keyed_rank(candidate, key))
         best_rank = min(map(_rank, equal))
         best = [candidate for candidate in equal if _rank(candidate) == best_rank]
         return best[int(self._snapshot.draw * len(best))]
@@ -241,6 +247,21 @@ def _next_best(candidates: Sequence[_Candidate], prices: Sequence[float], chosen
 
 def _pair(candidate: _Candidate) -> tuple[WorkerId, WorkerId | None]:
     return candidate.decode.worker, None if candidate.source is None else candidate.source.worker
+
+
+def _keyed_rank(candidate: _Candidate, key: bytes) -> tuple[bool, int, bytes, bytes]:
+    """Ranks equal candidates for requests with a key, so that requests which bring the same one meet at a worker.
+
+    This is rendezvous hashing (Thaler and Ravishankar, 1998): every router ranks the workers alike, and a worker that
+    comes or goes moves its own keys alone.
+    """
+    computing = candidate.decode if candidate.source is None else candidate.source
+    first, second = (_point(key, view) for view in (computing, candidate.decode))
+    return candidate.computing.peer is not None, candidate.why.damage_pages, first, second
+
+
+def _point(key: bytes, view: WorkerView) -> bytes:
+    return hashlib.blake2b(view.worker.encode(), key=key, digest_size=8).digest()
 
 
 def _least(items: Sequence[Item], cost_s: Callable[[Item], float], count: int) -> list[Item]:

@@ -80,7 +80,6 @@ class ResponsesRequest(AnswerRequest):
     metadata: dict[str, Any] = Field(default_factory=dict)
     top_logprobs: Integer = 0
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -32,6 +32,25 @@ async def test_a_salt_is_made_of_the_gateways_tenant_and_the_clients_salt_but_no
     assert [each.tenant for each in frontend.dispatcher.requests] == ["acme", "acme", "jo", "acme"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (TEXT, {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+async def test_a_prompt_cache_key_is_a_hint_of_its_tenant_and_never_a_salt(frontend, path: str, body: dict) -> None:
+    for key, tenant in (("k", "acme"), ("k", "acme"), ("k", "other"), ("l", "acme"), (None, "acme")):
+        got = await frontend.http.post(path, json=body | {"prompt_cache_key": key}, headers={"X-Tenant-Id": tenant})
+        assert got.status_code == 200
+    first, again, of_another, of_another_key, without = frontend.dispatcher.requests
+    assert first.cache_key == again.cache_key
+    assert len({each.cache_key for each in (first, of_another, of_another_key, without)}) == 4
+    assert without.cache_key == b""
+    assert first.salt == of_another_key.salt == without.salt == owner_salt("acme", b"")
+
+
 @pytest.mark.parametrize(("form", "is_apart"), [(KvForm("int8", "bfloat16"), True), (KvForm("int8"), False)])
 async def test_a_request_for_exact_pages_shares_none_with_others_where_pages_are_converted(
     frontend, form: KvForm, is_apart: bool

@@ -124,6 +124,39 @@ def test_among_equals_that_forget_nothing_the_draw_decides() -> None:
     assert seen == {D0: 50, D1: 50}
 
 
+def test_requests_with_one_key_meet_and_other_keys_spread() -> None:
+    def chosen(key: bytes, step: int) -> tuple[WorkerId | None, WorkerId]:
+        workers = [view(D0), view(D1)], [view(P0, queued_tokens=step % 2), view(P1)]
+        decision = Priced()(snapshot(*workers, draw=step / 10, cache_key=key))
+        return decision.source, decision.decode
+
+    keys = [f"key {number}".encode() for number in range(64)]
+    assert all(len({chosen(key, step) for step in range(10)}) == 1 for key in keys)
+    assert Counter(chosen(key, 0) for key in keys).keys() == {(p, d) for p in (P0, P1) for d in (D0, D1)}
+
+
+def test_a_worker_that_leaves_moves_its_own_keys_alone() -> None:
+    def source(key: bytes, workers: list[WorkerId]) -> WorkerId | None:
+        return Priced()(snapshot([view(D0)], [view(worker) for worker in workers], cache_key=key)).source
+
+    third = WorkerId("prefill-2")
+    for key in (f"key {number}".encode() for number in range(32)):
+        before = source(key, [P0, P1, third])
+        assert before == third or source(key, [P0, P1]) == before
+
+
+def test_a_key_outweighs_no_seconds() -> None:
+    for key in (f"key {number}".encode() for number in range(16)):
+        assert Priced()(snapshot([view(D0)], [view(P0), view(P1, depths=(80,))], cache_key=key)).source == P1
+        assert Priced()(snapshot([view(D0, running=60), view(D1)], [view(P0)], cache_key=key)).decode == D1
+
+
+def test_a_key_forgets_no_pages() -> None:
+    crowded = view(D0, pages_free=0, pages_cached=1000)
+    for key in (f"key {number}".encode() for number in range(16)):
+        assert Priced()(snapshot([crowded, view(D1)], [view(P0)], cache_key=key)).decode == D1
+
+
 def test_a_difference_beyond_the_tie_is_not_drawn() -> None:
     prices = Prices()
     slower = view(P1, cost=StepCost(step_s=0.02, prompt_token_s=0.001 * (1 + 4 * prices.tie_share)))

@@ -93,6 +93,12 @@ def test_what_is_placed_counts_for_the_next_decision() -> None:
     assert [desk.select(number, shares=False)[0] for number in range(4)] == [P[0], P[1], P[0], P[1]]
 
 
+def test_the_policy_sees_the_requests_cache_key() -> None:
+    desk = Desk("kv")
+    keyed = dataclasses.replace(desk.ask(), cache_key=b"k")
+    assert desk.selector.snapshot(keyed, desk.workers(), 0.0).cache_key == b"k"
+
+
 def test_a_request_for_exact_pages_is_computed_where_they_are_not_converted() -> None:
     for decode, sources in (("int8", set()), ("bfloat16", set(P))):
         desk = Desk("round-robin")

@@ -59,6 +59,15 @@ async def test_a_prompt_seen_before_is_reused_and_goes_to_the_same_worker(fleet,
     assert sampled(core, "reused_blocks_total") == 6
 
 
+async def test_cold_prompts_with_one_cache_key_meet_at_a_worker(fleet, ask):
+    for number in range(3):
+        await fleet.add(f"decode-{number}")
+    core = await fleet.core()
+    for number in range(8):
+        await ask(core, request_id=f"r{number}", prompt=range(100 * number, 100 * number + 50), cache_key=b"k").task
+    assert [len(worker.opens) for worker in fleet.workers.values() if worker.opens] == [8]
+
+
 async def test_a_burst_of_siblings_goes_where_their_prefix_is_being_computed(fleet, ask):
     for number in range(3):
         await fleet.add(f"prefill-{number}", "prefill")
