@@ -17,9 +17,10 @@ from router.frontend.auth.auth import ANONYMOUS, AuthContext
 from router.frontend.cache_hints import MessageHint, TokenHint
 from router.frontend.json_body import Body, Integer, Number, Strings, TokenIds, as_number, wrong_kind
 from router.frontend.resume import StreamPoint
+from router.frontend.structured.output import StructuredOutput
 from twostroke.client_text import shown
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
-from twostroke.request import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MOST_TOKENS, SamplingParams
+from twostroke.request import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MOST_TOKENS, Grammar, SamplingParams
 
 MAX_CHOICES = 128
 """Choices for one prompt; more is a mistake in the client, or an attack."""
@@ -118,6 +119,12 @@ def _logit_bias(entries: Any) -> tuple[tuple[int, float], ...]:
     return tuple(bias)
 
 
+def _structured(value: Any) -> StructuredOutput:
+    if not isinstance(value, StructuredOutput):
+        raise InvalidRequest("structured is not a field of requests: use structured_outputs", field="structured")
+    return value
+
+
 class AnswerOptions(Body):
     """Sampling and stopping as the client wrote them; None stands for "not given"."""
 
@@ -142,6 +149,8 @@ class AnswerOptions(Body):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    structured: Annotated[StructuredOutput | None, PlainValidator(_structured)] = None
+    """What the text must match. Clients do not send it: the dialect makes it of what they send."""
 
     def model_post_init(self, _context: Any) -> None:
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
@@ -308,9 +317,12 @@ def answer_length(prompt: TokenPrompt, options: AnswerOptions, facts: ServingFac
 
 
 def sampling_params(
-    options: AnswerOptions, max_tokens: int, facts: ServingFacts, own_seed: int
+    options: AnswerOptions, max_tokens: int, facts: ServingFacts, own_seed: int, grammar: Grammar | None = None
 ) -> tuple[SamplingParams, ...]:
-    """Returns one per choice. A request without a seed gets `own_seed`, so that any router can continue it."""
+    """Returns one per choice. A request without a seed gets `own_seed`, so that any router can continue it.
+
+    `grammar`: that of `options.structured`.
+    """
     check_token_ids([token for token, _ in options.logit_bias], "logit_bias", facts.vocab_size)
     check_token_ids(options.stop_token_ids, "stop_token_ids", facts.vocab_size)
     seed = own_seed if options.seed is None else options.seed % (1 << 64)
@@ -333,6 +345,7 @@ def sampling_params(
             min_tokens=options.min_tokens,
             ignore_eos=options.ignore_eos,
             stop_token_ids=tuple(options.stop_token_ids),
+            grammar=grammar,
         )
         for choice in range(options.n)
     )

@@ -24,6 +24,7 @@ from router.frontend.preparation.prepare import Work, check_model
 from router.frontend.preparation.preparer import Preparer
 from router.frontend.public_prefixes import PublicPrefixes
 from router.frontend.resume import Seeds, stream_of
+from router.frontend.structured.compiled import CompiledGrammars
 from router.frontend.text.detokenize import OutputText
 from router.frontend.text.stop_strings import StopScanner, StopStrings
 from router.metrics import RouterMetrics
@@ -77,6 +78,7 @@ class RequestHandler:
         self._recorder = recorder or Recorder()
         self.share = OutputShare()
         self._preparer = preparer
+        self._grammars = CompiledGrammars(preparer, metrics)
         self._open: dict[tuple[str | None, str], _OpenIds] = {}
         """Open requests by tenant of the API key, if any, and the client's request id."""
         self._streams: dict[str, _OpenIds] = {}
@@ -197,6 +199,10 @@ class RequestHandler:
         facts, options = self.dispatcher.facts, request.options
         adapter = self.adapter(request.model)
         salt, is_apart = _salt(request, facts, adapter)
+        grammar = None
+        if options.structured is not None:
+            compiled = await self._grammars.of(options.structured, request.tenant or request.user)
+            grammar = compiled.grammar
         requests = []
         for rank, (request_id, prompt) in enumerate(zip(ids, request.prompts, strict=True)):
             sent = request.point.sent[rank * options.n : (rank + 1) * options.n]
@@ -214,7 +220,7 @@ class RequestHandler:
                     takes_converted=not request.needs_exact,
                     cache_key=_cache_key(request),
                     hints=tuple(CacheHint(hint.tokens // facts.block_size, hint.seconds) for hint in prompt.hints),
-                    sampling=sampling_params(options, length, facts, self._seeds.of(request.point, rank)),
+                    sampling=sampling_params(options, length, facts, self._seeds.of(request.point, rank), grammar),
                     deadline_s=request.deadline_s,
                     priority=request.priority,
                     tenant=request.tenant or request.user,

@@ -8,6 +8,8 @@ from typing import Any
 
 from router.frontend.cache_hints import MOST_HINTS, USUAL_S, MessageHint, TokenHint, checked_s
 from router.frontend.params import AnswerOptions, ChatPrompt, Prompt, TextPrompt, TokenPrompt, check_role
+from router.frontend.structured.fields import any_object, choice_of
+from router.frontend.structured.output import StructuredOutput
 from twostroke.errors import InvalidRequest
 from twostroke.rpc.v1 import inference_pb2, pins_pb2
 
@@ -91,7 +93,29 @@ def options_of(request: inference_pb2.GenerateRequest) -> AnswerOptions:
         "ignore_eos": stop.ignore_eos,
         "include_stop_str_in_output": stop.include_stop_str_in_output,
     }
+    if request.HasField("structured_output"):
+        options["structured"] = _structured_of(request.structured_output)
     return AnswerOptions.read(options)
+
+
+def _structured_of(wanted: inference_pb2.StructuredOutput) -> StructuredOutput | None:
+    kind = wanted.WhichOneof("kind")
+    field = f"structured_output.{kind}"
+    has_whitespace = not wanted.no_whitespace
+    match kind:
+        case "json_schema":
+            return StructuredOutput("json", wanted.json_schema.encode(), field, wanted.strict, has_whitespace)
+        case "json_object":
+            return any_object(field, has_whitespace=has_whitespace) if wanted.json_object else None
+        case "choice":
+            return choice_of(list(wanted.choice.strings), field)
+        case "regex" | "grammar":
+            return StructuredOutput(kind, getattr(wanted, kind).encode(), field)
+        case _:
+            raise InvalidRequest(
+                "structured_output must have one of json_schema, json_object, regex, choice, grammar",
+                field="structured_output",
+            )
 
 
 def _given(message: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from router.frontend.grpc.queued_writer import QueuedWriter
 from router.frontend.grpc.schema import options_of
 from router.frontend.output.events import TextEvent
 from router.frontend.params import (
+    AnswerOptions,
     ClientRequest,
     TokenPrompt,
     check_request_id,
@@ -49,11 +50,20 @@ class InferenceService:
 
     async def Generate(self, raw: bytes, context: Context) -> AsyncIterator[inference_pb2.GenerateResponse]:
         received_s, auth = time.monotonic(), self._calls.of(context)
-        request, prompt = await self._handler.prepare("grpc_generate", raw, auth, client=client_address(context))
+        request, prompt, structured = await self._handler.prepare(
+            "grpc_generate", raw, auth, client=client_address(context)
+        )
         assert isinstance(request, inference_pb2.GenerateRequest)
         assert isinstance(prompt, TokenPrompt)
+        options = options_of(request).model_copy(update={"structured": structured})
         asked = _client_request(
-            request, prompt, context.time_remaining(), auth, received_s, shown_metadata(context, TRACE_HEADER)
+            request,
+            prompt,
+            options,
+            context.time_remaining(),
+            auth,
+            received_s,
+            shown_metadata(context, TRACE_HEADER),
         )
         messages = _Messages(asked, self._handler.text, context)
         has_begun, dispatcher = asked.point.resumptions > 0, self._handler.dispatcher
@@ -182,6 +192,7 @@ class _Messages:
 def _client_request(
     request: inference_pb2.GenerateRequest,
     prompt: TokenPrompt,
+    options: AnswerOptions,
     left_s: float | None,
     auth: AuthContext,
     received_s: float,
@@ -189,7 +200,6 @@ def _client_request(
 ) -> ClientRequest:
     if request.sampling.HasField("prompt_logprobs"):
         raise UnsupportedFeature("prompt_logprobs is not supported by this server", field="prompt_logprobs")
-    options = options_of(request)
     request_id = check_request_id(request.request_id, "request_id") or uuid.uuid4().hex
     tenant = auth.tenant_of(check_request_id(request.tenant, "tenant"), "tenant")
     mark = auth.marks(tenant)

@@ -19,6 +19,7 @@ from router.frontend.params import (
     TextPrompt,
     TokenPrompt,
 )
+from router.frontend.structured.fields import structured_output
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import MAX_LOGPROBS
 
@@ -31,7 +32,6 @@ _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
     "tool_choice": lambda value: value in ("none", "auto"),
     "functions": _is_empty,
     "function_call": lambda value: value in ("none", "auto"),
-    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
     "audio": _is_empty,
     "modalities": lambda value: value == ["text"],
     "prediction": _is_empty,
@@ -45,11 +45,6 @@ _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
     "length_penalty": lambda value: value == 1,
     "allowed_token_ids": lambda value: value is None,
     "bad_words": _is_empty,
-    "structured_outputs": _is_empty,
-    "guided_json": lambda value: value is None,
-    "guided_regex": lambda value: value is None,
-    "guided_choice": lambda value: value is None,
-    "guided_grammar": lambda value: value is None,
     "chat_template": _is_empty,
     "documents": _is_empty,
 }
@@ -174,6 +169,7 @@ def _options(body: Mapping[str, Any], logprobs: int | None) -> AnswerOptions:
         "max_tokens": body.get("max_tokens") if body.get("max_completion_tokens") is None else None,
         "top_k": None if top_k in (0, -1) and not isinstance(top_k, bool) else top_k,
         "logprobs": logprobs,
+        "structured": structured_output(body),
     }
     return AnswerOptions.read({**body, **special})
 

@@ -37,6 +37,7 @@ from router.frontend.params import (
     prompt_field,
 )
 from router.frontend.public_prefixes import common_length
+from router.frontend.structured.output import StructuredOutput
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, NotFound, ServeError, without_frames
@@ -136,16 +137,17 @@ class _Preparation:
         self._outcome.tokens += len(tokens)
         return _json({"prompt": self._text.decode(tokens, skip_special_tokens=False)})
 
-    def grpc_generate(self) -> tuple[inference_pb2.GenerateRequest, TokenPrompt]:
-        """Returns the message without its prompt, and the prompt as tokens."""
+    def grpc_generate(self) -> tuple[inference_pb2.GenerateRequest, TokenPrompt, StructuredOutput | None]:
+        """Returns the message without its large parts: the prompt, which follows as tokens, and what the output is."""
         message = _message(inference_pb2.GenerateRequest, self._work.body)
         check_model(message.model or None, self._work.model, self._work.adapters)
-        options_of(message)
+        structured = options_of(message).structured
         (prompt,) = self._prompts([prompt_of(message)])
+        message.ClearField("structured_output")
         message.ClearField("token_ids")
         message.ClearField("chat")
         message.ClearField("text")
-        return message, prompt
+        return message, prompt, structured
 
     def grpc_tokenize(self) -> bytes:
         """Returns the serialized response."""

@@ -2,7 +2,7 @@
 
 Parsing, rendering and tokenizing hold the interpreter's lock, on a thread as well: a body of megabytes would hold every
 stream of this router for seconds. A process for bodies of some kilobytes always runs; one for large bodies is started
-when there is one. Each does one request at a time.
+when there is one, and so is one that compiles grammars. Each does one request at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.frontend.preparation.prepare import PreparationOutcome, Work, prepare
+from router.frontend.structured.output import StructuredOutput
 from router.frontend.text.tokenizer import Text
 from twostroke.errors import Draining, InternalError, Overloaded, RequestTooLarge
 
@@ -33,8 +34,12 @@ SMALL_BYTES = 128 << 10
 """Largest body that never waits behind larger ones."""
 WORK_S = 60.0
 """Time for one request: even 8 MiB take less on a slow machine."""
+COMPILE_S = 2.0
+"""Time for one grammar. Nearly all take some milliseconds."""
 IDLE_S = 10.0
 """Idle time after which the process for large bodies ends, so that its memory is given back."""
+COMPILER_IDLE_S = 600.0
+"""Idle time after which the process that compiles grammars ends. To start it takes about a second."""
 MOST_WAITING_BYTES = 64 << 20
 """Bytes of one tenant's bodies in one queue; a larger one may wait there alone."""
 LARGE_NICE = 10
@@ -53,6 +58,9 @@ class Preparer(Protocol):
     async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
         """Raises Overloaded where too much waits already."""
 
+    async def compile(self, output: StructuredOutput, tenant: str) -> PreparationOutcome:
+        """Returns a CompiledGrammar or a Refusal, or an error. Raises Overloaded where too much waits already."""
+
     async def run(self) -> None:
         """Serves `prepare` until it is cancelled."""
 
@@ -62,8 +70,9 @@ class ProcessPreparer:
 
     def __init__(self, text: Text, model_dir: str) -> None:
         self.text = text
-        self._small = _Process(model_dir, nice=0, idle_s=None)
-        self._large = _Process(model_dir, nice=LARGE_NICE, idle_s=IDLE_S)
+        self._small = _Process(_READER, model_dir, nice=0, idle_s=None)
+        self._large = _Process(_READER, model_dir, nice=LARGE_NICE, idle_s=IDLE_S)
+        self._grammars = _Process(_COMPILER, model_dir, nice=LARGE_NICE, idle_s=COMPILER_IDLE_S)
 
     async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
         if len(work.body) <= INLINE_BYTES:
@@ -71,15 +80,41 @@ class ProcessPreparer:
         process = self._small if len(work.body) <= SMALL_BYTES else self._large
         return await process.prepare(work, tenant)
 
+    async def compile(self, output: StructuredOutput, tenant: str) -> PreparationOutcome:
+        return await self._grammars.prepare(output, tenant)
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for process in (self._small, self._large):
+            for process in (self._small, self._large, self._grammars):
                 group.create_task(process.run())
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What a process does with its work."""
+
+    module: str
+    purpose: str
+    """For errors: "to ... takes more than ..."."""
+    work_s: float
+    ends_too_large: frozenset[int]
+    """Exit statuses of a process whose work took more than one may have."""
+
+
+_READER = _Program("router.frontend.preparation.process", "read the request", WORK_S, frozenset({-signal.SIGABRT}))
+"""Libraries end with SIGABRT where they get no memory."""
+_COMPILER = _Program(
+    "router.frontend.structured.process",
+    "compile the grammar",
+    COMPILE_S,
+    frozenset({-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}),
+)
+"""The others are how a process ends whose stack is full."""
 
 
 @dataclass(slots=True, eq=False)  # compared by identity: their bodies may be megabytes, and alike
 class _Waiting:
-    work: Work
+    work: Work | StructuredOutput
     done: asyncio.Future[PreparationOutcome]
 
 
@@ -100,8 +135,9 @@ class _TenantQueue:
 class _Process:
     """One process and the requests that wait for it. Tenants take turns."""
 
-    def __init__(self, model_dir: str, *, nice: int, idle_s: float | None) -> None:
+    def __init__(self, program: _Program, model_dir: str, *, nice: int, idle_s: float | None) -> None:
         """`idle_s`: the process starts when it is needed, and ends after so long without work. None: it stays."""
+        self._program = program
         self._model_dir = model_dir
         self._nice = nice
         self._idle_s = idle_s
@@ -111,7 +147,7 @@ class _Process:
         self._child: _Child | None = None
         self._has_ended = False
 
-    async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
+    async def prepare(self, work: Work | StructuredOutput, tenant: str) -> PreparationOutcome:
         if self._has_ended:
             return _UNREAD
         queue = self._queues.setdefault(tenant, _TenantQueue())
@@ -131,7 +167,7 @@ class _Process:
             while True:
                 if self._idle_s is None and self._child is None:
                     with contextlib.suppress(OSError):  # it is tried again, and said, when there is work
-                        self._child = await _Child.start(self._model_dir, self._nice)
+                        self._child = await _Child.start(self._program.module, self._model_dir, self._nice)
                 await self._wait_for_work()
                 if (waiting := self._next()) is not None:
                     await self._serve(waiting)
@@ -147,9 +183,9 @@ class _Process:
         try:
             outcome = await self._tried(waiting.work)
         except OSError as error:
-            log.error("no process to read requests in error=%s", error)
+            log.error("no process to prepare requests in error=%s", error)
             outcome = PreparationOutcome(
-                error=InternalError("the request could not be read: a process could not be started")
+                error=InternalError(f"the router could not {self._program.purpose}: a process could not be started")
             )
         finally:
             _answer(waiting, outcome)
@@ -178,25 +214,36 @@ class _Process:
             if not queue.waiting and self._queues.get(tenant) is queue:
                 del self._queues[tenant]
 
-    async def _tried(self, work: Work) -> PreparationOutcome:
+    async def _tried(self, work: Work | StructuredOutput) -> PreparationOutcome:
         """Tries twice where the process ends for a reason of its own."""
+        program = self._program
         for _ in range(2):
             if self._child is None:
-                self._child = await _Child.start(self._model_dir, self._nice)
+                self._child = await _Child.start(program.module, self._model_dir, self._nice)
             try:
-                async with asyncio.timeout(WORK_S):
-                    return await self._child.exchange(work)
+                return await self._in_time(self._child, work)
             except TimeoutError:
                 await self._end_child()
-                return PreparationOutcome(error=RequestTooLarge(f"to read the request takes more than {WORK_S:g} s"))
+                return PreparationOutcome(
+                    error=RequestTooLarge(f"to {program.purpose} takes more than {program.work_s:g} s")
+                )
             except (EOFError, ConnectionError):
                 status = await self._end_child(has_ended=True)
-                log.warning("a process that reads requests ended kind=%s bytes=%d", work.kind, len(work.body))
-                if status == -signal.SIGABRT:  # as libraries end where they get no memory
+                log.warning("a process that prepares requests ended kind=%s bytes=%d", work.kind, len(work.body))
+                if status in program.ends_too_large:
                     return PreparationOutcome(
-                        error=RequestTooLarge("to read the request takes more memory than one may have")
+                        error=RequestTooLarge(f"to {program.purpose} takes more memory than one may have")
                     )
-        return PreparationOutcome(error=InternalError("the request could not be read: the process for it ended twice"))
+        return PreparationOutcome(
+            error=InternalError(f"the router could not {program.purpose}: the process for it ended twice")
+        )
+
+    async def _in_time(self, child: _Child, work: Work | StructuredOutput) -> PreparationOutcome:
+        """Raises TimeoutError. The time begins when the process has loaded what it needs."""
+        async with asyncio.timeout(WORK_S):
+            await child.load()
+        async with asyncio.timeout(self._program.work_s):
+            return await child.exchange(work)
 
     async def _end_child(self, *, has_ended: bool = False) -> int | None:
         child, self._child = self._child, None
@@ -216,18 +263,25 @@ class _Child:
         assert process.stdin is not None
         assert process.stdout is not None
         self._stdin, self._stdout = process.stdin, process.stdout
+        self._is_loaded = False
 
     @classmethod
-    async def start(cls, model_dir: str, nice: int) -> _Child:
+    async def start(cls, module: str, model_dir: str, nice: int) -> _Child:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router.frontend.preparation.process", str(os.getpid()), str(nice), model_dir),
+            *(sys.executable, "-m", module, str(os.getpid()), str(nice), model_dir),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=_environment(),
         )
         return cls(process)
 
-    async def exchange(self, work: Work) -> PreparationOutcome:
+    async def load(self) -> None:
+        """Waits until it has loaded what it needs. Raises as `exchange` does."""
+        if not self._is_loaded:
+            await self._stdout.readexactly(HEADER.size)
+            self._is_loaded = True
+
+    async def exchange(self, work: Work | StructuredOutput) -> PreparationOutcome:
         """Raises EOFError (IncompleteReadError is one) or ConnectionError where the process has ended."""
         said = pickle.dumps(dataclasses.replace(work, body=b""))
         self._stdin.write(HEADER.pack(len(said), len(work.body)) + said)

@@ -1,5 +1,7 @@
 """Prepares requests that the router writes to stdin; it ends with its stdin, and at once with its router.
 
+The first message that it writes is empty, and says that it has loaded what it needs.
+
 `python -m router.frontend.preparation.process PARENT NICE MODEL_DIR`
 """
 
@@ -12,10 +14,11 @@ import pickle
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from router.frontend.preparation.prepare import PreparationOutcome, Work, prepare
+from router.frontend.preparation.prepare import PreparationOutcome, prepare
 from router.frontend.preparation.preparer import HEADER
 from router.frontend.text.tokenizer import load_text
 from twostroke.allocator import give_holes_back, give_large_buffers_back
@@ -29,6 +32,20 @@ CGROUP_SHARE = 2
 
 
 def main() -> None:
+    serve(_prepares, most_bytes(Path("/sys/fs/cgroup/memory.max")))
+
+
+def _prepares(model_dir: str) -> Callable[[Any], PreparationOutcome]:
+    text = load_text(model_dir)
+    return lambda work: prepare(work, text)
+
+
+def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int) -> None:
+    """Does what comes on stdin with what `load` makes of the model's directory.
+
+    `most`: bytes of address space for one piece of work, beside what the process has at its start. The command line is
+    `PARENT NICE MODEL_DIR`.
+    """
     parent, nice, model_dir = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -36,24 +53,22 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the router, which then ends this
     os.nice(nice)
     give_large_buffers_back()
-    text = load_text(model_dir)
+    do = load(model_dir)
     give_holes_back()
-    _limit_memory()
+    _limit_memory(most)
+    _write(b"")
     while (work := _read(sys.stdin.buffer)) is not None:
         try:
-            outcome = prepare(work, text)
+            outcome = do(work)
         except Exception as error:
             outcome = PreparationOutcome(error=InternalError(f"internal error: {type(error).__name__}: {error}"))
-        said = pickle.dumps(outcome)
-        sys.stdout.buffer.write(HEADER.pack(len(said), 0))
-        sys.stdout.buffer.write(said)
-        sys.stdout.buffer.flush()
+        _write(pickle.dumps(outcome))
 
 
-def _limit_memory() -> None:
+def _limit_memory(most: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + most_bytes(Path("/sys/fs/cgroup/memory.max"))
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    limit = pages * resource.getpagesize() + most
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -63,13 +78,18 @@ def most_bytes(limit: Path) -> int:
     return MOST_BYTES if said == "max" else min(MOST_BYTES, int(said) // CGROUP_SHARE)
 
 
-def _read(stream: BinaryIO) -> Work | None:
+def _write(said: bytes) -> None:
+    sys.stdout.buffer.write(HEADER.pack(len(said), 0) + said)
+    sys.stdout.buffer.flush()
+
+
+def _read(stream: BinaryIO) -> Any:
+    """Returns a piece of work; None at the end."""
     head = stream.read(HEADER.size)
     if len(head) < HEADER.size:
         return None
     length, body_length = HEADER.unpack(head)
     work = pickle.loads(stream.read(length))
-    assert isinstance(work, Work)
     return dataclasses.replace(work, body=stream.read(body_length))
 
 

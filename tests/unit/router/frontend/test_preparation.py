@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -156,7 +157,7 @@ async def test_a_request_that_takes_too_long_is_refused_and_the_next_is_read(mon
     async with running() as prepares:
         work = work_of("tokenize", {"prompt": "a" * 200, "x": "a" * 200_000})
         await prepares.prepare(work, "")
-        monkeypatch.setattr(preparer, "WORK_S", 0.0)
+        monkeypatch.setattr(prepares._large, "_program", dataclasses.replace(preparer._READER, work_s=0.0))
         assert isinstance((await prepares.prepare(work, "")).error, RequestTooLarge)
         monkeypatch.undo()
         assert (await prepares.prepare(work, "")).value

@@ -107,7 +107,6 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
         (CHAT, {"messages": ASK, "tools": [{"type": "function"}]}, "tools"),
-        (CHAT, {"messages": ASK, "response_format": {"type": "json_object"}}, "response_format"),
         (CHAT, {"messages": ASK, "audio": {"voice": "x"}}, "audio"),
         (CHAT, {"messages": ASK, "top_logprobs": 3}, "top_logprobs"),
         (CHAT, {"messages": ASK, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),

@@ -1,0 +1,176 @@
+"""Checks a JSON schema: every keyword of it is kept to, or refused by name. Pure.
+
+llguidance refuses most keywords that it does not know. This module says where they stand, and refuses what llguidance
+would take without keeping to it, so that no answer violates its schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from twostroke.errors import UnsupportedFeature
+
+Schema = dict[str, Any]
+
+FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"},
+)
+"""Formats of strings that llguidance keeps to."""
+
+_ONE = ("additionalItems", "additionalProperties", "items")
+_LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_NAMED = ("patternProperties", "properties")
+"""Keywords whose values are schemas, lists of schemas, or objects of schemas, and which can be kept to."""
+_DEFINITIONS = ("$defs", "definitions")
+
+
+class UnsupportedSchema(UnsupportedFeature):
+    """A keyword of a schema cannot be kept to."""
+
+    keyword: str = ""
+
+
+def _never(value: Any, schema: Schema) -> bool:
+    return False
+
+
+def _is_anything(value: Any, schema: Schema) -> bool:
+    return value is True or value == {}
+
+
+def _is_empty(value: Any, schema: Schema) -> bool:
+    return not value
+
+
+def _without(*keywords: str) -> Callable[[Any, Schema], bool]:
+    return lambda value, schema: not any(keyword in schema for keyword in keywords)
+
+
+def _counts_required(least: Any, schema: Schema) -> bool:
+    """Tells whether the required properties and one other make as many. Free names may repeat one another."""
+    required = schema.get("required")
+    named = len(set(map(str, required))) if isinstance(required, list) else 0
+    return isinstance(least, int) and least <= named + 1
+
+
+UNSUPPORTED: Mapping[str, Callable[[Any, Schema], bool]] = {
+    "$dynamicRef": _never,
+    "$recursiveRef": _never,
+    "contains": _never,
+    "dependencies": _is_empty,
+    "dependentRequired": _is_empty,
+    "dependentSchemas": _is_empty,
+    "disallow": _never,
+    "divisibleBy": _never,
+    "else": _without("if"),
+    "extends": _never,
+    "if": _without("then", "else"),
+    "maxContains": _without("contains"),
+    "minContains": _without("contains"),
+    "not": lambda value, schema: value is False,
+    "propertyNames": _is_anything,
+    "then": _without("if"),
+    "unevaluatedItems": _is_anything,
+    "unevaluatedProperties": _is_anything,
+    "uniqueItems": lambda value, schema: value is False,
+    "x-guidance": _never,
+}
+"""Keywords that cannot be kept to, and when each asks for nothing. `disallow`, `divisibleBy` and `extends` are of early
+drafts."""
+
+
+def checked_schema(schema: Any, field: str, *, is_strict: bool) -> Any:
+    """Returns the schema without keywords that ask for nothing; changes it in place.
+
+    `is_strict`: formats that cannot be kept to are refused. Otherwise they are notes, as the specification has it.
+    Raises UnsupportedSchema.
+    """
+    for place, each in schemas_in(schema):
+        _check(each, place, field, is_strict)
+    return schema
+
+
+def _check(schema: Schema, place: str, field: str, is_strict: bool) -> None:
+    for keyword in UNSUPPORTED.keys() & schema.keys():
+        if not UNSUPPORTED[keyword](schema[keyword], schema):
+            raise _unsupported(keyword, place, field)
+    if "minProperties" in schema and not _counts_required(schema["minProperties"], schema):
+        raise _unsupported("minProperties", place, field, ", beyond the required properties and one more,")
+    named = schema.get("format")
+    if named is not None and named not in FORMATS and _takes_strings(schema):
+        if is_strict:
+            raise _unsupported("format", place, field, f" {json.dumps(named)[:80]}")
+        del schema["format"]
+    for keyword in UNSUPPORTED.keys() & schema.keys():
+        del schema[keyword]
+
+
+def _takes_strings(schema: Schema) -> bool:
+    types = schema.get("type", "string")
+    return "string" in (types if isinstance(types, list) else [types])
+
+
+def _unsupported(keyword: str, place: str, field: str, what: str = "") -> UnsupportedSchema:
+    error = UnsupportedSchema(f'{field}: "{keyword}"{what} at {place} is not supported', field=field)
+    error.keyword = keyword
+    return error
+
+
+def schemas_in(root: Any) -> Iterator[tuple[str, Schema]]:
+    """Gives every schema that an instance may be checked with, and its place as a JSON pointer.
+
+    Definitions that nothing refers to are left out, unless something refers by an id or an anchor.
+    """
+    waiting: list[tuple[str, Any]] = [("#", root)]
+    seen: set[int] = set()
+    while waiting:
+        place, schema = waiting.pop()
+        if not isinstance(schema, dict) or id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        waiting.extend(reversed([*_parts(schema, place), *_referred(schema, root)]))
+        yield place, schema
+
+
+def _parts(schema: Schema, place: str) -> Iterator[tuple[str, Any]]:
+    for keyword in _ONE:
+        if isinstance(schema.get(keyword), dict):
+            yield f"{place}/{keyword}", schema[keyword]
+    for keyword in _LISTS:
+        if isinstance(schema.get(keyword), list):
+            yield from ((f"{place}/{keyword}/{rank}", each) for rank, each in enumerate(schema[keyword]))
+    for keyword in _NAMED:
+        if isinstance(schema.get(keyword), dict):
+            yield from ((f"{place}/{keyword}/{_escaped(name)}", each) for name, each in schema[keyword].items())
+
+
+def _referred(schema: Schema, root: Any) -> Iterator[tuple[str, Any]]:
+    reference = schema.get("$ref")
+    if not isinstance(reference, str):
+        return
+    if reference == "#" or reference.startswith("#/"):
+        yield reference, _at(root, reference)
+        return
+    for keyword in _DEFINITIONS:
+        if isinstance(root, dict) and isinstance(root.get(keyword), dict):
+            yield from ((f"#/{keyword}/{_escaped(name)}", each) for name, each in root[keyword].items())
+
+
+def _at(root: Any, pointer: str) -> Any:
+    """Returns what a JSON pointer leads to; None where it leads nowhere, which llguidance refuses."""
+    value = root
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict):
+            value = value.get(name)
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return None
+    return value
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

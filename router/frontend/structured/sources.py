@@ -1,0 +1,86 @@
+"""Kinds of structured output, and how each becomes llguidance's form: one line per kind. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from router.frontend.structured.json_schema import checked_schema
+from router.frontend.structured.output import StructuredOutput
+from twostroke.errors import InvalidRequest
+
+WHITESPACE = r"[ \t\n\r]{1,64}"
+"""Whitespace between parts of JSON: enough for deep indents. Without a bound a model may write nothing else."""
+ESCAPES = 'nrbtf\\"'
+r"""Letters after a backslash in strings. Without `u` no name of a property can be spelt in two ways: llguidance would
+take `"\u0061"` for another name than `"a"`. A control character without a letter of its own cannot be written."""
+
+
+def source_of(output: StructuredOutput) -> str:
+    """Returns the grammar's source. Raises InvalidRequest that names the field."""
+    if not output.body:
+        raise InvalidRequest(f"{output.field} must not be empty", field=output.field)
+    return SOURCES[output.kind](output)
+
+
+def _json(output: StructuredOutput) -> str:
+    try:
+        schema = json.loads(output.body)
+    except ValueError as error:
+        raise InvalidRequest(f"{output.field} is not valid JSON: {error}", field=output.field) from error
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{output.field} must be a JSON object", field=output.field)
+    checked = checked_schema(schema, output.field, is_strict=output.is_strict)
+    options: Any = {
+        "lenient": False,
+        "coerce_one_of": False,
+        "json_allowed_escapes": ESCAPES,
+        "json_allow_general_unicode_escapes": False,
+    }
+    if output.has_whitespace:
+        options["whitespace_pattern"] = WHITESPACE
+    else:
+        options["whitespace_flexible"] = False
+    text = json.dumps(checked, ensure_ascii=False, separators=(",", ":"))
+    return LLMatcher.grammar_from_json_schema(text, overrides=options)
+
+
+def _regex(output: StructuredOutput) -> str:
+    return LLMatcher.grammar_from_regex(output.body.decode())
+
+
+def _choice(output: StructuredOutput) -> str:
+    """A regex compiles many times sooner than as many alternatives of a grammar."""
+    return LLMatcher.grammar_from_regex("|".join(map(_literal, json.loads(output.body))))
+
+
+def _literal(text: str) -> str:
+    return "".join(char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+
+
+def _grammar(output: StructuredOutput) -> str:
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(output.body.decode()))
+    except RecursionError:
+        raise
+    except Exception as error:  # the library raises bare Exception, too
+        said = " ".join(str(error).split())
+        raise InvalidRequest(f"{output.field} is not a grammar: {said}", field=output.field) from error
+
+
+def _llguidance(output: StructuredOutput) -> str:
+    return output.body.decode()
+
+
+SOURCES: Mapping[str, Callable[[StructuredOutput], str]] = {
+    "json": _json,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+    "llguidance": _llguidance,
+}
+"""`llguidance` is a source as it is, made by this router: clients cannot ask for it."""

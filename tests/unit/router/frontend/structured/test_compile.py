@@ -1,0 +1,148 @@
+"""What compiles keeps to all that was asked for; the rest is refused in one line, with its place and its cause."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from router.frontend.structured.compile import CompiledGrammar, Refusal, compile_output
+from router.frontend.structured.output import StructuredOutput
+
+BYTES = LLTokenizer("byte")
+
+
+def compiled(
+    kind: str, body: Any, *, is_strict: bool = False, has_whitespace: bool = True
+) -> CompiledGrammar | Refusal:
+    text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    return compile_output(StructuredOutput(kind, text.encode(), "field", is_strict, has_whitespace), BYTES)
+
+
+def takes(kind: str, body: Any, text: str, **options: bool) -> bool:
+    outcome = compiled(kind, body, **options)
+    assert isinstance(outcome, CompiledGrammar), outcome
+    matcher = LLMatcher(BYTES, outcome.grammar.source)
+    tokens = list(text.encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "good", "bad"),
+    [
+        ("json", {"type": "object"}, '{ "a": [1, null] }', "[1]"),
+        ("json", {"enum": ["é", 5]}, '"é"', '"e"'),
+        ("json", {"type": "integer", "format": "int32"}, "7", "7.5"),
+        ("json", {"type": "string", "format": "date"}, '"2026-11-26"', '"26.11."'),
+        ("json", {"type": "array", "uniqueItems": False, "maxItems": 1}, "[1]", "[1,1]"),
+        ("json", {"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}, "unused": {"not": {}}}}, "null", "1"),
+        ("json", {"type": "object", "minProperties": 1}, '{"a":1}', "{}"),
+        ("regex", r"\d{2}|x/y", "x/y", "1"),
+        ("choice", ["a|b", "", 'q"\n\\'], 'q"\n\\', "a"),
+        ("choice", ["a|b", "", "é"], "", "b"),
+        ("grammar", 'start: "a" start | "b"', "aab", "aa"),
+        ("grammar", 'root ::= [a-c]+ "x"', "abcx", "abc"),
+    ],
+)
+def test_each_kind_takes_what_it_describes_and_nothing_else(kind, body, good, bad):
+    assert takes(kind, body, good)
+    assert not takes(kind, body, bad)
+
+
+def test_json_without_whitespace_has_none():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert takes("json", schema, '{ "a": 1}')
+    assert not takes("json", schema, '{ "a": 1}', has_whitespace=False)
+    assert takes("json", schema, '{"a":1}', has_whitespace=False)
+
+
+def test_whitespace_between_parts_of_json_is_bounded():
+    assert takes("json", {"type": "object"}, "{" + "\n" * 64 + '"a":1}')
+    assert not takes("json", {"type": "object"}, "{" + "\n" * 65 + '"a":1}')
+
+
+def test_the_name_of_a_property_is_spelt_in_one_way_only():
+    """With an escape a free property could stand for a declared one, with a value that the schema forbids."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}}
+    assert takes("json", schema, '{"a":"x","b":1}')
+    assert not takes("json", schema, '{"\\u0061":1}')
+    assert not takes("json", schema, '{"a":1}')
+
+
+UNSUPPORTED: list[tuple[str, Any]] = [
+    ("not", {"not": {"type": "string"}}),
+    ("then", {"if": {"type": "string"}, "then": {"maxLength": 1}}),
+    ("contains", {"type": "array", "contains": {"type": "string"}}),
+    ("minContains", {"type": "array", "contains": {}, "minContains": 2}),
+    ("uniqueItems", {"type": "array", "uniqueItems": True}),
+    ("propertyNames", {"type": "object", "propertyNames": {"pattern": "^a"}}),
+    ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False}),
+    ("unevaluatedItems", {"type": "array", "unevaluatedItems": False}),
+    ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}),
+    ("dependentSchemas", {"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}}),
+    ("dependencies", {"type": "object", "dependencies": {"a": ["b"]}}),
+    ("$dynamicRef", {"$dynamicRef": "#x"}),
+    ("$recursiveRef", {"$recursiveRef": "#"}),
+    ("minProperties", {"type": "object", "minProperties": 2}),
+    ("divisibleBy", {"type": "integer", "divisibleBy": 2}),
+    ("x-guidance", {"x-guidance": {"lenient": True}}),
+]
+
+
+@pytest.mark.parametrize(("keyword", "schema"), UNSUPPORTED, ids=[keyword for keyword, _ in UNSUPPORTED])
+def test_an_unsupported_keyword_is_refused_by_name_with_its_place(keyword, schema):
+    nested = {"type": "object", "properties": {"a/b": {"anyOf": [True, {"$ref": "#/$defs/c"}]}}, "$defs": {"c": schema}}
+    for each, place in ((schema, "#"), (nested, "#/$defs/c")):
+        refused = compiled("json", each)
+        assert isinstance(refused, Refusal)
+        assert refused.cause in UNSUPPORTED_TOGETHER.get(keyword, {keyword})
+        assert f'field: "{refused.cause}"' in refused.error.message
+        assert refused.error.message.endswith(f"at {place} is not supported")
+        assert refused.error.field == "field"
+
+
+UNSUPPORTED_TOGETHER = {"then": {"if", "then"}, "minContains": {"contains", "minContains"}}
+"""Keywords that only come in pairs, of which either may be named."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "cause", "words"),
+    [
+        ("json", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf", "can match two of its .* see #$"),
+        ("json", {"type": "string", "pattern": "(?=a)b"}, "pattern", "look-around"),
+        ("json", {"type": "string", "pattern": r"(a)\1"}, "pattern", "backreferences are not supported"),
+        ("json", {"$ref": "http://example.org/x"}, "$ref", "not present"),
+        ("json", {"$ref": "#"}, "unsatisfiable", "matches no text"),
+        ("json", True, "syntax", "must be a JSON object"),
+        ("json", {"const": "\x01"}, "unsatisfiable", "matches no text"),
+        ("json", {"type": "float"}, "syntax", "Invalid type: float"),
+        ("json", "{", "syntax", "is not valid JSON"),
+        ("json", "[" * 90_000, "size", "nested too deeply"),
+        ("json", {"allOf": [{"anyOf": [{"properties": {f"p{i}": {"const": j}}} for j in range(4)]} for i in range(12)]},
+         "size", "schema too large"),
+        ("regex", "(a", "pattern", "unclosed group"),
+        ("regex", "", "syntax", "must not be empty"),
+        ("grammar", "start: other", "syntax", "unknown name"),
+        ("grammar", "root ::= (", "syntax", r"Expected '\)'"),
+        ("grammar", "start: a\na: a", "unsatisfiable", "matches no text"),
+        ("grammar", "root ::= " + "(" * 5000, "size", "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_has_one_line_and_a_cause(kind, body, cause, words):
+    refused = compiled(kind, body)
+    assert isinstance(refused, Refusal)
+    assert refused.cause == cause
+    assert "\n" not in refused.error.message
+    assert len(refused.error.message) < 1000
+    with pytest.raises(type(refused.error), match=words):
+        raise refused.error
+
+
+def test_formats_that_cannot_be_kept_to_are_notes_unless_strict():
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "iri"}}, "required": ["a"]}
+    assert takes("json", schema, '{"a":"anything"}')
+    refused = compiled("json", schema, is_strict=True)
+    assert isinstance(refused, Refusal)
+    assert refused.error.message == 'field: "format" "iri" at #/properties/a is not supported'

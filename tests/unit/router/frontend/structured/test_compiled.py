@@ -1,0 +1,179 @@
+"""Grammars are compiled once, in a process that may be ended, and requests that use them meet plain errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from router.frontend.preparation import preparer
+from router.frontend.preparation.prepare import PreparationOutcome
+from router.frontend.structured.compiled import CompiledGrammars
+from router.frontend.structured.output import StructuredOutput
+from router.frontend.text.tokenizer import ByteText
+from router.metrics import RouterMetrics
+from tests.inline_preparer import InlinePreparer
+from tests.unit.router.frontend.test_preparation import Ticker, running
+from twostroke.errors import InvalidRequest
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+INTEGER = StructuredOutput("json", b'{"type":"integer"}', "field")
+
+
+def output(kind: str, body: Any) -> StructuredOutput:
+    return StructuredOutput(kind, (body if isinstance(body, str) else json.dumps(body)).encode(), "field")
+
+
+def value_of(metrics: RouterMetrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"twostroke_{name}", {"role": "router", **labels})
+
+
+async def test_equal_outputs_are_compiled_once_and_counted():
+    inline, metrics = InlinePreparer(ByteText()), RouterMetrics()
+    grammars = CompiledGrammars(inline, metrics)
+    first = await grammars.of(INTEGER, "a")
+    assert await grammars.of(INTEGER, "b") is first
+    assert inline.compilations == 1
+    assert value_of(metrics, "grammars_compiled_total", kind="json") == 1
+    assert value_of(metrics, "grammar_cache_hits_total") == 1
+    assert value_of(metrics, "grammar_compile_seconds_count") == 1
+
+
+async def test_a_refusal_is_kept_too():
+    inline, metrics = InlinePreparer(ByteText()), RouterMetrics()
+    grammars = CompiledGrammars(inline, metrics)
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match='"not" at # is not supported'):
+            await grammars.of(output("json", {"not": {}}), "")
+    assert inline.compilations == 1
+    assert value_of(metrics, "grammars_refused_total", kind="json", cause="not") == 1
+
+
+async def test_the_least_recently_used_grammar_is_dropped_first():
+    inline = InlinePreparer(ByteText())
+    grammars = CompiledGrammars(inline, RouterMetrics(), most_bytes=3000)
+    await grammars.of(output("regex", "a"), "")
+    await grammars.of(output("regex", "b"), "")
+    await grammars.of(output("regex", "a"), "")
+    await grammars.of(output("regex", "c"), "")
+    assert inline.compilations == 3
+    await grammars.of(output("regex", "a"), "")
+    assert inline.compilations == 3
+    await grammars.of(output("regex", "b"), "")
+    assert inline.compilations == 4
+
+
+class SlowPreparer(InlinePreparer):
+    """Compiles when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(ByteText())
+        self.may_end = asyncio.Event()
+
+    async def compile(self, output: StructuredOutput, tenant: str) -> PreparationOutcome:
+        outcome = await super().compile(output, tenant)
+        await self.may_end.wait()
+        return outcome
+
+
+async def test_requests_that_ask_for_the_same_at_once_wait_for_one_compilation():
+    slow = SlowPreparer()
+    grammars = CompiledGrammars(slow, RouterMetrics())
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(grammars.of(INTEGER, "")) for _ in range(3)]
+        await asyncio.sleep(0)
+        slow.may_end.set()
+    assert slow.compilations == 1
+    assert len({id(task.result()) for task in waiting}) == 1
+
+
+async def test_where_the_first_of_them_leaves_another_compiles():
+    slow = SlowPreparer()
+    grammars = CompiledGrammars(slow, RouterMetrics())
+    first = asyncio.create_task(grammars.of(INTEGER, ""))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(grammars.of(INTEGER, ""))
+    await asyncio.sleep(0)
+    first.cancel()
+    slow.may_end.set()
+    assert (await second).grammar.source
+    assert slow.compilations == 2
+
+
+DOUBLING = "".join(f"R{rank}: R{rank + 1} R{rank + 1}\n" for rank in range(40))
+EXTREME: dict[str, tuple[str, Any]] = {
+    "deep": ("json", '{"items":' * 5000 + "{}" + "}" * 5000),
+    "wide": ("json", {"type": "object", "properties": {f"p{i}": {} for i in range(12_000)}}),
+    "an enormous enum": ("json", {"enum": [f"item {i}" for i in range(50_000)]}),
+    "a long constant": ("json", {"const": "x" * 900_000}),
+    "a cycle of references": ("json", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+    "patterns at once": ("json", {"type": "string", "allOf": [{"pattern": f"a.*{chr(98 + i)}"} for i in range(20)]}),
+    "catastrophic regex": ("regex", "((a*)*|.*b.{400})*c"),
+    "nested repeats": ("regex", "(((.{1,500}x){1,500}y){1,500}z){1,500}"),
+    "a long regex": ("regex", "ab" * 400_000),
+    "parentheses": ("regex", "(" * 100_000 + ")" * 100_000),
+    "a grammar that doubles": ("grammar", "start: R0\n" + DOUBLING + 'R40: "x"'),
+    "substrings": ("grammar", 'start: %regex {"substring_chars":"' + "abcd" * 200_000 + '"}'),
+}  # fmt: skip
+
+
+async def test_extreme_outputs_end_within_their_limits_and_hold_nobody() -> None:
+    """Each compiles, or is refused in one line, and afterwards the next grammar still compiles."""
+    async with running() as prepares:
+        grammars = CompiledGrammars(prepares, RouterMetrics())
+        refused: dict[str, InvalidRequest] = {}
+        for name, (kind, body) in EXTREME.items():
+            try:
+                await grammars.of(output(kind, body), "")
+            except InvalidRequest as error:
+                refused[name] = error
+        assert (await grammars.of(output("regex", "a"), "")).grammar.source
+    assert {"deep", "a cycle of references", "patterns at once", "a grammar that doubles"} <= refused.keys()
+    for name, error in refused.items():
+        assert "\n" not in error.message, name
+        assert error.field == "field", name
+
+
+async def test_a_grammar_that_takes_too_much_does_not_hold_the_event_loop() -> None:
+    """A tenth of the time that it may take would be a hold."""
+    async with running() as prepares:
+        grammars = CompiledGrammars(prepares, RouterMetrics())
+        async with Ticker() as ticker:
+            with pytest.raises(InvalidRequest, match="to compile the grammar takes more"):
+                await grammars.of(output(*EXTREME["patterns at once"]), "")
+        assert ticker.worst_s < preparer.COMPILE_S / 10
+
+
+async def test_a_process_that_is_killed_while_it_compiles_is_replaced() -> None:
+    async with running() as prepares:
+        await prepares.compile(INTEGER, "")
+        child = prepares._grammars._child
+        assert child is not None
+        os.kill(child._process.pid, signal.SIGKILL)
+        assert (await prepares.compile(output("regex", "a"), "")).error is None
+
+
+async def test_over_http_a_schema_is_refused_before_the_dispatcher_has_the_request(app):
+    dispatcher, http = app
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}
+    answer = await http.post("/v1/chat/completions", json={**CHAT, "response_format": wanted})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "response_format.json_schema.schema"
+    assert error["message"] == 'response_format.json_schema.schema: "not" at # is not supported'
+    assert not dispatcher.requests
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_the_grammar_goes_to_the_worker_with_every_choice(app, path):
+    dispatcher, http = app
+    prompt = {"prompt": "a"} if path == "/v1/completions" else CHAT
+    body = {**prompt, "n": 2, "structured_outputs": {"choice": ["yes", "no"]}}
+    assert (await http.post(path, json=body)).status_code == 200
+    grammars = [params.grammar for params in dispatcher.requests[-1].sampling]
+    assert len(grammars) == 2
+    assert all(grammar is not None and "yes|no" in grammar.source for grammar in grammars)
