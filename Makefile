@@ -8,7 +8,7 @@ PROTOS := $(wildcard proto/twostroke/rpc/v1/*.proto)
 ARGS   ?=
 
 CLIENTS      := $(VENV)/clients
-GATE_CLIENTS := openai litellm anthropic
+GATE_CLIENTS := openai litellm anthropic tritonclient
 ALL_CLIENTS  := $(GATE_CLIENTS) node langchain pydantic-ai guidellm aiperf vllm
 CLIENT_PIP   := $(BIN)/pip --python
 CLIENT_OPTIONS := install --quiet --disable-pip-version-check --no-deps --no-compile

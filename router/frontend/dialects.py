@@ -12,6 +12,7 @@ from router.frontend.anthropic.reply import AnthropicReply
 from router.frontend.anthropic.schema import parse_messages
 from router.frontend.http.reply import ErrorForm, Reply
 from router.frontend.kserve.errors import ERRORS as KSERVE_ERRORS
+from router.frontend.kserve.infer_json import InferJsonReply, parse_infer_json
 from router.frontend.kserve.reply import GenerateReply
 from router.frontend.kserve.schema import parse_generate, parse_generate_stream
 from router.frontend.openai.errors import ERRORS as OPENAI_ERRORS
@@ -42,12 +43,13 @@ class Dialect:
     """Clients ask for more tokens than a context window holds, and expect as many as fit."""
 
 
-def _kserve(path: str, parse: Callable[[Mapping[str, Any]], AnswerRequest]) -> Dialect:
-    return Dialect(path=path, parse=parse, reply=GenerateReply, errors=KSERVE_ERRORS)
+def _kserve(
+    method: str, parse: Callable[[Mapping[str, Any]], AnswerRequest], reply: MakeReply = GenerateReply
+) -> tuple[Dialect, ...]:
+    """Returns a method of a version and of a model. Names of models may have slashes: the longer path comes first."""
+    paths = "/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}"
+    return tuple(Dialect(path=f"{path}/{method}", parse=parse, reply=reply, errors=KSERVE_ERRORS) for path in paths)
 
-
-_KSERVE_MODEL = "/v2/models/{model:path}"
-_KSERVE_VERSION = f"{_KSERVE_MODEL}/versions/{{version}}"
 
 DIALECTS: tuple[Dialect, ...] = (
     Dialect(path="/v1/chat/completions", parse=parse_chat, reply=OpenAIReply, errors=OPENAI_ERRORS, is_resumable=True),
@@ -56,10 +58,9 @@ DIALECTS: tuple[Dialect, ...] = (
         path="/v1/messages", parse=parse_messages, reply=AnthropicReply, errors=ANTHROPIC_ERRORS, clamps_length=True
     ),
     Dialect(path="/v1/responses", parse=parse_response, reply=ResponsesReply, errors=OPENAI_ERRORS, clamps_length=True),
-    _kserve(f"{_KSERVE_VERSION}/generate", parse_generate),
-    _kserve(f"{_KSERVE_VERSION}/generate_stream", parse_generate_stream),
-    _kserve(f"{_KSERVE_MODEL}/generate", parse_generate),
-    _kserve(f"{_KSERVE_MODEL}/generate_stream", parse_generate_stream),
+    *_kserve("generate", parse_generate),
+    *_kserve("generate_stream", parse_generate_stream),
+    *_kserve("infer", parse_infer_json, InferJsonReply),
 )
 
 BY_PATH: Mapping[str, Dialect] = {dialect.path: dialect for dialect in DIALECTS}

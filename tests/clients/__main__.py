@@ -11,19 +11,29 @@ from pathlib import Path
 
 from tests.clients.asks import Served
 from tests.clients.benchmarks import BENCHMARKS
-from tests.clients.stock import ANTHROPIC, LANGCHAIN, LITELLM, NODE, OPENAI, PYDANTIC_AI, ClientOfAKind
+from tests.clients.stock import ANTHROPIC, LANGCHAIN, LITELLM, NODE, OPENAI, PYDANTIC_AI, TRITONCLIENT, ClientOfAKind
 from tests.cluster.processes import running_cluster
 from twostroke.config import DEFAULT_MODEL, ModelConfig
 from twostroke.models.catalog.fetch import fetch
 
-CLIENTS: tuple[ClientOfAKind, ...] = (OPENAI, LITELLM, NODE, LANGCHAIN, PYDANTIC_AI, ANTHROPIC, *BENCHMARKS)
+CLIENTS: tuple[ClientOfAKind, ...] = (
+    OPENAI,
+    LITELLM,
+    NODE,
+    LANGCHAIN,
+    PYDANTIC_AI,
+    ANTHROPIC,
+    TRITONCLIENT,
+    *BENCHMARKS,
+)
 
 PREFACE = """# Clients
 
 Clients of the field, each unmodified in an environment of its own, against two workers and a router with smollm2-135m
 in float32 on a CPU. Right means: the texts are those that the server gives to a plain POST, no request fails, and the
 counts of prompt and answer tokens are those of the tokenizer and of the answer's ids. `make clients` installs them,
-runs them and writes this page; openai, LiteLLM and anthropic are in the gate, too. `node` is the openai package for it.
+runs them and writes this page; openai, LiteLLM, anthropic and tritonclient (over gRPC and HTTP) are in the gate, too.
+`node` is the openai package for it.
 
 | Client | Asked | Result |
 |---|---|---|
@@ -35,7 +45,7 @@ async def check(clients: Sequence[ClientOfAKind]) -> list[str]:
     model_dir = fetch(DEFAULT_MODEL, "float32", lambda stage, part: None)
     model = ModelConfig(dtype="float32")
     async with running_cluster(prefill=1, decode=1, model=model, model_dir=model_dir) as cluster:
-        served = Served(cluster.http, "smollm2-135m", model_dir)
+        served = Served(cluster.http, "smollm2-135m", model_dir, cluster.grpc)
         expected = await asyncio.to_thread(served.expected)
         rows = []
         for client in clients:

@@ -37,10 +37,13 @@ class Served:
     model: str
     model_dir: Path
     """The folder that holds the tokenizer."""
+    grpc: str
+    """Address of the gRPC API."""
 
     def given(self) -> Json:
         """What a client's script reads."""
-        return {"base_url": f"{self.url}/v1", "model": self.model, "asks": ASKS, "too_long": TOO_LONG}
+        asked = {"asks": ASKS, "too_long": TOO_LONG}
+        return {"base_url": f"{self.url}/v1", "grpc": self.grpc, "model": self.model, **asked}
 
     def expected(self) -> dict[str, Json]:
         """Return the text and the tokens of each ask. They are counted apart from `usage`: the tokenizer's, and ids of

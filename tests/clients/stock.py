@@ -116,4 +116,11 @@ ANTHROPIC = StockClient(
     kinds=CHATS,
     too_long="prompt is too long",
 )
+TRITONCLIENT = StockClient(
+    name="tritonclient",
+    package="tritonclient",
+    script="tritonclient_package.py",
+    kinds=("completion",),
+    too_long="This model's maximum context length",
+)
 NODE = StockClient(name="node", package="openai", script="openai_package.mjs")

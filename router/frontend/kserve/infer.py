@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from router.frontend.kserve.answer_parts import ChoiceParts, Outputs, Values
@@ -36,7 +36,7 @@ def parse_infer(message: kserve_pb2.ModelInferRequest) -> KServeRequest:
             inputs=_inputs(message),
             parameters=parameters_of(message.parameters),
             outputs=tuple(output.name for output in message.outputs),
-            is_over_grpc=True,
+            as_tensors=True,
             is_raw=bool(message.raw_input_contents),
         )
     )
@@ -63,6 +63,24 @@ def id_of(raw: bytes) -> str:
             return raw[at : at + length].decode(errors="replace")
         at += length
     return ""
+
+
+def check_tensor(name: str, datatype: str, shape: Any, already: Container[str]) -> None:
+    """Raises InvalidRequest, naming the input, where it is none, is there `already`, or has not one value.
+
+    `shape` is a sequence of lengths, or whatever the client sent instead.
+    """
+    if name not in INPUT_TYPES:
+        known = ", ".join(INPUT_TYPES)
+        raise InvalidRequest(f"there is no input {shown(name)}; there are {known}", field="inputs")
+    if name in already:
+        raise InvalidRequest(f"input {name} is there twice", field=name)
+    if datatype != INPUT_TYPES[name]:
+        wanted = INPUT_TYPES[name]
+        raise InvalidRequest(f"input {name} must have datatype {wanted}, got {shown(datatype)}", field=name)
+    if not isinstance(shape, Sequence) or tuple(shape[:3]) not in ((1,), (1, 1)):
+        got = list(shape[:8]) if isinstance(shape, Sequence) else shape
+        raise InvalidRequest(f"input {name} must have one value: shape [1], got {shown(str(got))}", field=name)
 
 
 class InferReply:
@@ -118,24 +136,14 @@ def _inputs(message: kserve_pb2.ModelInferRequest) -> dict[str, Any]:
         )
     values: dict[str, Any] = {}
     for rank, tensor in enumerate(message.inputs):
-        if tensor.name not in INPUT_TYPES:
-            known = ", ".join(INPUT_TYPES)
-            raise InvalidRequest(f"there is no input {shown(tensor.name)}; there are {known}", field="inputs")
-        if tensor.name in values:
-            raise InvalidRequest(f"input {tensor.name} is there twice", field=tensor.name)
+        check_tensor(tensor.name, tensor.datatype, tensor.shape, already=values)
         values[tensor.name] = _value(tensor, raws[rank] if raws else None)
     return values
 
 
 def _value(tensor: _Input, raw: bytes | None) -> Any:
     """Returns an input's one value."""
-    name, datatype = tensor.name, INPUT_TYPES[tensor.name]
-    if tensor.datatype != datatype:
-        raise InvalidRequest(f"input {name} must have datatype {datatype}, got {shown(tensor.datatype)}", field=name)
-    if not 1 <= len(tensor.shape) <= 2 or any(length != 1 for length in tensor.shape):
-        shape = list(tensor.shape[:8])
-        raise InvalidRequest(f"input {name} must have one value: shape [1], got {shape}", field=name)
-    if datatype == "BOOL":
+    if INPUT_TYPES[tensor.name] == "BOOL":
         return _bool(tensor, raw)
     return _text(tensor, raw)
 

@@ -59,7 +59,8 @@ class Received:
     parameters: Mapping[str, Any]
     outputs: tuple[str, ...]
     """Outputs that the client named. Empty: those of its dialect."""
-    is_over_grpc: bool
+    as_tensors: bool
+    """Outputs have names and types, and come in Dynamo's dialect unless an input is of another."""
     streams: bool | None = None
     """The endpoint streams, or does not. None: an input says it."""
     is_raw: bool = False
@@ -119,21 +120,31 @@ def check_version(version: str) -> None:
         raise NotFound(f"there is no version {shown(version)}; every model has version {VERSION}", field="version")
 
 
+def object_of(body: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    """Returns an object that may be missing. Raises InvalidRequest for anything else."""
+    value = {} if body.get(field) is None else body[field]
+    if not isinstance(value, Mapping):
+        raise wrong_kind(field, value, "an object")
+    return value
+
+
+def text_of(body: Mapping[str, Any], field: str) -> str:
+    """Returns a text that may be missing. Raises InvalidRequest for anything else."""
+    value = "" if body.get(field) is None else body[field]
+    if not isinstance(value, str):
+        raise wrong_kind(field, value, "a string")
+    return value
+
+
 def _received(body: Mapping[str, Any], *, streams: bool) -> Received:
-    parameters = {} if body.get("parameters") is None else body["parameters"]
-    if not isinstance(parameters, Mapping):
-        raise wrong_kind("parameters", parameters, "an object")
-    id_sent = "" if body.get("id") is None else body["id"]
-    if not isinstance(id_sent, str):
-        raise wrong_kind("id", id_sent, "a string")
     return Received(
-        model=str(body.get("model", "")),
-        version=str(body.get("version", "")),
-        id=id_sent,
+        model=text_of(body, "model"),
+        version=text_of(body, "version"),
+        id=text_of(body, "id"),
         inputs={name: value for name, value in body.items() if name not in _OF_BODY},
-        parameters=parameters,
+        parameters=object_of(body, "parameters"),
         outputs=(),
-        is_over_grpc=False,
+        as_tensors=False,
         streams=streams,
     )
 
@@ -170,7 +181,7 @@ def _outputs(received: Received, fields: Mapping[str, Any], is_vllm: bool) -> tu
         if name not in OUTPUTS:
             raise InvalidRequest(f"there is no output {shown(name)}; there are {', '.join(OUTPUTS)}", field="outputs")
     asked = {TEXT_OUTPUT, *(output for name, output in ASKED_OUTPUTS.items() if fields.get(name))}
-    if received.is_over_grpc and not is_vllm:
+    if received.as_tensors and not is_vllm:
         asked.add(FINISH_REASON)
     wanted = frozenset(received.outputs) or asked
     return tuple(name for name in OUTPUTS if name in wanted)
