@@ -287,6 +287,28 @@ def messages() -> Iterator[Try]:
     yield attempt
 
 
+RESPONSE: dict[str, Any] = {
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "reasoning", "summary": [], "encrypted_content": "twostroke:c28="},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"a":1}'},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]},
+        {"type": "custom_tool_call", "call_id": "d", "name": "patch", "input": "x"},
+        {"type": "agent_message", "author": "a", "recipient": "b", "content": "x"},
+        {"type": "web_search_call"},
+    ],
+    "tools": [
+        {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": True},
+        {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}},
+        {"type": "namespace", "name": "n"},
+    ],
+    "tool_choice": "none", "parallel_tool_calls": True, "instructions": "be brief", "max_output_tokens": 4,
+    "stream": True, "store": False, "top_logprobs": 2, "metadata": {"a": "b"}, "prompt_cache_key": "k",
+    "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
+    "reasoning": {"effort": "none", "summary": "auto"}, "text": {"format": {"type": "text"}, "verbosity": "low"},
+}  # fmt: skip
+
+
 def _http_seeds() -> Sequence[bytes]:
     chat = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True,
             "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 2, "seed": 5}  # fmt: skip
@@ -302,6 +324,9 @@ def _http_seeds() -> Sequence[bytes]:
             ["POST", "/v1/chat/completions", resumed, chat],
             ["POST", "/v1/completions", {"x-request-timeout-s": "5"}, text],
             ["POST", "/v1/completions", resumed, {"prompt": [1, 2, 3], "max_tokens": 5, "stream": True}],
+            ["POST", "/v1/responses", {"content-type": "application/json"}, RESPONSE],
+            ["POST", "/v1/responses", resumed, RESPONSE | {"tool_choice": "auto", "stream": False}],
+            ["GET", "/v1/responses/resp_1", {}, ""],
             ["POST", "/tokenize", {}, {"prompt": "abc", "return_token_strs": True}],
             ["POST", "/tokenize", {}, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}],
             ["POST", "/detokenize", {}, {"tokens": [1, 2, 3], "model": "toy"}],

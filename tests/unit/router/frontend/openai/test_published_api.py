@@ -1,0 +1,125 @@
+"""What the server writes is what OpenAI's published description says; so are the requests that tests send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.frontend.output.parts import ReasoningPart
+from tests.hand_cut import messages_of
+from tests.named_events import named_events_of
+from tests.published_api import PublishedApi, published_api, published_description
+from tests.unit.router.conftest import Frontend
+from tests.unit.router.frontend.openai.responses.codex import REQUEST
+from tests.unit.router.frontend.openai.responses.test_replies import PARTS, events_of, reply_to, streamed
+from twostroke.errors import InternalError, PeerLost
+from twostroke.request import FinishReason, SampledToken
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+ASK: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+@pytest.fixture(scope="module")
+def api() -> PublishedApi:
+    path = published_description()
+    if path is None:
+        pytest.skip("OpenAI's description (shared/specs/openai-openapi.yaml) lies nowhere above the checkout")
+    return published_api(path)
+
+
+def with_logprobs(frontend: Frontend) -> None:
+    top = ((104, -0.5), (105, float("-inf")))
+    frontend.dispatcher.script = lambda request, index: [SampledToken(byte, -0.5, top) for byte in b"hi!"]
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize(
+    "options", [{}, {"n": 2}, {"logprobs": True, "top_logprobs": 2}, {"return_token_ids": True, "user": "u"}]
+)
+async def test_chats(frontend: Frontend, api: PublishedApi, reason: FinishReason, options: dict[str, Any]) -> None:
+    with_logprobs(frontend)
+    frontend.dispatcher.reason = reason
+    body = ASK | options
+    api.check("CreateChatCompletionRequest", body)
+    api.check("CreateChatCompletionResponse", (await frontend.http.post(CHAT, json=body)).json())
+    usages: tuple[dict[str, Any], ...] = ({}, {"include_usage": True})
+    for usage in (*usages, {"include_usage": True, "continuous_usage_stats": True}):
+        got = await frontend.http.post(CHAT, json=body | {"stream": True, "stream_options": usage})
+        chunks = messages_of(got.content)
+        assert len(chunks) > 3
+        for chunk in chunks:
+            api.check("CreateChatCompletionStreamResponse", chunk)
+
+
+@pytest.mark.parametrize("options", [{}, {"n": 2}, {"logprobs": 2}, {"prompt": ["a", "b"]}])
+async def test_completions(frontend: Frontend, api: PublishedApi, options: dict[str, Any]) -> None:
+    with_logprobs(frontend)
+    body = {"model": "toy", "prompt": "hi"} | options
+    api.check("CreateCompletionRequest", body)
+    api.check("CreateCompletionResponse", (await frontend.http.post(TEXT, json=body)).json())
+    usage = {"stream_options": {"include_usage": True}}
+    for chunk in messages_of((await frontend.http.post(TEXT, json=body | {"stream": True} | usage)).content):
+        for choice in chunk["choices"]:
+            if choice["finish_reason"] is None:
+                choice["finish_reason"] = "stop"  # the description knows no chunk before the last
+        if chunk["usage"] is None:
+            del chunk["usage"]
+        api.check("CreateCompletionResponse", chunk)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize("options", [{}, LOGPROBS, {"metadata": {"a": "b"}, "instructions": "x", "user": "u"}])
+async def test_responses(frontend: Frontend, api: PublishedApi, reason: FinishReason, options: dict[str, Any]) -> None:
+    with_logprobs(frontend)
+    frontend.dispatcher.reason = reason
+    body = {"model": "toy", "input": "hi"} | options
+    api.check("CreateResponse", body)
+    api.check("Response", (await frontend.http.post(RESPONSES, json=body)).json())
+    events = named_events_of((await frontend.http.post(RESPONSES, json=body | {"stream": True})).text)
+    assert len(events) > 8
+    for _, event in events:
+        api.check_event(event)
+
+
+async def test_a_response_to_codex_and_one_that_failed(frontend: Frontend, api: PublishedApi) -> None:
+    frontend.limit(max_model_len=4096, pool_tokens=4096)
+    for failure in (None, PeerLost("gone")):
+        frontend.dispatcher.failure, frontend.dispatcher.failure_after = failure, 2
+        for _, event in named_events_of((await frontend.http.post(RESPONSES, json=REQUEST)).text):
+            api.check_event(event)
+
+
+@pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize("include", [[], ["reasoning.encrypted_content"]])
+def test_responses_with_reasoning_and_calls(api: PublishedApi, finish: FinishReason, include: list[str]) -> None:
+    for _, event in streamed(reply_to(include=include), events_of(PARTS, finish)):
+        api.check_event(event)
+    for parts in range(len(PARTS)):
+        reply = reply_to(include=include)
+        begun = "".join(map(reply.messages, events_of(PARTS)[: parts + 1]))
+        for _, event in named_events_of(begun + reply.failure(InternalError("broken"))):
+            api.check_event(event)
+
+
+async def test_errors_and_models(frontend: Frontend, api: PublishedApi) -> None:
+    for path in (CHAT, TEXT, RESPONSES, "/v1/nothing"):
+        api.check("ErrorResponse", (await frontend.http.post(path, json={})).json())
+    api.check("ListModelsResponse", (await frontend.http.get("/v1/models")).json())
+    api.check("Model", (await frontend.http.get("/v1/models/toy")).json())
+
+
+def test_the_check_fails_where_a_body_is_another(api: PublishedApi) -> None:
+    events = events_of([(ReasoningPart("so"),)])
+    for _, event in streamed(reply_to(), events):
+        del event["sequence_number"]
+        with pytest.raises(AssertionError, match="sequence_number"):
+            api.check_event(event)
+    whole = streamed(reply_to(), events)[-1][1]["response"]
+    for name in ("id", "output", "tools"):
+        with pytest.raises(AssertionError, match=name):
+            api.check("Response", {key: value for key, value in whole.items() if key != name})
+    whole["output"][0]["summary"] = None
+    with pytest.raises(AssertionError):
+        api.check("Response", whole)
