@@ -72,6 +72,17 @@ WAYS: dict[str, Way] = {
         for stream in ("", "_stream")
     },
 }
+TENSOR = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["hi"]}
+WAYS |= {
+    f"/v2/models/{{model:path}}{version}/infer": Way(
+        body={"inputs": [TENSOR], "parameters": {"max_tokens": 5}},
+        last_event="",
+        error_path=("error",),
+        failure_event="",
+        never_streams=True,
+    )
+    for version in ("", "/versions/{version}")
+}
 STREAMED = [path for path, way in WAYS.items() if not way.never_streams]
 
 
