@@ -9,7 +9,7 @@ ARGS   ?=
 
 CLIENTS      := $(VENV)/clients
 GATE_CLIENTS := openai litellm anthropic tritonclient
-ALL_CLIENTS  := $(GATE_CLIENTS) node langchain pydantic-ai guidellm aiperf vllm
+ALL_CLIENTS  := $(GATE_CLIENTS) node langchain pydantic-ai instructor guidellm aiperf vllm
 CLIENT_PIP   := $(BIN)/pip --python
 CLIENT_OPTIONS := install --quiet --disable-pip-version-check --no-deps --no-compile
 

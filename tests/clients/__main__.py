@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.clients.asks import Served
 from tests.clients.benchmarks import BENCHMARKS
 from tests.clients.stock import ANTHROPIC, LANGCHAIN, LITELLM, NODE, OPENAI, PYDANTIC_AI, TRITONCLIENT, ClientOfAKind
+from tests.clients.structured import STRUCTURED
 from tests.cluster.processes import running_cluster
 from twostroke.config import DEFAULT_MODEL, ModelConfig
 from twostroke.models.catalog.fetch import fetch
@@ -24,6 +25,7 @@ CLIENTS: tuple[ClientOfAKind, ...] = (
     PYDANTIC_AI,
     ANTHROPIC,
     TRITONCLIENT,
+    *STRUCTURED,
     *BENCHMARKS,
 )
 
