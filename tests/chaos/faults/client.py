@@ -130,9 +130,7 @@ class Clients:
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,
-                session.post(
-                    f"http://{router.http}/v1/completions", json=_body(ask, self.model), headers=headers
-                ) as got,
+                session.post(f"http://{router.http}{_path(ask)}", json=_body(ask, self.model), headers=headers) as got,
             ):
                 if got.status != 200:
                     raise Broken(f"HTTP {got.status}: {(await got.text())[:200]}")
@@ -165,10 +163,16 @@ def _message(ask: Ask, model: str, token: str) -> inference_pb2.GenerateRequest:
     )
 
 
+def _path(ask: Ask) -> str:
+    return "/v1/chat/completions" if ask.is_chat else "/v1/completions"
+
+
 def _body(ask: Ask, model: str) -> dict[str, Any]:
+    prompt = {"messages": [{"role": "user", "content": ask.prompt}]} if ask.is_chat else {"prompt": ask.prompt}
     body: dict[str, Any] = {
         "model": model,
-        "prompt": ask.prompt,
+        **prompt,
+        **ask.fields,
         "max_tokens": ask.max_tokens,
         "temperature": ask.temperature,
         "seed": ask.seed,
@@ -181,7 +185,9 @@ def _body(ask: Ask, model: str) -> dict[str, Any]:
     }
     if ask.penalties:
         body |= {"presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
-    return body | ({"logprobs": 1} if ask.logprobs else {})
+    if ask.logprobs:
+        body |= {"logprobs": True, "top_logprobs": 1} if ask.is_chat else {"logprobs": 1}
+    return body
 
 
 def _piece(chunk: dict[str, Any], event_id: str) -> Piece:
@@ -193,12 +199,22 @@ def _piece(chunk: dict[str, Any], event_id: str) -> Piece:
         return Piece(usage=counts, resume_token=event_id)
     choice = chunk["choices"][0]
     logprobs = choice.get("logprobs") or {}
+    of_chat = tuple(entry["logprob"] for entry in logprobs.get("content") or ())
     return Piece(
         index=choice["index"],
-        text=choice["text"],
+        text=choice["text"] if "text" in choice else _said(choice["delta"]),
         tokens=tuple(choice.get("token_ids") or ()),
-        logprobs=tuple(logprobs.get("token_logprobs") or ()),
+        logprobs=of_chat or tuple(logprobs.get("token_logprobs") or ()),
         finish=choice["finish_reason"] or "",
         usage=counts,
         resume_token=event_id,
     )
+
+
+def _said(delta: dict[str, Any]) -> str:
+    """All that a chunk of a chat adds: reasoning, content, and calls with their ids and names."""
+    calls = [
+        "".join((call.get("id") or "", call["function"].get("name") or "", call["function"].get("arguments") or ""))
+        for call in delta.get("tool_calls") or ()
+    ]
+    return "".join((delta.get("reasoning_content") or "", delta.get("content") or "", *calls))

@@ -5,12 +5,31 @@ from __future__ import annotations
 import enum
 import itertools
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 MODEL_SEED = 20_26
 """Seed of requests that sample: it is given, so that their answers are what they were."""
 STOP_LETTERS = 3
 """Letters of a stop string: more than one token of a paced model, whose text is bytes."""
+
+
+GRAMMAR = r"\{\"steps\": \[([a-z]{3,9}, )+end\]\}"
+"""Regular expression with forced tokens before and after a list that goes on as long as there are tokens."""
+TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "note",
+        "parameters": {
+            "type": "object",
+            "properties": {"words": {"type": "array", "items": {"type": "string", "maxLength": 9}}},
+            "required": ["words"],
+            "additionalProperties": False,
+        },
+    },
+}
+"""A tool whose arguments go on as long as there are tokens."""
 
 
 class Endpoint(enum.StrEnum):
@@ -43,6 +62,10 @@ class Ask:
     penalties: bool = False
     logprobs: bool = False
     stop: tuple[str, ...] = ()
+    is_chat: bool = False
+    """Its prompt is a message of a user."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of its body, over HTTP."""
     deadline_s: float | None = None
     """The server is told of it; long enough to be kept."""
     conduct: Conduct = Conduct.STAYS
@@ -91,6 +114,24 @@ def asks(seed: int, *, tokens: int, prompt_letters: int) -> list[Ask]:
         Ask(name="stop", endpoint=Endpoint.HTTP, prompt=prompt(), max_tokens=tokens, stops_early=True),
         Ask(name="penalties", endpoint=Endpoint.GRPC, prompt=prompt(shares=True), max_tokens=tokens, penalties=True),
         Ask(name="logprobs", endpoint=Endpoint.HTTP, prompt=prompt(), max_tokens=tokens, logprobs=True),
+        Ask(
+            name="grammar",
+            endpoint=Endpoint.HTTP,
+            prompt=prompt(shares=True),
+            max_tokens=tokens,
+            temperature=0.8,
+            fields={"structured_outputs": {"regex": GRAMMAR}},
+        ),
+        Ask(
+            name="tools",
+            endpoint=Endpoint.HTTP,
+            prompt=prompt(),
+            max_tokens=tokens,
+            temperature=0.8,
+            logprobs=True,
+            is_chat=True,
+            fields={"tools": [TOOL], "tool_choice": "required"},
+        ),
         Ask(name="deadline", endpoint=Endpoint.GRPC, prompt=prompt(), max_tokens=tokens, deadline_s=60.0),
         Ask(name="moves", endpoint=Endpoint.GRPC, prompt=prompt(), max_tokens=tokens, conduct=Conduct.MOVES),
         Ask(name="leaves", endpoint=Endpoint.HTTP, prompt=prompt(), max_tokens=tokens, conduct=Conduct.LEAVES),
