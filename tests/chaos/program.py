@@ -18,7 +18,7 @@ from tests.chaos.injection.plan import BREAK
 from tools.output import write_json
 from twostroke.config import PACED_PREFIX
 
-MODEL = "paced:step_ms=10,prefill_tokens_per_s=4000,max_model_len=1024,page_bytes=128"
+MODEL = "paced:step_ms=10,prefill_tokens_per_s=4000,max_model_len=1024,page_bytes=128,eos=1"
 """Pages have room for their tokens' hashes and no more: every bit of them counts."""
 PACED_MEMORY = "10K"
 """80 pages: some streams fill it. The longest request takes 64, so pins may keep 16."""

@@ -16,7 +16,7 @@ from tests.cluster.processes import TOKEN, ProcessCluster, running_cluster
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.rpc.v1 import control_pb2
 
-MODEL = ModelConfig(model="paced:step_ms=6,prefill_tokens_per_s=12000,max_model_len=2048,page_bytes=128")
+MODEL = ModelConfig(model="paced:step_ms=6,prefill_tokens_per_s=12000,max_model_len=2048,page_bytes=128,eos=1")
 POOL = CacheConfig(kv_cache_memory_bytes=80 * 128)
 
 

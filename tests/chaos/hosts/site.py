@@ -37,7 +37,7 @@ JOIN_S = 400
 CLUSTER = """
 ray: {{address: "{head}", wait: 60}}
 fleet: {{port: {port}}}
-model: {{model: "paced:step_ms=20,prefill_tokens_per_s=4000,max_model_len=2048,page_bytes=4096"}}
+model: {{model: "paced:step_ms=20,prefill_tokens_per_s=4000,max_model_len=2048,page_bytes=4096,eos=1"}}
 # A worker takes half a node: Ray fills the emptier one first, and one node has room for two where another is gone.
 prefill: {{count: 1, resources: {{num_cpus: 1}}, prefer_labels: {{role: prefill}}}}
 decode: {{count: {decode}, resources: {{num_cpus: 1}}, prefer_labels: {{role: decode}}}}
