@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from decode_worker.grammar_metrics import GrammarMetrics
 from twostroke.engine.build import LoadedModel
@@ -12,28 +13,39 @@ from twostroke.errors import InvalidRequest
 from twostroke.grammar.compiler import GrammarCompiler
 from twostroke.grammar.state import GrammarState
 from twostroke.grammar.vocabulary import load_vocabulary
-from twostroke.request import Request
+from twostroke.request import Grammar, Request
 
 LONGEST_COMPILE_S = 10.0
 """Time for one grammar, those before it included. The router has compiled it within two seconds."""
+
+
+THREADS = 2
+"""Grammars that are compiled at a time: one that takes long does not hold up the next. Steps need the other cores."""
 
 
 class Grammars:
     def __init__(self, facts: LoadedModel, metrics: GrammarMetrics) -> None:
         self._facts = facts
         self._metrics = metrics
-        self._compiler: GrammarCompiler | None = None
-        """None until the first request that has a grammar: only then is the vocabulary read."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars")
+        self._compiler: Future[GrammarCompiler] | None = None
+        if facts.model_dir:  # before the first request: reading a vocabulary keeps Python's lock for up to some seconds
+            self._compiler = self._new_compiler()
 
     async def state(self, request: Request) -> GrammarState | None:
         """Returns where the answer of a request stands in its grammar, if it has one, with the tokens it has already.
 
         Raises InvalidRequest for a grammar that cannot be compiled, and for tokens that it does not permit.
         """
-        if request.sampling.grammar is None:
+        grammar = request.sampling.grammar
+        if grammar is None:
             return None
-        compiling = asyncio.get_running_loop().run_in_executor(self._thread, self._compiled, request)
+        tokens = [sampled.token for sampled in request.emitted]
+        if self._compiler is None:
+            self._compiler = self._new_compiler()
+        compiling = asyncio.get_running_loop().run_in_executor(
+            self._threads, self._compiled, self._compiler, grammar, tokens
+        )
         try:
             return await asyncio.wait_for(compiling, LONGEST_COMPILE_S)
         except TimeoutError as error:
@@ -47,15 +59,18 @@ class Grammars:
         self._metrics.forced_tokens.inc(state.forced_tokens)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compiled(self, request: Request) -> GrammarState:
-        assert request.sampling.grammar is not None
+    def _new_compiler(self) -> Future[GrammarCompiler]:
+        return self._threads.submit(_compiler_of, self._facts, self._metrics)
+
+    def _compiled(self, compiler: Future[GrammarCompiler], grammar: Grammar, tokens: Sequence[int]) -> GrammarState:
         began_s = time.perf_counter()
-        if self._compiler is None:
-            facts = self._facts
-            vocabulary = load_vocabulary(facts.model_dir, facts.vocab_size, facts.eos_token_ids)
-            self._compiler = GrammarCompiler(vocabulary, self._metrics.mask_seconds.observe)
-        state = self._compiler.state(request.sampling.grammar, [sampled.token for sampled in request.emitted])
+        state = compiler.result().state(grammar, tokens)
         self._metrics.compile_seconds.observe(time.perf_counter() - began_s)
         return state
+
+
+def _compiler_of(facts: LoadedModel, metrics: GrammarMetrics) -> GrammarCompiler:
+    vocabulary = load_vocabulary(facts.model_dir, facts.vocab_size, facts.eos_token_ids)
+    return GrammarCompiler(vocabulary, metrics.mask_seconds.observe)

@@ -42,7 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.errors import ConfigError
-from twostroke.grammar.state import permitted
+from twostroke.grammar.state import candidates
 from twostroke.kv_cache.groups import PageGroup, page_groups
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.adapters.peft import Adapter
@@ -265,15 +265,18 @@ class PacedRunner:
 
     def _sampled(self, number: int, sample: SampleRow) -> SampledToken:
         token, logprobs = self._token(number, sample), sample.params.logprobs
+        if token is None:
+            return SampledToken(0, is_sound=False)
         if logprobs is None:
             return SampledToken(token)
         return SampledToken(token, 0.0, ((token, 0.0),) if logprobs else ())
 
-    def _token(self, number: int, sample: SampleRow) -> int:
+    def _token(self, number: int, sample: SampleRow) -> int | None:
+        """Return a token, None where a grammar has failed and permits none."""
         eos, banned = self._spec.eos, sample.banned
         if sample.mask is not None:
-            candidates = permitted(sample.mask, self._spec.vocab)
-            return int(candidates[number % len(candidates)])
+            ids = candidates(sample.mask, self._spec.vocab, banned)
+            return int(ids[number % len(ids)]) if len(ids) else None
         number, lot = divmod(number, EOS_ONE_IN)
         if eos is not None and lot == 0 and eos not in banned:
             return eos

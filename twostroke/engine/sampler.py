@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from twostroke.engine.noise import gumbel
-from twostroke.grammar.state import Mask, permitted
+from twostroke.grammar.state import candidates
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import SampleRow
 
@@ -76,7 +76,9 @@ def _asks_for_a_token_alone(row: SampleRow) -> bool:
 def _sample_row(logits: torch.Tensor, row: SampleRow) -> SampledToken:
     params = row.params
     logits = _adjusted(logits, row)
-    ids = None if row.mask is None else _candidates(row.mask, len(logits), row.banned)
+    ids = None if row.mask is None else candidates(row.mask, len(logits), row.banned)
+    if ids is not None and len(ids) == 0:  # the grammar failed
+        return UNSOUND
     if ids is not None and len(ids) == 1:
         token, value = int(ids[0]), 0.0  # certain, whatever its logit and the noise
     else:
@@ -91,14 +93,6 @@ def _sample_row(logits: torch.Tensor, row: SampleRow) -> SampledToken:
     return SampledToken(token, float(logprobs[token]), _top(logprobs, params.logprobs))
 
 
-def _candidates(mask: Mask, vocab: int, banned: Sequence[int]) -> Ids:
-    """The tokens that a grammar permits, without those that are banned unless nothing else is left: a grammar that has
-    ended ends the answer, before its least number of tokens too."""
-    ids = permitted(mask, vocab)
-    left = ids[~np.isin(ids, banned)] if banned else ids
-    return left if len(left) else ids
-
-
 def _top(logprobs: Values, count: int) -> tuple[tuple[int, float], ...]:
     """The likeliest first; among equals the lowest id, so that no library decides on their order."""
     if count == 0:
@@ -109,16 +103,18 @@ def _top(logprobs: Values, count: int) -> tuple[tuple[int, float], ...]:
 
 
 def _adjusted(logits: torch.Tensor, row: SampleRow) -> torch.Tensor:
-    """A copy with bias, penalties and bans applied."""
-    params = row.params
+    """Logits with bias, penalties and bans applied: a copy where there are any."""
+    params, bans = row.params, row.banned if row.mask is None else ()
+    if not (params.logit_bias or params.has_penalties or bans):
+        return logits
     logits = logits.clone()
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
         logits.index_add_(0, _tensor(ids), torch.tensor(biases, dtype=torch.float32))
     if params.has_penalties:
         _penalise(logits, row)
-    if row.banned and row.mask is None:
-        logits[_tensor(row.banned)] = -math.inf
+    if bans:
+        logits[_tensor(bans)] = -math.inf
     return logits
 
 
@@ -148,6 +144,8 @@ def _draw(scaled: torch.Tensor, row: SampleRow, ids: Ids | None) -> tuple[int, f
     """
     params = row.params
     kept = truncated(scaled.numpy(force=True), params)
+    if len(kept) == 1:  # certain, even where its noise is minus infinity
+        return int(kept[0]), float(scaled[kept[0]])
     tokens = torch.from_numpy(kept if ids is None else ids[kept])
     noise = gumbel(params.seed, params.choice, row.position, tokens)
     index, value = _greatest(scaled[torch.from_numpy(kept)] + noise)

@@ -38,13 +38,13 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     def state(self, grammar: Grammar, tokens: Sequence[int] = ()) -> GrammarState:
-        """Returns the state of an answer that has these tokens already.
+        """Returns the state of an answer that has these tokens already, with its mask.
 
-        Raises InvalidRequest for a grammar that cannot be compiled, and for tokens that it does not permit.
+        Raises InvalidRequest for a grammar that cannot be compiled or followed, and for tokens that it does not permit.
         """
         state = GrammarState(self._matcher(grammar).deep_copy(), self.vocabulary, self._observe_mask_s)
-        for token in tokens:
-            state.consume(token)
+        state.replay(tokens)
+        state.compute_mask()
         if state.failure is not None:
             raise InvalidRequest(state.failure, field="grammar")
         return state

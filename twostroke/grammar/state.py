@@ -1,9 +1,9 @@
-"""The state of one answer in its grammar, and the tokens that may come next there."""
+"""A grammar state knows which tokens one answer may go on with."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,68 +13,97 @@ from twostroke.grammar.vocabulary import WORD_BITS, Vocabulary
 
 Mask = npt.NDArray[np.uint32]
 """One bit for each token of the vocabulary, the lowest bit of the first word for token 0: those that may come next."""
+TOO_LONG = "the answer's grammar takes too long to follow from here on"
 
 
 class GrammarState:
-    """It is a function of the grammar and of the tokens that were consumed."""
+    """It is a function of the grammar and of the tokens that were consumed.
+
+    Its methods are called by one thread at a time. The mask is computed when it is first asked for: after a forced
+    token nobody asks.
+    """
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, observe_s: Callable[[float], None]) -> None:
         """`observe_s` gets the seconds that each mask took."""
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._observe_s = observe_s
+        self._mask: Mask | None = None
         self.tokens = 0
-        """Tokens consumed."""
+        """Tokens consumed, without those of earlier attempts."""
         self.forced_tokens = 0
         """Tokens that were taken because no other could come."""
         self.failure: str | None = None
         """Why the answer cannot go on: a token that may not come, or more work for one mask than a grammar may take."""
-        self.mask: Mask = self._computed_mask()
-        """The tokens that may come next, at least one unless it failed. An end token is among them where the answer may
-        end here."""
+
+    @property
+    def mask(self) -> Mask:
+        """The tokens that may come next, at least one unless it failed.
+
+        End tokens are among them where the answer may end here. Nobody changes the array.
+        """
+        return self.compute_mask() if self._mask is None else self._mask
+
+    @property
+    def forced_token(self) -> int | None:
+        """The token that must come next, if it is known without a mask. Its bit is then the mask's only one."""
+        if self._is_finished:
+            return self._vocabulary.end
+        forced: list[int] = self._matcher.compute_ff_tokens()
+        return forced[0] if forced else None
 
     def consume(self, token: int) -> None:
-        """Goes on by one token of the answer, and finds the tokens that may follow it."""
+        """Goes on by one token of the answer."""
         self.tokens += 1
-        if self._matcher.consume_token(token):
-            self.mask = self._computed_mask()
-        elif self.failure is None:
-            self.failure = f"token {token} does not match the answer's grammar"
+        self.replay((token,))
+
+    def replay(self, tokens: Sequence[int]) -> None:
+        """Goes on by the tokens that an earlier attempt has emitted."""
+        for token in tokens:
+            if not self._matcher.consume_token(token) or self._matcher.is_error():
+                self.failure = self.failure or f"token {token} does not match the answer's grammar"
+        self._mask = None
+
+    def compute_mask(self) -> Mask:
+        """Computes the mask now, on the thread that calls; it sets `failure` where that takes too long."""
+        began_s = time.perf_counter()
+        self._mask = self._found_mask()
+        self._observe_s(time.perf_counter() - began_s)
+        return self._mask
 
     def take_forced(self) -> int | None:
-        """Returns the token that must come next, where only one may, and counts it."""
+        """Returns the token that must come next, if one is known, and counts it."""
         token = self.forced_token
         self.forced_tokens += token is not None
         return token
 
     @property
-    def forced_token(self) -> int | None:
-        """The token that must come next, where only one may."""
-        words = np.flatnonzero(self.mask)
-        if len(words) != 1:
-            return None
-        word = int(self.mask[words[0]])
-        return int(words[0]) * WORD_BITS + word.bit_length() - 1 if word & (word - 1) == 0 else None
-
-    def _computed_mask(self) -> Mask:
-        began_s = time.perf_counter()
-        mask = self._found_mask()
-        self._observe_s(time.perf_counter() - began_s)
-        return mask
+    def _is_finished(self) -> bool:
+        return bool(self._matcher.is_stopped() and not self._matcher.is_error())
 
     def _found_mask(self) -> Mask:
         mask = np.zeros(self._vocabulary.mask_words, np.uint32)
-        if self._matcher.is_stopped() and not self._matcher.is_error():
+        if self._is_finished:
             word, bit = divmod(self._vocabulary.end, WORD_BITS)
             mask[word] = np.uint32(1 << bit)
             return mask
-        found = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: len(mask)]
-        if self._matcher.is_error() or not found.any():
-            self.failure = "the answer's grammar takes too long to follow from here on"
-        mask[: len(found)] = found
+        if not self._matcher.is_error():
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error() or not mask.any():
+            self.failure = self.failure or TOO_LONG
         return mask
 
 
 def permitted(mask: Mask, size: int) -> npt.NDArray[np.int64]:
     """Returns the ids below `size` that a mask permits, in their order."""
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little", count=size))
+
+
+def candidates(mask: Mask, size: int, banned: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Returns the permitted ids below `size` that are not banned; all permitted ones where each of them is banned.
+
+    So a grammar that has ended ends the answer, before its least number of tokens too.
+    """
+    ids = permitted(mask, size)
+    left = ids[~np.isin(ids, banned)] if banned else ids
+    return left if len(left) else ids

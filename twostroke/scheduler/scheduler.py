@@ -20,10 +20,11 @@ from twostroke.config import ScheduleConfig
 from twostroke.errors import Overloaded
 from twostroke.ids import PageId
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import FinishReason, SampledToken, plain_token
+from twostroke.request import FinishReason, SampledToken
 from twostroke.scheduler.batch import MOST_SCORED_TOKENS, StepResult
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.cost import SCORED_WEIGHT, Budget, Queued
+from twostroke.scheduler.emission import emissions_of
 from twostroke.scheduler.gates import AdapterGate, ClaimGate, NoAdapters, OpenGate
 from twostroke.scheduler.lateness import DuePrompt
 from twostroke.scheduler.progress import BlockProgress, PageProgress
@@ -290,7 +291,7 @@ class Scheduler:
             if left <= 0:
                 break
             start, known = self._first_query(sequence), len(sequence.known)
-            if budget is not None and known - start > 1:
+            if budget is not None and known - start > 1 and not self._is_forced_run(sequence, start):
                 left, budget = min(left, _beside(chunks, budget, start)), None
             weight = SCORED_WEIGHT if sequence.needs_scores else 1
             room = min(-(-left // weight), left_scored) if sequence.needs_scores else left
@@ -380,6 +381,11 @@ class Scheduler:
             while len(sequence.pages) * block_size < len(sequence.known) and self._grow(sequence):
                 pass
 
+    def _is_forced_run(self, sequence: Sequence, start: int) -> bool:
+        """Tell whether a stream runs tokens that its grammar has forced: it goes on beside others as streams do."""
+        is_answer = sequence.grammar is not None and start >= sequence.prompt_tokens
+        return is_answer and len(sequence.known) - start <= self._limits.block_size
+
     def _grow(self, sequence: Sequence) -> bool:
         """Claim a page; preempt the sequence admitted last until that works, even `sequence` itself.
 
@@ -438,38 +444,10 @@ class Scheduler:
         return Emission(sequence, SampledToken(0, is_sound=False), FinishReason.ERROR)
 
     def _emit(self, sequence: Sequence, token: SampledToken) -> list[Emission]:
-        """Make a sampled token known, and those that the answer's grammar forces after it.
-
-        The forced ones are what the sampler would draw in steps of their own. They are computed in the next step.
-        """
-        grammar, params = sequence.grammar, sequence.sampling
-        assert params is not None
-        emissions = [self._emit_one(sequence, token)]
-        if grammar is None:
-            return emissions
-        while emissions[-1].finish is None:
-            grammar.consume(sequence.known[-1])
-            if grammar.failure is not None:
-                self.end(sequence)
-                return [*emissions, Emission(sequence, token, FinishReason.ERROR)]
-            forced = grammar.take_forced() if params.logprobs is None else None
-            if forced is None:
-                break
-            emissions.append(self._emit_one(sequence, plain_token(forced)))
-        return emissions
-
-    def _emit_one(self, sequence: Sequence, token: SampledToken) -> Emission:
-        known, params, limits, finish = sequence.known, sequence.sampling, self._limits, None
-        assert params is not None
-        known.append(token.token)
-        is_end = token.token in limits.eos_token_ids and (not params.ignore_eos or sequence.grammar is not None)
-        if is_end or token.token in params.stop_token_ids:
-            finish = FinishReason.STOP
-        elif len(known) - sequence.prompt_tokens >= params.max_tokens or len(known) >= limits.max_model_len:
-            finish = FinishReason.LENGTH
-        if finish is not None:
+        emissions = emissions_of(sequence, token, self._limits.eos_token_ids, self._limits.max_model_len)
+        if emissions[-1].finish is not None:
             self.end(sequence)
-        return Emission(sequence, token, finish)
+        return emissions
 
 
 def _progress_of(pool: BlockPool, block_size: int, step_tokens: int, gate: ClaimGate) -> BlockProgress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from twostroke.engine.noise import gumbel
 from twostroke.engine.sampler import sample
+from twostroke.grammar.state import Mask
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import SampleRow
 
@@ -278,3 +280,79 @@ def test_a_biased_row_leaves_its_neighbours_logits_alone() -> None:
     before = logits.clone()
     sample(logits, [row(logit_bias=((1, 5.0),), banned=(2,)), row(logprobs=1)])
     assert torch.equal(logits, before)
+
+
+# Grammars
+
+
+def mask_of(*tokens: int) -> Mask:
+    bits = np.zeros(-(-VOCAB // 32) * 32, np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def masked(mask: Mask, position: int = 5, *, banned: tuple[int, ...] = (), **params: Any) -> SampleRow:
+    return row(position, banned=banned, **params)._replace(mask=mask)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {}, {"top_k": 1}, {"top_p": 0.1}, {"min_p": 0.9}])
+def test_tokens_that_a_grammar_does_not_permit_are_no_candidates(params: dict[str, Any]) -> None:
+    """They are gone before truncation: what it keeps is the likeliest of those that may come."""
+    logits = random_logits(1)
+    allowed = [3, 77, 300, 599]
+    greatest = max(allowed, key=lambda token: float(logits[token]))
+    drawn_tokens = {one(logits, masked(mask_of(*allowed), position, **params)).token for position in range(200)}
+    assert drawn_tokens <= set(allowed)
+    assert drawn_tokens == {greatest} if params else len(drawn_tokens) > 1
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {}, {"top_k": 1, "temperature": 2}])
+@pytest.mark.parametrize("logit", [-math.inf, -1e30, 5.0])
+def test_a_token_that_alone_may_come_is_drawn_whatever_its_logit(params: dict[str, Any], logit: float) -> None:
+    logits = random_logits(2)
+    logits[41] = logit
+    for position in range(50):
+        assert one(logits, masked(mask_of(41), position, **params)) == SampledToken(41)
+        assert one(logits, masked(mask_of(41), position, banned=(41,), **params)) == SampledToken(41)
+        biased = masked(mask_of(41), position, logit_bias=((41, -100.0),), **params)
+        assert one(logits, biased) == SampledToken(41)
+
+
+def test_a_draw_under_a_mask_is_the_draw_without_it_where_all_may_come() -> None:
+    logits = random_logits(3)
+    whole = mask_of(*range(VOCAB))
+    for params in ({}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.05}, {"presence_penalty": 1.0}, {"temperature": 0}):
+        for position in range(30):
+            assert one(logits, masked(whole, position, **params)) == one(logits, row(position, **params))
+
+
+def test_logprobs_are_those_before_the_mask() -> None:
+    logits = random_logits(4)
+    best = int(logits.argmax())
+    with_mask = one(logits, masked(mask_of(7, 8), temperature=0, logprobs=2))
+    without = one(logits, row(temperature=0, logprobs=2))
+    assert with_mask.token in {7, 8}
+    assert with_mask.top == without.top
+    assert with_mask.top[0][0] == best
+    assert with_mask.logprob == pytest.approx(float(logits.log_softmax(-1)[with_mask.token]))
+
+
+def test_banned_tokens_come_under_a_mask_only_where_nothing_else_may() -> None:
+    logits = torch.zeros(VOCAB)
+    logits[7] = 5.0
+    assert one(logits, masked(mask_of(7, 8), banned=(7,), temperature=0)).token == 8
+    assert one(logits, masked(mask_of(7, 8), banned=(7, 8), temperature=0)).token == 7
+
+
+def test_a_mask_that_permits_nothing_gives_no_token_and_harms_no_neighbour() -> None:
+    logits = random_logits(5, rows=2)
+    failed, sound = sample(logits, [masked(mask_of()), row()])
+    assert not failed.is_sound
+    assert sound == one(logits[1], row())
+
+
+def test_the_last_candidate_that_truncation_leaves_is_drawn_whatever_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise reaches minus infinity with a chance of 2^-25."""
+    monkeypatch.setattr("twostroke.engine.sampler.gumbel", lambda *args: torch.full((len(args[3]),), -math.inf))
+    logits = random_logits(6)
+    assert one(logits, row(top_k=1)) == SampledToken(int(logits.argmax()))

@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence as ListOf
 
+from twostroke.grammar.state import Mask, candidates
 from twostroke.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, PromptLogprobs, SampledToken, SamplingParams
-from twostroke.scheduler.batch import Batch, StepResult
+from twostroke.scheduler.batch import Batch, SampleRow, StepResult
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.sequence import Sequence, building
 from twostroke.scheduler.values import SchedulerLimits
@@ -30,11 +31,13 @@ def limits(
     return SchedulerLimits(block_size, max_model_len, (EOS,), align_chunks, has_exact_blocks=has_exact_blocks)
 
 
-def next_token(context: ListOf[int], seed: int, banned: ListOf[int] = ()) -> int:
-    """The model: a pure function of everything that it attends to."""
+def next_token(context: ListOf[int], seed: int, banned: ListOf[int] = (), mask: Mask | None = None) -> int:
+    """The model: a pure function of everything that it attends to, and of what may come."""
+    ids = [*range(VOCABULARY)] if mask is None else candidates(mask, VOCABULARY, banned).tolist()
+    allowed = [token for token in ids if mask is not None or token not in banned]
     digest = hashlib.blake2b(bytes(context), digest_size=4, salt=seed.to_bytes(8, "little")).digest()
     order = [(int.from_bytes(digest, "little") + offset) % VOCABULARY for offset in range(VOCABULARY)]
-    return next(token for token in order if token not in banned)
+    return next(token for token in order if token in allowed)
 
 
 def answer_alone(prompt: ListOf[int], params: SamplingParams, max_model_len: int) -> tuple[list[int], FinishReason]:
@@ -133,10 +136,7 @@ class SymbolicRunner:
             assert sample.position == len(contexts[sample.row])
         self.look(step, contexts)
         return StepResult(
-            tuple(
-                SampledToken(next_token(contexts[sample.row], sample.params.seed, sample.banned))
-                for sample in batch.samples
-            ),
+            tuple(_sampled(contexts[sample.row], sample) for sample in batch.samples),
             0.0,
             tuple(
                 scores_of(contexts[score.row], score.targets, step.chunks[score.row].start) for score in batch.scores
@@ -156,6 +156,12 @@ class SymbolicRunner:
             assert fact[0] == position, f"row {row} reads position {fact[0]} where {position} belongs"
             tokens.append(fact[1])
         return tokens
+
+
+def _sampled(context: ListOf[int], row: SampleRow) -> SampledToken:
+    if row.mask is not None and not row.mask.any():
+        return SampledToken(0, is_sound=False)
+    return SampledToken(next_token(context, row.params.seed, row.banned, row.mask))
 
 
 class ExactRunner(SymbolicRunner):

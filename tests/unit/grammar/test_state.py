@@ -1,0 +1,169 @@
+"""What a grammar permits next is a function of it and of the answer's tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.grammar.grammars import byte_compiler, lark, regex, schema, text_state
+from twostroke.errors import ConfigError, InvalidRequest, UnsupportedFeature
+from twostroke.grammar.compiler import KEPT_GRAMMARS, MOST_ERROR_CHARS, GrammarCompiler
+from twostroke.grammar.state import GrammarState, candidates, permitted
+from twostroke.grammar.vocabulary import load_vocabulary
+from twostroke.request import Grammar
+
+END = 256
+DATE = regex("[0-9]{4}-[01][0-9]")
+PERSON = schema(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"enum": ["Rome", "Romford"]}},
+        "required": ["name", "age", "city"],
+        "additionalProperties": False,
+    }
+)
+CHOICE = lark('start: "yes, please" | "yes, thanks" | "no"')
+GRAMMARS = (DATE, PERSON, CHOICE, regex("(ab|a)*c?"), lark('start: "x" start "y" | "z"'))
+SIZE = 49152
+"""Width of SmolLM2's logits."""
+SMOLLM2_ENDS = (2, 0)
+
+
+def texts(state: GrammarState) -> set[str]:
+    return {"END" if token == END else chr(token) for token in permitted(state.mask, 258).tolist()}
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_dir: Path) -> GrammarCompiler:
+    return GrammarCompiler(load_vocabulary(str(smollm2_dir), SIZE, SMOLLM2_ENDS))
+
+
+def test_only_what_the_grammar_permits_is_in_the_mask() -> None:
+    assert texts(text_state(DATE)) == set("0123456789")
+    assert texts(text_state(DATE, "2026")) == {"-"}
+    assert texts(text_state(DATE, "2026-")) == {"0", "1"}
+    assert texts(text_state(CHOICE, "yes, ")) == {"p", "t"}
+
+
+def test_end_tokens_come_where_the_answer_may_end_and_nowhere_else() -> None:
+    assert texts(text_state(regex("a{2,3}"), "a")) == {"a"}
+    assert texts(text_state(regex("a{2,3}"), "aa")) == {"a", "END"}
+    assert texts(text_state(regex("a{2,3}"), "aaa")) == {"END"}
+    several = byte_compiler(260, (259, 257))
+    state = several.state(regex("a+"), [97])
+    assert permitted(state.mask, 260).tolist() == [97, 257, 259]
+
+
+def test_a_finished_answer_is_followed_by_the_first_end_token_alone() -> None:
+    state = byte_compiler(260, (259, 257)).state(regex("a"), [97])
+    assert permitted(state.mask, 260).tolist() == [259]
+    assert state.forced_token == 259
+
+
+def test_a_state_is_the_same_whether_it_was_replayed_or_followed() -> None:
+    text = '{"name": "Ada", "age": 36, "city": "Rome"}'
+    followed = text_state(PERSON)
+    for count, token in enumerate(text.encode()):
+        replayed = text_state(PERSON, text[:count])
+        np.testing.assert_array_equal(replayed.mask, followed.mask)
+        assert replayed.forced_token == followed.forced_token
+        followed.consume(token)
+    assert followed.failure is None
+    assert followed.tokens == len(text)
+    assert text_state(PERSON, text).tokens == 0, "an earlier attempt has counted them"
+
+
+@settings(max_examples=60, deadline=None)
+@given(which=st.sampled_from(range(len(GRAMMARS))), picks=st.lists(st.integers(0, 10**6), max_size=40))
+def test_a_forced_token_is_the_only_one_of_the_mask(smollm2: GrammarCompiler, which: int, picks: list[int]) -> None:
+    """Forced tokens are found without a mask, and the sampler could draw no other."""
+    state = smollm2.state(GRAMMARS[which])
+    for pick in picks:
+        ids, forced = permitted(state.mask, SIZE).tolist(), state.forced_token
+        assert ids, state.failure
+        if forced is not None:
+            assert ids == [forced]
+        token = ids[pick % len(ids)]
+        if token in SMOLLM2_ENDS:
+            break
+        state.consume(token)
+        assert state.failure is None
+
+
+def test_one_answer_does_not_move_another_of_the_same_grammar() -> None:
+    compiler = byte_compiler()
+    first, second = compiler.state(DATE), compiler.state(DATE)
+    for token in b"2026":
+        first.consume(token)
+    assert texts(second) == set("0123456789")
+    assert texts(compiler.state(DATE)) == set("0123456789")
+
+
+def test_tokens_that_do_not_match_are_refused_when_replayed_and_noted_when_followed() -> None:
+    with pytest.raises(InvalidRequest, match="token 120 does not match the answer's grammar") as refusal:
+        text_state(DATE, "20x")
+    assert refusal.value.field == "grammar"
+    state = text_state(DATE)
+    state.consume(120)
+    assert state.failure == "token 120 does not match the answer's grammar"
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("start: /a/ nonsense %%%"),
+        Grammar('{"grammars": [{"json_schema": {"type": "nonsense"}}]}'),
+        Grammar("{"),
+        regex("[" + "a" * 3000),
+        lark("start: missing"),
+    ],
+)
+def test_a_grammar_that_cannot_be_compiled_is_refused_in_one_line(grammar: Grammar) -> None:
+    with pytest.raises(InvalidRequest, match=r"^the grammar cannot be compiled: ") as refusal:
+        byte_compiler().state(grammar)
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < MOST_ERROR_CHARS + 100
+    assert refusal.value.field == "grammar"
+
+
+def test_a_compiler_keeps_the_grammars_that_were_used_last() -> None:
+    compiler = byte_compiler()
+    compiler.state(DATE)
+    for number in range(KEPT_GRAMMARS - 1):
+        compiler.state(regex(f"a{{{number + 1}}}"))
+    assert compiler.has(DATE)
+    compiler.state(DATE)
+    compiler.state(regex("b"))
+    assert compiler.has(DATE), "it was used after the others"
+    assert not compiler.has(regex("a{1}"))
+
+
+def test_masks_are_as_wide_as_logits_are(smollm2: GrammarCompiler, smollm2_dir: Path) -> None:
+    padded = GrammarCompiler(load_vocabulary(str(smollm2_dir), SIZE + 70, SMOLLM2_ENDS))
+    mask = padded.state(regex("(?s:.*)")).mask
+    assert len(mask) == -(-(SIZE + 70) // 32)
+    assert permitted(mask, SIZE + 70).max() < SIZE, "no token stands behind the rest"
+    assert len(smollm2.state(DATE).mask) == SIZE // 32
+
+
+def test_special_tokens_are_no_text(smollm2: GrammarCompiler) -> None:
+    mask = smollm2.state(regex("(?s:.*)")).mask
+    assert set(range(17)) & set(permitted(mask, SIZE).tolist()) == set(SMOLLM2_ENDS)
+
+
+def test_a_model_without_an_end_token_or_tokenizer_file_has_no_grammars(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedFeature, match="grammars need a model with an end token"):
+        load_vocabulary("", 300, ())
+    with pytest.raises(ConfigError, match="cannot be read for grammars"):
+        load_vocabulary(str(tmp_path), 300, (2,))
+
+
+def test_banned_tokens_are_no_candidates_unless_nothing_else_is_left() -> None:
+    mask = text_state(regex("a{2,3}"), "aa").mask
+    assert candidates(mask, 258, ()).tolist() == [97, END]
+    assert candidates(mask, 258, (END,)).tolist() == [97]
+    assert candidates(mask, 258, (END, 97)).tolist() == [97, END]
