@@ -8,17 +8,16 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from router.frontend.structured.json_schema import UNSUPPORTED, UnsupportedSchema, schemas_in
 from router.frontend.structured.output import StructuredOutput
 from router.frontend.structured.sources import source_of
 from twostroke.client_text import without_middle
 from twostroke.errors import InvalidRequest, UnsupportedFeature
+from twostroke.grammar.compiler import LIMITS
 from twostroke.request import Grammar
 
-LIMITS = LLParserLimits(verbose_errors=False)
-"""llguidance's own limits. A verbose error would be a dump of its state."""
 TRIED_TOKENS = 8
 """Tokens of a made-up answer: a grammar whose masks take long is found out before it is admitted."""
 MOST_ERROR_CHARS = 300
