@@ -93,7 +93,8 @@ def checked_schema(schema: Any, field: str, *, is_strict: bool) -> Any:
 
 
 def _check(schema: Schema, place: str, field: str, is_strict: bool) -> None:
-    for keyword in UNSUPPORTED.keys() & schema.keys():
+    unsupported = [keyword for keyword in schema if keyword in UNSUPPORTED]
+    for keyword in unsupported:
         if not UNSUPPORTED[keyword](schema[keyword], schema):
             raise _unsupported(keyword, place, field)
     if "minProperties" in schema and not _counts_required(schema["minProperties"], schema):
@@ -103,7 +104,7 @@ def _check(schema: Schema, place: str, field: str, is_strict: bool) -> None:
         if is_strict:
             raise _unsupported("format", place, field, f" {json.dumps(named)[:80]}")
         del schema["format"]
-    for keyword in UNSUPPORTED.keys() & schema.keys():
+    for keyword in unsupported:
         del schema[keyword]
 
 
