@@ -18,6 +18,7 @@ from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
+from tests.chaos.fuzz.kserve import KSERVE
 from tests.chaos.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_json, mutate_message, mutate_msgpack
 from tests.chaos.fuzz.target import Target, Try
 from tests.chaos.fuzz.wire import Wire
@@ -338,6 +339,8 @@ def _http_seeds() -> Sequence[bytes]:
             ],
             ["POST", "/v1/messages/count_tokens", {}, {"messages": [{"role": "user", "content": "hi"}]}],
             ["GET", "/v1/models/toy", {}, ""],
+            ["POST", "/v2/models/toy/versions/1/generate_stream", {}, {"text_input": "abc"}],
+            ["GET", "/v2/models/toy/config", {}, ""],
             ["GET", "/metrics", {}, ""],
             ["POST", "/v1/chat/completions", {}, '{"messages": [{"role": "user", "content": "hi"}]}'],
         )
@@ -394,4 +397,5 @@ PARSERS = [
            message(worker_pb2.ErrorInfo, convert.error_from_message)),
     Target("http", _http_seeds(), mutate_json, http),
     Target("messages", [json.dumps(CLAUDE_CODE).encode()], mutate_json, messages),
+    *KSERVE,
 ]  # fmt: skip

@@ -20,6 +20,7 @@ from cluster.supervisor.fleet_service import FleetService
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.server import RouterServer
+from tests.chaos.fuzz.kserve import infer_seeds
 from tests.chaos.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_message
 from tests.chaos.fuzz.parsers import (
     COUNTS,
@@ -42,7 +43,7 @@ from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, Routin
 from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.rpc.server import TOKEN_KEY, RpcServer
-from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, inference_pb2, worker_pb2
+from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, inference_pb2, kserve_pb2, worker_pb2
 from twostroke.transfer.base import PageCopy, ReadOutcome
 from twostroke.transfer.copy_thread_transport import CopyThreadTransport
 from twostroke.transfer.network.tcp import TcpTransport
@@ -163,7 +164,11 @@ async def ask(channel: grpc.aio.Channel, method: MethodDescriptor, raw: bytes, t
     path = f"/{method.containing_service.full_name}/{method.name}"
     metadata = ((TOKEN_KEY, token),)
     try:
-        if method.server_streaming:
+        if method.client_streaming:
+            async for response in channel.stream_stream(path)(iter([raw, raw]), metadata=metadata, timeout=ANSWER_S):
+                failure = kserve_pb2.ModelStreamInferResponse.FromString(response).error_message
+                assert not failure.startswith("internal error"), failure
+        elif method.server_streaming:
             call = channel.unary_stream(path)(raw, metadata=metadata, timeout=ANSWER_S)
             async for _ in call:
                 pass
@@ -291,7 +296,7 @@ def fleet_calls() -> Iterator[Try]:
             runner.run(serving.__aexit__(None, None, None))
 
 
-ROUTER_METHODS = methods_of(inference_pb2)
+ROUTER_METHODS = methods_of(inference_pb2, kserve_pb2)
 HTTP = len(ROUTER_METHODS)
 """First byte, or any higher, that stands for raw bytes for the HTTP port."""
 
@@ -351,6 +356,10 @@ def _mutate_router_ports(data: bytes, draw: random.Random) -> bytes:
     return bytes([draw.choice((data[0] if data else 0, draw.randrange(HTTP + 1)))]) + mutate_bytes(data[1:], draw)
 
 
+def _infer_methods() -> list[int]:
+    return [rank for rank, method in enumerate(ROUTER_METHODS) if method.input_type.name == "ModelInferRequest"]
+
+
 def _router_port_seeds() -> Sequence[bytes]:
     generate = inference_pb2.GenerateRequest(
         text="abc",
@@ -365,6 +374,7 @@ def _router_port_seeds() -> Sequence[bytes]:
     post = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return [
         *_seeds(ROUTER_METHODS, {"GenerateRequest": generate}),
+        *(bytes([rank]) + seed for rank in _infer_methods() for seed in infer_seeds()),
         bytes([0]) + inference_pb2.GenerateRequest(chat=chat, request_id="mine").SerializeToString(),
         bytes([HTTP])
         + post
