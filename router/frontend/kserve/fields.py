@@ -106,6 +106,9 @@ OTHERS: Mapping[str, Read] = {
     "cache_salt": text,
     "kv_exactness": text,
     "user": text,
+    "response_format": json_object,
+    "structured_outputs": json_object,
+    "guided_decoding": json_object,
 }
 """Fields that say something else of a request than how its tokens are chosen."""
 
@@ -126,13 +129,10 @@ _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
     "allowed_token_ids": _is_default(),
     "bad_words": _is_default([]),
     "logits_processors": _is_default([]),
-    "guided_decoding": _is_default(),
-    "structured_outputs": _is_default(),
     "guided_json": _is_default(),
     "guided_regex": _is_default(),
     "guided_choice": _is_default(),
     "guided_grammar": _is_default(),
-    "response_format": _is_default(),
     "spaces_between_special_tokens": _is_default(True),
     "detokenize": _is_default(True),
     "lora_name": _is_default(""),
@@ -148,6 +148,7 @@ _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
 """Fields whose effect is not offered here, and the values that ask for none."""
 
 _INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "use structured_outputs"),
     "lora_name": "name the adapter as the model",
     "messages": "chats are served at /v1/chat/completions",
     "image": "the model takes text",

@@ -10,6 +10,7 @@ from router.frontend.answer_request import AnswerRequest
 from router.frontend.json_body import as_number, checked_utf8, wrong_kind
 from router.frontend.kserve.fields import ASKED_OUTPUTS, OPTIONS, json_object, read_field
 from router.frontend.params import AnswerOptions, TextPrompt, check_request_id
+from router.frontend.structured.fields import structured_output
 from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, NotFound, UnsupportedFeature
 
@@ -164,7 +165,15 @@ def _options(fields: Mapping[str, Any], *, needs_logprobs: bool) -> AnswerOption
         del options["top_k"]
     if needs_logprobs:
         options.setdefault("logprobs", 0)
-    return AnswerOptions.read(options)
+    return AnswerOptions.read({**options, "structured": structured_output(_structured_fields(fields))})
+
+
+def _structured_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what says how the output is structured, under vLLM's name of today: its backend has the one before."""
+    given = {name: fields[name] for name in ("response_format", "structured_outputs") if name in fields}
+    if "guided_decoding" in fields:
+        given.setdefault("structured_outputs", fields["guided_decoding"])
+    return given
 
 
 def _streams(fields: Mapping[str, Any], said: bool | None) -> bool:

@@ -120,6 +120,25 @@ async def test_the_vllm_backends_dialect_has_the_prompt_before_a_whole_answer_an
     assert [event["num_output_tokens"] for event in events] == [1, 0]
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        {"guided_decoding": '{"choice": ["yes", "no"]}'},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": '{"json": {"type": "object"}}'},
+    ],
+)
+async def test_output_is_structured_as_vllms_names_of_today_and_before_say(app, wanted):
+    dispatcher, http = app
+    for body in ({"parameters": wanted}, {"sampling_parameters": json.dumps(wanted)}):
+        answer = await http.post(GENERATE, json={"text_input": "abc", **body})
+        assert answer.status_code == 200, answer.text
+        assert dispatcher.requests.pop().sampling[0].grammar is not None
+    wrong = {"text_input": "abc", "parameters": {"structured_outputs": {"regex": "["}}}
+    assert (await http.post(GENERATE, json=wrong)).status_code == 400
+
+
 async def test_several_choices_are_a_list(app):
     dispatcher, http = app
     dispatcher.script = lambda request, index: [SampledToken(byte) for byte in (b"ab", b"cd")[index]]
