@@ -94,10 +94,11 @@ lint: $(VENV)/.dev
 quick: $(VENV)/.dev
 	$(BIN)/python -m tests.quick
 
-# kubectl and promtool for tests/deploy, where they are not on PATH: Debian's, unpacked, not installed. Never fails: what
-# cannot be had is printed, and its tests are skipped.
+# kubectl and promtool for tests/deploy, Chromium and axe-core for tests/console, where they are not on PATH: Debian's and
+# npm's, unpacked, not installed. Never fails: what cannot be had is printed, and its tests are skipped.
 .tools: $(VENV)/.dev
 	$(BIN)/python -m tests.deploy.fetch_tools
+	$(BIN)/python -m tests.console.fetch_browser
 
 image: .needs-root .needs-buildah .needs-debootstrap $(VENV)/.dev
 	$(BIN)/python -m pytest tests/deploy/test_image.py -m slow
