@@ -21,6 +21,7 @@ ASKS: tuple[Json, ...] = tuple(
     {"name": f"{name}, {'stream' if stream else 'whole'}", "stream": stream, **ask}
     for name, ask in (
         ("chat", {"messages": [QUESTION], "max_tokens": 20}),
+        ("response", {"input": [QUESTION], "max_tokens": 20}),
         ("completion", {"prompt": "1, 2, 3, 4,", "max_tokens": 12}),
     )
     for stream in (False, True)
@@ -51,13 +52,15 @@ class Served:
         return {ask["name"]: self._expected(ask) for ask in ASKS}
 
     def _expected(self, ask: Json) -> Json:
-        prompt = {name: ask[name] for name in ("messages", "prompt") if name in ask}
-        path = "/v1/chat/completions" if "messages" in ask else "/v1/completions"
+        """A response is expected to be what a chat with the same messages gets."""
+        is_chat = "prompt" not in ask
+        prompt = {"messages": ask.get("messages") or ask["input"]} if is_chat else {"prompt": ask["prompt"]}
+        path = "/v1/chat/completions" if is_chat else "/v1/completions"
         body = {**prompt, "max_tokens": ask["max_tokens"], "temperature": 0, "return_token_ids": True}
         choice = self.post(path, body)["choices"][0]
-        tokenized = {"add_generation_prompt": True} if "messages" in ask else {}
+        tokenized = {"add_generation_prompt": True} if is_chat else {}
         return {
-            "text": choice["message"]["content"] if "messages" in ask else choice["text"],
+            "text": choice["message"]["content"] if is_chat else choice["text"],
             "prompt_tokens": self.post("/tokenize", {**prompt, **tokenized})["count"],
             "completion_tokens": len(choice["token_ids"]),
         }

@@ -14,7 +14,7 @@ from tests.clients.asks import PATIENCE_S, Json, Served, wrong
 
 ENVIRONMENTS = Path(sys.prefix) / "clients"
 SCRIPTS = Path(__file__).parent / "scripts"
-CHATS, ALL = ("chat",), ("chat", "completion")
+CHATS, ALL = ("chat",), ("chat", "response", "completion")
 
 
 class ClientOfAKind(Protocol):
@@ -46,7 +46,9 @@ class StockClient:
 
     @property
     def asked(self) -> str:
-        return f"{' and '.join(f'{kind}s' for kind in self.kinds)}, whole and streamed, with usage; one too long"
+        kinds = [f"{kind}s" for kind in self.kinds]
+        asked = " and ".join(filter(None, [", ".join(kinds[:-1]), kinds[-1]]))
+        return f"{asked}, whole and streamed, with usage; one too long"
 
     @property
     def home(self) -> Path:
@@ -99,16 +101,22 @@ def environment() -> dict[str, str]:
 
 OPENAI = StockClient(name="openai", package="openai", script="openai_package.py")
 LITELLM = StockClient(
-    name="litellm", package="litellm", script="litellm_package.py", too_long="ContextWindowExceededError"
+    name="litellm",
+    package="litellm",
+    script="litellm_package.py",
+    kinds=("chat", "completion"),
+    too_long="ContextWindowExceededError",
 )
 LANGCHAIN = StockClient(
     name="langchain",
     package="langchain-openai",
     script="langchain_package.py",
-    kinds=CHATS,
+    kinds=("chat", "response"),
     too_long="OpenAIContextOverflowError",
 )
-PYDANTIC_AI = StockClient(name="pydantic-ai", package="pydantic-ai-slim", script="pydantic_ai_package.py", kinds=CHATS)
+PYDANTIC_AI = StockClient(
+    name="pydantic-ai", package="pydantic-ai-slim", script="pydantic_ai_package.py", kinds=("chat", "response")
+)
 ANTHROPIC = StockClient(
     name="anthropic",
     package="anthropic",

@@ -16,8 +16,9 @@ def answer(given, ask):
         temperature=0,
         stream_usage=True,
         max_retries=0,
+        use_responses_api="input" in ask,
     )
-    messages = [(message["role"], message["content"]) for message in ask["messages"]]
+    messages = [(message["role"], message["content"]) for message in ask.get("messages") or ask["input"]]
     if ask["stream"]:
         parts = list(model.stream(messages))
         whole = parts[0]
@@ -27,7 +28,7 @@ def answer(given, ask):
         whole = model.invoke(messages)
     usage = whole.usage_metadata
     return {
-        "text": whole.content,
+        "text": whole.text if isinstance(whole.text, str) else whole.text(),
         "prompt_tokens": usage["input_tokens"],
         "completion_tokens": usage["output_tokens"],
     }
@@ -35,7 +36,7 @@ def answer(given, ask):
 
 def main():
     given = json.load(sys.stdin)
-    answers = {ask["name"]: answer(given, ask) for ask in given["asks"] if "messages" in ask}
+    answers = {ask["name"]: answer(given, ask) for ask in given["asks"] if "prompt" not in ask}
     try:
         answer(given, given["too_long"])
     except ContextOverflowError as error:

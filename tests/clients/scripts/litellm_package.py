@@ -25,7 +25,7 @@ def answer(given, ask):
 
 def main():
     given = json.load(sys.stdin)
-    answers = {ask["name"]: answer(given, ask) for ask in given["asks"]}
+    answers = {ask["name"]: answer(given, ask) for ask in given["asks"] if "input" not in ask}
     try:
         answer(given, given["too_long"])
     except litellm.ContextWindowExceededError as error:

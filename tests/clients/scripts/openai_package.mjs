@@ -6,7 +6,21 @@ const OpenAI = createRequire(`${process.cwd()}/`)("openai").OpenAI;
 const given = JSON.parse(readFileSync(0, "utf8"));
 const client = new OpenAI({ baseURL: given.base_url, apiKey: "none", maxRetries: 0 });
 
+async function response(ask) {
+  const options = { model: given.model, input: ask.input, max_output_tokens: ask.max_tokens, temperature: 0 };
+  let got = await client.responses.create({ ...options, stream: ask.stream });
+  let text = got.output_text;
+  if (ask.stream) {
+    const events = [];
+    for await (const event of got) events.push(event);
+    got = events.at(-1).response;
+    text = events.map((event) => (event.type === "response.output_text.delta" ? event.delta : "")).join("");
+  }
+  return { text, prompt_tokens: got.usage.input_tokens, completion_tokens: got.usage.output_tokens };
+}
+
 async function answer(ask) {
+  if (ask.input) return response(ask);
   const options = { model: given.model, max_tokens: ask.max_tokens, temperature: 0 };
   if (ask.stream) Object.assign(options, { stream: true, stream_options: { include_usage: true } });
   const got = ask.messages

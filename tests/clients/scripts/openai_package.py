@@ -7,6 +7,8 @@ from openai import BadRequestError, OpenAI
 
 
 def answer(client, model, ask):
+    if "input" in ask:
+        return response(client, {"model": model, "input": ask["input"], "max_output_tokens": ask["max_tokens"]}, ask)
     options = {"model": model, "max_tokens": ask["max_tokens"], "temperature": 0}
     if ask["stream"]:
         options |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -19,6 +21,19 @@ def answer(client, model, ask):
     chunks = list(got) if ask["stream"] else [got]
     texts = [text_of(choice) or "" for chunk in chunks for choice in chunk.choices]
     return {"text": "".join(texts), **counts(chunks[-1].usage)}
+
+
+def response(client, options, ask):
+    if ask["stream"]:
+        events = list(client.responses.create(stream=True, temperature=0, **options))
+        got = events[-1].response
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == got.output_text, (deltas, got)
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+    else:
+        got = client.responses.create(temperature=0, **options)
+    usage = {"prompt_tokens": got.usage.input_tokens, "completion_tokens": got.usage.output_tokens}
+    return {"text": got.output_text, **usage}
 
 
 def counts(usage):

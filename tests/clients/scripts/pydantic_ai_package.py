@@ -6,15 +6,16 @@ import sys
 
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import ModelHTTPError
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 
 async def answer(given, ask):
     provider = OpenAIProvider(base_url=given["base_url"], api_key="none")
-    agent = Agent(OpenAIChatModel(given["model"], provider=provider))
+    kind = OpenAIResponsesModel if "input" in ask else OpenAIChatModel
+    agent = Agent(kind(given["model"], provider=provider))
     settings = {"max_tokens": ask["max_tokens"], "temperature": 0.0}
-    prompt = ask["messages"][0]["content"]
+    prompt = (ask.get("messages") or ask["input"])[0]["content"]
     if ask["stream"]:
         async with agent.run_stream(prompt, model_settings=settings) as got:
             text = "".join([part async for part in got.stream_text(delta=True)])
@@ -28,7 +29,7 @@ async def answer(given, ask):
 
 async def main():
     given = json.load(sys.stdin)
-    answers = {ask["name"]: await answer(given, ask) for ask in given["asks"] if "messages" in ask}
+    answers = {ask["name"]: await answer(given, ask) for ask in given["asks"] if "prompt" not in ask}
     try:
         await answer(given, given["too_long"])
     except ModelHTTPError as error:
