@@ -181,6 +181,7 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
             rank=index,
             patience=config.patience,
             adapters=config.adapters,
+            output=config.output,
             tracing=config.tracing,
         )
         for index, ports in enumerate(router_ports(config))

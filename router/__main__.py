@@ -44,7 +44,7 @@ async def serve(config: RouterConfig) -> None:
     server = RouterServer(
         config,
         core,
-        ProcessPreparer(load_text(config.model_dir), config.model_dir),
+        ProcessPreparer(load_text(config.model_dir, config.output), config.model_dir),
         metrics,
         router_id=core.router_id,
         recorder=core.recorder,

@@ -64,6 +64,7 @@ def config_from(args: argparse.Namespace) -> RouterConfig:
         drain_grace_s=command.drain_grace_s,
         routing=command.routing,
         adapters=command.adapters,
+        output=command.output,
         tracing=command.tracing,
         patience=command.patience,
     )

@@ -7,7 +7,15 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, ValidationInfo
 
 from router.frontend.json_body import Body, Integer, Number, wrong_kind
-from router.frontend.params import AnswerOptions, Prompt, check_request_id, check_salt, needs_exact, priority_class
+from router.frontend.params import (
+    AnswerOptions,
+    Prompt,
+    TokenPrompt,
+    check_request_id,
+    check_salt,
+    needs_exact,
+    priority_class,
+)
 from twostroke.errors import InvalidRequest
 from twostroke.rpc.channel import call_timeout_s
 
@@ -50,3 +58,8 @@ class AnswerRequest(Body):
     cache_salt: Annotated[bytes, BeforeValidator(_salt)] = b""
     prompt_cache_key: str | None = None
     needs_exact: Annotated[bool, BeforeValidator(_needs_exact)] = Field(default=False, alias="kv_exactness")
+
+    @property
+    def has_parts(self) -> bool:
+        """Events of its answers have parts: a parser takes their text apart."""
+        return any(isinstance(prompt, TokenPrompt) and prompt.parsing is not None for prompt in self.prompts)

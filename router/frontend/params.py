@@ -16,6 +16,8 @@ from router.frontend.auth.api_keys import MOST_PRIORITY
 from router.frontend.auth.auth import ANONYMOUS, AuthContext
 from router.frontend.cache_hints import MessageHint, TokenHint
 from router.frontend.json_body import Body, Integer, Number, Strings, TokenIds, as_number, wrong_kind
+from router.frontend.output.parsing import Parsing
+from router.frontend.output.tool_use import ToolUse
 from router.frontend.resume import StreamPoint
 from router.frontend.structured.output import StructuredOutput
 from twostroke.client_text import shown
@@ -61,6 +63,8 @@ class TokenPrompt:
     is_chat: bool = False
     """The ids are those of rendered messages."""
     hints: tuple[TokenHint, ...] = ()
+    parsing: Parsing | None = None
+    """How its answers are taken apart. None: they are text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,8 @@ class ChatPrompt:
     """Further names for the template, such as enable_thinking."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the model may know of; templates that take no tools leave them out."""
+    tool_use: ToolUse | None = None
+    """How they may be called. None: calls in the answer are text."""
     hints: tuple[MessageHint, ...] = ()
 
     def __post_init__(self) -> None:

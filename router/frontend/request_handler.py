@@ -18,6 +18,7 @@ from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker_link import TokenDelta
 from router.frontend.auth.auth import AuthContext
 from router.frontend.output.events import Sink, TextEvent, Usage
+from router.frontend.output.parsed_text import ParsedText
 from router.frontend.output_share import AT_ONCE, OutputShare
 from router.frontend.params import ClientRequest, TokenPrompt, answer_length, check_prompt, sampling_params
 from router.frontend.preparation.prepare import Work, check_model
@@ -105,7 +106,9 @@ class RequestHandler:
         """
         self._refuse_if_draining()
         dispatcher = self.dispatcher
-        work = Work(kind, body, self.model, dispatcher.facts, frozenset(dispatcher.adapters), path_fields)
+        work = Work(
+            kind, body, self.model, dispatcher.facts, frozenset(dispatcher.adapters), path_fields, self.text.formats
+        )
         try:
             async with _until(deadline_s):
                 outcome = await self._preparer.prepare(work, auth.tenant or client)
@@ -351,15 +354,25 @@ class _Output:
         choices = {}
         includes_stop = options.include_stop_str_in_output
         for number in set(range(options.n)) - request.ended_choices:
-            text = OutputText(
-                self._handler.text.decoder(request.prompt, skip_special_tokens=options.skip_special_tokens),
-                StopScanner(self._stops, include_stop=includes_stop) if options.stop else None,
-                mute=frozenset() if includes_stop else ends,
-                min_tokens=options.min_tokens,
-            )
+            scanner = StopScanner(self._stops, include_stop=includes_stop) if options.stop else None
+            mute = frozenset[int]() if includes_stop else ends
             index = rank * options.n + number
+            text = self._output_text(rank, index, scanner, mute)
             choices[number] = _Choice(index, len(request.prompt), text, self._point.sent[index].tokens or 0)
         return choices
+
+    def _output_text(
+        self, rank: int, choice: int, scanner: StopScanner | None, mute: frozenset[int]
+    ) -> OutputText | ParsedText:
+        prompt, options = self._requests[rank].prompt, self._client_request.options
+        parsing, skips = self._client_request.prompts[rank].parsing, options.skip_special_tokens
+        if parsing is None:
+            decoder = self._handler.text.decoder(prompt, skip_special_tokens=skips)
+            return OutputText(decoder, scanner, mute=mute, min_tokens=options.min_tokens)
+        decoder = self._handler.text.decoder(prompt, skip_special_tokens=skips, kept=parsing.special)
+        text = OutputText(decoder, None, mute=mute, min_tokens=options.min_tokens)
+        parser = parsing.parser(self._point.stream, choice)
+        return ParsedText(text, parser, scanner, min_tokens=options.min_tokens)
 
     def _take_token(self, prompt: _Prompt, number: int, token: SampledToken, position: int) -> None:
         """Gives one token to the sink. Where a stop string ends its choice with it, no more are asked for."""
@@ -378,7 +391,8 @@ class _Output:
             if not self._has_token:
                 self._has_token = True
                 self._handler.metrics.ttft_seconds.observe(now - self._client_request.received_s)
-        self._sink.put(TextEvent(choice.index, new, choice.prompt_tokens, text.tokens, token, None, None, is_sent))
+        event = TextEvent(choice.index, new, choice.prompt_tokens, text.tokens, token, None, None, is_sent, text.parts)
+        self._sink.put(event)
         if text.is_stopped:
             self._handler.dispatcher.finish_early(prompt.request, number)
 
@@ -394,8 +408,10 @@ class _Output:
         self._choices_left -= 1
         usage = self._usage() if self._choices_left == 0 else None
         counts = choice.prompt_tokens, choice.text.tokens
-        stop = choice.text.stop_string
-        self._sink.put(TextEvent(choice.index, rest, *counts, finish=reason, usage=usage, stop_string=stop))
+        parts, stop = choice.text.parts, choice.text.stop_string
+        self._sink.put(
+            TextEvent(choice.index, rest, *counts, finish=reason, usage=usage, parts=parts, stop_string=stop)
+        )
         if usage is not None:
             log.info(
                 "request done request=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d ms=%.1f",
@@ -417,7 +433,7 @@ class _Choice:
 
     index: int
     prompt_tokens: int
-    text: OutputText
+    text: OutputText | ParsedText
     sent_tokens: int
     """Tokens that the client has already."""
     is_finished: bool = False

@@ -10,6 +10,7 @@ from twostroke.config.adapters import AdapterConfig
 from twostroke.config.cache import CacheConfig
 from twostroke.config.endpoints import EndpointsConfig, ListenConfig
 from twostroke.config.model import ModelConfig
+from twostroke.config.output import OutputConfig
 from twostroke.config.placement import RoleConfig, WorkerPorts
 from twostroke.config.routing import PatienceConfig, RoutingConfig
 from twostroke.config.scaling import ScalingConfig
@@ -76,6 +77,7 @@ class ClusterConfig(Settings):
     cache: CacheConfig = group(CacheConfig, "cache", "memory")
     schedule: ScheduleConfig = group(ScheduleConfig, "schedule")
     adapters: AdapterConfig = group(AdapterConfig, "adapters")
+    output: OutputConfig = group(OutputConfig, "output", "answers")
     scaling: ScalingConfig = group(ScalingConfig, "scaling")
     endpoints: EndpointsConfig = group(EndpointsConfig, "security", "endpoints")
     """Those of the first router; ports of the others count up, as those for clients do."""

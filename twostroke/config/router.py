@@ -7,6 +7,7 @@ from pydantic import Field
 from twostroke.config.adapters import AdapterConfig
 from twostroke.config.endpoints import EndpointsConfig, ListenConfig
 from twostroke.config.model import DEFAULT_MODEL
+from twostroke.config.output import OutputConfig
 from twostroke.config.routing import PatienceConfig, RoutingConfig
 from twostroke.config.security import CertificatesConfig
 from twostroke.config.settings import Settings, group, port, setting
@@ -49,6 +50,7 @@ class RouterConfig(Settings):
         help="how long a request waits for a decode worker to come (back) before it fails as PeerLost",
     )
     adapters: AdapterConfig = group(AdapterConfig, "adapters")
+    output: OutputConfig = group(OutputConfig, "output", "answers")
     tracing: TracingConfig = group(TracingConfig, "tracing")
     drain_grace_s: float = setting(
         3.0, is_hidden=True, least=0, help="time for open requests after SIGTERM; launchers kill after five"
@@ -102,4 +104,5 @@ class RouterCommand(Settings):
     routing: RoutingConfig = group(RoutingConfig, "routing")
     patience: PatienceConfig = group(PatienceConfig, "routing")
     adapters: AdapterConfig = group(AdapterConfig, "adapters")
+    output: OutputConfig = group(OutputConfig, "output", "answers")
     tracing: TracingConfig = group(TracingConfig, "tracing")

@@ -96,7 +96,9 @@ class AnthropicReply:
 
 
 def _parts(event: TextEvent) -> Sequence[Part]:
-    return event.parts or ((TextPart(event.text),) if event.text else ())
+    if event.parts is not None:
+        return event.parts
+    return (TextPart(event.text),) if event.text else ()
 
 
 def _usage_body(new: int, written: int, cached: int, output: int) -> Json:

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from router.frontend.answer_request import AnswerRequest
 from router.frontend.anthropic.conversation import Conversation
-from router.frontend.anthropic.tools import openai_choice, openai_tools
+from router.frontend.anthropic.tools import is_parallel, openai_choice, openai_tools
 from router.frontend.json_body import Body, Integer, Strings
-from router.frontend.openai.chat_messages import tools_of
+from router.frontend.openai.chat_messages import tool_use_of, tools_of
 from router.frontend.params import (
     MAX_REQUEST_ID_CHARS,
     MAX_STOP_CHARS,
@@ -52,7 +52,7 @@ class _MessagesFields(Body):
     def prompt(self) -> ChatPrompt:
         if not self.messages:
             raise InvalidRequest("messages must not be empty", field="messages")
-        chat, tools = Conversation(), openai_tools(self.tools)
+        chat, tools = Conversation(), tools_of(openai_tools(self.tools))
         if self.system is not None:
             chat.add_system(self.system, "system")
         # Templates write tools into the system prompt.
@@ -68,7 +68,8 @@ class _MessagesFields(Body):
             add_generation_prompt=not chat.goes_on,
             continue_final_message=chat.goes_on,
             variables={**self._thinking_variables(), **self.chat_template_kwargs},
-            tools=tools_of(tools, openai_choice(self.tool_choice)),
+            tools=tools,
+            tool_use=tool_use_of(tools, openai_choice(self.tool_choice), is_parallel(self.tool_choice)),
             hints=chat.hints,
         )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from router.frontend.output.tool_use import ToolUse
 from router.frontend.params import check_role
 from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, UnsupportedFeature
@@ -14,27 +15,37 @@ MAX_TOOLS = 1024
 """Most tools of one request."""
 
 
-def tools_of(tools: Any, choice: Any) -> tuple[Mapping[str, Any], ...]:
-    """Returns the tools that the template shows to the model.
-
-    Calls are not parsed out of answers here, so a client has to say that it expects none. As in vLLM,
-    `tool_choice: "none"` does not hide the tools from the template.
-    """
+def tools_of(tools: Any) -> tuple[Mapping[str, Any], ...]:
+    """Returns the tools that the template shows to the model, whether they may be called or not."""
     if not tools:
         return ()
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools must be a list of at most {MAX_TOOLS} tools", field="tools")
-    if choice != "none":
-        field = "tools" if choice is None else "tool_choice"
-        raise UnsupportedFeature(
-            f'{field}: this server does not make tool calls; with tools, tool_choice must be "none"', field=field
-        )
     for rank, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             name = f"tools[{rank}]"
             raise InvalidRequest(f"{name} must have the type function, and a function with a name", field=name)
     return tuple(tools)
+
+
+def tool_use_of(tools: Sequence[Mapping[str, Any]], choice: Any, is_parallel: bool | None = None) -> ToolUse | None:
+    """Returns how the tools may be called. None: not at all."""
+    parallel = is_parallel is not False
+    if choice in (None, "auto", "none"):
+        return ToolUse(is_parallel=parallel) if tools and choice != "none" else None
+    if not tools:
+        raise InvalidRequest("tool_choice is only allowed with tools", field="tool_choice")
+    if choice in ("required", "any"):
+        return ToolUse(must_call=True, is_parallel=parallel)
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    if not isinstance(function, dict):
+        wanted = '"none", "auto", "required" or an object with the type function and a name'
+        raise InvalidRequest(f"tool_choice must be {wanted}", field="tool_choice")
+    name = function.get("name")
+    if not any(tool["function"]["name"] == name for tool in tools):
+        raise InvalidRequest("tool_choice must name one of the tools", field="tool_choice")
+    return ToolUse(must_call=True, only=name, is_parallel=parallel)
 
 
 def message_of(entry: Any, name: str) -> dict[str, Any]:

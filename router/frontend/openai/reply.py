@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from router.frontend.http.reply import Json, encoded, sse
 from router.frontend.openai.errors import error_body
 from router.frontend.openai.schema import OpenAIRequest
+from router.frontend.openai.tool_calls import delta_of, finish_reason, has_calls, message_of
 from router.frontend.output.events import TextEvent, Usage
+from router.frontend.output.parts import Part
 from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.errors import ServeError
@@ -61,10 +63,11 @@ class OpenAIReply:
         """Keeps an event for `body`."""
         choice = self._choices[event.choice]
         choice.texts.append(event.text)
+        choice.parts += event.parts or ()
         if event.token is not None:
             choice.tokens.append(event.token)
         if event.finish is not None:
-            choice.finish_reason = event.finish.value
+            choice.finish_reason = finish_reason(event.finish, has_calls=has_calls(choice.parts))
         self._usage = event.usage or self._usage
 
     @property
@@ -108,7 +111,8 @@ class OpenAIReply:
         """Tells whether chunks of one choice differ in nothing but their text."""
         wanted = self._request
         return not (
-            wanted.return_token_ids
+            wanted.has_parts
+            or wanted.return_token_ids
             or wanted.options.logprobs is not None
             or wanted.stream_options.continuous_usage_stats
         )
@@ -135,10 +139,12 @@ class OpenAIReply:
             choice.offset += sum(len(token_text(self._text, token.token)) for token in tokens)
         if self._request.return_token_ids:
             part["token_ids"] = [token.token for token in tokens]
+        choice.has_calls = choice.has_calls or has_calls(event.parts or ())
         if not event.is_sent:
             token = self._progress.sent_token(index) if event.finish is None else self._progress.finished(index)
-            reason = event.finish.value if event.finish else None
-            chunks.append((token, self._chunk(part, reason, event.prompt_tokens, event.choice_tokens)))
+            reason = finish_reason(event.finish, has_calls=choice.has_calls) if event.finish else None
+            if not self._is_held_back(event):
+                chunks.append((token, self._chunk(part, reason, event.prompt_tokens, event.choice_tokens)))
         if event.usage is not None and self._request.stream_options.include_usage:
             usage = {**self._stream_head(), "choices": [], "usage": usage_body(event.usage)}
             chunks.append((self._progress.ended(), usage))
@@ -147,7 +153,15 @@ class OpenAIReply:
     def _part(self, event: TextEvent) -> Json:
         if not self._request.is_chat:
             return {"text": event.text}
+        if event.parts is not None:
+            return {"delta": delta_of(event.parts)}
         return {"delta": {} if event.finish and not event.text else {"content": event.text}}
+
+    def _is_held_back(self, event: TextEvent) -> bool:
+        """Tells whether a parser waits for more text, and the chunk would say nothing."""
+        wanted = self._request
+        says_more = wanted.return_token_ids or wanted.options.logprobs is not None
+        return event.parts == () and event.finish is None and not says_more
 
     def _chunk(self, part: Json, finish_reason: str | None, prompt_tokens: int, choice_tokens: int) -> Json:
         chunk = {**self._stream_head(), "choices": [{"logprobs": None, **part, "finish_reason": finish_reason}]}
@@ -163,7 +177,8 @@ class OpenAIReply:
         text = "".join(choice.texts)
         whole: Json = {"index": index, "logprobs": None, "finish_reason": choice.finish_reason}
         if self._request.is_chat:
-            whole["message"] = {"role": "assistant", "content": text, "refusal": None}
+            said = {"content": text} if not self._request.has_parts else message_of(choice.parts)
+            whole["message"] = {"role": "assistant", "refusal": None, **said}
         else:
             whole["text"] = text
         if self._request.options.logprobs is not None:
@@ -211,6 +226,8 @@ class _ChoiceReply:
 
     def __init__(self, *, is_opened: bool) -> None:
         self.texts: list[str] = []
+        self.parts: list[Part] = []
+        self.has_calls = False
         self.tokens: list[SampledToken] = []
         self.finish_reason: str | None = None
         self.is_opened = is_opened

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from router.frontend.answer_request import AnswerRequest
 from router.frontend.cache_hints import TokenHint, hint_s, message_hints
 from router.frontend.json_body import Body, Integer, TokenIds, is_token_list
-from router.frontend.openai.chat_messages import message_of, tools_of
+from router.frontend.openai.chat_messages import message_of, tool_use_of, tools_of
 from router.frontend.params import (
     MAX_PROMPTS,
     AnswerOptions,
@@ -29,7 +29,6 @@ def _is_empty(value: Any) -> bool:
 
 
 _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
-    "tool_choice": lambda value: value in ("none", "auto"),
     "functions": _is_empty,
     "function_call": lambda value: value in ("none", "auto"),
     "audio": _is_empty,
@@ -83,17 +82,20 @@ class ChatFields(Body):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tools: Any = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     cache_control: Any = None
 
     @property
     def prompt(self) -> ChatPrompt:
         continues, adds = self.continue_final_message, self.add_generation_prompt
+        tools = tools_of(self.tools)
         return ChatPrompt(
             messages=tuple(message_of(entry, f"messages[{rank}]") for rank, entry in enumerate(self.messages)),
             add_generation_prompt=not continues if adds is None else adds,
             continue_final_message=continues,
             variables=self.chat_template_kwargs,
-            tools=tools_of(self.tools, self.tool_choice),
+            tools=tools,
+            tool_use=tool_use_of(tools, self.tool_choice, self.parallel_tool_calls),
             hints=message_hints(self.messages, self.cache_control),
         )
 

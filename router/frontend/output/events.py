@@ -35,8 +35,9 @@ class TextEvent(NamedTuple):
     """Usage of the whole request, in its very last event."""
     is_sent: bool = False
     """The client has it (but for the usage): the stream is resumed."""
-    parts: tuple[Part, ...] = ()
-    """What a parser made of the text; empty where the request has no parser, or nothing is certain yet."""
+    parts: tuple[Part, ...] | None = None
+    """What a parser made of the text so far, without what earlier events have. None: the request has no parser, and
+    all is text."""
     stop_string: str | None = None
     """The client's stop string that has ended the choice, in its last event."""
 

@@ -27,6 +27,13 @@ class ToolFormat:
     signs: tuple[str, ...]
     """A chat template that has one of these texts asks the model for this format."""
     other_names: tuple[str, ...] = ()
+    id_prefix: str = "call_"
+    id_chars: int = 24
+    """Hexadecimal digits of a call's id behind the prefix."""
+
+    def call_id(self, drawn: str) -> str:
+        """Returns a call's id, given at least as many random hexadecimal digits."""
+        return self.id_prefix + drawn[: self.id_chars]
 
     def parser(self, tools: Tools, call_id: CallIds) -> FramedParser:
         framing = Framing(self.marks, call_id)
@@ -63,6 +70,8 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         marks=MistralSyntax.MARKS,
         special=(mistral.CALLS, mistral.ID, mistral.ARGUMENTS),
         signs=(mistral.CALLS,),
+        id_prefix="",
+        id_chars=9,  # Mistral's templates refuse other ids
     ),
     ToolFormat(
         name="pythonic",

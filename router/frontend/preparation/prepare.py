@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,6 +25,8 @@ from router.frontend.openai.schema import (
     TokenizeBody,
     tokenize_prompt,
 )
+from router.frontend.output.parsing import NO_FORMATS, OutputFormats, Parsing, callable_tools
+from router.frontend.output.reasoning_formats import BY_NAME
 from router.frontend.params import (
     ChatPrompt,
     Prompt,
@@ -40,11 +43,14 @@ from router.frontend.public_prefixes import common_length
 from router.frontend.structured.output import StructuredOutput
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.client_text import shown
-from twostroke.errors import InvalidRequest, NotFound, ServeError, without_frames
+from twostroke.errors import InvalidRequest, NotFound, ServeError, UnsupportedFeature, without_frames
 from twostroke.rpc.v1 import inference_pb2, kserve_pb2, pins_pb2
 
 MOST_COUNTED_TOKENS = 1 << 17
 """Tokens in a response of `/tokenize` where the model takes fewer: a megabyte or two."""
+
+OPENING_TOKENS = 16
+"""Tokens of a prompt's end among which a mark that begins the reasoning is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,8 @@ class Work:
     """Names of adapters that are served beside the model."""
     path_fields: tuple[tuple[str, str], ...] = ()
     """Fields of the body that the path of an HTTP request says."""
+    formats: OutputFormats = NO_FORMATS
+    """How the model writes calls and reasoning."""
 
 
 @dataclass(slots=True)
@@ -107,7 +115,8 @@ class _Preparation:
 
     def _tokenized(self, wanted: AnswerRequest) -> AnswerRequest:
         check_model(wanted.model, self._work.model, self._work.adapters)
-        return wanted.model_copy(update={"prompts": self._prompts(wanted.prompts)})
+        prompts = tuple(map(self._parsed, wanted.prompts, self._prompts(wanted.prompts)))
+        return wanted.model_copy(update={"prompts": prompts})
 
     def tokenize(self) -> bytes:
         """Returns the body of the response."""
@@ -194,6 +203,24 @@ class _Preparation:
         tokens = TokenPrompt(array("I", ids), isinstance(prompt, ChatPrompt), self._hints(prompt, ids))
         check_prompt(tokens, self._facts)
         return tokens
+
+    def _parsed(self, prompt: Prompt, tokens: TokenPrompt) -> TokenPrompt:
+        """Returns the prompt with how its answers are taken apart."""
+        formats = self._work.formats
+        uses = isinstance(prompt, ChatPrompt) and prompt.tool_use is not None
+        if uses and not formats.calls:
+            raise UnsupportedFeature(
+                "tools: the model's chat template shows no known format of tool calls; whoever runs this server can "
+                'name one with --tool-call-parser, or send tool_choice "none"',
+                field="tools",
+            )
+        if not isinstance(prompt, ChatPrompt) or not (uses or formats.reasoning):
+            return tokens
+        opening = BY_NAME[formats.reasoning].opening if formats.reasoning else ""
+        end = self._text.decode(tokens.ids[-OPENING_TOKENS:], skip_special_tokens=False).rstrip() if opening else ""
+        tools = callable_tools(prompt.tools) if uses else {}
+        is_open = bool(opening) and end.endswith(opening)
+        return dataclasses.replace(tokens, parsing=Parsing(formats=formats, tools=tools, is_reasoning_open=is_open))
 
     def _hints(self, prompt: Prompt, tokens: Sequence[int]) -> tuple[TokenHint, ...]:
         """Returns which of the prompt's tokens are to be kept, and how long."""

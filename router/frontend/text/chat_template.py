@@ -38,6 +38,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise ConfigError(f"the model's chat template does not compile: {error}", field="model_dir") from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
 
     def render(self, chat: ChatPrompt) -> str:

@@ -125,6 +125,9 @@ class OutputText:
         self.is_stopped = False
         """A stop string was found: nothing more belongs to the output."""
 
+    parts = None
+    """No parser takes the text apart."""
+
     @property
     def stop_string(self) -> str | None:
         """The stop string that was found."""

@@ -10,9 +10,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from router.frontend.json_body import checked_utf8
+from router.frontend.output.parsing import OutputFormats
 from router.frontend.params import ChatPrompt
 from router.frontend.text.chat_template import ChatTemplate, Guard, SpecialTexts
 from router.frontend.text.detokenize import ByteDecoder, Decoder, WindowDecoder
+from twostroke.config.output import OutputConfig
 from twostroke.errors import ConfigError, UnsupportedFeature
 
 CONTEXT_TOKENS = 4
@@ -22,7 +24,8 @@ CONTEXT_TOKENS = 4
 class TokenizerText:
     """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja, as published with a model."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, output: OutputConfig | None = None) -> None:
+        """`output`: flags that say how answers are taken apart; by default the chat template says it."""
         file = directory / "tokenizer.json"
         if not file.is_file():
             raise ConfigError(f"{directory} has no tokenizer.json", field="model_dir")
@@ -43,6 +46,8 @@ class TokenizerText:
         """Most characters that one token stands for."""
         self._decoders = _decoder_types(self._tokenizer)
         self._template = _load_template(directory)
+        self.formats = OutputFormats.of(self._template.source if self._template else "", output or OutputConfig())
+        """How the model writes calls and reasoning."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
         """`split_special_tokens`: special tokens written in `text` are ordinary text."""
@@ -88,9 +93,13 @@ class TokenizerText:
         """Tells whether the token is no text of an answer, such as the one that ends it."""
         return token in self._special
 
-    def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
-        """Returns a decoder for one output that follows `prompt`."""
+    def decoder(
+        self, prompt: Sequence[int], *, skip_special_tokens: bool = True, kept: frozenset[str] = frozenset()
+    ) -> Decoder:
+        """Returns a decoder for one output that follows `prompt`. `kept`: special tokens that stay in the text."""
         silent = self._special if skip_special_tokens else frozenset()
+        if kept:
+            silent = frozenset(token for token in silent if self._added[token] not in kept)
         context = [token for token in prompt[-CONTEXT_TOKENS:] if token not in silent]
         return WindowDecoder(lambda ids: self.decode(ids, skip_special_tokens=False), silent, context)
 
@@ -103,6 +112,9 @@ class TokenizerText:
 
 class ByteText:
     """Text of a model without a tokenizer: ids below 256 are bytes, the others show as <id>."""
+
+    def __init__(self, output: OutputConfig | None = None) -> None:
+        self.formats = OutputFormats.of("", output or OutputConfig())
 
     longest_token_chars = 1
 
@@ -124,7 +136,9 @@ class ByteText:
     def is_special(self, token: int) -> bool:
         return token >= 256
 
-    def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
+    def decoder(
+        self, prompt: Sequence[int], *, skip_special_tokens: bool = True, kept: frozenset[str] = frozenset()
+    ) -> Decoder:
         return ByteDecoder(self.token_bytes)
 
     def render_chat(self, chat: ChatPrompt) -> str:
@@ -138,9 +152,9 @@ Text = TokenizerText | ByteText
 """What the frontend knows of a model's text."""
 
 
-def load_text(model_dir: str) -> Text:
+def load_text(model_dir: str, output: OutputConfig | None = None) -> Text:
     """Returns the text of the model in `model_dir`; that of a paced model ("") is bytes."""
-    return TokenizerText(Path(model_dir)) if model_dir else ByteText()
+    return TokenizerText(Path(model_dir), output) if model_dir else ByteText(output)
 
 
 def _load_template(directory: Path) -> ChatTemplate | None:

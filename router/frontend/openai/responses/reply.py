@@ -72,7 +72,7 @@ class ResponsesReply:
 
     def _item_events(self, event: TextEvent) -> Sequence[ItemEvent]:
         """Takes an event into the output, and returns what happened to its items."""
-        parts: Sequence[Part] = event.parts or (TextPart(event.text),)
+        parts: Sequence[Part] = (TextPart(event.text),) if event.parts is None else event.parts
         logprobs = [] if event.token is None or not self._request.has_logprobs else [self._logprob(event.token)]
         happened: list[ItemEvent] = []
         for rank, part in enumerate(parts):

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from router.frontend.answer_request import AnswerRequest
 from router.frontend.json_body import Body, Integer
-from router.frontend.openai.chat_messages import tools_of
+from router.frontend.openai.chat_messages import tool_use_of, tools_of
 from router.frontend.openai.responses.items import messages_of
 from router.frontend.openai.responses.tools import ResponseTools, read_tools
 from router.frontend.params import AnswerOptions, ChatPrompt
@@ -105,14 +105,17 @@ class ChatFields(Body):
     instructions: str | None = None
     tools: Any = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     reasoning: ReasoningField = Field(default=ReasoningField(), strict=False)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def prompt(self, tools: ResponseTools) -> ChatPrompt:
+        shown = tools_of(tools.chat_tools)
         return ChatPrompt(
             messages=messages_of(self.input, self.instructions),
             variables={**_variables(self.reasoning.effort), **self.chat_template_kwargs},
-            tools=tools_of(tools.chat_tools, tools.chat_choice),
+            tools=shown,
+            tool_use=tool_use_of(shown, tools.chat_choice, self.parallel_tool_calls),
         )
 
 
