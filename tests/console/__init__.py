@@ -1,1 +1,1 @@
-"""The console in a browser: journeys, keyboard, accessibility, untrusted text, and the pictures in the docs."""
+"""The console in a browser: operating, keyboard, accessibility, untrusted text, and the pictures in the docs."""

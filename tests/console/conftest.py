@@ -6,7 +6,9 @@ import concurrent.futures
 import json
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
@@ -44,15 +46,19 @@ class Served:
                 each.result()
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    flags = ["--model", MODEL, "--kv-cache-memory", "2M", "--served-model-name", "tiny"]
-    with starting(
-        tmp_path_factory.mktemp("console"), *flags, "--prefill", "1", "--decode", "2", "--flexible"
-    ) as server:
+@contextmanager
+def serving(folder: Path) -> Iterator[Served]:
+    model = ["--model", MODEL, "--kv-cache-memory", "2M", "--served-model-name", "tiny"]
+    with starting(folder, *model, "--prefill", "1", "--decode", "2", "--flexible") as server:
         server.until_printed("Ctrl-C ends it")
         key = server.command("console", "--key").strip()
         yield Served(server, f"http://{server.address('OpenAI HTTP').removesuffix('/v1')}", key)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("console")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

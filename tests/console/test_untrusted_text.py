@@ -17,18 +17,18 @@ KEPT = ("role", "status", "state", "order", "facts")
 """Fields whose values choose how something is drawn: those that the router itself sets."""
 
 
-def spoilt(value: Any, name: str = "") -> Any:
+def with_markup(value: Any, name: str = "") -> Any:
     """Every text in an answer of the API, with the markup behind it."""
     if isinstance(value, dict):
-        return {key: spoilt(each, key) for key, each in value.items()}
+        return {key: with_markup(each, key) for key, each in value.items()}
     if isinstance(value, list):
-        return [spoilt(each, name) for each in value]
+        return [with_markup(each, name) for each in value]
     return value + MARKUP if isinstance(value, str) and name not in KEPT else value
 
 
-def spoil(route: Route) -> None:
+def add_markup(route: Route) -> None:
     answer = route.fetch()
-    route.fulfill(response=answer, json=spoilt(answer.json()))
+    route.fulfill(response=answer, json=with_markup(answer.json()))
 
 
 def check(seen: Watched) -> None:
@@ -42,7 +42,7 @@ def test_every_text_of_every_answer_may_be_markup(served: Served, chromium: Brow
     served.server.command("pin", "add", "--text", "The quick brown fox jumps over the lazy dog. " * 4, "--wait", "30s")
     with watched(chromium, served.url, served.key) as seen:
         page = seen.page
-        page.route("**/console/api/**", spoil)
+        page.route("**/console/api/**", add_markup)
         page.reload()
         expect(page.locator(".worker").first).to_be_visible()
         check(seen)
@@ -58,11 +58,11 @@ def test_every_text_of_every_answer_may_be_markup(served: Served, chromium: Brow
         page.keyboard.press("Escape")
         page.unroute("**/console/api/**")
         seen.go("requests")
-        page.route("**/console/api/request?**", spoil)
+        page.route("**/console/api/request?**", add_markup)
         page.locator("tbody button").first.click()
         expect(page.locator(".waterfall .span").first).to_be_visible()
         check(seen)
-        page.route("**/console/api/blocks", spoil)
+        page.route("**/console/api/blocks", add_markup)
         seen.go("blocks")
         page.get_by_label("Text").fill(f"The quick brown fox {MARKUP}")
         page.get_by_role("button", name="Find its blocks").click()

@@ -91,6 +91,10 @@ RUN_BY: dict[str, tuple[str, str]] = {
         "one-machine.yaml",
     ),
     "twostroke down --address HEAD:6379": (KEEP, 'asked(owner, "down")'),
+    "twostroke console": (
+        "tests/console/test_tls_and_keys.py::test_keys_of_operators_open_it_and_those_of_clients_do_not",
+        'command("console"',
+    ),
     "twostroke scale": (f"{SERVE}::test_how_many_workers_are_wanted_is_told", '"scale"'),
     "openssl rand -hex 32": (
         "tests/unit/cluster/file/test_cluster_file.py::test_a_secret_as_the_documents_make_it_is_one",

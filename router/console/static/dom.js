@@ -47,14 +47,17 @@ export function check(label, isOn = false) {
   return { box, label: element("label", { class: "check" }, box, label) };
 }
 
-/** A table whose rows become cards on narrow screens. Columns: [heading, class]. Rows: arrays of cells. */
-export function table(caption, columns, rows, rowClass = () => null) {
+/**
+ * A table whose rows become cards on narrow screens, with two facts beside each other or, if `isSingle`, one.
+ * Columns: [heading, class]. Rows: arrays of cells.
+ */
+export function table(caption, columns, rows, { rowClass = () => null, isSingle = false } = {}) {
   const head = columns.map(([heading, kind]) => element("th", { scope: "col", class: kind }, heading));
   const lines = rows.map((cells, at) =>
     element("tr", { class: rowClass(at) }, cells.map((cell, column) =>
       element("td", { class: columns[column][1], "data-label": columns[column][0] }, cell))));
   return element("div", { class: "table" },
-    element("table", { class: "stacked" }, element("caption", {}, caption), element("thead", {}, element("tr", {}, head)),
+    element("table", { class: isSingle ? "stacked single" : "stacked" }, element("caption", {}, caption), element("thead", {}, element("tr", {}, head)),
       element("tbody", {}, lines)));
 }
 

@@ -149,7 +149,7 @@ function askToDrain(worker) {
     isDangerous: true,
     call: "drain",
     body: () => ({ worker: worker.worker, deadline_s: Number(deadline.value), restart: restart.box.checked, force: force.box.checked }),
-    command: `twostroke drain ${worker.worker}`,
+    command: `twostroke drain ${worker.worker} [--restart] [--force] [--deadline S]`,
   });
 }
 

@@ -137,7 +137,8 @@ function choiceCard(choice) {
     element("p", {}, `Policy ${choice.policy} took ${whereOf(choice.chosen)}: it foresaw the first token after ${seconds(choice.forecast_s)}`,
       choice.actual_s === null ? "." : `, and it came after ${seconds(choice.actual_s)}.`,
       ` It counted on ${plural(choice.cached_blocks ?? 0, "cached block")} and ${plural(choice.computed_tokens ?? 0, "token")} to compute.`),
-    candidates.length ? table("Prices in seconds; the first line was taken. Prices within 2 % or 5 ms count as equal.", columns, rows, (at) => (at === 0 ? "chosen" : null)) : null);
+    candidates.length ? table("Prices in seconds; the first line was taken. Prices within 2 % or 5 ms count as equal.", columns, rows,
+      { rowClass: (at) => (at === 0 ? "chosen" : null), isSingle: true }) : null);
 }
 
 function whereOf(candidate) {
