@@ -1,4 +1,5 @@
-"""Fields with which clients ask for structured output: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""Fields with which clients ask for structured output: OpenAI's `response_format` and `text.format`, and vLLM's
+`structured_outputs`."""
 
 from __future__ import annotations
 
@@ -35,15 +36,26 @@ def structured_output(body: Mapping[str, Any]) -> StructuredOutput | None:
             raise UnsupportedFeature(
                 f"{other} is not supported by this server: use structured_outputs with {name}", field=other
             )
-    by_format = _by_format(body.get("response_format"))
-    by_kind = _by_kind(body.get("structured_outputs"))
+    by_format = _by_format(body.get("response_format"), "response_format")
+    return _either(by_format, _by_kind(body.get("structured_outputs")), "response_format")
+
+
+def structured_text(form: Any, body: Mapping[str, Any]) -> StructuredOutput | None:
+    """Returns what a body of /v1/responses asks for; `form` is its `text.format`."""
+    by_format = _by_format(form, "text.format", is_nested=False)
+    return _either(by_format, structured_output({**body, "response_format": None}), "text.format")
+
+
+def _either(
+    by_format: StructuredOutput | None, by_kind: StructuredOutput | None, field: str
+) -> StructuredOutput | None:
     if by_format is not None and by_kind is not None:
-        raise InvalidRequest("response_format and structured_outputs exclude each other", field="structured_outputs")
+        raise InvalidRequest(f"{field} and structured_outputs exclude each other", field="structured_outputs")
     return by_format or by_kind
 
 
-def _by_format(wanted: Any) -> StructuredOutput | None:
-    field = "response_format"
+def _by_format(wanted: Any, field: str, *, is_nested: bool = True) -> StructuredOutput | None:
+    """`is_nested`: the schema is described in an object of its own."""
     if wanted is None:
         return None
     if not isinstance(wanted, Mapping):
@@ -54,7 +66,8 @@ def _by_format(wanted: Any) -> StructuredOutput | None:
         case "json_object":
             return any_object(field)
         case "json_schema":
-            return _by_schema(wanted.get("json_schema"), field)
+            name = f"{field}.json_schema" if is_nested else field
+            return _by_schema(wanted.get("json_schema") if is_nested else wanted, name)
         case other:
             said = shown(other) if isinstance(other, str) else json.dumps(other)[:40]
             raise UnsupportedFeature(
@@ -62,8 +75,7 @@ def _by_format(wanted: Any) -> StructuredOutput | None:
             )
 
 
-def _by_schema(described: Any, field: str) -> StructuredOutput:
-    name = f"{field}.json_schema"
+def _by_schema(described: Any, name: str) -> StructuredOutput:
     if not isinstance(described, Mapping):
         raise wrong_kind(name, described, "an object")
     is_strict = described.get("strict")

@@ -13,6 +13,7 @@ from router.frontend.openai.chat_messages import tool_use_of, tools_of
 from router.frontend.openai.responses.items import messages_of
 from router.frontend.openai.responses.tools import ResponseTools, read_tools
 from router.frontend.params import AnswerOptions, ChatPrompt
+from router.frontend.structured.fields import structured_text
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import MAX_LOGPROBS, MOST_TOKENS
 
@@ -37,7 +38,6 @@ def _is_never(value: Any) -> bool:
 
 
 _NO_STORE = "this server stores no responses: send the whole conversation as input"
-_NO_FORMAT = "the format of the text is text.format here"
 
 REFUSED: Mapping[str, Refused] = {
     "previous_response_id": Refused(_is_never, _NO_STORE),
@@ -46,8 +46,7 @@ REFUSED: Mapping[str, Refused] = {
     "background": Refused(_is_empty, "this server stores no responses that could be asked for later"),
     "moderation": Refused(_is_empty),
     "n": Refused(lambda value: value == 1, "a response has one answer"),
-    "response_format": Refused(_is_never, _NO_FORMAT),
-    "structured_outputs": Refused(_is_empty, _NO_FORMAT),
+    "response_format": Refused(_is_never, "the format of the text is text.format here"),
     "messages": Refused(_is_never, "the conversation is input here"),
     "max_tokens": Refused(_is_never, "the limit is max_output_tokens here"),
     "max_completion_tokens": Refused(_is_never, "the limit is max_output_tokens here"),
@@ -124,7 +123,6 @@ def parse_response(body: Mapping[str, Any]) -> ResponsesRequest:
     tools = read_tools(fields.tools, fields.tool_choice)
     further = {"prompts": (), "options": AnswerOptions(), "given_tools": tools}
     request = ResponsesRequest.read({**body, **further})
-    _check_format(request.text.format)
     return request.model_copy(update={"prompts": (fields.prompt(tools),), "options": _options(body, request)})
 
 
@@ -136,13 +134,12 @@ def _options(body: Mapping[str, Any], request: ResponsesRequest) -> AnswerOption
         )
     if not 0 <= top <= MAX_LOGPROBS:
         raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_LOGPROBS}, got {top}", field="top_logprobs")
-    special = {"max_completion_tokens": most, "logprobs": top if request.has_logprobs else None}
+    special = {
+        "max_completion_tokens": most,
+        "logprobs": top if request.has_logprobs else None,
+        "structured": structured_text(request.text.format, body),
+    }
     return AnswerOptions.read({**body, **special})
-
-
-def _check_format(form: Mapping[str, Any]) -> None:
-    if form.get("type") != "text":
-        raise UnsupportedFeature("text.format other than text is not supported by this server", field="text.format")
 
 
 def _variables(effort: str | None) -> dict[str, Any]:

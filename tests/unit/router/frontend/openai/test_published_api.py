@@ -18,6 +18,8 @@ from twostroke.request import FinishReason, SampledToken
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ASK: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
+SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+FORMAT = {"text": {"format": SCHEMA, "verbosity": "low"}}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 
 
@@ -70,7 +72,7 @@ async def test_completions(frontend: Frontend, api: PublishedApi, options: dict[
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
-@pytest.mark.parametrize("options", [{}, LOGPROBS, {"metadata": {"a": "b"}, "instructions": "x", "user": "u"}])
+@pytest.mark.parametrize("options", [{}, LOGPROBS, FORMAT, {"metadata": {"a": "b"}, "instructions": "x", "user": "u"}])
 async def test_responses(frontend: Frontend, api: PublishedApi, reason: FinishReason, options: dict[str, Any]) -> None:
     with_logprobs(frontend)
     frontend.dispatcher.reason = reason

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.frontend.grpc.schema import options_of
-from router.frontend.structured.fields import structured_output
+from router.frontend.structured.fields import structured_output, structured_text
 from router.frontend.structured.output import StructuredOutput
 from twostroke.errors import InvalidRequest
 from twostroke.rpc.v1 import inference_pb2
@@ -87,6 +87,39 @@ def test_what_cannot_be_read_is_refused_by_its_name(body, field):
         structured_output(body)
     assert refused.value.field == field
     assert field in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        (None, None),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, StructuredOutput("json", b'{"type":"object"}', "text.format")),
+        (
+            {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True},
+            StructuredOutput("json", WRITTEN, "text.format.schema", is_strict=True),
+        ),
+    ],
+)
+def test_a_format_of_responses_has_its_schema_beside_its_type(form, wanted):
+    assert structured_text(form, {}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "field"),
+    [
+        ({}, {}, "text.format.type"),
+        ({"type": "xml"}, {}, "text.format.type"),
+        ({"type": "json_schema"}, {}, "text.format.schema"),
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, {}, "text.format.schema"),
+        ({"type": "json_object"}, {"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"type": "text"}, {"guided_json": {}}, "guided_json"),
+    ],
+)
+def test_a_format_of_responses_that_cannot_be_read_is_refused_by_its_name(form, body, field):
+    with pytest.raises(InvalidRequest) as refused:
+        structured_text(form, body)
+    assert refused.value.field == field
 
 
 @pytest.mark.parametrize(

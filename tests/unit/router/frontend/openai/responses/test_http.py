@@ -58,6 +58,17 @@ async def test_a_request_of_codex_gets_sensible_events(frontend: Frontend) -> No
         assert said in prompt
 
 
+async def test_a_format_is_a_grammar_of_the_answer(app: tuple[ScriptedDispatcher, httpx.AsyncClient]) -> None:
+    dispatcher, http = app
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "integer"}, "strict": True}
+    got = await http.post(PATH, json={"input": "hi", "text": {"format": form}})
+    assert got.json()["text"]["format"] == form
+    (request,) = dispatcher.requests
+    assert request.sampling[0].grammar is not None
+    refused = await http.post(PATH, json={"input": "hi", "text": {"format": form | {"schema": {"not": {}}}}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text.format.schema")
+
+
 async def test_a_failure_in_the_middle_ends_with_a_failed_response(frontend: Frontend) -> None:
     frontend.dispatcher.failure, frontend.dispatcher.failure_after = PeerLost("gone"), 2
     got = await frontend.http.post(PATH, json={"input": "hi", "stream": True})
@@ -104,6 +115,8 @@ async def test_what_the_client_asked_for_is_repeated(app: tuple[ScriptedDispatch
         ("store", "yes"),
         ("instructions", 5),
         ("tool_choice", "always"),
+        ("guided_json", {}),
+        ("text", "x"),
     ],
 )
 async def test_what_is_not_offered_is_refused_by_name(
