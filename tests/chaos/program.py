@@ -82,7 +82,8 @@ class ClusterOptions:
         """Return the flags of `serve`."""
         own = ["--transports", transports] if transports else []
         memory = PACED_MEMORY if self.is_paced else REAL_MEMORY
-        return ["--model", self.model, "--dtype", self.dtype, "--kv-cache-memory", memory, *own]
+        tools = ["--tool-call-parser", "hermes"]  # some requests call tools
+        return ["--model", self.model, "--dtype", self.dtype, "--kv-cache-memory", memory, *tools, *own]
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None:

@@ -15,6 +15,7 @@ from tests.clients.stock import ANTHROPIC, LANGCHAIN, LITELLM, NODE, OPENAI, PYD
 from tests.clients.structured import STRUCTURED
 from tests.cluster.processes import running_cluster
 from twostroke.config import DEFAULT_MODEL, ModelConfig
+from twostroke.config.output import OutputConfig
 from twostroke.models.catalog.fetch import fetch
 
 CLIENTS: tuple[ClientOfAKind, ...] = (
@@ -28,6 +29,9 @@ CLIENTS: tuple[ClientOfAKind, ...] = (
     *STRUCTURED,
     *BENCHMARKS,
 )
+
+HERMES = OutputConfig(tool_call_parser="hermes")
+"""The model's chat template knows no tools: its calls are what the grammar makes of it."""
 
 PREFACE = """# Clients
 
@@ -46,7 +50,7 @@ async def check(clients: Sequence[ClientOfAKind]) -> list[str]:
     """A row for each client."""
     model_dir = fetch(DEFAULT_MODEL, "float32", lambda stage, part: None)
     model = ModelConfig(dtype="float32")
-    async with running_cluster(prefill=1, decode=1, model=model, model_dir=model_dir) as cluster:
+    async with running_cluster(prefill=1, decode=1, model=model, model_dir=model_dir, output=HERMES) as cluster:
         served = Served(cluster.http, "smollm2-135m", model_dir, cluster.grpc)
         expected = await asyncio.to_thread(served.expected)
         rows = []

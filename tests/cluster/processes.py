@@ -32,6 +32,7 @@ from twostroke.config import (
     TracingConfig,
     WorkerConfig,
 )
+from twostroke.config.output import OutputConfig
 from twostroke.credentials import TlsConfig
 from twostroke.json_values import from_values
 from twostroke.models.adapters.peft import Adapter
@@ -94,6 +95,7 @@ class ProcessCluster:
         request_log: Path | None = None,
         transports: tuple[str, ...] | None = None,
         endpoints: EndpointsConfig | None = None,
+        output: OutputConfig | None = None,
         tracing: TracingConfig | None = None,
         tls: TlsConfig | None = None,
         cluster_tls: TlsConfig | None = None,
@@ -104,6 +106,7 @@ class ProcessCluster:
         self.us = Membership.of(TOKEN, cluster_tls)
         self.tracing = tracing or TracingConfig()
         self.endpoints = endpoints or EndpointsConfig()
+        self.output = output or OutputConfig()
         self.transports = transports
         self.model, self.cache, self.schedule, self.policy = model, cache, schedule, policy
         self.public_prefixes = public_prefixes
@@ -163,6 +166,7 @@ class ProcessCluster:
                 request_log=None if self.request_log is None else str(self.request_log),
             ),
             rank=rank,
+            output=self.output,
             tracing=self.tracing,
         )
         process = await self._spawn("router", config.to_json())
@@ -340,6 +344,7 @@ async def running_cluster(
     routers: int = 1,
     transports: tuple[str, ...] | None = None,
     endpoints: EndpointsConfig | None = None,
+    output: OutputConfig | None = None,
     tracing: TracingConfig | None = None,
     fleet_port: int = 0,
     tls: TlsConfig | None = None,
@@ -357,6 +362,7 @@ async def running_cluster(
             request_log=request_log,
             transports=transports,
             endpoints=endpoints,
+            output=output,
             tracing=tracing,
             fleet_port=fleet_port,
             tls=tls,

@@ -14,6 +14,7 @@ from tests.chaos.injection.injector import BY_CALL, JOURNAL
 from tests.chaos.injection.plan import ENVIRONMENT
 from tests.cluster.processes import TOKEN, ProcessCluster, running_cluster
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
+from twostroke.config.output import OutputConfig
 from twostroke.rpc.v1 import control_pb2
 
 MODEL = ModelConfig(model="paced:step_ms=6,prefill_tokens_per_s=12000,max_model_len=2048,page_bytes=128,eos=1")
@@ -35,6 +36,7 @@ async def restarting_cluster(monkeypatch: pytest.MonkeyPatch, folder: Path, *, d
         schedule=ScheduleConfig(local_prefill=False),
         policy="round-robin",
         routers=2,
+        output=OutputConfig(tool_call_parser="hermes"),
         transports=("tcp",),
     )
     async with (

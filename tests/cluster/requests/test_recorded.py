@@ -12,13 +12,17 @@ from tests.clients.recorded import RECORDED, Recorded
 from tests.cluster.processes import ProcessCluster, running_cluster
 from tests.hand_cut import messages_of
 from twostroke.config import ModelConfig
+from twostroke.config.output import OutputConfig
 
-PACED = ModelConfig(model="paced:step_ms=1,max_model_len=6144", served_model_name="tiny")
+PACED = ModelConfig(model="paced:step_ms=1,max_model_len=6144,eos=1", served_model_name="tiny")
+HERMES = OutputConfig(tool_call_parser="hermes")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[ProcessCluster]:
-    async with running_cluster(prefill=1, decode=1, model=PACED) as started:
+    async with running_cluster(
+        prefill=1, decode=1, model=PACED, output=OutputConfig(tool_call_parser="hermes")
+    ) as started:
         yield started
 
 
