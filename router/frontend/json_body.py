@@ -46,6 +46,17 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
+def parse_json_text(text: str, field: str) -> Any:
+    """Returns the value that a field's text is, as JSON. Raises InvalidRequest that names the field."""
+    try:
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            _check_strings(value, field)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{field} is not valid JSON: {error}", field=field) from error
+    return value
+
+
 def checked_utf8(value: str, field: str) -> str:
     """Raises InvalidRequest, naming the field, for half a surrogate pair: no tokenizer takes it."""
     try:

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from router.frontend.cache_hints import MOST_HINTS, USUAL_S, MessageHint, TokenHint, checked_s
-from router.frontend.params import AnswerOptions, ChatPrompt, Prompt, TextPrompt, TokenPrompt, check_role
+from router.frontend.json_body import parse_json_text
+from router.frontend.openai.schema import ChatFields
+from router.frontend.params import AnswerOptions, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from router.frontend.structured.fields import any_object, choice_of
 from router.frontend.structured.output import StructuredOutput
 from twostroke.errors import InvalidRequest
@@ -40,14 +42,36 @@ def prefix_of(request: pins_pb2.AddPinRequest) -> Prompt:
 
 
 def _chat_of(chat: inference_pb2.Chat) -> ChatPrompt:
-    return ChatPrompt(
-        messages=tuple(
-            {"role": check_role(entry.role, f"messages[{rank}].role"), "content": entry.content}
-            for rank, entry in enumerate(chat.messages)
-        ),
-        add_generation_prompt=not chat.continue_final_message,
-        continue_final_message=chat.continue_final_message,
-    )
+    """Returns the chat as the OpenAI API would read it."""
+    return ChatFields.read(
+        {
+            **_given(chat, ("add_generation_prompt", "parallel_tool_calls")),
+            "messages": list(map(_message_of, chat.messages)),
+            "continue_final_message": chat.continue_final_message,
+            "chat_template_kwargs": _json_of(chat.chat_template_kwargs, "chat_template_kwargs"),
+            "tools": _json_of(chat.tools, "tools"),
+            "tool_choice": _tool_choice(chat.tool_choice),
+        }
+    ).prompt
+
+
+def _message_of(entry: inference_pb2.ChatMessage) -> dict[str, Any]:
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in entry.tool_calls
+    ]
+    named = {"name": entry.name, "tool_call_id": entry.tool_call_id, "reasoning_content": entry.reasoning}
+    given = {name: value for name, value in named.items() if value}
+    return {"role": entry.role, "content": entry.content, **({"tool_calls": calls} if calls else {}), **given}
+
+
+def _tool_choice(said: str) -> Any:
+    return _json_of(said, "tool_choice") if said.startswith("{") else said or None
+
+
+def _json_of(said: str, field: str) -> Any:
+    """Returns the value of a JSON text. None: it is empty."""
+    return parse_json_text(said, field) if said else None
 
 
 def _hints_of(chat: inference_pb2.Chat, whole_s: float | None) -> tuple[MessageHint, ...]:

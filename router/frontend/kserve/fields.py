@@ -6,11 +6,10 @@ Clients write numbers as text: parameters of Triton's requests are scalars, and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from router.frontend.json_body import wrong_kind
+from router.frontend.json_body import parse_json_text, wrong_kind
 from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 
@@ -47,12 +46,13 @@ def text(name: str, value: Any) -> str:
 
 
 def json_list(name: str, value: Any) -> Any:
-    return _json(name, value, "a list")
+    """Returns a list, which may come as its JSON text."""
+    return _json(name, value)
 
 
 def json_object(name: str, value: Any) -> Any:
     """Returns an object, which may come as its JSON text."""
-    read = _json(name, value, "an object")
+    read = _json(name, value)
     if not isinstance(read, dict):
         raise wrong_kind(name, read, "an object")
     return read
@@ -180,10 +180,5 @@ def _number(name: str, value: Any, kind: type[int] | type[float], wanted: str) -
     raise InvalidRequest(f"{name} must be {wanted}, got {shown(value)}", field=name)
 
 
-def _json(name: str, value: Any, wanted: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise InvalidRequest(f"{name} must be {wanted} as JSON text: {error}", field=name) from error
+def _json(name: str, value: Any) -> Any:
+    return parse_json_text(value, name) if isinstance(value, str) else value

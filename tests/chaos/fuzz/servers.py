@@ -368,7 +368,18 @@ def _router_port_seeds() -> Sequence[bytes]:
         stop=inference_pb2.StopOptions(stop=["x"], max_tokens=4, stop_token_ids=[9]),
         resume_from=RESUMED,
     )
-    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
+    call = inference_pb2.ToolCall(id="call-1", name="look", arguments='{"at": 7}')
+    chat = inference_pb2.Chat(
+        messages=[
+            inference_pb2.ChatMessage(role="assistant", reasoning="hm", tool_calls=[call]),
+            inference_pb2.ChatMessage(role="tool", content="hi", tool_call_id="call-1", name="look"),
+        ],
+        tools='[{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]',
+        tool_choice="none",
+        chat_template_kwargs='{"enable_thinking": false}',
+        add_generation_prompt=True,
+        parallel_tool_calls=True,
+    )
     body = b'{"prompt": "abc", "max_tokens": 3, "stream": true}'
     length = str(len(body)).encode()
     post = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n twostroke/rpc/v1/inference.proto\x12\x0ctwostroke.v1\"\xde\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.twostroke.v1.TokenIdsH\x00\x12\"\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x12.twostroke.v1.ChatH\x00\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.twostroke.v1.SamplingOptions\x12\'\n\x04stop\x18\x07 \x01(\x0b\x32\x19.twostroke.v1.StopOptions\x12\x0e\n\x01n\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\x13\n\x0bresume_from\x18\x0c \x01(\t\x12\x31\n\rcache_control\x18\r \x01(\x0b\x32\x1a.twostroke.v1.CacheControl\x12\x14\n\x0ckv_exactness\x18\x0e \x01(\t\x12\x39\n\x11structured_output\x18\x10 \x01(\x0b\x32\x1e.twostroke.v1.StructuredOutputB\x08\n\x06promptB\x04\n\x02_n\"\xbc\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\'\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x15.twostroke.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12\x0e\n\x06strict\x18\x06 \x01(\x08\x12\x15\n\rno_whitespace\x18\x07 \x01(\x08\x42\x06\n\x04kind\"\x1a\n\x07\x43hoices\x12\x0f\n\x07strings\x18\x01 \x03(\t\"\x1d\n\x0c\x43\x61\x63heControl\x12\r\n\x05ttl_s\x18\x01 \x01(\x01\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"S\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.twostroke.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\"_\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x31\n\rcache_control\x18\x03 \x01(\x0b\x32\x1a.twostroke.v1.CacheControl\"\x9d\x04\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12@\n\nlogit_bias\x18\t \x03(\x0b\x32,.twostroke.v1.SamplingOptions.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x08\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xbb\x01\n\x0bStopOptions\x12\x0c\n\x04stop\x18\x01 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x02 \x03(\r\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\xd5\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprob\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\"\n\x05usage\x18\x07 \x01(\x0b\x32\x13.twostroke.v1.Usage\x12\x14\n\x0cresume_token\x18\x08 \x01(\t\"i\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12\'\n\x03top\x18\x04 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"^\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\"\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x12.twostroke.v1.ChatH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"8\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"\x89\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12;\n\x14recommended_sampling\x18\x04 \x01(\x0b\x32\x1d.twostroke.v1.SamplingOptions2\xb0\x02\n\tInference\x12K\n\x08Generate\x12\x1d.twostroke.v1.GenerateRequest\x1a\x1e.twostroke.v1.GenerateResponse0\x01\x12I\n\x08Tokenize\x12\x1d.twostroke.v1.TokenizeRequest\x1a\x1e.twostroke.v1.TokenizeResponse\x12@\n\x05\x41\x62ort\x12\x1a.twostroke.v1.AbortRequest\x1a\x1b.twostroke.v1.AbortResponse\x12I\n\x08GetModel\x12\x1d.twostroke.v1.GetModelRequest\x1a\x1e.twostroke.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n twostroke/rpc/v1/inference.proto\x12\x0ctwostroke.v1\"\xde\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.twostroke.v1.TokenIdsH\x00\x12\"\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x12.twostroke.v1.ChatH\x00\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.twostroke.v1.SamplingOptions\x12\'\n\x04stop\x18\x07 \x01(\x0b\x32\x19.twostroke.v1.StopOptions\x12\x0e\n\x01n\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\x13\n\x0bresume_from\x18\x0c \x01(\t\x12\x31\n\rcache_control\x18\r \x01(\x0b\x32\x1a.twostroke.v1.CacheControl\x12\x14\n\x0ckv_exactness\x18\x0e \x01(\t\x12\x39\n\x11structured_output\x18\x10 \x01(\x0b\x32\x1e.twostroke.v1.StructuredOutputB\x08\n\x06promptB\x04\n\x02_n\"\xbc\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\'\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x15.twostroke.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12\x0e\n\x06strict\x18\x06 \x01(\x08\x12\x15\n\rno_whitespace\x18\x07 \x01(\x08\x42\x06\n\x04kind\"\x1a\n\x07\x43hoices\x12\x0f\n\x07strings\x18\x01 \x03(\t\"\x1d\n\x0c\x43\x61\x63heControl\x12\r\n\x05ttl_s\x18\x01 \x01(\x01\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x8d\x02\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.twostroke.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1c\n\x14\x63hat_template_kwargs\x18\x04 \x01(\t\x12\r\n\x05tools\x18\x05 \x01(\t\x12\x13\n\x0btool_choice\x18\x06 \x01(\t\x12 \n\x13parallel_tool_calls\x18\x07 \x01(\x08H\x01\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x16\n\x14_parallel_tool_calls\"\xc2\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x31\n\rcache_control\x18\x03 \x01(\x0b\x32\x1a.twostroke.v1.CacheControl\x12*\n\ntool_calls\x18\x04 \x03(\x0b\x32\x16.twostroke.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x0c\n\x04name\x18\x06 \x01(\t\x12\x11\n\treasoning\x18\x07 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x9d\x04\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12@\n\nlogit_bias\x18\t \x03(\x0b\x32,.twostroke.v1.SamplingOptions.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x08\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xbb\x01\n\x0bStopOptions\x12\x0c\n\x04stop\x18\x01 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x02 \x03(\r\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\xd5\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprob\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\"\n\x05usage\x18\x07 \x01(\x0b\x32\x13.twostroke.v1.Usage\x12\x14\n\x0cresume_token\x18\x08 \x01(\t\"i\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12\'\n\x03top\x18\x04 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"^\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\"\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x12.twostroke.v1.ChatH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"8\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"\x89\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12;\n\x14recommended_sampling\x18\x04 \x01(\x0b\x32\x1d.twostroke.v1.SamplingOptions2\xb0\x02\n\tInference\x12K\n\x08Generate\x12\x1d.twostroke.v1.GenerateRequest\x1a\x1e.twostroke.v1.GenerateResponse0\x01\x12I\n\x08Tokenize\x12\x1d.twostroke.v1.TokenizeRequest\x1a\x1e.twostroke.v1.TokenizeResponse\x12@\n\x05\x41\x62ort\x12\x1a.twostroke.v1.AbortRequest\x1a\x1b.twostroke.v1.AbortResponse\x12I\n\x08GetModel\x12\x1d.twostroke.v1.GetModelRequest\x1a\x1e.twostroke.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,34 +43,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CACHECONTROL']._serialized_end=779
   _globals['_TOKENIDS']._serialized_start=781
   _globals['_TOKENIDS']._serialized_end=804
-  _globals['_CHAT']._serialized_start=806
-  _globals['_CHAT']._serialized_end=889
-  _globals['_CHATMESSAGE']._serialized_start=891
-  _globals['_CHATMESSAGE']._serialized_end=986
-  _globals['_SAMPLINGOPTIONS']._serialized_start=989
-  _globals['_SAMPLINGOPTIONS']._serialized_end=1530
-  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=1328
-  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=1376
-  _globals['_STOPOPTIONS']._serialized_start=1533
-  _globals['_STOPOPTIONS']._serialized_end=1720
-  _globals['_GENERATERESPONSE']._serialized_start=1723
-  _globals['_GENERATERESPONSE']._serialized_end=1936
-  _globals['_TOKENLOGPROB']._serialized_start=1938
-  _globals['_TOKENLOGPROB']._serialized_end=2043
-  _globals['_USAGE']._serialized_start=2045
-  _globals['_USAGE']._serialized_end=2125
-  _globals['_TOKENIZEREQUEST']._serialized_start=2127
-  _globals['_TOKENIZEREQUEST']._serialized_end=2221
-  _globals['_TOKENIZERESPONSE']._serialized_start=2223
-  _globals['_TOKENIZERESPONSE']._serialized_end=2260
-  _globals['_ABORTREQUEST']._serialized_start=2262
-  _globals['_ABORTREQUEST']._serialized_end=2318
-  _globals['_ABORTRESPONSE']._serialized_start=2320
-  _globals['_ABORTRESPONSE']._serialized_end=2350
-  _globals['_GETMODELREQUEST']._serialized_start=2352
-  _globals['_GETMODELREQUEST']._serialized_end=2369
-  _globals['_GETMODELRESPONSE']._serialized_start=2372
-  _globals['_GETMODELRESPONSE']._serialized_end=2509
-  _globals['_INFERENCE']._serialized_start=2512
-  _globals['_INFERENCE']._serialized_end=2816
+  _globals['_CHAT']._serialized_start=807
+  _globals['_CHAT']._serialized_end=1076
+  _globals['_CHATMESSAGE']._serialized_start=1079
+  _globals['_CHATMESSAGE']._serialized_end=1273
+  _globals['_TOOLCALL']._serialized_start=1275
+  _globals['_TOOLCALL']._serialized_end=1330
+  _globals['_SAMPLINGOPTIONS']._serialized_start=1333
+  _globals['_SAMPLINGOPTIONS']._serialized_end=1874
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=1672
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=1720
+  _globals['_STOPOPTIONS']._serialized_start=1877
+  _globals['_STOPOPTIONS']._serialized_end=2064
+  _globals['_GENERATERESPONSE']._serialized_start=2067
+  _globals['_GENERATERESPONSE']._serialized_end=2280
+  _globals['_TOKENLOGPROB']._serialized_start=2282
+  _globals['_TOKENLOGPROB']._serialized_end=2387
+  _globals['_USAGE']._serialized_start=2389
+  _globals['_USAGE']._serialized_end=2469
+  _globals['_TOKENIZEREQUEST']._serialized_start=2471
+  _globals['_TOKENIZEREQUEST']._serialized_end=2565
+  _globals['_TOKENIZERESPONSE']._serialized_start=2567
+  _globals['_TOKENIZERESPONSE']._serialized_end=2604
+  _globals['_ABORTREQUEST']._serialized_start=2606
+  _globals['_ABORTREQUEST']._serialized_end=2662
+  _globals['_ABORTRESPONSE']._serialized_start=2664
+  _globals['_ABORTRESPONSE']._serialized_end=2694
+  _globals['_GETMODELREQUEST']._serialized_start=2696
+  _globals['_GETMODELREQUEST']._serialized_end=2713
+  _globals['_GETMODELRESPONSE']._serialized_start=2716
+  _globals['_GETMODELRESPONSE']._serialized_end=2853
+  _globals['_INFERENCE']._serialized_start=2856
+  _globals['_INFERENCE']._serialized_end=3160
 # @@protoc_insertion_point(module_scope)

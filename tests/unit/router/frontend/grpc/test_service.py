@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import grpc
@@ -14,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from router.frontend.grpc.service import SERVICE_NAME
 from router.frontend.kserve.service import SERVICE_NAME as KSERVE_NAME
+from router.frontend.text.tokenizer import ByteText
 from twostroke.errors import Overloaded
 from twostroke.kv_cache.block import owner_salt
 from twostroke.request import SampledToken
@@ -27,6 +29,11 @@ def tokens(text: str) -> list[SampledToken]:
 
 def ask(text: str = "abc", **fields) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(text=text, **fields)
+
+
+def asked(**fields) -> inference_pb2.GenerateRequest:
+    message = inference_pb2.ChatMessage(role="user", content="hi")
+    return inference_pb2.GenerateRequest(chat=inference_pb2.Chat(messages=[message], **fields))
 
 
 async def answers(frontend, request, **options) -> list[inference_pb2.GenerateResponse]:
@@ -84,6 +91,31 @@ async def test_chats_token_ids_and_all_options_reach_the_worker(frontend):
     assert bytes(frontend.dispatcher.requests[1].prompt) == b"user: hi\nassistant: "
 
 
+async def test_a_chat_has_all_that_the_openai_api_has(frontend, monkeypatch):
+    seen = []
+    monkeypatch.setattr(ByteText, "render_chat", lambda text, chat: seen.append(chat) or "rendered")
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    message = {"role": "assistant", "content": "", "reasoning_content": "I should look.", "tool_calls": [
+        {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": '{"at": 7}'}}
+    ]}  # fmt: skip
+    answer = {"role": "tool", "content": "seven", "tool_call_id": "call-1", "name": "look"}
+    fields = {"add_generation_prompt": False, "tool_choice": "none", "parallel_tool_calls": False}
+    kwargs = {"enable_thinking": False}
+    body = {"messages": [message, answer], "tools": tools, "chat_template_kwargs": kwargs, **fields}
+    call = inference_pb2.ToolCall(id="call-1", name="look", arguments='{"at": 7}')
+    messages = [
+        inference_pb2.ChatMessage(role="assistant", reasoning="I should look.", tool_calls=[call]),
+        inference_pb2.ChatMessage(**answer),
+    ]
+    chat = inference_pb2.Chat(
+        messages=messages, tools=json.dumps(tools), chat_template_kwargs=json.dumps(kwargs), **fields
+    )
+    await answers(frontend, inference_pb2.GenerateRequest(chat=chat))
+    assert (await frontend.http.post("/v1/chat/completions", json=body)).status_code == 200
+    assert seen[0] == seen[1]
+    assert seen[0].messages[0]["tool_calls"][0]["function"]["arguments"] == {"at": 7}
+
+
 async def test_fields_that_are_not_set_have_their_defaults_not_zero(frontend):
     await answers(frontend, ask())
     params = frontend.dispatcher.requests[0].sampling[0]
@@ -105,6 +137,12 @@ BAD = [
     (inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[300])), "prompt"),
     (ask("a" * 256), "prompt"),
     (inference_pb2.GenerateRequest(chat=inference_pb2.Chat()), "messages"),
+    (asked(tools="[{"), "tools"),
+    (asked(tools='{"a": 1}'), "tools"),
+    (asked(tools="[" * 5000), "tools"),
+    (asked(chat_template_kwargs="[]"), "chat_template_kwargs"),
+    (asked(chat_template_kwargs='{"a": "\\ud800"}'), "chat_template_kwargs.a"),
+    (asked(continue_final_message=True, add_generation_prompt=True), "continue_final_message"),
     (ask(n=0), "n"),
     (ask(stop=inference_pb2.StopOptions(max_tokens=256)), "max_tokens"),
     (ask(stop=inference_pb2.StopOptions(stop=["x"] * 17)), "stop"),

@@ -174,6 +174,8 @@ async def test_who_asks_is_known_by_the_same_fields_as_elsewhere(app):
         ({"text_input": "a", "sampling_parameters": "{"}, "sampling_parameters"),
         ({"text_input": "a", "sampling_parameters": "[]"}, "sampling_parameters"),
         ({"text_input": "a", "sampling_parameters": '{"temprature": 1}'}, "temprature"),
+        ({"text_input": "a", "sampling_parameters": '{"cache_salt": "\\ud800"}'}, "sampling_parameters.cache_salt"),
+        ({"text_input": "a", "sampling_parameters": "[" * 3000}, "sampling_parameters"),
         ({"text_input": "a", "parameters": 7}, "parameters"),
         ({"text_input": "a", "parameters": {"max_tokens": "many"}}, "max_tokens"),
         ({"text_input": "a", "parameters": {"max_tokens": "1" * 5000}}, "max_tokens"),
