@@ -10,6 +10,7 @@ from pydantic import Field
 
 from router.frontend.answer_request import AnswerRequest
 from router.frontend.anthropic.conversation import Conversation
+from router.frontend.anthropic.output_format import output_format
 from router.frontend.anthropic.tools import is_parallel, openai_choice, openai_tools
 from router.frontend.json_body import Body, Integer, Strings
 from router.frontend.openai.chat_messages import tool_use_of, tools_of
@@ -25,8 +26,7 @@ from twostroke.errors import InvalidRequest, UnsupportedFeature
 _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
     "container": lambda value: value is None,
     "mcp_servers": lambda value: not value,
-    "output_format": lambda value: value is None,
-    "output_config": lambda value: isinstance(value, Mapping) and value.get("format") is None,
+    "response_format": lambda value: value is None,
 }
 """Fields whose effect is not offered here, and the values that ask for none. Other unknown fields are ignored."""
 
@@ -110,8 +110,8 @@ def parse_messages(body: Mapping[str, Any]) -> AnswerRequest:
     _refuse_unsupported(body)
     fields = _MessagesFields.read(body)
     top_k = body.get("top_k") or None  # 0 means all tokens
-    own = {**dict.fromkeys(_OTHER_OPTIONS), "top_k": top_k, "stop": _Limits.read(body).stop}
-    options = AnswerOptions.read({**body, **own})
+    own = {"top_k": top_k, "stop": _Limits.read(body).stop, "structured": output_format(body)}
+    options = AnswerOptions.read({**body, **dict.fromkeys(_OTHER_OPTIONS), **own})
     return AnswerRequest.read({**body, "user": fields.user, "prompts": (fields.prompt,), "options": options})
 
 
@@ -125,5 +125,4 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name, is_harmless in _HARMLESS.items():
         value = body.get(name)
         if value is not None and not is_harmless(value):
-            named = "output_config.format" if name == "output_config" else name
-            raise UnsupportedFeature(f"{named} is not supported by this server", field=named)
+            raise UnsupportedFeature(f"{name} is not supported in this API by this server", field=name)

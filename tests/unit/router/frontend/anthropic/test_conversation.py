@@ -14,6 +14,7 @@ from twostroke.errors import InvalidRequest, UnsupportedFeature
 ASK = {"role": "user", "content": "hi"}
 KEEP = {"type": "ephemeral"}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch={};"
+SCHEMA_FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 PICTURE_RESULT = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image"}]}
 WEATHER = {"name": "weather", "description": "Says it.", "input_schema": {"type": "object"}}
 
@@ -155,6 +156,13 @@ def test_a_users_id_that_is_too_long_is_its_digest() -> None:
     assert {len(user) for user in users} == {64}
 
 
+@pytest.mark.parametrize("body", [{"output_config": {"format": SCHEMA_FORMAT}}, {"output_format": SCHEMA_FORMAT}])
+def test_an_answer_can_be_asked_to_match_a_schema(body: dict[str, Any]) -> None:
+    wanted = parse_messages({"messages": [ASK], "max_tokens": 7} | body).options.structured
+    assert wanted is not None
+    assert (wanted.kind, wanted.body, wanted.is_strict) == ("json", b'{"type":"object"}', True)
+
+
 @pytest.mark.parametrize(
     "harmless",
     [
@@ -173,8 +181,9 @@ def test_fields_that_change_no_answer_pass(harmless: dict[str, Any]) -> None:
     [
         ({"container": "c1"}, "container"),
         ({"mcp_servers": [{"url": "https://x"}]}, "mcp_servers"),
-        ({"output_format": {"type": "json_schema"}}, "output_format"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"output_format": {"type": "json_object"}}, "output_format"),
+        ({"output_config": {"format": {"type": "text"}}}, "output_config.format"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0]"),
@@ -195,6 +204,9 @@ def test_what_is_not_offered_is_refused_by_name(body: dict[str, Any], field: str
     ("body", "field"),
     [
         ({"max_tokens": None}, "max_tokens"),
+        ({"output_config": 5}, "output_config"),
+        ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
+        ({"output_format": SCHEMA_FORMAT, "output_config": {"format": SCHEMA_FORMAT}}, "output_format.schema"),
         ({"messages": None}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
