@@ -42,7 +42,7 @@ class OutputItem(Protocol):
 class MessageItem:
     def __init__(self, item_id: str) -> None:
         self.item_id = item_id
-        self._texts: list[str] = []
+        self.texts: list[str] = []
         self._logprobs: list[Json] = []
 
     def takes(self, part: Part) -> bool:
@@ -53,9 +53,12 @@ class MessageItem:
 
     def add(self, part: Part, logprobs: Sequence[Json]) -> Events:
         assert isinstance(part, TextPart)
-        self._texts.append(part.text)
+        self.texts.append(part.text)
         self._logprobs += logprobs
-        yield ItemEvent("output_text.delta", {"content_index": 0, "delta": part.text, "logprobs": list(logprobs)})
+        yield self.delta(part.text, logprobs)
+
+    def delta(self, text: str, logprobs: Sequence[Json]) -> ItemEvent:
+        return ItemEvent("output_text.delta", {"content_index": 0, "delta": text, "logprobs": list(logprobs)})
 
     def close(self) -> Events:
         whole = self._part()
@@ -70,7 +73,7 @@ class MessageItem:
     def _part(self) -> Json:
         return {
             "type": "output_text",
-            "text": "".join(self._texts),
+            "text": "".join(self.texts),
             "annotations": [],
             "logprobs": list(self._logprobs),
         }
@@ -212,8 +215,24 @@ class OutputItems:
         """Rank of the current item in the output, or of the next one."""
         return len(self._closed)
 
-    def add(self, part: Part, logprobs: Sequence[Json] = ()) -> Events:
+    def add_text(self, text: str) -> bool:
+        """Adds text to the message that is being written. Returns False, and adds nothing, where there is none."""
+        if not isinstance(self._current, MessageItem):
+            return False
+        self._current.texts.append(text)
+        return True
+
+    def text_delta(self, text: str) -> ItemEvent:
+        """Returns the event of text that `add_text` has added."""
+        assert isinstance(self._current, MessageItem)
+        (event,) = self._named(iter([self._current.delta(text, [])]))
+        return event
+
+    def hold(self, logprobs: Sequence[Json]) -> None:
+        """Keeps logprobs of tokens until their text comes."""
         self._logprobs += logprobs
+
+    def add(self, part: Part) -> Events:
         if isinstance(part, TextPart | ReasoningPart) and not part.text:
             return
         if self._current is None or not self._current.takes(part):

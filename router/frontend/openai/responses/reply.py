@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
 
 from router.frontend.http.reply import Json, encoded, sse
-from router.frontend.openai.reply import LEAST_LOGPROB, LONG_BODY
+from router.frontend.openai.reply import FRAMED, LEAST_LOGPROB, LONG_BODY
 from router.frontend.openai.responses.output import ItemEvent, OutputItems
 from router.frontend.openai.responses.schema import ResponsesRequest
 from router.frontend.output.events import TextEvent, Usage
@@ -16,6 +17,8 @@ from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.errors import InvalidRequest, Overloaded, ServeError
 from twostroke.request import FinishReason, SampledToken
+
+_quoted = json.encoder.encode_basestring
 
 
 class ResponsesReply:
@@ -36,6 +39,8 @@ class ResponsesReply:
         self._tokens = self._reasoning_tokens = 0
         self._finish: FinishReason | None = None
         self._sequence = 0
+        self._frames: dict[int, tuple[str, str]] = {}
+        """What stands around the text, and then around the number, in deltas of messages, by rank in the output."""
 
     def add(self, event: TextEvent) -> None:
         """Keeps an event for `body`."""
@@ -51,6 +56,11 @@ class ResponsesReply:
         return self._body(self._status)
 
     def messages(self, event: TextEvent) -> str:
+        if event.finish is None and not self._request.has_logprobs:
+            text = _plain_text(event)
+            if text and self._output.add_text(text):
+                self._tokens += 1
+                return self._text_delta(text)
         begins = self._begun() if self._sequence == 0 else ""
         items = "".join(self._message(kind, fields) for kind, fields in self._item_events(event))
         return begins + items
@@ -74,9 +84,8 @@ class ResponsesReply:
         """Takes an event into the output, and returns what happened to its items."""
         parts: Sequence[Part] = (TextPart(event.text),) if event.parts is None else event.parts
         logprobs = [] if event.token is None or not self._request.has_logprobs else [self._logprob(event.token)]
-        happened: list[ItemEvent] = []
-        for rank, part in enumerate(parts):
-            happened += self._output.add(part, logprobs if rank == 0 else ())
+        self._output.hold(logprobs)
+        happened = [each for part in parts for each in self._output.add(part)]
         if event.token is not None:
             self._tokens += 1
             self._reasoning_tokens += self._output.is_reasoning or any(isinstance(p, ReasoningPart) for p in parts)
@@ -89,11 +98,23 @@ class ResponsesReply:
         body = self._body("in_progress")
         return self._message("created", {"response": body}) + self._message("in_progress", {"response": body})
 
-    def _message(self, kind: str, fields: Json) -> str:
-        name = f"response.{kind}"
-        data = encoded({"type": name, "sequence_number": self._sequence, **fields})
+    def _text_delta(self, text: str) -> str:
+        """Returns the event of text that a message has got: deltas of one message differ in text and number alone."""
+        rank = self._output.index
+        frame = self._frames.get(rank)
+        if frame is None:
+            framed = self._output.text_delta(FRAMED)
+            before, _, after = self._message(framed.kind, framed.fields, number=0).rpartition(_quoted(FRAMED))
+            frame = self._frames[rank] = before, after.removesuffix("0}\n\n")
         self._sequence += 1
-        return sse(data, event=name)
+        return f"{frame[0]}{_quoted(text)}{frame[1]}{self._sequence - 1}}}\n\n"
+
+    def _message(self, kind: str, fields: Json, number: int | None = None) -> str:
+        name = f"response.{kind}"
+        if number is None:
+            number = self._sequence
+            self._sequence += 1
+        return sse(encoded({"type": name, **fields, "sequence_number": number}), event=name)
 
     def _body(self, status: str, error: Json | None = None) -> Json:
         request, tools = self._request, self._request.given_tools
@@ -151,6 +172,14 @@ class ResponsesReply:
             "logprob": logprob if is_number else LEAST_LOGPROB,
             "bytes": list(self._text.token_bytes(token)),
         }
+
+
+def _plain_text(event: TextEvent) -> str:
+    """Returns the event's text; empty where it has anything else."""
+    if event.parts is None:
+        return event.text
+    part = event.parts[0] if len(event.parts) == 1 else None
+    return part.text if isinstance(part, TextPart) else ""
 
 
 def _code(error: ServeError) -> str:

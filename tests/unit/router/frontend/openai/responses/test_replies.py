@@ -182,6 +182,22 @@ def test_logprobs_come_with_the_text_of_their_tokens() -> None:
     assert item["content"][0]["logprobs"] == []
 
 
+def test_deltas_that_differ_in_their_text_alone_are_whole_events() -> None:
+    texts = ["plain", '"quoted" \\ and\nnew lines', "猫🙂", "text", "text\0", "0}", "ends"]
+    for call in ((), (ToolCallPart(0, "c", "shell", "{}"),)):
+        parts: list[tuple[Part, ...]] = [*((TextPart(text),) for text in texts), call, *((TextPart(t),) for t in texts)]
+        events = streamed(reply_to(), events_of([each for each in parts if each]))
+        deltas = [data for name, data in events if name == "response.output_text.delta"]
+        assert [data["delta"] for data in deltas] == texts * 2
+        assert all(data["logprobs"] == [] and data["content_index"] == 0 for data in deltas)
+        assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
+        messages = [item for item in events[-1][1]["response"]["output"] if item["type"] == "message"]
+        assert [message["content"][0]["text"] for message in messages] == (
+            ["".join(texts)] * 2 if call else ["".join(texts * 2)]
+        )
+        assert {data["item_id"] for data in deltas} == {message["id"] for message in messages}
+
+
 def test_ids_are_those_of_the_stream() -> None:
     bodies = [json.dumps(whole(reply_to(), events_of(PARTS))["output"]) for _ in range(2)]
     assert bodies[0] == bodies[1]
