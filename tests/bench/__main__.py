@@ -51,6 +51,10 @@ COMMANDS = {
         "tests.bench.host_cost",
         "processor time that router and decode worker spend on each token, beside the model",
     ),
+    "grammars": Command(
+        "tests.bench.grammars",
+        "decode steps whose answers all have grammars, beside steps without any, with a real model",
+    ),
     "startup": Command(
         "tests.bench.startup",
         "how long `serve` takes until it is ready, and what it takes while nobody asks",

@@ -409,7 +409,16 @@ class Client:
 
 def generate_request(prompt: Sequence[int], **options: object) -> inference_pb2.GenerateRequest:
     stop_fields = {"max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids"}
-    request_fields = {"n", "request_id", "cache_salt", "model", "priority", "tenant", "kv_exactness"}
+    request_fields = {
+        "n",
+        "request_id",
+        "cache_salt",
+        "model",
+        "priority",
+        "tenant",
+        "kv_exactness",
+        "structured_output",
+    }
     stop = {key: value for key, value in options.items() if key in stop_fields}
     outer = {key: value for key, value in options.items() if key in request_fields}
     sampling = {key: value for key, value in options.items() if key not in stop_fields | request_fields}

@@ -18,8 +18,12 @@ class Vocabulary:
     tokenizer: LLTokenizer
     size: int
     """Ids of tokens are below this: the width of the model's logits."""
-    end: int
-    """The token that ends an answer whose grammar permits nothing more. It is the first of the model's end tokens."""
+    ends: tuple[int, ...]
+    """The tokens that end an answer. The first one ends it where its grammar permits nothing more."""
+
+    @property
+    def end(self) -> int:
+        return self.ends[0]
 
     @property
     def mask_words(self) -> int:
@@ -36,13 +40,13 @@ def load_vocabulary(model_dir: str, size: int, end_tokens: tuple[int, ...]) -> V
         raise UnsupportedFeature("grammars need a model with an end token, and this one has none")
     if not model_dir:
         tokenizer = LLTokenizer(TokenizerWrapper(_ByteTokens(size, end_tokens[0])), eos_token=list(end_tokens))
-        return Vocabulary(tokenizer, size, end_tokens[0])
+        return Vocabulary(tokenizer, size, end_tokens)
     file = Path(model_dir) / "tokenizer.json"
     try:
         tokenizer = LLTokenizer(str(file), n_vocab=size, eos_token=list(end_tokens))
     except Exception as error:  # llguidance raises bare exceptions of several kinds
         raise ConfigError(f"{file} cannot be read for grammars: {error}", field="model_dir") from error
-    return Vocabulary(tokenizer, size, end_tokens[0])
+    return Vocabulary(tokenizer, size, end_tokens)
 
 
 class _ByteTokens:

@@ -14,7 +14,7 @@ from tests.unit.worker.token_batches import TokenBatches
 from twostroke.errors import ServeError
 from twostroke.ids import RequestId
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.request import Request, SampledToken, SamplingParams
+from twostroke.request import Grammar, Request, SampledToken, SamplingParams
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.convert import hashes_to_bytes, request_to_message
 from twostroke.rpc.peer import PeerPrefix
@@ -102,6 +102,7 @@ class Router:
         emitted: Sequence[int] = (),
         deadline_s: float | None = None,
         seed: int = 1,
+        grammar: Grammar | None = None,
         **changes,
     ) -> worker_pb2.OpenRequest:
         request = Request(
@@ -110,7 +111,7 @@ class Router:
             prompt=tuple(prompt),
             emitted=tuple(SampledToken(token) for token in emitted),
             block_hashes=tuple(block_hashes_of([*prompt, *emitted], BLOCK)),
-            sampling=SamplingParams(seed=seed, max_tokens=max_tokens),
+            sampling=SamplingParams(seed=seed, max_tokens=max_tokens, grammar=grammar),
             deadline_s=deadline_s,
             router_id=self.router_id,
         )

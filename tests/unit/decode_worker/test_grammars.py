@@ -1,0 +1,113 @@
+"""A decode worker whose requests have grammars: compiled beside its steps, replayed for tokens that are there already."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+
+import pytest
+
+from tests.unit.grammar.grammars import regex
+from tests.unit.worker.callers import router_to
+from tests.unit.worker.rig import PAGE_BYTES, decode, prompt_of
+from twostroke.config import ModelConfig
+from twostroke.errors import InvalidRequest, UnsupportedFeature
+from twostroke.grammar.compiler import GrammarCompiler
+from twostroke.grammar.state import GrammarState
+from twostroke.request import Grammar
+
+EOS = 300
+SPEED = "prefill_tokens_per_s=1e6,step_ms=1,step_us_per_seq=0"
+MODEL = ModelConfig(model=f"paced:{SPEED},vocab=2048,page_bytes={PAGE_BYTES},max_model_len=4096,eos={EOS}")
+WITHOUT_END = ModelConfig(model=f"paced:{SPEED},vocab=2048,page_bytes={PAGE_BYTES},max_model_len=4096")
+PROMPT = prompt_of(40)
+PATTERN = "[a-z]{2,8} costs [0-9]{1,3} euros and [0-9]{2} cents[.!]"
+ANSWER = regex(PATTERN)
+
+
+def text_of(tokens: list[int]) -> str:
+    assert tokens[-1] == EOS
+    return bytes(tokens[:-1]).decode()
+
+
+async def test_an_answer_matches_its_grammar_and_ends_where_that_ends() -> None:
+    async with decode(model=MODEL) as worker, router_to(worker) as router:
+        answers = [
+            await router.answer(PROMPT, 200, request_id=f"r{seed}", seed=seed, grammar=ANSWER) for seed in range(6)
+        ]
+        texts = {text_of(got.tokens) for got in answers}
+        assert len(texts) > 3
+        assert all(re.fullmatch(PATTERN, text) for text in texts)
+        assert {got.last.finish_reason for got in answers} == {"stop"}
+        tokens = sum(len(got.tokens) for got in answers)
+        assert worker.metric("grammar_tokens_total") == pytest.approx(tokens, abs=len(answers))
+        assert 0.4 * tokens < worker.metric("grammar_forced_tokens_total") < tokens
+        assert worker.metric("grammar_compile_seconds_count") == len(answers)
+        assert worker.metric("grammar_mask_seconds_count") < tokens
+
+
+async def test_an_answer_goes_on_elsewhere_after_each_of_its_tokens() -> None:
+    async with decode(model=MODEL) as worker, router_to(worker) as router:
+        whole = (await router.answer(PROMPT, 200, grammar=ANSWER)).tokens
+        for cut in range(1, len(whole)):
+            got = await router.answer(PROMPT, 200, attempt=cut, emitted=whole[:cut], grammar=ANSWER)
+            assert got.tokens == whole[cut:], f"after {cut} tokens"
+            assert got.positions[0] == cut
+        assert worker.metric("grammar_tokens_total") <= sum(len(whole) - cut for cut in range(len(whole)))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (Grammar("nonsense %%"), "the grammar cannot be compiled"),
+        (Grammar('{"grammars": [{"json_schema": {"type": 7}}]}'), "the grammar cannot be compiled"),
+    ],
+)
+async def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone(grammar: Grammar, words: str) -> None:
+    async with decode(model=MODEL) as worker, router_to(worker) as router:
+        beside = await router.open(PROMPT, 200, request_id="beside", grammar=ANSWER)
+        with pytest.raises(InvalidRequest, match=words) as refusal:
+            await router.open(PROMPT, 8, request_id="broken", grammar=grammar)
+        assert refusal.value.field == "grammar"
+        await beside.done.wait()
+        assert re.fullmatch(PATTERN, text_of(beside.tokens))
+
+
+async def test_emitted_tokens_that_do_not_match_are_refused() -> None:
+    async with decode(model=MODEL) as worker, router_to(worker) as router:
+        with pytest.raises(InvalidRequest, match="token 33 does not match the answer's grammar"):
+            await router.open(PROMPT, 8, attempt=1, emitted=[33], grammar=ANSWER)
+
+
+async def test_a_model_without_an_end_token_refuses_grammars() -> None:
+    async with decode(model=WITHOUT_END) as worker, router_to(worker) as router:
+        with pytest.raises(UnsupportedFeature, match="need a model with an end token"):
+            await router.open(PROMPT, 8, grammar=ANSWER)
+        assert len((await router.answer(PROMPT, 8, attempt=1)).tokens) == 8
+
+
+async def test_a_grammar_that_takes_long_holds_up_neither_steps_nor_other_grammars(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow, go_on, compile_now = regex("z{3}"), threading.Event(), GrammarCompiler.state
+
+    def state(self: GrammarCompiler, grammar: Grammar, tokens: list[int]) -> GrammarState:
+        if grammar == slow:
+            assert go_on.wait(30)
+        return compile_now(self, grammar, tokens)
+
+    monkeypatch.setattr(GrammarCompiler, "state", state)
+    async with decode(model=MODEL) as worker, router_to(worker) as router:
+        opening = asyncio.ensure_future(router.open(PROMPT, 20, request_id="slow", grammar=slow))
+        try:
+            plain = await router.answer(PROMPT, 20, request_id="plain")
+            other = await router.answer(PROMPT, 200, request_id="other", grammar=ANSWER)
+            assert not opening.done()
+        finally:
+            go_on.set()
+        got = await opening
+        await got.done.wait()
+        assert plain.tokens
+        assert re.fullmatch(PATTERN, text_of(other.tokens))
+        assert text_of(got.tokens) == "zzz"
