@@ -1,4 +1,4 @@
-"""A decode worker whose requests have grammars: compiled beside its steps, replayed for tokens that are there already."""
+"""A decode worker whose requests have grammars: compiled beside its steps, and replayed."""
 
 from __future__ import annotations
 
