@@ -9,6 +9,8 @@ from typing import Any
 from router.frontend.cache_hints import MOST_HINTS, USUAL_S, MessageHint, TokenHint, checked_s
 from router.frontend.json_body import parse_json_text
 from router.frontend.openai.schema import ChatFields
+from router.frontend.output.events import TextEvent
+from router.frontend.output.parts import ReasoningPart, TextPart, ToolCallPart
 from router.frontend.params import AnswerOptions, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from router.frontend.structured.fields import any_object, choice_of
 from router.frontend.structured.output import StructuredOutput
@@ -89,6 +91,26 @@ def _keep_s(message: inference_pb2.GenerateRequest | inference_pb2.ChatMessage, 
     if not message.HasField("cache_control"):
         return None
     return checked_s(message.cache_control.ttl_s or USUAL_S, f"{name}.ttl_s")
+
+
+def add_output(message: inference_pb2.GenerateResponse, event: TextEvent) -> None:
+    """Adds an event's text, reasoning and tool calls; a call's pieces are one."""
+    if event.parts is None:
+        message.text = event.text
+        return
+    calls: dict[int, inference_pb2.ToolCallPiece] = {}
+    for part in event.parts:
+        match part:
+            case TextPart(text):
+                message.text += text
+            case ReasoningPart(text):
+                message.reasoning += text
+            case ToolCallPart(rank, call_id, name, arguments):
+                if rank not in calls:
+                    calls[rank] = message.tool_calls.add(index=rank)
+                if name:
+                    calls[rank].id, calls[rank].name = call_id, name
+                calls[rank].arguments += arguments
 
 
 def options_of(request: inference_pb2.GenerateRequest) -> AnswerOptions:

@@ -17,7 +17,8 @@ import grpc.aio
 from router.frontend.auth.auth import AuthContext
 from router.frontend.grpc.calls import AuthenticatedCalls, client_address, shown_metadata
 from router.frontend.grpc.queued_writer import QueuedWriter
-from router.frontend.grpc.schema import options_of
+from router.frontend.grpc.schema import add_output, options_of
+from router.frontend.openai.tool_calls import finish_reason, has_calls
 from router.frontend.output.events import TextEvent
 from router.frontend.params import (
     AnswerOptions,
@@ -126,6 +127,8 @@ class _Messages:
         self._text = text
         self._progress = SentProgress(request.point)
         self._writer: QueuedWriter[inference_pb2.GenerateResponse] = QueuedWriter(context.write)
+        self._with_calls: set[int] = set()
+        """Choices in which a tool is called."""
         self.last: inference_pb2.GenerateResponse | None = None
         """The message that ends the stream."""
         self.turn = asyncio.Lock()
@@ -150,6 +153,8 @@ class _Messages:
         self._writer.sent_s = instant_s
 
     def put(self, event: TextEvent) -> None:
+        if has_calls(event.parts or ()):
+            self._with_calls.add(event.choice)
         if event.is_sent:
             return
         message = self._message(event)
@@ -165,13 +170,14 @@ class _Messages:
         await self.drain()
 
     def _message(self, event: TextEvent) -> inference_pb2.GenerateResponse:
-        message = inference_pb2.GenerateResponse(request_id=self._request_id, index=event.choice, text=event.text)
+        message = inference_pb2.GenerateResponse(request_id=self._request_id, index=event.choice)
+        add_output(message, event)
         if event.token is not None:
             message.token_ids.append(event.token.token)
             if event.token.logprob is not None:
                 message.logprobs.append(self._logprob(event.token))
         if event.finish is not None:
-            message.finish_reason = event.finish.value
+            message.finish_reason = finish_reason(event.finish, has_calls=event.choice in self._with_calls)
         if event.usage is not None:
             message.usage.CopyFrom(inference_pb2.Usage(**dataclasses.asdict(event.usage)))
         return message

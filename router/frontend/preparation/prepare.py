@@ -151,12 +151,13 @@ class _Preparation:
         message = _message(inference_pb2.GenerateRequest, self._work.body)
         check_model(message.model or None, self._work.model, self._work.adapters)
         structured = options_of(message).structured
-        (prompt,) = self._prompts([prompt_of(message)])
+        asked = prompt_of(message)
+        (prompt,) = self._prompts([asked])
         message.ClearField("structured_output")
         message.ClearField("token_ids")
         message.ClearField("chat")
         message.ClearField("text")
-        return message, prompt, structured
+        return message, self._parsed(asked, prompt), structured
 
     def grpc_tokenize(self) -> bytes:
         """Returns the serialized response."""

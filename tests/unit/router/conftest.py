@@ -25,6 +25,7 @@ from router.serving.generate_request import GenerateRequest, Take, take_nothing
 from tests.hand_cut import HandCutTransport
 from tests.inline_preparer import InlinePreparer
 from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig
+from twostroke.config.output import OutputConfig
 from twostroke.errors import Cancelled, PeerLost, ServeError
 from twostroke.ids import BlockHash, WorkerId
 from twostroke.kv_cache.form import KvForm
@@ -205,8 +206,9 @@ async def frontend() -> AsyncIterator[Frontend]:
 
 @asynccontextmanager
 async def open_frontend(
-    endpoints: EndpointsConfig, fleet_address: str = "", cluster_token: str = ""
+    endpoints: EndpointsConfig, fleet_address: str = "", cluster_token: str = "", output: OutputConfig | None = None
 ) -> AsyncIterator[Frontend]:
+    """`output`: how answers are taken apart."""
     dispatcher, metrics = ScriptedDispatcher(), RouterMetrics()
     config = RouterConfig(
         listen=ListenConfig(http_port=0, grpc_port=0),
@@ -216,7 +218,7 @@ async def open_frontend(
         fleet_address=fleet_address,
         cluster_token=cluster_token,
     )
-    text = InlinePreparer(ByteText())
+    text = InlinePreparer(ByteText(output))
     server = RouterServer(config, dispatcher, text, metrics, router_id="router-0", recorder=dispatcher.recorder)
     url = f"http://{server.addresses.http}"
     async with (
