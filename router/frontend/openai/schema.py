@@ -68,11 +68,16 @@ class OpenAIRequest(AnswerRequest):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        for name, is_harmless in _HARMLESS.items():
-            value = values.get(name)
-            if value is not None and not is_harmless(value):
-                raise UnsupportedFeature(f"{name} is not supported by this server", field=name)
+        refuse_unsupported(values)
         return values
+
+
+def refuse_unsupported(values: Mapping[str, Any]) -> None:
+    """Raises UnsupportedFeature that names the first field whose effect is not offered here."""
+    for name, is_harmless in _HARMLESS.items():
+        value = values.get(name)
+        if value is not None and not is_harmless(value):
+            raise UnsupportedFeature(f"{name} is not supported by this server", field=name)
 
 
 class ChatFields(Body):

@@ -12,6 +12,7 @@ from router.frontend.json_body import Body, Integer
 from router.frontend.openai.chat_messages import tool_use_of, tools_of
 from router.frontend.openai.responses.items import messages_of
 from router.frontend.openai.responses.tools import ResponseTools, read_tools
+from router.frontend.openai.schema import refuse_unsupported
 from router.frontend.params import AnswerOptions, ChatPrompt
 from router.frontend.structured.fields import structured_text
 from twostroke.errors import InvalidRequest, UnsupportedFeature
@@ -48,10 +49,33 @@ REFUSED: Mapping[str, Refused] = {
     "n": Refused(lambda value: value == 1, "a response has one answer"),
     "response_format": Refused(_is_never, "the format of the text is text.format here"),
     "messages": Refused(_is_never, "the conversation is input here"),
+    "echo": Refused(_is_empty),
+    "suffix": Refused(_is_empty),
+    "prompt_logprobs": Refused(_is_never),
     "max_tokens": Refused(_is_never, "the limit is max_output_tokens here"),
     "max_completion_tokens": Refused(_is_never, "the limit is max_output_tokens here"),
 }
 """Fields that would change the answer if they were ignored, apart from null. Other unknown fields are ignored."""
+
+
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)
+"""Fields of sampling and stopping that are those of chat completions."""
 
 
 class TextField(Body):
@@ -87,6 +111,7 @@ class ResponsesRequest(AnswerRequest):
             value = values.get(name)
             if value is not None and not refused.is_harmless(value):
                 raise UnsupportedFeature(f"{name} is not supported: {refused.why}", field=name)
+        refuse_unsupported(values)
         return values
 
     @property
@@ -134,12 +159,14 @@ def _options(body: Mapping[str, Any], request: ResponsesRequest) -> AnswerOption
         )
     if not 0 <= top <= MAX_LOGPROBS:
         raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_LOGPROBS}, got {top}", field="top_logprobs")
+    top_k = body.get("top_k")
     special = {
+        "top_k": None if top_k in (0, -1) and not isinstance(top_k, bool) else top_k,
         "max_completion_tokens": most,
         "logprobs": top if request.has_logprobs else None,
         "structured": structured_text(request.text.format, body),
     }
-    return AnswerOptions.read({**body, **special})
+    return AnswerOptions.read({**{name: body.get(name) for name in SAMPLING}, **special})
 
 
 def _variables(effort: str | None) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from tests.hand_cut import messages_of
 from tests.named_events import named_events_of
 from tests.published_api import PublishedApi, published_api, published_description
 from tests.unit.router.conftest import Frontend
-from tests.unit.router.frontend.openai.responses.codex import REQUEST
+from tests.unit.router.frontend.openai.responses.codex import REQUEST, SAID
+from tests.unit.router.frontend.openai.responses.test_codex import codex
 from tests.unit.router.frontend.openai.responses.test_replies import PARTS, events_of, reply_to, streamed
+from tests.unit.router.frontend.openai.test_tool_calls import BODY, THOUGHT, TWO_CALLS, client
 from twostroke.errors import InternalError, PeerLost
 from twostroke.request import FinishReason, SampledToken
 
@@ -85,12 +87,27 @@ async def test_responses(frontend: Frontend, api: PublishedApi, reason: FinishRe
         api.check_event(event)
 
 
-async def test_a_response_to_codex_and_one_that_failed(frontend: Frontend, api: PublishedApi) -> None:
-    frontend.limit(max_model_len=4096, pool_tokens=4096)
-    for failure in (None, PeerLost("gone")):
-        frontend.dispatcher.failure, frontend.dispatcher.failure_after = failure, 2
-        for _, event in named_events_of((await frontend.http.post(RESPONSES, json=REQUEST)).text):
-            api.check_event(event)
+async def test_responses_to_codex_and_those_that_failed(api: PublishedApi) -> None:
+    async with codex() as (dispatcher, http):
+        for failed_after in (None, *range(1, len(SAID), 7)):
+            dispatcher.failure = None if failed_after is None else PeerLost("gone")
+            dispatcher.failure_after = failed_after or 0
+            for _, event in named_events_of((await http.post(RESPONSES, json=REQUEST)).text):
+                api.check_event(event)
+        dispatcher.failure = None
+        api.check("Response", (await http.post(RESPONSES, json=REQUEST | {"stream": False})).json())
+
+
+async def test_chats_with_reasoning_and_calls(api: PublishedApi) -> None:
+    body = ASK | {"tools": BODY["tools"]}
+    api.check("CreateChatCompletionRequest", body)
+    async with client(THOUGHT + TWO_CALLS) as (_, http):
+        api.check("CreateChatCompletionResponse", (await http.post(CHAT, json=body)).json())
+        usage = {"stream_options": {"include_usage": True}}
+        chunks = messages_of((await http.post(CHAT, json=body | {"stream": True} | usage)).content)
+        assert any(choice["delta"].get("tool_calls") for chunk in chunks for choice in chunk["choices"])
+        for chunk in chunks:
+            api.check("CreateChatCompletionStreamResponse", chunk)
 
 
 @pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])

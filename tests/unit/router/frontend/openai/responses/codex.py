@@ -57,7 +57,7 @@ REQUEST: dict[str, Any] = {
         {"type": "local_shell"},
         {"type": "mcp", "server_label": "x"},
     ],
-    "tool_choice": "none",
+    "tool_choice": "auto",
     "parallel_tool_calls": True,
     "reasoning": {"effort": "medium", "summary": "auto"},
     "store": False,
@@ -67,3 +67,16 @@ REQUEST: dict[str, Any] = {
     "text": {"verbosity": "low"},
     "client_metadata": {"session_id": "0199c5c4"},
 }
+
+SAID = """<think>
+Look first.
+</think>
+
+I look and mend.
+<tool_call>
+{"name": "shell", "arguments": {"command": ["ls"]}}
+</tool_call>
+<tool_call>
+{"name": "apply_patch", "arguments": {"input": "*** Begin Patch\\n"}}
+</tool_call>"""
+"""An answer in hermes' form: reasoning, text, a call of a function and one of a custom tool."""

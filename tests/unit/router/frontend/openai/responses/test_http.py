@@ -9,7 +9,6 @@ import pytest
 
 from tests.named_events import named_events_of
 from tests.unit.router.conftest import Frontend, ScriptedDispatcher
-from tests.unit.router.frontend.openai.responses.codex import REQUEST
 from twostroke.errors import PeerLost
 from twostroke.request import FinishReason
 
@@ -43,19 +42,6 @@ async def test_a_limit_beyond_the_context_window_is_what_fits(frontend: Frontend
     await frontend.openai.responses.create(model="toy", input="hi", max_output_tokens=64_000)
     (request,) = frontend.dispatcher.requests
     assert len(request.prompt) + request.sampling[0].max_tokens == 256
-
-
-async def test_a_request_of_codex_gets_sensible_events(frontend: Frontend) -> None:
-    frontend.limit(max_model_len=4096, pool_tokens=4096)
-    got = await frontend.http.post(PATH, json=REQUEST)
-    assert got.status_code == 200
-    names = [name for name, _ in named_events_of(got.text)]
-    assert names[:2] == ["response.created", "response.in_progress"]
-    assert names[-1] == "response.incomplete"
-    assert names.count("response.output_text.delta") == 5
-    prompt = bytes(frontend.dispatcher.requests[0].prompt).decode()
-    for said in ("You are Codex.", "Sandbox: off.", "Mend it.", "I look.", "a.py", "Done", "Ready."):
-        assert said in prompt
 
 
 async def test_a_format_is_a_grammar_of_the_answer(app: tuple[ScriptedDispatcher, httpx.AsyncClient]) -> None:
