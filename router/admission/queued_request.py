@@ -28,6 +28,8 @@ class QueuedRequest:
     """It may be served by pages that were converted from another form."""
     cache_key: bytes = b""
     """Digest of the client's hint which requests have prefixes in common."""
+    computes_all: bool = False
+    """Its decode worker computes all of its tokens: pages that are there or elsewhere spare it nothing."""
     priority: int = 0
     """Class of the request: a higher one goes first."""
     tenant: str = ""

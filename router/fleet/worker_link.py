@@ -25,9 +25,9 @@ from router.metrics import RouterMetrics
 from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError
 from twostroke.fault_points import Point, reach
 from twostroke.ids import RequestId
-from twostroke.request import FinishReason, SampledToken, plain_token
+from twostroke.request import FinishReason, PromptLogprobs, SampledToken, plain_token
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of, is_refusal
-from twostroke.rpc.convert import error_from_message, token_from_message
+from twostroke.rpc.convert import error_from_message, prompt_logprobs_from_message, token_from_message
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import ERROR_KIND_KEY
 from twostroke.rpc.v1 import control_pb2, worker_pb2
@@ -76,6 +76,8 @@ class TokenDelta(NamedTuple):
     """Prompt tokens whose KV was not computed for this request."""
     lifetime: Mapping[str, float] = MappingProxyType({})
     """Instants that the worker has marked."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Logprobs of the prompt, with the first token, where they are wanted."""
 
 
 class TokenStream:
@@ -113,7 +115,11 @@ class TokenStream:
         if not fresh and finish is None:
             return True
         tokens = tuple(map(token_from_message, fresh))
-        delta = TokenDelta(self.next_position, tokens, finish, entry.cached_tokens, dict(entry.lifetime))
+        scores = None
+        if self.next_position == 0 and entry.HasField("prompt_logprobs"):
+            scores = prompt_logprobs_from_message(entry.prompt_logprobs)
+        lifetime = dict(entry.lifetime)
+        delta = TokenDelta(self.next_position, tokens, finish, entry.cached_tokens, lifetime, scores)
         self.next_position += len(tokens)
         self.is_complete = finish is not None
         self._deliver(delta)

@@ -55,6 +55,10 @@ class TextPrompt:
     """Special tokens written in `text` are ordinary text, as under this name in transformers."""
     keep_s: float | None = None
     """Keep its blocks that long."""
+    suffix: str = ""
+    """What follows the answer: the model fills in what is between."""
+    is_echoed: bool = False
+    """The answer begins with the prompt's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,10 @@ class TokenPrompt:
     hints: tuple[TokenHint, ...] = ()
     parsing: Parsing | None = None
     """How its answers are taken apart. None: they are text."""
+    is_echoed: bool = False
+    """The answer begins with the prompt's text."""
+    text: str = ""
+    """Its text, where it is echoed and has been prepared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +157,9 @@ class AnswerOptions(Body):
     logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias)] = ()
     """Pairs of token id and bias, read from an object whose names are the ids."""
     logprobs: Integer | None = None
+    prompt_logprobs: Integer | None = None
+    is_prompt_only: bool = False
+    """No token of the answer is shown: one is drawn and dropped. Clients do not send it."""
     seed: Integer | None = None
     stop: Strings = ()
     stop_token_ids: TokenIds = ()
@@ -348,6 +359,7 @@ def sampling_params(
             repetition_penalty=options.repetition_penalty,
             logit_bias=options.logit_bias,
             logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
             min_tokens=options.min_tokens,
             ignore_eos=options.ignore_eos,
             stop_token_ids=tuple(options.stop_token_ids),

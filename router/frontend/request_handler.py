@@ -34,7 +34,7 @@ from twostroke.errors import Cancelled, DeadlineExceeded, Draining, InternalErro
 from twostroke.fault_points import Point, reach
 from twostroke.kv_cache.block import adapter_salt, exact_salt, owner_salt
 from twostroke.models.catalog.recommended import UNKNOWN, Recommended
-from twostroke.request import AdapterRef, CacheHint, FinishReason, SampledToken, Siblings
+from twostroke.request import AdapterRef, CacheHint, FinishReason, PromptLogprobs, SampledToken, Siblings
 from twostroke.tracing.context import TraceContext
 from twostroke.tracing.recorder import Recorder
 
@@ -318,7 +318,7 @@ class _Output:
                 choice = prompt.choices[number]
                 for position, token in enumerate(delta.tokens, delta.position):
                     await self._turn()
-                    self._take_token(prompt, number, token, position)
+                    self._take_token(prompt, number, token, position, delta.prompt_logprobs)
                     await self._sink.drain()
                 if delta.finish is not None and not choice.is_finished:
                     await self._turn()
@@ -341,7 +341,7 @@ class _Output:
         if prompt.waits or not self._sink.is_ready or len(delta.tokens) > AT_ONCE or self._share.is_over:
             return False
         for position, token in enumerate(delta.tokens, delta.position):
-            self._take_token(prompt, number, token, position)
+            self._take_token(prompt, number, token, position, delta.prompt_logprobs)
         self._sink.flush()
         return True
 
@@ -374,11 +374,20 @@ class _Output:
         parser = parsing.parser(self._point.stream, choice)
         return ParsedText(text, parser, scanner, min_tokens=options.min_tokens)
 
-    def _take_token(self, prompt: _Prompt, number: int, token: SampledToken, position: int) -> None:
-        """Gives one token to the sink. Where a stop string ends its choice with it, no more are asked for."""
+    def _take_token(
+        self, prompt: _Prompt, number: int, token: SampledToken, position: int, scores: PromptLogprobs | None
+    ) -> None:
+        """Gives one token to the sink. Where a stop string ends its choice with it, no more are asked for.
+
+        `scores` are the prompt's, if there are any: they go with the token at position 0.
+        """
         choice = prompt.choices[number]
         text = choice.text
         if choice.text.is_stopped:
+            return
+        scores = None if position else scores
+        if self._client_request.options.is_prompt_only:
+            choice.prompt_logprobs = scores
             return
         self._completion_tokens += 1
         new = text.feed(token.token)
@@ -392,7 +401,7 @@ class _Output:
                 self._has_token = True
                 self._handler.metrics.ttft_seconds.observe(now - self._client_request.received_s)
         event = TextEvent(choice.index, new, choice.prompt_tokens, text.tokens, token, None, None, is_sent, text.parts)
-        self._sink.put(event)
+        self._sink.put(event if scores is None else event._replace(prompt_logprobs=scores))
         if text.is_stopped:
             self._handler.dispatcher.finish_early(prompt.request, number)
 
@@ -401,6 +410,8 @@ class _Output:
         rest = choice.text.flush()
         if choice.text.is_stopped:
             reason = FinishReason.STOP
+        if reason is FinishReason.STOP and self._client_request.options.is_prompt_only:
+            reason = FinishReason.LENGTH  # whatever the token was that is not shown
         if reason is FinishReason.ERROR:
             raise InternalError("a worker ended the answer with an error it did not name")
         if choice.text.tokens < choice.sent_tokens:
@@ -409,9 +420,8 @@ class _Output:
         usage = self._usage() if self._choices_left == 0 else None
         counts = choice.prompt_tokens, choice.text.tokens
         parts, stop = choice.text.parts, choice.text.stop_string
-        self._sink.put(
-            TextEvent(choice.index, rest, *counts, finish=reason, usage=usage, parts=parts, stop_string=stop)
-        )
+        event = TextEvent(choice.index, rest, *counts, finish=reason, usage=usage, parts=parts, stop_string=stop)
+        self._sink.put(event._replace(prompt_logprobs=choice.prompt_logprobs))
         if usage is not None:
             log.info(
                 "request done request=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d ms=%.1f",
@@ -438,6 +448,8 @@ class _Choice:
     """Tokens that the client has already."""
     is_finished: bool = False
     last_token_s: float | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    """Kept for its end, where no token of it is shown."""
 
 
 @dataclass(slots=True)

@@ -62,6 +62,10 @@ class Routable(Protocol):
     def cache_key(self) -> bytes:
         """Digest of the client's hint which requests have prefixes in common; empty without one."""
 
+    @property
+    def computes_all(self) -> bool:
+        """Its decode worker computes all of its tokens: pages that are there or elsewhere spare it nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -148,7 +152,7 @@ class Selector:
         `passes_s`: per worker, the reserved seconds that this request goes before. `is_tentative`: the request waits;
         `dispatched` is called when it goes.
         """
-        prefixes = self._look_up(request.block_hashes, workers)
+        prefixes = self._look_up(_useful_hashes(request), workers)
         snapshot = self._snapshot(request, prefixes, workers, now_s, passes_s)
         cached = max(view.cached_blocks for view in (*snapshot.decode, *snapshot.prefill))
         self._index.re_reference.asked(request.block_hashes[cached:])
@@ -180,7 +184,7 @@ class Selector:
         self, request: Routable, workers: Workers, now_s: float, *, passes_s: Mapping[WorkerId, float] = NOTHING_PASSED
     ) -> Snapshot:
         """Returns what the policy sees."""
-        return self._snapshot(request, self._look_up(request.block_hashes, workers), workers, now_s, passes_s)
+        return self._snapshot(request, self._look_up(_useful_hashes(request), workers), workers, now_s, passes_s)
 
     def _look_up(self, hashes: Sequence[BlockHash], workers: Workers) -> Prefixes:
         tail, coming = workers.shape.window_blocks, self._reservations.coming
@@ -224,7 +228,7 @@ class Selector:
             return self._view(worker, prefixes, passed_s, now_s, load_s)
 
         hashes = request.block_hashes
-        sources = workers.prefill if request.takes_converted else _computing_the_same(workers)
+        sources = _sources(request, workers)
         return Snapshot(
             known_tokens=request.known_tokens,
             full_blocks=len(hashes),
@@ -310,6 +314,17 @@ class Selector:
         sources = {view.worker for view in snapshot.prefill}
         coming_from = next((w for w in self._reservations.coming(hashes[-1]) if w in sources), None)
         return dataclasses.replace(decision, source=coming_from)
+
+
+def _useful_hashes(request: Routable) -> tuple[BlockHash, ...]:
+    """Returns the blocks whose pages would spare the request work."""
+    return () if request.computes_all else request.block_hashes
+
+
+def _sources(request: Routable, workers: Workers) -> Sequence[Worker]:
+    if request.computes_all:
+        return ()
+    return workers.prefill if request.takes_converted else _computing_the_same(workers)
 
 
 def _adapter_load_s(worker: Worker, adapter: AdapterRef | None) -> float:

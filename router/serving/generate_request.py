@@ -63,6 +63,11 @@ class GenerateRequest:
     trace: TraceContext | None = None
     """The span that it is part of."""
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Logprobs of the prompt come with the first token of each choice."""
+        return self.sampling[0].prompt_logprobs is not None and len(self.prompt) > 1
+
 
 Take = Callable[[int, TokenDelta], bool]
 """Takes a delta of a choice at once, or returns False."""

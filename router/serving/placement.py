@@ -262,6 +262,7 @@ def _queued(request: Request) -> QueuedRequest:
         adapter=request.adapter,
         takes_converted=request.takes_converted,
         cache_key=request.cache_key,
+        computes_all=request.scores_prompt,
         priority=request.priority,
         tenant=request.tenant,
         siblings=request.siblings,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from router.fleet.worker_link import WorkerLink
 from router.serving.generate_request import GenerateRequest
 from twostroke.errors import InvalidRequest, ServeError
-from twostroke.request import FinishReason, SampledToken, SamplingParams
-from twostroke.rpc.convert import sampling_from_message, token_from_message
+from twostroke.request import FinishReason, PromptLogprobs, SampledToken, SamplingParams
+from twostroke.rpc.convert import prompt_logprobs_from_message, sampling_from_message, token_from_message
 from twostroke.rpc.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ class Recovered:
     cached_tokens: int
     most_tokens: int
     """Tokens that the output may have."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Logprobs of the prompt, where they are wanted and there are tokens."""
 
 
 async def recover(links: Iterable[WorkerLink], request: GenerateRequest) -> dict[int, Recovered]:
@@ -48,6 +50,8 @@ async def recover(links: Iterable[WorkerLink], request: GenerateRequest) -> dict
             if choice is None or choice in request.ended_choices:
                 continue
             one = _read(link, message, request, choice)
+            if one.tokens and one.prompt_logprobs is None and request.scores_prompt:
+                continue  # they went to a router that is gone: computed again, the answer is the same
             if choice not in recovered or _rank(one) > _rank(recovered[choice]):
                 recovered[choice] = one
     return recovered
@@ -74,6 +78,9 @@ def _read(link: WorkerLink, message: worker_pb2.RequestSnapshot, request: Genera
         finish=FinishReason(message.finish_reason) if message.finish_reason else None,
         cached_tokens=message.cached_tokens,
         most_tokens=sampling.max_tokens,
+        prompt_logprobs=(
+            prompt_logprobs_from_message(message.prompt_logprobs) if message.HasField("prompt_logprobs") else None
+        ),
     )
 
 

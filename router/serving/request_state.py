@@ -233,7 +233,8 @@ class RequestState:
         self._stats.arrived(0, recovered.cached_tokens, time.monotonic())
         if recovered.tokens:
             self._emitted += recovered.tokens
-            self._reports.tokens(self.choice, TokenDelta(0, recovered.tokens))
+            scores = recovered.prompt_logprobs
+            self._reports.tokens(self.choice, TokenDelta(0, recovered.tokens, prompt_logprobs=scores))
 
     async def _reattach(self, recovered: Recovered) -> TokenStream | None:
         """Attaches to it at its worker. Returns None where it has to be placed again."""

@@ -127,6 +127,7 @@ def options_of(request: inference_pb2.GenerateRequest) -> AnswerOptions:
             "frequency_penalty",
             "repetition_penalty",
             "logprobs",
+            "prompt_logprobs",
         ),
     )
     options |= _given(stop, ("max_tokens", "min_tokens")) | _given(request, ("n",))

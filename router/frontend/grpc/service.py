@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -32,8 +32,7 @@ from router.frontend.params import (
 from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import SentProgress, StreamPoint, with_pulse
 from router.frontend.text.tokenizer import Text, token_text
-from twostroke.errors import UnsupportedFeature
-from twostroke.request import SampledToken
+from twostroke.request import PromptLogprobs, SampledToken
 from twostroke.rpc.channel import call_timeout_s
 from twostroke.rpc.entrance import Context
 from twostroke.rpc.v1 import inference_pb2
@@ -124,6 +123,7 @@ class _Messages:
 
     def __init__(self, request: ClientRequest, text: Text, context: Context) -> None:
         self._request_id = request.request_id
+        self._prompts = [prompt.ids for prompt in request.prompts]
         self._text = text
         self._progress = SentProgress(request.point)
         self._writer: QueuedWriter[inference_pb2.GenerateResponse] = QueuedWriter(context.write)
@@ -176,11 +176,25 @@ class _Messages:
             message.token_ids.append(event.token.token)
             if event.token.logprob is not None:
                 message.logprobs.append(self._logprob(event.token))
+        if event.prompt_logprobs is not None:
+            message.prompt_logprobs.extend(self._prompt_logprobs(event.prompt_logprobs))
         if event.finish is not None:
             message.finish_reason = finish_reason(event.finish, has_calls=event.choice in self._with_calls)
         if event.usage is not None:
             message.usage.CopyFrom(inference_pb2.Usage(**dataclasses.asdict(event.usage)))
         return message
+
+    def _prompt_logprobs(self, scores: PromptLogprobs) -> Iterator[inference_pb2.TokenLogprob]:
+        (ids,) = self._prompts
+        for place, (token, logprob, rank) in enumerate(zip(ids[1:], scores.logprobs, scores.ranks, strict=True)):
+            top = [SampledToken(other, value) for other, value in scores.top(place)]
+            yield inference_pb2.TokenLogprob(
+                token_id=token,
+                token=token_text(self._text, token),
+                logprob=logprob,
+                rank=rank,
+                top=[self._logprob(other) for other in top],
+            )
 
     def _logprob(self, token: SampledToken) -> inference_pb2.TokenLogprob:
         assert token.logprob is not None
@@ -204,8 +218,6 @@ def _client_request(
     received_s: float,
     traceparent: str = "",
 ) -> ClientRequest:
-    if request.sampling.HasField("prompt_logprobs"):
-        raise UnsupportedFeature("prompt_logprobs is not supported by this server", field="prompt_logprobs")
     request_id = check_request_id(request.request_id, "request_id") or uuid.uuid4().hex
     tenant = auth.tenant_of(check_request_id(request.tenant, "tenant"), "tenant")
     mark = auth.marks(tenant)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Sequence
 
 from router.frontend.http.reply import Json, encoded, sse
 from router.frontend.openai.errors import error_body
+from router.frontend.openai.prompt_part import completion_logprobs, echoed_logprobs, finite, joined, prompt_logprobs
 from router.frontend.openai.schema import OpenAIRequest
 from router.frontend.openai.tool_calls import delta_of, finish_reason, has_calls, message_of
 from router.frontend.output.events import TextEvent, Usage
 from router.frontend.output.parts import Part
+from router.frontend.params import TokenPrompt
 from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.errors import ServeError
-from twostroke.request import SampledToken
+from twostroke.request import PromptLogprobs, SampledToken
 
 LONG_BODY = 1000
 """Tokens and top logprobs from which on a whole response is long; each takes some microseconds."""
-LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
 
 FRAMED = "text\0"
 """Stands for a chunk's text where its frame is found. No name or id has a zero character."""
@@ -56,6 +55,9 @@ class OpenAIReply:
         self._object = kind
         self._head: Json = {"id": f"{prefix}-{point.request_id}", "created": int(time.time()), "model": model}
         self._choices = [_ChoiceReply(is_opened=sent.tokens is not None) for sent in point.sent]
+        if request.echo and request.options.logprobs is not None:
+            for index, choice in enumerate(self._choices):
+                choice.offset = sum(len(token_text(text, token)) for token in self._prompt_of(index).ids)
         self._progress = progress
         self._usage: Usage | None = None
 
@@ -68,19 +70,31 @@ class OpenAIReply:
             choice.tokens.append(event.token)
         if event.finish is not None:
             choice.finish_reason = finish_reason(event.finish, has_calls=has_calls(choice.parts))
+        choice.prompt_logprobs = event.prompt_logprobs or choice.prompt_logprobs
         self._usage = event.usage or self._usage
 
     @property
     def is_long(self) -> bool:
         """Tells whether its body takes more than some milliseconds to make."""
-        tokens = sum(len(choice.tokens) for choice in self._choices)
-        return tokens * (1 + (self._request.options.logprobs or 0)) > LONG_BODY
+        options = self._request.options
+        tokens = sum(len(choice.tokens) for choice in self._choices) * (1 + (options.logprobs or 0))
+        if options.prompt_logprobs is not None:
+            shown = sum(len(self._prompt_of(index).ids) for index in range(len(self._choices)))
+            tokens += shown * (1 + options.prompt_logprobs)
+        return tokens > LONG_BODY
 
     def body(self) -> Json:
         """Returns the whole response; every event must have been added."""
         assert self._usage is not None
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
-        return {**self._head, "object": self._object, "choices": choices, "usage": usage_body(self._usage)}
+        body = {**self._head, "object": self._object, "choices": choices, "usage": usage_body(self._usage)}
+        if self._request.prompt_logprobs is not None and self._request.is_chat:
+            body["prompt_logprobs"] = self._prompt_logprobs(0)
+        return body
+
+    def _prompt_logprobs(self, index: int) -> list[Json | None]:
+        scores, most = self._choices[index].prompt_logprobs, self._request.prompt_logprobs or 0
+        return prompt_logprobs(self._text, self._prompt_of(index).ids, scores, most)
 
     def messages(self, event: TextEvent) -> str:
         """Returns the messages of a stream for one event, each with the token by which a client can resume after it.
@@ -127,10 +141,9 @@ class OpenAIReply:
     def _chunks(self, event: TextEvent) -> list[tuple[str, Json]]:
         choice, index = self._choices[event.choice], event.choice
         chunks = []
-        if self._request.is_chat and not choice.is_opened and not event.is_sent:
+        if (self._request.is_chat or self._request.echo) and not choice.is_opened and not event.is_sent:
             choice.is_opened = True
-            delta = {"role": "assistant", "content": ""}
-            opening = self._chunk({"index": index, "delta": delta}, None, event.prompt_tokens, 0)
+            opening = self._chunk({"index": index, **self._opening(event)}, None, event.prompt_tokens, 0)
             chunks.append((self._progress.opened(index), opening))
         tokens = [] if event.token is None else [event.token]
         part: Json = {"index": index, **self._part(event)}
@@ -149,6 +162,25 @@ class OpenAIReply:
             usage = {**self._stream_head(), "choices": [], "usage": usage_body(event.usage)}
             chunks.append((self._progress.ended(), usage))
         return chunks
+
+    def _opening(self, event: TextEvent) -> Json:
+        """Returns what comes before the first token: a chat's role, or a completion's prompt."""
+        if self._request.is_chat:
+            return {"delta": {"role": "assistant", "content": ""}}
+        part: Json = {"text": self._prompt_of(event.choice).text}
+        if self._request.options.logprobs is not None:
+            part["logprobs"] = self._echoed_logprobs(event.choice, event.prompt_logprobs)
+        if self._request.return_token_ids:
+            part["token_ids"] = []
+        return part
+
+    def _prompt_of(self, index: int) -> TokenPrompt:
+        prompt = self._request.prompts[index // self._request.options.n]
+        assert isinstance(prompt, TokenPrompt), "it was prepared"
+        return prompt
+
+    def _echoed_logprobs(self, index: int, scores: PromptLogprobs | None) -> Json:
+        return echoed_logprobs(self._text, self._prompt_of(index).ids, scores, self._request.options.logprobs or 0)
 
     def _part(self, event: TextEvent) -> Json:
         if not self._request.is_chat:
@@ -180,9 +212,13 @@ class OpenAIReply:
             said = {"content": text} if not self._request.has_parts else message_of(choice.parts)
             whole["message"] = {"role": "assistant", "refusal": None, **said}
         else:
-            whole["text"] = text
+            whole["text"] = self._prompt_of(index).text + text
         if self._request.options.logprobs is not None:
-            whole["logprobs"] = self._logprobs(choice.tokens, 0)
+            whole["logprobs"] = self._logprobs(choice.tokens, choice.offset)
+            if self._request.echo:
+                whole["logprobs"] = joined(self._echoed_logprobs(index, choice.prompt_logprobs), whole["logprobs"])
+        if self._request.prompt_logprobs is not None and not self._request.is_chat:
+            whole["prompt_logprobs"] = self._prompt_logprobs(index)
         if self._request.return_token_ids:
             whole["token_ids"] = [token.token for token in choice.tokens]
         return whole
@@ -201,24 +237,17 @@ class OpenAIReply:
     def _entry(self, token: int, logprob: float | None) -> Json:
         return {
             "token": token_text(self._text, token),
-            "logprob": _finite(logprob),
+            "logprob": finite(logprob),
             "bytes": list(self._text.token_bytes(token)),
         }
 
     def _completion_logprobs(self, tokens: Sequence[SampledToken], offset: int) -> Json:
         texts = [token_text(self._text, token.token) for token in tokens]
-        offsets, tops = [], []
+        tops: list[Json | None] = []
         for text, token in zip(texts, tokens, strict=True):
-            offsets.append(offset)
-            offset += len(text)
-            top = {token_text(self._text, other): _finite(logprob) for other, logprob in token.top}
-            tops.append({**top, text: _finite(token.logprob)})
-        return {
-            "tokens": texts,
-            "token_logprobs": [_finite(token.logprob) for token in tokens],
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
+            top = {token_text(self._text, other): finite(logprob) for other, logprob in token.top}
+            tops.append({**top, text: finite(token.logprob)})
+        return completion_logprobs(texts, [finite(token.logprob) for token in tokens], tops, offset)
 
 
 class _ChoiceReply:
@@ -234,9 +263,4 @@ class _ChoiceReply:
         self.frame: tuple[str, str] | None = None
         """What stands around the text in its chunks, where they differ in nothing else."""
         self.offset = 0
-
-
-def _finite(logprob: float | None) -> float:
-    if logprob is None or not math.isfinite(logprob):
-        return LEAST_LOGPROB
-    return logprob
+        self.prompt_logprobs: PromptLogprobs | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,9 +36,6 @@ _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
     "modalities": lambda value: value == ["text"],
     "prediction": _is_empty,
     "web_search_options": lambda value: value is None,
-    "echo": _is_empty,
-    "suffix": _is_empty,
-    "prompt_logprobs": lambda value: value is None,
     "prompt_embeds": _is_empty,
     "truncate_prompt_tokens": lambda value: value is None,
     "use_beam_search": _is_empty,
@@ -64,6 +62,9 @@ class OpenAIRequest(AnswerRequest):
     best_of: Integer | None = None
     stream_options: StreamOptions = Field(default=StreamOptions(), strict=False)
     return_token_ids: bool = False
+    echo: bool = False
+    prompt_logprobs: Integer | None = None
+    """The number of logprobs of the prompt in vLLM's form, apart from those that `echo` shows with `logprobs`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -129,6 +130,27 @@ class TextFields(Body):
         return None if self.cache_control is None else hint_s(self.cache_control, "cache_control")
 
 
+class PromptFields(Body):
+    """Fields of a completion that are about its prompt's place in the answer."""
+
+    echo: bool = False
+    suffix: str = ""
+    logprobs: Integer | None = None
+    prompt_logprobs: Integer | None = None
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Returns what they are as options of the answer."""
+        wanted = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        counts = [count for count in (self.prompt_logprobs, self.logprobs if self.echo else None) if count is not None]
+        length: dict[str, Any] = {"is_prompt_only": False}
+        if self.echo and wanted == 0:
+            length = {"is_prompt_only": True, "max_tokens": 1, "max_completion_tokens": None, "min_tokens": 0}
+        return {"prompt_logprobs": max(counts, default=None), **length}
+
+
 class TokenizeBody(Body):
     model: str | None = None
     add_special_tokens: bool | None = None
@@ -142,13 +164,20 @@ class DetokenizeBody(Body):
 
 def parse_chat(body: Mapping[str, Any]) -> OpenAIRequest:
     logprobs = ChatLogprobs.read(body).most
-    return _request(body, (ChatFields.read(body).prompt,), logprobs, is_chat=True)
+    for name in ("echo", "suffix"):
+        if body.get(name):
+            raise UnsupportedFeature(f"{name} is for completions: a chat has no place for it", field=name)
+    return _request(body, (ChatFields.read(body).prompt,), logprobs, {"is_prompt_only": False}, is_chat=True)
 
 
 def parse_completion(body: Mapping[str, Any]) -> OpenAIRequest:
-    text = TextFields.read(body)
+    text, fields = TextFields.read(body), PromptFields.read(body)
     prompts = _prompts(text.prompt, text.split_special_tokens, text.keep_s)
-    return _request(body, prompts, body.get("logprobs"), is_chat=False)
+    if fields.echo:
+        prompts = tuple(_echoed(prompt) for prompt in prompts)
+    if fields.suffix:
+        prompts = tuple(_with_suffix(prompt, fields.suffix) for prompt in prompts)
+    return _request(body, prompts, body.get("logprobs"), fields.options, is_chat=False)
 
 
 def tokenize_prompt(body: Mapping[str, Any]) -> TextPrompt | ChatPrompt:
@@ -161,24 +190,44 @@ def tokenize_prompt(body: Mapping[str, Any]) -> TextPrompt | ChatPrompt:
 
 
 def _request(
-    body: Mapping[str, Any], prompts: tuple[Prompt, ...], logprobs: int | None, *, is_chat: bool
+    body: Mapping[str, Any],
+    prompts: tuple[Prompt, ...],
+    logprobs: int | None,
+    special: Mapping[str, Any],
+    *,
+    is_chat: bool,
 ) -> OpenAIRequest:
-    options = _options(body, logprobs)
+    options = _options(body, logprobs, special)
     request = OpenAIRequest.read({**body, "is_chat": is_chat, "prompts": prompts, "options": options})
     if request.best_of is not None and request.best_of != options.n:
         raise UnsupportedFeature("best_of other than n is not supported by this server", field="best_of")
+    if request.prompt_logprobs is not None and request.stream:
+        raise UnsupportedFeature("prompt_logprobs are not available when `stream=True`.", field="prompt_logprobs")
     return request
 
 
-def _options(body: Mapping[str, Any], logprobs: int | None) -> AnswerOptions:
+def _options(body: Mapping[str, Any], logprobs: int | None, special: Mapping[str, Any]) -> AnswerOptions:
     top_k = body.get("top_k")
-    special = {
+    usual = {
         "max_tokens": body.get("max_tokens") if body.get("max_completion_tokens") is None else None,
         "top_k": None if top_k in (0, -1) and not isinstance(top_k, bool) else top_k,
         "logprobs": logprobs,
         "structured": structured_output(body),
     }
-    return AnswerOptions.read({**body, **special})
+    return AnswerOptions.read({**body, **usual, **special})
+
+
+def _echoed(prompt: Prompt) -> Prompt:
+    assert not isinstance(prompt, ChatPrompt)
+    return dataclasses.replace(prompt, is_echoed=True)
+
+
+def _with_suffix(prompt: Prompt, suffix: str) -> TextPrompt:
+    if not isinstance(prompt, TextPrompt):
+        raise InvalidRequest("suffix needs a prompt that is text", field="suffix")
+    if prompt.split_special_tokens:
+        raise InvalidRequest("suffix needs special tokens: it excludes split_special_tokens", field="suffix")
+    return dataclasses.replace(prompt, suffix=suffix)
 
 
 def _prompts(value: Any, split_special_tokens: bool, keep_s: float | None) -> tuple[Prompt, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from router.frontend.output.parts import Part
-from twostroke.request import FinishReason, SampledToken
+from twostroke.request import FinishReason, PromptLogprobs, SampledToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class TextEvent(NamedTuple):
     all is text."""
     stop_string: str | None = None
     """The client's stop string that has ended the choice, in its last event."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Logprobs of the prompt, in the first event of a choice, where they are wanted."""
 
 
 class Sink(Protocol):

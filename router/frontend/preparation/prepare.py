@@ -41,6 +41,7 @@ from router.frontend.params import (
 )
 from router.frontend.public_prefixes import common_length
 from router.frontend.structured.output import StructuredOutput
+from router.frontend.text.infill import infill_text
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, NotFound, ServeError, UnsupportedFeature, without_frames
@@ -198,10 +199,11 @@ class _Preparation:
         return tuple(map(self._prompt, prompts))
 
     def _prompt(self, prompt: Prompt) -> TokenPrompt:
-        is_empty = isinstance(prompt, TextPrompt) and not prompt.text
+        is_empty = isinstance(prompt, TextPrompt) and not prompt.text and not prompt.suffix
         most_tokens = self._facts.context_tokens
         ids = () if is_empty else self._tokens(prompt, most_tokens, isinstance(prompt, TextPrompt))
-        tokens = TokenPrompt(array("I", ids), isinstance(prompt, ChatPrompt), self._hints(prompt, ids))
+        echoed = self._echoed(prompt)
+        tokens = TokenPrompt(array("I", ids), isinstance(prompt, ChatPrompt), self._hints(prompt, ids), text=echoed)
         check_prompt(tokens, self._facts)
         return tokens
 
@@ -222,6 +224,15 @@ class _Preparation:
         tools = callable_tools(prompt.tools) if uses else {}
         is_open = bool(opening) and end.endswith(opening)
         return dataclasses.replace(tokens, parsing=Parsing(formats=formats, tools=tools, is_reasoning_open=is_open))
+
+    def _echoed(self, prompt: Prompt) -> str:
+        match prompt:
+            case TextPrompt(text=text, is_echoed=True):
+                return text
+            case TokenPrompt(ids=ids, is_echoed=True):
+                return self._text.decode(ids, skip_special_tokens=False)
+            case _:
+                return ""
 
     def _hints(self, prompt: Prompt, tokens: Sequence[int]) -> tuple[TokenHint, ...]:
         """Returns which of the prompt's tokens are to be kept, and how long."""
@@ -244,6 +255,8 @@ class _Preparation:
             case TokenPrompt(ids):
                 tokens: Sequence[int] = ids
             case TextPrompt(text, split):
+                if prompt.suffix:
+                    text = infill_text(self._text, text, prompt.suffix)
                 self._check_text(text, "prompt", most_tokens)
                 tokens = self._text.encode(text, add_special_tokens=add_special_tokens, split_special_tokens=split)
             case ChatPrompt():

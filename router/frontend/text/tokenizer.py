@@ -93,6 +93,10 @@ class TokenizerText:
         """Tells whether the token is no text of an answer, such as the one that ends it."""
         return token in self._special
 
+    def has_token(self, piece: str) -> bool:
+        """Tells whether the vocabulary has this entry."""
+        return self._tokenizer.token_to_id(piece) is not None
+
     def decoder(
         self, prompt: Sequence[int], *, skip_special_tokens: bool = True, kept: frozenset[str] = frozenset()
     ) -> Decoder:
@@ -117,6 +121,9 @@ class ByteText:
         self.formats = OutputFormats.of("", output or OutputConfig())
 
     longest_token_chars = 1
+
+    def has_token(self, piece: str) -> bool:
+        return False
 
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
         return list(text.encode())

@@ -29,7 +29,7 @@ from twostroke.config.output import OutputConfig
 from twostroke.errors import Cancelled, PeerLost, ServeError
 from twostroke.ids import BlockHash, WorkerId
 from twostroke.kv_cache.form import KvForm
-from twostroke.request import FinishReason, SampledToken
+from twostroke.request import FinishReason, PromptLogprobs, SampledToken
 from twostroke.rpc.traces import known_of
 from twostroke.rpc.v1 import control_pb2
 from twostroke.tracing.recorder import Recorder
@@ -51,6 +51,15 @@ FACTS = ServingFacts(
 
 def _plain(text: str) -> list[SampledToken]:
     return [SampledToken(byte) for byte in text.encode()]
+
+
+def scores_of(request: GenerateRequest) -> PromptLogprobs:
+    """Token i of a prompt has logprob -i and rank i; the likeliest at its place are the tokens behind it."""
+    top = request.sampling[0].prompt_logprobs or 0
+    places = range(1, len(request.prompt))
+    likeliest = [request.prompt[place] + rank for place in places for rank in range(1, top + 1)]
+    values = [-float(rank) for _ in places for rank in range(top)]
+    return PromptLogprobs.of([-float(place) for place in places], places, likeliest, values)
 
 
 @dataclass
@@ -133,7 +142,8 @@ class ScriptedDispatcher:
                     del answers[index]
                     yield index, TokenDelta(position, (), self.reason, self.cached_tokens)
                 else:
-                    yield index, TokenDelta(position, (answers[index][position],))
+                    scores = scores_of(request) if position == 0 and request.scores_prompt else None
+                    yield index, TokenDelta(position, (answers[index][position],), prompt_logprobs=scores)
             await asyncio.sleep(0)
             position += 1
 

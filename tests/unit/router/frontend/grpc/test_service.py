@@ -131,6 +131,16 @@ async def test_logprobs_come_with_their_tokens(frontend):
     assert (first.logprobs[0].top[0].token, first.logprobs[0].top[0].logprob) == ("b", -1.0)
 
 
+async def test_logprobs_of_the_prompt_come_with_the_first_message_of_each_choice(frontend):
+    got = await answers(frontend, ask("abc", n=2, sampling=inference_pb2.SamplingOptions(prompt_logprobs=1)))
+    firsts = [next(message for message in got if message.index == index) for index in (0, 1)]
+    for first in firsts:
+        shown = [(entry.token, entry.token_id, entry.logprob, entry.rank) for entry in first.prompt_logprobs]
+        assert shown == [("b", 98, -1.0, 1), ("c", 99, -2.0, 2)]
+        assert [(top.token, top.logprob) for top in first.prompt_logprobs[0].top] == [("c", 0.0)]
+    assert not any(message.prompt_logprobs for message in got if message not in firsts)
+
+
 BAD = [
     (inference_pb2.GenerateRequest(), "prompt"),
     (ask(""), "prompt"),
@@ -158,6 +168,7 @@ BAD = [
     (ask(sampling=inference_pb2.SamplingOptions(frequency_penalty=-2.5)), "frequency_penalty"),
     (ask(sampling=inference_pb2.SamplingOptions(logit_bias={5: float("nan")})), "logit_bias"),
     (ask(sampling=inference_pb2.SamplingOptions(logit_bias={5: float("-inf")})), "logit_bias"),
+    (ask(sampling=inference_pb2.SamplingOptions(prompt_logprobs=21)), "prompt_logprobs"),
     (ask(request_id="a\nb"), "request_id"),
 ]
 
@@ -173,9 +184,6 @@ async def test_bad_requests_are_invalid_arguments_that_name_the_field(frontend):
 
 async def test_what_is_not_there_and_what_is_not_done_have_statuses_of_their_own(frontend):
     assert (await refusal(frontend, ask(model="gpt"))).code() is grpc.StatusCode.NOT_FOUND
-    unsupported = await refusal(frontend, ask(sampling=inference_pb2.SamplingOptions(prompt_logprobs=1)))
-    assert unsupported.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "not supported" in unsupported.details()
     too_large = await refusal(frontend, ask("a" * (1 << 17)))
     assert too_large.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     frontend.dispatcher.failure = Overloaded("full")

@@ -1,0 +1,65 @@
+"""What a completion shows of its prompt: the text before its own (`echo`), and logprobs in OpenAI's and vLLM's form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from router.frontend.http.reply import Json
+from router.frontend.text.tokenizer import Text, token_text
+from twostroke.request import PromptLogprobs
+
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+def finite(logprob: float | None) -> float:
+    if logprob is None or not math.isfinite(logprob):
+        return LEAST_LOGPROB
+    return logprob
+
+
+def completion_logprobs(
+    texts: Sequence[str], logprobs: Sequence[float | None], tops: Sequence[Json | None], offset: int
+) -> Json:
+    """Returns logprobs in the form of OpenAI's completions; the first token's text begins at `offset`."""
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {"tokens": list(texts), "token_logprobs": list(logprobs), "top_logprobs": list(tops), "text_offset": offsets}
+
+
+def joined(first: Json, second: Json) -> Json:
+    """Returns logprobs of two pieces of text that follow one another."""
+    return {name: [*values, *second[name]] for name, values in first.items()}
+
+
+def echoed_logprobs(text: Text, ids: Sequence[int], scores: PromptLogprobs | None, top: int) -> Json:
+    """Returns logprobs of the prompt as OpenAI's completions show them: none of the first token."""
+    texts = [token_text(text, token) for token in ids]
+    logprobs: list[float | None] = [None] * len(ids)
+    tops: list[Json | None] = [None] * len(ids)
+    for place in range(len(scores or ())):
+        assert scores is not None
+        own = logprobs[place + 1] = finite(scores.logprobs[place])
+        likeliest = {token_text(text, token): finite(logprob) for token, logprob in scores.top(place)[:top]}
+        tops[place + 1] = {**likeliest, texts[place + 1]: own}
+    return completion_logprobs(texts, logprobs, tops, 0)
+
+
+def prompt_logprobs(text: Text, ids: Sequence[int], scores: PromptLogprobs | None, top: int) -> list[Json | None]:
+    """Returns logprobs of the prompt as vLLM shows them: by token id, the prompt's own token first."""
+    shown: list[Json | None] = [None] * len(ids)
+    for place in range(len(scores or ())):
+        assert scores is not None
+        own = ids[place + 1]
+        entries = {own: _entry(text, own, scores.logprobs[place], scores.ranks[place])}
+        for rank, (token, logprob) in enumerate(scores.top(place)[:top], 1):
+            entries.setdefault(token, _entry(text, token, logprob, rank))
+        shown[place + 1] = {str(token): entry for token, entry in entries.items()}
+    return shown
+
+
+def _entry(text: Text, token: int, logprob: float, rank: int) -> Json:
+    return {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(text, token)}

@@ -1,0 +1,56 @@
+"""Prompts that ask a model to fill in what is between two texts, in the form that its tokens are made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from router.frontend.text.tokenizer import Text
+from twostroke.errors import UnsupportedFeature
+
+
+@dataclass(frozen=True, slots=True)
+class InfillForm:
+    """How one family of models is asked."""
+
+    tokens: tuple[str, ...]
+    """Entries of the vocabulary by which the form is recognised."""
+    template: str
+    """The prompt, with `{prefix}` and `{suffix}` in their places."""
+
+
+FORMS: tuple[InfillForm, ...] = (
+    # Qwen2.5-Coder, CodeGemma
+    InfillForm(
+        ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+        "<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>",
+    ),
+    # StarCoder, Granite Code
+    InfillForm(
+        ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), "<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>"
+    ),
+    # DeepSeek Coder
+    InfillForm(
+        ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+        "<｜fim▁begin｜>{prefix}<｜fim▁hole｜>{suffix}<｜fim▁end｜>",
+    ),
+    # Code Llama
+    InfillForm(("▁<PRE>", "▁<SUF>", "▁<MID>"), "<PRE> {prefix} <SUF>{suffix} <MID>"),
+    # Codestral
+    InfillForm(("[PREFIX]", "[SUFFIX]"), "[SUFFIX]{suffix}[PREFIX]{prefix}"),
+)
+"""One entry for each family, as its makers document it. The first one whose tokens a vocabulary has is used."""
+
+
+def infill_text(text: Text, prefix: str, suffix: str) -> str:
+    """Returns the prompt that asks for what is between two texts.
+
+    Raises UnsupportedFeature where the model was not made for it.
+    """
+    for form in FORMS:
+        if all(map(text.has_token, form.tokens)):
+            return form.template.format(prefix=prefix, suffix=suffix)
+    known = ", ".join(form.tokens[0] for form in FORMS)
+    raise UnsupportedFeature(
+        f"suffix is not supported by this model: its vocabulary has no tokens for filling in the middle (as {known})",
+        field="suffix",
+    )
