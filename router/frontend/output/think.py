@@ -7,8 +7,16 @@ from collections.abc import Callable
 from router.frontend.output.collected_parts import CollectedParts
 from router.frontend.output.parts import Part
 from router.frontend.output.prose import MarkMatcher
+from router.frontend.output.tool_grammar import Mark, after_text, lazy_rules
 
 OPEN, CLOSE = "<think>", "</think>"
+
+
+def grammar(*, is_open: bool, mark: Mark) -> tuple[str, list[str]]:
+    """Returns the expression of reasoning before an answer, and its rules."""
+    closing = rf"{after_text(mark, CLOSE)} /\n{{0,2}}/"
+    return (closing if is_open else f"({mark(OPEN)} {closing})?"), lazy_rules(mark, CLOSE)
+
 
 _CLOSING_NEWLINES = 2
 """Templates write a blank line between reasoning and answer."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from router.frontend.output.collected_parts import CallIds
-from router.frontend.output.formats import harmony, llama3_json, mistral, pythonic
+from router.frontend.output.formats import harmony, hermes, llama3_json, mistral, pythonic, qwen3_coder
 from router.frontend.output.formats.harmony import HarmonySyntax
 from router.frontend.output.formats.hermes import HermesSyntax
 from router.frontend.output.formats.llama3_json import Llama3JsonSyntax
@@ -14,12 +14,14 @@ from router.frontend.output.formats.mistral import MistralSyntax
 from router.frontend.output.formats.pythonic import PythonicSyntax
 from router.frontend.output.formats.qwen3_coder import Qwen3CoderSyntax
 from router.frontend.output.framing import FramedParser, Framing, Syntax, Tools
+from router.frontend.output.tool_grammar import MakeGrammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
     name: str
     make: Callable[[Tools, Framing], Syntax]
+    grammar: MakeGrammar
     marks: tuple[str, ...]
     """Texts that the syntax looks for in prose."""
     special: tuple[str, ...] = ()
@@ -43,6 +45,7 @@ class ToolFormat:
 TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat(
         name="harmony",
+        grammar=harmony.grammar,
         make=HarmonySyntax,
         marks=HarmonySyntax.MARKS,
         special=HarmonySyntax.MARKS,
@@ -51,6 +54,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ),
     ToolFormat(
         name="qwen3_coder",
+        grammar=qwen3_coder.grammar,
         make=Qwen3CoderSyntax,
         marks=Qwen3CoderSyntax.MARKS,
         special=("<tool_call>", "</tool_call>"),
@@ -59,6 +63,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ),
     ToolFormat(
         name="hermes",
+        grammar=hermes.grammar,
         make=HermesSyntax,
         marks=HermesSyntax.MARKS,
         special=HermesSyntax.MARKS,
@@ -66,6 +71,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ),
     ToolFormat(
         name="mistral",
+        grammar=mistral.grammar,
         make=MistralSyntax,
         marks=MistralSyntax.MARKS,
         special=(mistral.CALLS, mistral.ID, mistral.ARGUMENTS),
@@ -75,6 +81,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ),
     ToolFormat(
         name="pythonic",
+        grammar=pythonic.grammar,
         make=PythonicSyntax,
         marks=PythonicSyntax.MARKS,
         special=PythonicSyntax.MARKS,
@@ -83,6 +90,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ),
     ToolFormat(
         name="llama3_json",
+        grammar=llama3_json.grammar,
         make=Llama3JsonSyntax,
         marks=Llama3JsonSyntax.MARKS,
         special=Llama3JsonSyntax.MARKS,

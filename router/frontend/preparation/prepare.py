@@ -25,6 +25,7 @@ from router.frontend.openai.schema import (
     TokenizeBody,
     tokenize_prompt,
 )
+from router.frontend.output.answer_grammar import answer_grammar
 from router.frontend.output.parsing import NO_FORMATS, OutputFormats, Parsing, callable_tools
 from router.frontend.output.reasoning_formats import BY_NAME
 from router.frontend.params import (
@@ -117,7 +118,14 @@ class _Preparation:
     def _tokenized(self, wanted: AnswerRequest) -> AnswerRequest:
         check_model(wanted.model, self._work.model, self._work.adapters)
         prompts = tuple(map(self._parsed, wanted.prompts, self._prompts(wanted.prompts)))
-        return wanted.model_copy(update={"prompts": prompts})
+        options = wanted.options
+        for prompt, tokens in zip(wanted.prompts, prompts, strict=True):
+            if isinstance(prompt, ChatPrompt) and prompt.tool_use is not None and tokens.parsing is not None:
+                structured = answer_grammar(
+                    prompt.tools, prompt.tool_use, tokens.parsing, options.structured, self._text.added_token
+                )
+                options = options.model_copy(update={"structured": structured})
+        return wanted.model_copy(update={"prompts": prompts, "options": options})
 
     def tokenize(self) -> bytes:
         """Returns the body of the response."""

@@ -35,18 +35,20 @@ def _json(output: StructuredOutput) -> str:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{output.field} must be a JSON object", field=output.field)
     checked = checked_schema(schema, output.field, is_strict=output.is_strict)
-    options: Any = {
+    text = json.dumps(checked, ensure_ascii=False, separators=(",", ":"))
+    return LLMatcher.grammar_from_json_schema(text, overrides=json_options(has_whitespace=output.has_whitespace))
+
+
+def json_options(*, has_whitespace: bool) -> Any:
+    """Returns llguidance's options for a schema: `x-guidance` in it, or `overrides`."""
+    spaces = {"whitespace_pattern": WHITESPACE} if has_whitespace else {"whitespace_flexible": False}
+    return {
         "lenient": False,
         "coerce_one_of": False,
         "json_allowed_escapes": ESCAPES,
         "json_allow_general_unicode_escapes": False,
+        **spaces,
     }
-    if output.has_whitespace:
-        options["whitespace_pattern"] = WHITESPACE
-    else:
-        options["whitespace_flexible"] = False
-    text = json.dumps(checked, ensure_ascii=False, separators=(",", ":"))
-    return LLMatcher.grammar_from_json_schema(text, overrides=options)
 
 
 def _regex(output: StructuredOutput) -> str:

@@ -89,6 +89,10 @@ class TokenizerText:
             return bytes.fromhex(piece[3:5])
         return piece.replace("▁", " ").encode()
 
+    def added_token(self, text: str) -> int | None:
+        """Returns the token of a text that was added to the vocabulary as a whole."""
+        return next((token for token, content in self._added.items() if content == text), None)
+
     def is_special(self, token: int) -> bool:
         """Tells whether the token is no text of an answer, such as the one that ends it."""
         return token in self._special
@@ -139,6 +143,9 @@ class ByteText:
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else f"<{token}>".encode()
+
+    def added_token(self, text: str) -> int | None:
+        return None
 
     def is_special(self, token: int) -> bool:
         return token >= 256

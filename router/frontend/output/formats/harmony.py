@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 from router.frontend.output.framing import Framing, State, Tools
 from router.frontend.output.prose import MarkMatcher
+from router.frontend.output.tool_grammar import (
+    CallGrammar,
+    Mark,
+    ToolSchema,
+    after_text,
+    alternatives,
+    arguments_rules,
+    lazy_rules,
+    quoted,
+)
+from router.frontend.output.tool_use import ToolUse
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END, RETURN, CALL = "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"
 
 MAX_HEADER = 512
 """Characters of a message's header, from its role to its content type."""
+
+
+def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGrammar:
+    """Returns the grammar of at most one call, behind any reasoning. The end token follows the arguments."""
+    calls = [
+        f'{quoted(f"commentary to=functions.{tool.name} ")} {mark(CONSTRAIN)} "json" {mark(MESSAGE)} arguments_{rank}'
+        for rank, tool in enumerate(tools)
+    ]
+    thinks = f'{mark(CHANNEL)} "analysis" {mark(MESSAGE)} {after_text(mark, END)} {mark(START)} "assistant"'
+    says = "" if use.must_call else f'| "final" {mark(MESSAGE)} TEXT'
+    rules = (f"thinks: {thinks}", alternatives("one_call", calls), *arguments_rules(tools), *lazy_rules(mark, END))
+    return CallGrammar("", f"thinks* {mark(CHANNEL)} (one_call {says})", None, rules)
+
 
 _TO = r"(?:to=(?P<{}>[\w.-]+)\s*)?"
 _HEADER = re.compile(

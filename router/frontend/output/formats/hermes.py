@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from router.frontend.output.call_object import CallObject
 from router.frontend.output.framing import Framing, State, Tools
 from router.frontend.output.json_scanner import Progress
+from router.frontend.output.tool_grammar import CallGrammar, Mark, ToolSchema, object_rules
+from router.frontend.output.tool_use import ToolUse
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGrammar:
+    """Returns the grammar of calls as Qwen's templates write them."""
+    call = rf'"\n" call_object "\n" {mark(CLOSE)}'
+    return CallGrammar(OPEN, call, r'"\n"', object_rules(tools, "arguments"))
 
 
 class HermesSyntax:

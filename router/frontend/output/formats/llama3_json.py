@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from router.frontend.output.call_object import CallObject
 from router.frontend.output.framing import Framing, State, Tools
 from router.frontend.output.json_scanner import Progress
+from router.frontend.output.tool_grammar import CallGrammar, Mark, ToolSchema, object_rules
+from router.frontend.output.tool_use import ToolUse
 
 PYTHON_TAG = "<|python_tag|>"
+
+
+def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGrammar:
+    """Returns the grammar of calls without the tag. An answer that begins with a brace is calls."""
+    rules = object_rules(tools, "parameters")
+    return CallGrammar("", "call_object", '"; "', rules, r"([^{](.|\n)*)?", begins_as_json=True)
 
 
 class Llama3JsonSyntax:

@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from router.frontend.output.framing import Framing, State, Tools
 from router.frontend.output.json_scanner import Progress
 from router.frontend.output.python_value import PythonValue, json_string
+from router.frontend.output.tool_grammar import CallGrammar, Mark, ToolSchema, alternatives, quoted, refuse_strict
+from router.frontend.output.tool_use import ToolUse
 
 START, END = "<|python_start|>", "<|python_end|>"
+
+_VALUES = (
+    r'value: STRING | NUMBER | "True" | "False" | "None" | list | dict',
+    r'list: "[" (value (", " value)*)? "]"',
+    r'dict: "{" (STRING ": " value (", " STRING ": " value)*)? "}"',
+    r"""STRING: /"([^"\\\n]|\\[nrt"'\\])*"|'([^'\\\n]|\\[nrt"'\\])*'/""",
+    r"NAME: /[A-Za-z_][A-Za-z0-9_]{0,63}/",
+    r"NUMBER: /-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,30})?(e[+-]?[0-9]{1,3})?/",
+)
+
+
+def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGrammar:
+    """Returns the grammar of lists of calls whose parameters have the schemas' names; values are any literals."""
+    refuse_strict(tools, "pythonic")
+    calls = [f'{quoted(tool.name + "(")} {_parameters(tool, rank)} ")"' for rank, tool in enumerate(tools)]
+    names = [
+        alternatives(f"name_{rank}", [quoted(name) for name in properties])
+        for rank, tool in enumerate(tools)
+        if (properties := tool.properties)
+    ]
+    further = '(", " call)*' if use.is_parallel else ""
+    rules = (alternatives("call", calls), *names, *_VALUES)
+    return CallGrammar("", f'"[" call {further} "]"', None, rules, r"([^\[](.|\n)*)?")
+
+
+def _parameters(tool: ToolSchema, rank: int) -> str:
+    if tool.properties == {}:
+        return ""
+    pair = f'{"NAME" if tool.properties is None else f"name_{rank}"} "=" value'
+    return f'({pair} (", " {pair})*)?'
+
 
 MAX_NAME = 256
 """Characters of a function's or parameter's name."""

@@ -3,16 +3,73 @@
 from __future__ import annotations
 
 import json
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 from router.frontend.output.framing import MAX_HELD, Framing, State, Tools
 from router.frontend.output.prose import MarkMatcher
+from router.frontend.output.tool_grammar import CallGrammar, Mark, ToolSchema, alternatives, json_rule, quoted
+from router.frontend.output.tool_use import ToolUse
+from router.frontend.structured.json_schema import UnsupportedSchema
+from twostroke.client_text import shown
 
 OPEN, CLOSE, FUNCTION = "<tool_call>", "</tool_call>", "<function="
 _PARAMETER, _END_PARAMETER, _END_FUNCTION = "<parameter=", "</parameter>", "</function>"
 
 MAX_NAME = 256
 """Characters of a function's or parameter's name, and of the whitespace around it."""
+
+_VALUE_KEYWORDS = frozenset({"type", "description", "title", "default", "examples"})
+"""Keywords of a string that its text may ignore."""
+
+
+def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGrammar:
+    """Returns the grammar of calls with parameters in the order of the schema, whose values are JSON or any text."""
+    heads = [quoted(f"<function={tool.name}>") for tool in tools]
+    calls = [f"{head} function_{rank} {quoted(_END_FUNCTION)}" for rank, head in enumerate(heads)]
+    functions = [rule for rank, tool in enumerate(tools) for rule in _function_rules(tool, rank)]
+    texts = (
+        rf'any_parameter: {quoted(_PARAMETER)} /[^<>\n]{{1,{MAX_NAME}}}/ ">\n" string_value',
+        r'string_value[lazy]: /(.|\n)*/ "\n</parameter>\n"',
+    )
+    call = rf'"\n" function "\n" {mark(CLOSE)}'
+    return CallGrammar(OPEN, call, r'"\n"', (alternatives("function", calls), *functions, *texts))
+
+
+def _function_rules(tool: ToolSchema, rank: int) -> Iterator[str]:
+    properties, required = tool.properties, tool.parameters.get("required") or ()
+    if properties is None:
+        yield rf'function_{rank}: "\n" any_parameter*'
+        return
+    names = [f"parameter_{rank}_{number}{'' if name in required else '?'}" for number, name in enumerate(properties)]
+    yield rf'function_{rank}: "\n" {" ".join(names)}'
+    for number, (name, schema) in enumerate(properties.items()):
+        yield f"parameter_{rank}_{number}: {quoted(f'{_PARAMETER}{name}>')} {_value(tool, name, schema)}"
+
+
+def _value(tool: ToolSchema, name: str, schema: Any) -> str:
+    """Returns the expression of a value between the opening mark and the next line."""
+    if not isinstance(schema, dict) or schema.get("type") != "string":
+        whole = {**schema, **_definitions(tool)} if isinstance(schema, dict) else {}
+        return rf'"\n" {json_rule(whole)} "\n</parameter>\n"'
+    if isinstance(values := schema.get("enum"), list):
+        choices = " | ".join(quoted(str(value)) for value in values)
+        return rf'"\n" ({choices}) "\n</parameter>\n"'
+    _refuse_keywords(tool, name, schema)
+    return r'"\n" string_value'
+
+
+def _definitions(tool: ToolSchema) -> dict[str, Any]:
+    return {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
+
+
+def _refuse_keywords(tool: ToolSchema, name: str, schema: dict[str, Any]) -> None:
+    """Refuses what the text of a strict tool's string cannot be kept to."""
+    others = sorted(set(schema) - _VALUE_KEYWORDS)
+    if tool.is_strict and others:
+        field = f"{tool.field}.properties.{shown(name)}"
+        raise UnsupportedSchema(f"{field}: {others[0]} cannot be kept to in this model's format of calls", field=field)
+
 
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 

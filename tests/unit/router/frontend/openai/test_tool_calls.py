@@ -193,3 +193,14 @@ async def test_a_prompt_that_begins_the_reasoning_needs_no_mark_in_the_answer() 
     async with client("Hm.\n</think>\n\nYes.") as (_, http):
         message = (await whole(http, **options))["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+
+
+async def test_workers_get_a_grammar_where_calls_are_required_and_none_where_they_are_free() -> None:
+    async with client(TWO_CALLS) as (dispatcher, http):
+        for choice in ("auto", "required", {"type": "function", "function": {"name": "add"}}):
+            await whole(http, tool_choice=choice)
+        await whole(http, parallel_tool_calls=False)
+        grammars = [request.sampling[0].grammar for request in dispatcher.requests]
+    assert grammars[0] is None
+    assert len({grammar.source for grammar in grammars[1:] if grammar is not None}) == 3
+    assert "weather" not in grammars[2].source

@@ -1,0 +1,64 @@
+"""The grammar of an answer to a request with tools, where there is anything to keep it to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from router.frontend.output import think, tool_formats
+from router.frontend.output.parsing import Parsing
+from router.frontend.output.tool_grammar import Before, grammar_source, quoted, tool_schemas
+from router.frontend.output.tool_use import ToolUse
+from router.frontend.structured.json_schema import checked_schema
+from router.frontend.structured.output import StructuredOutput
+from twostroke.errors import UnsupportedFeature
+
+FIELD = "tools"
+
+
+def answer_grammar(
+    tools: Sequence[Mapping[str, Any]],
+    use: ToolUse,
+    parsing: Parsing,
+    wanted: StructuredOutput | None,
+    added_token: Callable[[str], int | None],
+) -> StructuredOutput | None:
+    """Returns what the answer must match. None: it may be any text.
+
+    `wanted`: what an answer without calls must match. `added_token` returns the token of a text that has one of its
+    own. Raises UnsupportedFeature, naming the field, for what no grammar keeps to.
+    """
+    if not (use.must_call or wanted or not use.is_parallel or any(_is_strict(tool) for tool in tools)):
+        return None
+
+    def mark(text: str) -> str:
+        token = added_token(text)
+        return quoted(text) if token is None else f"<[{token}]>"
+
+    form = tool_formats.BY_NAME[parsing.formats.calls]
+    calls = form.grammar(tool_schemas(tools, use), use, mark)
+    answer = None if wanted is None or use.must_call else _schema_of(wanted, is_possible=not calls.begins_as_json)
+    before: Before = ("", [])
+    if parsing.formats.reasoning == "think":
+        before = think.grammar(is_open=parsing.is_reasoning_open, mark=mark)
+    source = grammar_source(calls, use, mark, before=before, answer=answer)
+    return StructuredOutput("llguidance", source.encode(), FIELD)
+
+
+def _is_strict(tool: Mapping[str, Any]) -> bool:
+    return tool["function"].get("strict") is True
+
+
+def _schema_of(wanted: StructuredOutput, *, is_possible: bool) -> Any:
+    if not is_possible:
+        raise UnsupportedFeature(
+            f'{wanted.field}: calls of this model look like other JSON; with tools, send tool_choice "none"',
+            field=wanted.field,
+        )
+    if wanted.kind != "json":
+        raise UnsupportedFeature(
+            f'{wanted.field}: with tools, an answer can be kept to a JSON schema alone, or send tool_choice "none"',
+            field=wanted.field,
+        )
+    return checked_schema(json.loads(wanted.body), wanted.field, is_strict=wanted.is_strict)

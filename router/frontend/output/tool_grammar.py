@@ -1,0 +1,174 @@
+"""Grammars for answers that call tools, in llguidance's form of Lark.
+
+Each format's file says how one call is written; this module says what may stand before and between calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from router.frontend.output.tool_use import ToolUse
+from router.frontend.structured.json_schema import UnsupportedSchema, checked_schema
+from router.frontend.structured.sources import json_options
+from twostroke.client_text import shown
+from twostroke.errors import InvalidRequest
+
+Json = Mapping[str, Any]
+
+Mark = Callable[[str], str]
+"""Returns the term that stands for a mark: its token where it is one, else its text."""
+
+NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    name: str
+    parameters: Json
+    """Schema of the arguments, an object."""
+    is_strict: bool
+    field: str
+    """The client's field, for errors."""
+
+    @property
+    def properties(self) -> Json | None:
+        """Schemas of parameters by name. None: there may be any."""
+        said = self.parameters.get("properties")
+        return None if said is None and self.parameters.get("additionalProperties") is not False else said or {}
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """How a format writes calls, as expressions of rules."""
+
+    trigger: str
+    """The mark that begins a call in the middle of text. Empty: an answer is calls from its beginning, or text."""
+    call: str
+    """What follows the trigger."""
+    separator: str | None
+    """What stands between two calls. None: `call` is all calls of an answer already."""
+    rules: tuple[str, ...]
+    text: str | None = None
+    """Regex of an answer without a call, where there is no trigger. None: `call` has such answers."""
+    begins_as_json: bool = False
+    """A call looks like any other object of JSON at its beginning."""
+
+
+Before = tuple[str, list[str]]
+"""An expression, and its rules."""
+
+MakeGrammar = Callable[[Sequence[ToolSchema], ToolUse, Mark], CallGrammar]
+
+
+def tool_schemas(tools: Sequence[Json], use: ToolUse) -> tuple[ToolSchema, ...]:
+    """Returns the tools that may be called. Raises UnsupportedFeature for a strict tool that cannot be kept to."""
+    return tuple(
+        _tool_schema(tool["function"], f"tools[{rank}].function")
+        for rank, tool in enumerate(tools)
+        if use.only in (None, tool["function"]["name"])
+    )
+
+
+def _tool_schema(function: Json, field: str) -> ToolSchema:
+    """A schema of a tool that is not strict is kept to where it can be; else the arguments are any object."""
+    name, schema, is_strict = function["name"], function.get("parameters"), function.get("strict") is True
+    field = f"{field}.parameters"
+    if schema is None:
+        return ToolSchema(name, NO_ARGUMENTS, is_strict, field)
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        raise InvalidRequest(f"{field} must be the schema of an object", field=field)
+    try:
+        copied = json.loads(json.dumps({**schema, "type": "object"}))  # checking changes it
+        checked: Json = checked_schema(copied, field, is_strict=is_strict)
+    except UnsupportedSchema:
+        if is_strict:
+            raise
+        checked = {"type": "object"}
+    return ToolSchema(name, checked, is_strict, field)
+
+
+def grammar_source(
+    calls: CallGrammar, use: ToolUse, mark: Mark, *, before: Before = ("", []), answer: Json | None = None
+) -> str:
+    """Returns the grammar of an answer.
+
+    `before`: what comes first, such as reasoning. `answer`: the schema of an answer that calls nothing.
+    """
+    trigger = mark(calls.trigger) if calls.trigger else ""
+    call = f"{trigger} {calls.call}"
+    many = call if calls.separator is None or not use.is_parallel else f"{call} ({calls.separator} {call})*"
+    first, further = before
+    rules = [*calls.rules, *further, rf"TEXT: /{ANY}/"]
+    if use.must_call:
+        start = many
+    elif answer is not None:
+        start = f"({many} | answer)"
+        rules.append(f"answer: {json_rule(answer)}")
+    elif not calls.trigger and calls.text is None:
+        start = many
+    elif not calls.trigger:
+        start = f"({many} | PLAIN)"
+        rules.append(f"PLAIN: /{calls.text}/")
+    else:
+        start = "in_text* TEXT" if use.is_parallel else "(in_text | TEXT)"
+        rules += [f"in_text: {after_text(mark, calls.trigger)} {calls.call}", *lazy_rules(mark, calls.trigger)]
+    return "\n".join(["%llguidance {}", f"start: {first} {start}", *rules, ""])
+
+
+ANY = r"(.|\n)*"
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def json_rule(schema: Json) -> str:
+    options = json_options(has_whitespace=True)
+    return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
+
+
+def after_text(mark: Mark, text: str) -> str:
+    """Returns the expression of any text up to and with a mark; it may need `lazy_rules`."""
+    term = mark(text)
+    return _lazy_name(text) if term == quoted(text) else f"TEXT {term}"
+
+
+def lazy_rules(mark: Mark, *texts: str) -> list[str]:
+    """Returns the rules of marks that are no tokens: text ends where they come first."""
+    return [f"{_lazy_name(text)}[lazy]: TEXT {quoted(text)}" for text in texts if mark(text) == quoted(text)]
+
+
+def _lazy_name(text: str) -> str:
+    return "up_to_" + "".join(char if char.isascii() and char.isalnum() else "_" for char in text).lower()
+
+
+def alternatives(name: str, calls: Sequence[str]) -> str:
+    """Returns a rule that is any one of some expressions."""
+    return f"{name}: {' | '.join(f'({call})' for call in calls)}"
+
+
+def object_rules(tools: Sequence[ToolSchema], arguments: str) -> tuple[str, ...]:
+    """Returns the rules of `call_object`: an object with the name and the arguments, under the key of that name."""
+    calls = [f'{quoted(_head(tool.name, arguments))} arguments_{rank} "}}"' for rank, tool in enumerate(tools)]
+    return (alternatives("call_object", calls), *arguments_rules(tools))
+
+
+def arguments_rules(tools: Sequence[ToolSchema]) -> tuple[str, ...]:
+    return tuple(f"arguments_{rank}: {json_rule(tool.parameters)}" for rank, tool in enumerate(tools))
+
+
+def _head(name: str, arguments: str) -> str:
+    return f'{{"name": {json.dumps(name)}, "{arguments}": '
+
+
+def refuse_strict(tools: Sequence[ToolSchema], form: str) -> None:
+    """Refuses strict tools of a format whose arguments no schema describes."""
+    for tool in tools:
+        if tool.is_strict:
+            named = tool.field.rpartition(".")[0]
+            raise UnsupportedSchema(
+                f"{named}.strict: calls in the format {shown(form)} cannot be kept to a schema", field=f"{named}.strict"
+            )

@@ -1,0 +1,180 @@
+"""Grammars of answers with tools: what they permit is what the parsers read as calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from router.frontend.output.answer_grammar import answer_grammar
+from router.frontend.output.parsing import OutputFormats, Parsing, callable_tools
+from router.frontend.output.parts import TextPart
+from router.frontend.output.tool_formats import TOOL_FORMATS
+from router.frontend.output.tool_use import ToolUse
+from router.frontend.structured.fields import structured_output
+from router.frontend.structured.output import StructuredOutput
+from tests.conformance.make_tool_outputs import Call, harmony, hermes, llama3_json, mistral_list, pythonic, qwen3_coder
+from twostroke.errors import UnsupportedFeature
+from twostroke.grammar.vocabulary import load_vocabulary
+
+VOCABULARY = load_vocabulary("", 300, (299,))
+WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
+    "harmony": lambda calls: harmony(calls).removesuffix("<|call|>"),
+    "hermes": hermes,
+    "llama3_json": llama3_json,
+    "mistral": mistral_list,
+    "pythonic": pythonic,
+    "qwen3_coder": qwen3_coder,
+}
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "parameters": {**WEATHER, "required": ["city"]}}},
+    {"type": "function", "function": {"name": "ping"}},
+]
+PARIS: Call = ("weather", {"city": 'Paris "{x}" <b>', "days": 3})
+PING: Call = ("ping", {})
+FORMATS = sorted(WRITERS)
+TWO_CALLS = sorted(set(FORMATS) - {"harmony"})
+"""Formats in which one answer may have two calls."""
+
+
+def grammar(
+    form: str,
+    use: ToolUse,
+    *,
+    tools: list[dict[str, Any]] = TOOLS,
+    reasoning: str = "",
+    is_open: bool = False,
+    wanted: StructuredOutput | None = None,
+) -> StructuredOutput | None:
+    parsing = Parsing(formats=OutputFormats(form, reasoning), tools=callable_tools(tools), is_reasoning_open=is_open)
+    return answer_grammar(tools, use, parsing, wanted, lambda text: None)
+
+
+def permits(output: StructuredOutput | None, text: str) -> bool:
+    """Tells whether a whole answer matches."""
+    assert output is not None
+    matcher = LLMatcher(VOCABULARY.tokenizer, output.body.decode(), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    data = list(text.encode())
+    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+
+def test_every_format_has_a_grammar() -> None:
+    assert {each.name for each in TOOL_FORMATS} == set(WRITERS)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_required_calls_begin_with_the_first_token(form: str) -> None:
+    required, write = grammar(form, ToolUse(must_call=True)), WRITERS[form]
+    assert permits(required, write([PARIS]))
+    assert permits(required, write([PING]))
+    assert not permits(required, "Hello.")
+    assert not permits(required, "")
+    assert not permits(required, write([("launch", {})]))
+    assert not permits(required, write([PARIS])[:-1])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_named_tool_is_the_only_one(form: str) -> None:
+    named, write = grammar(form, ToolUse(must_call=True, only="ping")), WRITERS[form]
+    assert permits(named, write([PING]))
+    assert not permits(named, write([PARIS]))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_answer_may_be_text_until_a_call_begins(form: str) -> None:
+    auto, write = grammar(form, ToolUse(is_parallel=False)), WRITERS[form]
+    text = "<|channel|>final<|message|>It rains." if form == "harmony" else "It rains {here}."
+    assert permits(auto, text)
+    assert permits(auto, write([PARIS]))
+    assert not permits(auto, write([("launch", {})]))
+    if form in ("hermes", "mistral", "qwen3_coder"):
+        assert permits(auto, f"Let me see.\n{write([PARIS])}")
+        assert not permits(auto, f"Let me see.\n{write([('launch', {})])}")
+
+
+@pytest.mark.parametrize("form", TWO_CALLS)
+def test_without_parallel_calls_there_is_one(form: str) -> None:
+    for use in (ToolUse(must_call=True), ToolUse(must_call=True, is_parallel=False), ToolUse(is_parallel=False)):
+        assert permits(grammar(form, use), WRITERS[form]([PARIS, PING])) == use.is_parallel
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_tools_that_ask_for_nothing_cost_no_grammar(form: str) -> None:
+    assert grammar(form, ToolUse()) is None
+
+
+@pytest.mark.parametrize("form", ["harmony", "hermes", "llama3_json", "mistral"])
+def test_arguments_of_strict_tools_keep_to_their_schema(form: str) -> None:
+    tools = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    strict, write = grammar(form, ToolUse(), tools=tools), WRITERS[form]
+    assert permits(strict, write([PARIS]))
+    assert not permits(strict, write([("weather", {"city": 5})]))
+    assert not permits(strict, write([("weather", {"days": 5})]))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_strict_tool_that_no_grammar_keeps_to_is_refused_by_name(form: str) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "not": {"const": "x"}}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema, "strict": True}}]
+    with pytest.raises(UnsupportedFeature, match="not") as refusal:
+        grammar(form, ToolUse(), tools=tools)
+    assert (refusal.value.field or "").startswith("tools[0].function")
+    tools[0]["function"]["strict"] = False
+    assert permits(grammar(form, ToolUse(must_call=True), tools=tools), WRITERS[form]([("weather", {"city": "y"})]))
+
+
+def test_values_of_qwen3_coders_parameters_keep_to_their_schemas() -> None:
+    tools = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    strict = grammar("qwen3_coder", ToolUse(), tools=tools)
+    assert permits(strict, qwen3_coder([PARIS]))
+    assert not permits(strict, qwen3_coder([("weather", {"city": "x", "days": "three"})]))
+    assert not permits(strict, qwen3_coder([("weather", {"days": 3})]))
+
+
+@pytest.mark.parametrize("form", TWO_CALLS)
+def test_reasoning_comes_before_what_is_required(form: str) -> None:
+    calls = WRITERS[form]([PARIS])
+    for is_open, thought in ((False, "<think>\nHm {.\n</think>\n\n"), (True, "Hm.\n</think>\n\n")):
+        required = grammar(form, ToolUse(must_call=True), reasoning="think", is_open=is_open)
+        assert permits(required, thought + calls)
+        assert not permits(required, f"{thought}Hello.")
+        assert permits(required, calls) == (not is_open)
+
+
+def test_harmony_reasons_before_it_calls() -> None:
+    required = grammar("harmony", ToolUse(must_call=True), reasoning="harmony")
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    assert permits(required, thought + WRITERS["harmony"]([PARIS]))
+    assert not permits(required, f"{thought}<|channel|>final<|message|>No.")
+
+
+@pytest.mark.parametrize("form", TWO_CALLS)
+def test_with_a_schema_an_answer_is_calls_or_what_the_schema_says(form: str) -> None:
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    wanted = structured_output({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}})
+    if form == "llama3_json":
+        with pytest.raises(UnsupportedFeature, match="look like other JSON"):
+            grammar(form, ToolUse(), wanted=wanted)
+        return
+    auto = grammar(form, ToolUse(), wanted=wanted)
+    assert permits(auto, '{"sum": 3}')
+    assert permits(auto, WRITERS[form]([PARIS]))
+    assert not permits(auto, "Hello.")
+    assert not permits(grammar(form, ToolUse(must_call=True), wanted=wanted), '{"sum": 3}')
+    with pytest.raises(UnsupportedFeature, match=r"structured_outputs\.regex"):
+        grammar(form, ToolUse(), wanted=structured_output({"structured_outputs": {"regex": "a+"}}))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_a_grammar_permits_is_read_as_calls(form: str) -> None:
+    parsing = Parsing(formats=OutputFormats(form), tools=callable_tools(TOOLS))
+    parser = parsing.parser("stream", 0)
+    output = WRITERS[form]([PARIS])
+    assert permits(grammar(form, ToolUse(must_call=True)), output)
+    parts = [*parser.feed(output), *parser.flush()]
+    assert parser.has_calls
+    assert not any(isinstance(part, TextPart) for part in parts)
