@@ -83,6 +83,7 @@ class Announcer:
             f"  gRPC          {'  '.join(router.grpc for router in routers)}\n"
             f"  admin         {'  '.join(router.admin for router in routers)}\n"
             f"  metrics       {'  '.join(metrics_url(router, scheme) for router in routers)}\n"
+            f"  console       {console_line(config)}\n"
             f"{f'  tokenizer     {model_dir}{chr(10)}' if model_dir else ''}"
             f"  logs          {folder}\n\n"
             f"{_needed(config)}"
@@ -100,6 +101,11 @@ class Announcer:
 def metrics_url(router: Addresses, scheme: str) -> str:
     """Return the URL of a router's metrics. A metrics port of its own takes no TLS."""
     return f"{scheme if router.metrics == router.http else 'http'}://{router.metrics}/metrics"
+
+
+def console_line(config: ClusterConfig) -> str:
+    """Return the command that prints the console's address, with the key that this one must not show."""
+    return shlex.join([*program(), "console", *(["--tls"] if config.certificates.clients is not None else [])])
 
 
 def curl_line(http: str, config: ClusterConfig) -> str:

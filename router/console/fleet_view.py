@@ -15,6 +15,8 @@ from twostroke.rpc.v1.control_pb2 import Load
 
 MOST_WORKERS = 64
 """Workers that one answer lists: the page draws each of them every second. Others are found by their names."""
+MOST_LISTS = 16
+"""Lists that one look keeps for other viewers."""
 LONGEST_RATE_S = 10.0
 """Age of the look before, at most, that a rate is computed against."""
 PAGE_STATES = ("free", "cached", "pinned", "arriving", "active", "quarantined")
@@ -61,9 +63,19 @@ class FleetLook:
         self._now = now
         self._before = before
         self.totals = self._totals()
+        self._listed: dict[str, dict[str, Any]] = {}
+        """What viewers of this look have asked for, by the name that they look for."""
 
     def listed(self, name: str) -> dict[str, Any]:
-        """Returns those with this in their names, those with the longest queues first."""
+        """Returns the sums, and the workers with this in their names: of many, those with the longest queues."""
+        known = self._listed.get(name)
+        if known is None:
+            known = self._list(name)
+            if len(self._listed) < MOST_LISTS:
+                self._listed[name] = known
+        return known
+
+    def _list(self, name: str) -> dict[str, Any]:
         found = [worker for worker in self._workers if name in worker.worker_id]
         if len(found) > MOST_WORKERS:
             found = sorted(found, key=_burden, reverse=True)[:MOST_WORKERS]

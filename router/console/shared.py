@@ -17,15 +17,16 @@ SHARE = 0.005
 class Shared(Generic[Value]):
     """Made on the event loop, when it is asked for and has aged."""
 
-    def __init__(self, make: Callable[[], Value]) -> None:
+    def __init__(self, make: Callable[[], Value], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
+        self._clock = clock
         self._value: Value | None = None
         self._fresh_until_s = 0.0
 
     def get(self) -> Value:
-        begun_s = time.monotonic()
+        begun_s = self._clock()
         if self._value is None or begun_s >= self._fresh_until_s:
             self._value = self._make()
-            ended_s = time.monotonic()
+            ended_s = self._clock()
             self._fresh_until_s = ended_s + max(PERIOD_S, (ended_s - begun_s) / SHARE)
         return self._value

@@ -191,6 +191,8 @@ class Frontend:
     admin: grpc.aio.Channel
     grpc_address: str
     """Address of `channel`."""
+    admin_address: str
+    """Address of `admin`."""
 
     def limit(self, **facts: int) -> None:
         """Change what the workers say about themselves."""
@@ -239,4 +241,5 @@ async def open_frontend(
         grpc.aio.insecure_channel(server.addresses.grpc) as channel,
         grpc.aio.insecure_channel(server.addresses.admin) as admin,
     ):
-        yield Frontend(dispatcher, metrics, http, url, client, channel, admin, server.addresses.grpc)
+        addresses = server.addresses
+        yield Frontend(dispatcher, metrics, http, url, client, channel, admin, addresses.grpc, addresses.admin)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc.aio
 import pytest
 
 from cluster.supervisor import fleet_service
 from cluster.supervisor.fleet_service import FleetService
+from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
 
@@ -83,3 +85,20 @@ async def test_a_change_at_the_end_of_the_pause_is_not_overtaken_by_the_view_tha
     await watcher.leave()
     assert seen == sorted(seen)
     assert set(seen) == set(range(1, 40))
+
+
+async def test_a_role_is_assigned_by_who_can_and_nonsense_is_refused() -> None:
+    assigned: list[tuple[str, str]] = []
+
+    async def assign(worker: str, role: str) -> None:
+        assigned.append((worker, role))
+
+    context: Any = None
+    service = FleetService(assign_role=assign)
+    await service.AssignRole(fleet_pb2.AssignRoleRequest(worker_id="decode-0", role="prefill"), context)
+    assert assigned == [("decode-0", "prefill")]
+    for role in ("router", "", "Decode"):
+        with pytest.raises(InvalidRequest, match="role must be prefill or decode"):
+            await service.AssignRole(fleet_pb2.AssignRoleRequest(worker_id="decode-0", role=role), context)
+    with pytest.raises(UnsupportedFeature):
+        await FleetService().AssignRole(fleet_pb2.AssignRoleRequest(worker_id="decode-0", role="prefill"), context)

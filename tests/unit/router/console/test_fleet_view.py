@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
-from router.console.fleet_view import MOST_WORKERS, FleetView
+from router.console.fleet_view import MOST_LISTS, MOST_WORKERS, FleetView
 from router.fleet.worker import Worker
 from router.frontend.request_handler import RequestHandler
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from tests.inline_preparer import InlinePreparer
+from tests.unit.router.calls import calls_of
 from tests.unit.router.conftest import ScriptedDispatcher
 from tests.unit.router.console.helpers import OPERATOR, console, read
 from twostroke.config import Role
@@ -66,6 +67,19 @@ def test_of_many_workers_those_with_the_longest_queues_are_listed_and_others_are
     assert {each["worker"] for each in said["workers"]} == {f"decode-{number}" for number in range(436, 500)}
     assert [each["worker"] for each in look.listed("decode-41")["workers"]][:2] == ["decode-41", "decode-410"]
     assert len(json.dumps(said)) < 64 << 10
+    assert look.listed("") is said, "the next viewer gets the same list"
+    assert all(look.listed(f"decode-{number}") for number in range(2 * MOST_LISTS))
+
+
+def test_a_look_takes_no_longer_where_workers_have_measured_many_links() -> None:
+    """Each of 500 workers may report a rate for each of the others."""
+
+    def calls(links: int) -> int:
+        rates = [control_pb2.LinkRate(worker_id=f"prefill-{number}", bytes_per_s=1e9) for number in range(links)]
+        look = view_of(*(worker(f"decode-{number}", links=rates) for number in range(50)))[0].look
+        return calls_of(lambda: look().listed(""))
+
+    assert calls(200) == calls(0)
 
 
 async def test_all_viewers_of_one_second_share_one_look() -> None:
