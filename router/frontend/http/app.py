@@ -26,6 +26,7 @@ from router.frontend.http.health_pages import HealthPages, with_index
 from router.frontend.http.lora import LOAD_PATH, UNLOAD_PATH, LoraEndpoints
 from router.frontend.http.middleware import Authentication, RequestIds
 from router.frontend.json_body import as_number
+from router.frontend.kserve.infer_json import check_not_binary
 from router.frontend.kserve.pages import KServePages
 from router.frontend.params import ClientRequest, TokenPrompt, check_request_id
 from router.frontend.request_handler import RequestHandler
@@ -190,6 +191,7 @@ class HttpEndpoints:
 
     async def _body(self, request: Request) -> bytes:
         check_content_type(request)
+        check_not_binary(request.headers)
         announced = request.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced) > self._max_body_bytes:
             raise self._too_large()

@@ -8,7 +8,7 @@ from typing import Any
 
 from router.frontend.kserve.answer_parts import ChoiceParts, Outputs, Values
 from router.frontend.kserve.description import INPUT_TYPES, OUTPUT_TYPES
-from router.frontend.kserve.schema import VERSION, KServeRequest, Received, request_of
+from router.frontend.kserve.schema import FINISH_REASON, TEXT_OUTPUT, VERSION, KServeRequest, Received, request_of
 from router.frontend.output.events import TextEvent
 from router.frontend.text.tokenizer import Text
 from twostroke.client_text import shown
@@ -20,6 +20,8 @@ FINAL = "triton_final_response"
 MOST_FIELDS_BEFORE_ID = 16
 """Fields of a message that are looked through for its id: it is written before inputs."""
 
+_PLAIN = frozenset({TEXT_OUTPUT, FINISH_REASON})
+"""Outputs that are the same in all responses but the last, but for the text."""
 _LENGTH = struct.Struct("<I")
 _ID_FIELD = 3
 
@@ -92,6 +94,9 @@ class InferReply:
         self._outputs = Outputs(request, text)
         self._choices = [ChoiceParts() for _ in range(choices)]
         self._prompt_tokens = 0
+        self._frame: kserve_pb2.ModelInferResponse | None = None
+        """A response of a stream that is not the last, without its text, where they differ in nothing else."""
+        self._is_plain = _PLAIN.issuperset(request.outputs) and TEXT_OUTPUT in request.outputs and choices == 1
 
     def add(self, event: TextEvent) -> None:
         self._choices[event.choice].add(event)
@@ -116,6 +121,8 @@ class InferReply:
 
         A client may ask for an empty one at the end.
         """
+        if self._is_plain and not is_last:
+            return [self._framed()]
         response, ends_empty = self.response(), is_last and self._request.wants_empty_final
         response.parameters[FINAL].bool_param = is_last and not ends_empty
         if not ends_empty:
@@ -123,6 +130,23 @@ class InferReply:
         empty = self._head()
         empty.parameters[FINAL].bool_param = True
         return [response, empty]
+
+    def _framed(self) -> kserve_pb2.ModelInferResponse:
+        (choice,) = self._choices
+        text = "".join(choice.texts)
+        choice.texts.clear()
+        if self._frame is None:
+            self._frame = self.response()
+            self._frame.parameters[FINAL].bool_param = False
+        response = kserve_pb2.ModelInferResponse()
+        response.CopyFrom(self._frame)
+        rank = self._request.outputs.index(TEXT_OUTPUT)
+        if self._request.is_raw:
+            response.raw_output_contents[rank] = _raw("BYTES", [text])
+        else:
+            response.outputs[rank].contents.bytes_contents[0] = text.encode(errors="replace")
+        choice.tokens.clear()
+        return response
 
     def _head(self) -> kserve_pb2.ModelInferResponse:
         return kserve_pb2.ModelInferResponse(model_name=self._model, model_version=VERSION, id=self._request.id)

@@ -17,8 +17,19 @@ from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import Text
 from twostroke.errors import InvalidRequest, ServeError, UnsupportedFeature
 
+BINARY_HEADER = "inference-header-content-length"
+"""Header that says how many bytes of a body are JSON, where tensors follow in binary."""
 MOST_TENSORS = 64
 """Tensors that a message names; more than there are is a mistake in the client."""
+
+
+def check_not_binary(headers: Mapping[str, str]) -> None:
+    """Raises UnsupportedFeature for a body that is not JSON alone."""
+    if BINARY_HEADER in headers:
+        raise UnsupportedFeature(
+            "tensors in binary are not supported over HTTP: set binary_data=False, or ask over gRPC",
+            field=BINARY_HEADER,
+        )
 
 
 def parse_infer_json(body: Mapping[str, Any]) -> KServeRequest:

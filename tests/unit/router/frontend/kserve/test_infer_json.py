@@ -72,3 +72,11 @@ async def test_what_is_wrong_is_named_in_one_line(app, body, named):
     assert answer.status_code == 400
     assert named in answer.json()["error"]
     assert dispatcher.requests == []
+
+
+async def test_tensors_in_binary_are_refused_in_words_that_help(app):
+    _, http = app
+    headers = {"Inference-Header-Content-Length": "2"}
+    answer = await http.post(INFER, content=b"{}\x03\x00\x00\x00abc", headers=headers)
+    assert answer.status_code == 400
+    assert "binary_data=False" in answer.json()["error"]
