@@ -13,6 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from router.frontend.http.app import build_http_app
+from router.frontend.output.parsing import OutputFormats
 from router.frontend.preparation.prepare import Work, prepare
 from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import SentProgress, StreamPoint
@@ -279,10 +280,11 @@ def http() -> Iterator[Try]:
 def messages() -> Iterator[Try]:
     """A body of Anthropic's API, to be answered and to be counted."""
     facts = dataclasses.replace(FACTS, max_model_len=1 << 13, pool_tokens=1 << 13)
+    formats = OutputFormats("hermes", "think")
 
     def attempt(data: bytes) -> None:
         for kind in ("/v1/messages", "count_tokens"):
-            outcome = prepare(Work(kind, data, "toy", facts), ByteText())
+            outcome = prepare(Work(kind, data, "toy", facts, formats=formats), ByteText())
             assert outcome.error is not None or outcome.value
 
     yield attempt

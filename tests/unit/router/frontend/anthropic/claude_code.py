@@ -50,7 +50,6 @@ CLAUDE_CODE: dict[str, Any] = json.loads(r"""
     {"name": "Read", "description": "Reads a file.", "eager_input_streaming": true,
      "input_schema": {"type": "object", "properties": {"file_path": {"type": "string"}}}}
   ],
-  "tool_choice": {"type": "none"},
   "metadata": {"user_id": "{\"device_id\":\"0123456789abcdef\",\"account_uuid\":\"\",\"session_id\":\"4b6c\"}"},
   "thinking": {"type": "adaptive"},
   "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},

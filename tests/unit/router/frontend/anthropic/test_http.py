@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from tests.unit.router.conftest import Frontend
-from tests.unit.router.frontend.anthropic.claude_code import CLAUDE_CODE, HEADERS
 from tests.unit.router.frontend.anthropic.test_content_blocks import events_of
 from twostroke.errors import Draining, InternalError, Overloaded, PeerLost, RateLimitExceeded
 from twostroke.request import FinishReason, SampledToken
@@ -183,16 +182,3 @@ async def test_streams_cannot_be_resumed(http):
     refused = await http.post(MESSAGES, json={**ASK, "stream": True}, headers={"last-event-id": "x"})
     assert refused.status_code == 400
     assert refused.json()["type"] == "error"
-
-
-async def test_what_claude_code_sends_is_answered(frontend, http):
-    frontend.limit(max_model_len=4096, pool_tokens=4096)
-    answer = await http.post(f"{MESSAGES}?beta=true", json=CLAUDE_CODE, headers=HEADERS)
-    assert answer.status_code == 200, answer.text
-    kinds = [event["type"] for event in events_of(answer.text)]
-    assert kinds[:3] == ["message_start", "ping", "content_block_start"]
-    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    (request,) = frontend.dispatcher.requests
-    assert request.sampling[0].max_tokens == 4096 - len(request.prompt)
-    assert b"billing" not in bytes(request.prompt)
-    assert len(request.hints) == 3
