@@ -121,6 +121,9 @@ class RouterMetrics:
         )
         self._requests = self.labelled_counter("requests", "Requests ended, by status.", "status")
         self._requests.labels(ROLE, "ok")
+        self._removed_parts = self.labelled_counter(
+            "removed_prompt_parts", "Prompts without a part that changes with each request, by part.", "part"
+        )
         self._decisions = self.labelled_counter(
             "decisions", "Placements, by policy and kind of page source.", "policy", "source"
         )
@@ -162,6 +165,10 @@ class RouterMetrics:
     def count_request(self, status: str) -> None:
         """`status` is "ok" or the error's label."""
         self._requests.labels(ROLE, status).inc()
+
+    def count_removed_part(self, part: str) -> None:
+        """`part` is a name of the dialect's, such as "billing_header"."""
+        self._removed_parts.labels(ROLE, part).inc()
 
     def count_decision(self, policy: str, source: str) -> None:
         """`source` is "prefill" or "local"."""

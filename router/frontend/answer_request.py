@@ -60,6 +60,11 @@ class AnswerRequest(Body):
     needs_exact: Annotated[bool, BeforeValidator(_needs_exact)] = Field(default=False, alias="kv_exactness")
 
     @property
+    def removed_part(self) -> str:
+        """What the dialect has taken out of the prompt because it changes with each request, as metrics name it."""
+        return ""
+
+    @property
     def has_parts(self) -> bool:
         """Events of its answers have parts: a parser takes their text apart."""
         return any(isinstance(prompt, TokenPrompt) and prompt.parsing is not None for prompt in self.prompts)

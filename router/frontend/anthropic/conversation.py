@@ -22,6 +22,8 @@ class Conversation:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.had_billing_header = False
+        """A billing header was taken out."""
         self._hints: list[MessageHint] = []
         self._tools: dict[str, str] = {}
         """Names of the tools that were called, by the call's id."""
@@ -33,7 +35,7 @@ class Conversation:
     @property
     def goes_on(self) -> bool:
         """The last message is the beginning of the answer."""
-        last = self.messages[-1]
+        last = self.messages[-1] if self.messages else {"role": ""}
         return last["role"] == "assistant" and "tool_calls" not in last
 
     def add_system(self, system: Any, name: str) -> None:
@@ -42,6 +44,7 @@ class Conversation:
         for block, at in _blocks(system, name):
             said = _text(block, at)
             text = without_billing_header(said)
+            self.had_billing_header = self.had_billing_header or text != said
             if text or not said:
                 texts.append(text)
                 keep_s = _keep_s(block, at, keep_s)

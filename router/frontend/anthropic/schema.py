@@ -48,17 +48,16 @@ class _MessagesFields(Body):
     cache_control: Any = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
-    @property
-    def prompt(self) -> ChatPrompt:
+    def prompt(self, chat: Conversation) -> ChatPrompt:
+        """Returns the chat, all of which `chat` gets."""
         if not self.messages:
             raise InvalidRequest("messages must not be empty", field="messages")
-        chat, tools = Conversation(), tools_of(openai_tools(self.tools))
+        tools = tools_of(openai_tools(self.tools))
         if self.system is not None:
             chat.add_system(self.system, "system")
-        # Templates write tools into the system prompt.
-        marked = [tool["cache_control"] for tool in self.tools or () if tool.get("cache_control") is not None]
-        for value in marked:
-            chat.keep(value, len(chat.messages), "tools.cache_control")
+        for tool in self.tools or ():
+            if tool.get("cache_control") is not None:  # templates write tools into the system prompt
+                chat.keep(tool["cache_control"], len(chat.messages), "tools.cache_control")
         for rank, message in enumerate(self.messages):
             chat.add(message, f"messages[{rank}]")
         if self.cache_control is not None:
@@ -106,19 +105,31 @@ class _Limits(Body):
         return list(stops)
 
 
-def parse_messages(body: Mapping[str, Any]) -> AnswerRequest:
+class MessagesRequest(AnswerRequest):
+    """One parsed body of /v1/messages. Clients do not send `had_billing_header`."""
+
+    had_billing_header: bool
+
+    @property
+    def removed_part(self) -> str:
+        return "billing_header" if self.had_billing_header else ""
+
+
+def parse_messages(body: Mapping[str, Any]) -> MessagesRequest:
     _refuse_unsupported(body)
-    fields = _MessagesFields.read(body)
+    fields, chat = _MessagesFields.read(body), Conversation()
+    prompts = (fields.prompt(chat),)
     top_k = body.get("top_k") or None  # 0 means all tokens
     own = {"top_k": top_k, "stop": _Limits.read(body).stop, "structured": output_format(body)}
     options = AnswerOptions.read({**body, **dict.fromkeys(_OTHER_OPTIONS), **own})
-    return AnswerRequest.read({**body, "user": fields.user, "prompts": (fields.prompt,), "options": options})
+    made = {"prompts": prompts, "options": options, "had_billing_header": chat.had_billing_header}
+    return MessagesRequest.read({**body, "user": fields.user, **made})
 
 
 def counted_chat(body: Mapping[str, Any]) -> ChatPrompt:
     """Returns the chat of a body of count_tokens, which limits no answer."""
     _refuse_unsupported(body)
-    return _MessagesFields.read(body).prompt
+    return _MessagesFields.read(body).prompt(Conversation())
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:

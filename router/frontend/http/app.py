@@ -127,6 +127,8 @@ class HttpEndpoints:
         deadline_s = _deadline(_header_timeout_s(request), received_at_s)
         wanted = await self._prepare(request, dialect.path, body, deadline_s)
         assert isinstance(wanted, AnswerRequest)
+        if wanted.removed_part:
+            self._handler.metrics.count_removed_part(wanted.removed_part)
         prompts = tuple(prompt for prompt in wanted.prompts if isinstance(prompt, TokenPrompt))
         named = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
         tenant = auth.tenant_of(named, TENANT_HEADER)

@@ -209,6 +209,8 @@ def test_what_is_not_offered_is_refused_by_name(body: dict[str, Any], field: str
         ({"output_format": SCHEMA_FORMAT, "output_config": {"format": SCHEMA_FORMAT}}, "output_format.schema"),
         ({"messages": None}, "messages"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": BILLING}]}, "messages"),
+        ({"messages": [{"role": "system", "content": []}]}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),

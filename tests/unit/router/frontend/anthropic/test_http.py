@@ -118,6 +118,9 @@ async def test_two_requests_with_other_billing_headers_have_all_blocks_in_common
         await http.post(MESSAGES, json={**ASK, "system": system})
     first, second = frontend.dispatcher.requests
     assert first.prompt == second.prompt
+    await http.post(MESSAGES, json={**ASK, "system": "You are Claude Code.", "had_billing_header": True})
+    labels = {"role": "router", "part": "billing_header"}
+    assert frontend.metrics.registry.get_sample_value("twostroke_removed_prompt_parts_total", labels) == 2
 
 
 @pytest.mark.parametrize(
