@@ -8,6 +8,7 @@ project.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,15 @@ class PublishedApi:
         """Check one event of a response's stream."""
         assert event["type"] in self._events, f"no event has the type {event['type']}"
         self.check(self._events[event["type"]], event)
+
+    def properties(self, schema: str) -> set[str]:
+        """Return the names of an object's properties."""
+        return set(self._properties(self._schemas[schema]))
+
+    def _properties(self, schema: Json) -> Iterator[str]:
+        yield from schema.get("properties", ())
+        for part in (*schema.get("allOf", ()), *([schema] if "$ref" in schema else ())):
+            yield from self._properties(self._schemas[_name(part)] if "$ref" in part else part)
 
     @functools.cache  # noqa: B019  # lives as long as the tests
     def _validator(self, schema: str) -> Draft202012Validator:
