@@ -10,7 +10,7 @@ import functools
 import hashlib
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from twostroke.errors import InvalidRequest
@@ -61,6 +61,10 @@ class Grammar:
 
     source: str
     """llguidance's own form: Lark text that begins with `%llguidance`, or JSON with a list `grammars`."""
+    compile_s: float = field(default=0.0, compare=False)
+    """Seconds that a router took to compile it. Only the router uses it."""
+    mask_s: float = field(default=0.0, compare=False)
+    """Seconds that one mask took there, on average. Only the router uses it."""
 
     def __post_init__(self) -> None:
         _check(

@@ -337,7 +337,7 @@ class Admission:
             self._drop(placement)
             self._queue.serve(request_id)
         self.capacity.sent(placement)
-        self._selector.dispatched(placement.decision, workers, now_s)
+        self._selector.dispatched(placement.decision, workers, now_s, placement.request.grammar)
         self._fairness.served(placement.request.tenant, placement.decision.forecast.prefill_s, now_s)
         return placement
 

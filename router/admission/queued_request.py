@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from router.routing.policy import Decision
 from twostroke.ids import BlockHash, RequestId, WorkerId
-from twostroke.request import AdapterRef, Siblings
+from twostroke.request import AdapterRef, Grammar, Siblings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,7 @@ class QueuedRequest:
     most_output_tokens: int
     """Tokens that the output may still get."""
     adapter: AdapterRef | None = None
+    grammar: Grammar | None = None
     takes_converted: bool = True
     """It may be served by pages that were converted from another form."""
     cache_key: bytes = b""

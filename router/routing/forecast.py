@@ -117,11 +117,12 @@ class Forecaster:
     def admission_s(self, decode: WorkerView, pages: int) -> float:
         """Returns the seconds until a slot and pages are free for this request and those that wait before it.
 
-        Running sequences are expected to return theirs evenly over the time of an output.
+        A worker compiles a request's grammar before it lets the request wait. Running sequences are expected to return
+        theirs evenly over the time of an output.
         """
         known_s = self._admissions_s.get((decode.worker, pages))
         if known_s is None:
-            known_s = self._admissions_s[decode.worker, pages] = self._admission_s(decode, pages)
+            known_s = self._admissions_s[decode.worker, pages] = decode.compile_s + self._admission_s(decode, pages)
         return known_s
 
     def _admission_s(self, decode: WorkerView, pages: int) -> float:
@@ -153,7 +154,7 @@ class Forecaster:
     def step_s(self, decode: WorkerView) -> float:
         """Returns the seconds of a step with this request among its streams."""
         context = decode.pages_active * self._snapshot.block_size + self._snapshot.known_tokens
-        return self.cost(decode).of_streams(decode.running + 1, context)
+        return self.cost(decode).of_streams(decode.running + 1, context) + self._snapshot.mask_s
 
     def cost(self, view: WorkerView) -> StepCost:
         return view.cost if view.cost.prompt_token_s > 0 or view.cost.step_s > 0 else self._cost

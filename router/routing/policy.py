@@ -75,6 +75,8 @@ class WorkerView:
     """Seconds until the blocks that it loads from lower tiers for earlier requests have come."""
     utilisation: float = 0.0
     """Share of the last minute that it spent on prompt tokens."""
+    compile_s: float = 0.0
+    """Predicted seconds until it has compiled the request's grammar; 0 where it has compiled it before."""
 
     @property
     def cached_blocks(self) -> int:
@@ -134,6 +136,8 @@ class Snapshot:
     """Counts decisions."""
     draw: float = 0.0
     """A number in [0, 1) that breaks ties."""
+    mask_s: float = 0.0
+    """Predicted seconds of one token's mask; 0 without a grammar."""
     cache_key: bytes = b""
     """Digest of the client's hint which requests have prefixes in common: those with the same key break ties alike."""
 
@@ -160,7 +164,7 @@ class Forecast:
     transfer_s: float = 0.0
     """Seconds of moving pages to the decode worker that do not overlap with waiting and computing."""
     admission_s: float = 0.0
-    """Seconds until the decode worker has pages for it."""
+    """Seconds until the decode worker has compiled its grammar and has pages for it."""
     decode_queue_s: float = 0.0
     """Seconds for which the end of a pulled prompt waits until the decode worker has computed the ends of others."""
     tail_s: float = 0.0

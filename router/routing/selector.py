@@ -21,8 +21,9 @@ from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerVi
 from router.routing.prediction_residual import PredictionResidual
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
+from router.routing.worker_grammars import WorkerGrammars
 from twostroke.ids import BlockHash, RequestId, WorkerId
-from twostroke.request import AdapterRef
+from twostroke.request import AdapterRef, Grammar
 
 OUTPUT_MEMORY = 0.02
 """Weight of the latest output in the expected length of the next one: the last fifty count most."""
@@ -53,6 +54,10 @@ class Routable(Protocol):
     @property
     def adapter(self) -> AdapterRef | None:
         """Computes it; a worker that has not loaded it does so first."""
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What its output must match; a decode worker that has not compiled it does so first."""
 
     @property
     def takes_converted(self) -> bool:
@@ -135,6 +140,7 @@ class Selector:
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
         """When the pages that a worker pulls, or that are pulled from it, will have come: pulls share its wire."""
+        self._grammars = WorkerGrammars()
         self._loading_until_s: dict[WorkerId, float] = {}
         """When the pages that a worker loads from lower tiers will have come: loads share a reader."""
 
@@ -160,11 +166,13 @@ class Selector:
         self._turn += 1
         self._reservations.place(request.request_id, _shares(snapshot, decision), request.block_hashes)
         if not is_tentative:
-            self.dispatched(decision, workers, now_s)
+            self.dispatched(decision, workers, now_s, request.grammar)
         return decision
 
-    def dispatched(self, decision: Decision, workers: Workers, now_s: float) -> None:
+    def dispatched(self, decision: Decision, workers: Workers, now_s: float, grammar: Grammar | None = None) -> None:
         """The decision is carried out now: what it pulls occupies both ends of the wire."""
+        if grammar is not None and (decode := workers.by_id.get(decision.decode)) is not None:
+            self._grammars.placed(decode, grammar)
         forecast, taker = decision.forecast, decision.computed_by
         pulls = [(decision.peer, taker, forecast.fetched_blocks)]
         pulls.append((decision.source, decision.decode, forecast.pulled_blocks))
@@ -225,7 +233,8 @@ class Selector:
 
         def view(worker: Worker) -> WorkerView:
             passed_s, load_s = passes_s.get(worker.worker_id, 0.0), _adapter_load_s(worker, request.adapter)
-            return self._view(worker, prefixes, passed_s, now_s, load_s)
+            compile_s = self._grammars.compile_s(worker, request.grammar)
+            return self._view(worker, prefixes, passed_s, now_s, load_s, compile_s)
 
         hashes = request.block_hashes
         sources = _sources(request, workers)
@@ -247,6 +256,7 @@ class Selector:
             ),
             turn=self._turn,
             draw=self._draws.random(),
+            mask_s=0.0 if request.grammar is None else request.grammar.mask_s,
             cache_key=request.cache_key,
         )
 
@@ -265,7 +275,9 @@ class Selector:
         residual_s = seconds - decision.forecast.foreseen_s
         self._residual.observe(residual_s, now_s, is_local=decision.source is None)
 
-    def _view(self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, load_s: float) -> WorkerView:
+    def _view(
+        self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, load_s: float, compile_s: float
+    ) -> WorkerView:
         load, worker_id = worker.load, worker.worker_id
         reserved = self._reservations.on(worker_id)
         ahead_s = max(0.0, reserved.seconds - passed_s)
@@ -297,6 +309,7 @@ class Selector:
             serve_wait_s=max(0.0, self._serving_until_s.get(worker_id, 0.0) - now_s),
             load_wait_s=max(0.0, self._loading_until_s.get(worker_id, 0.0) - now_s),
             utilisation=worker.utilisation,
+            compile_s=compile_s,
         )
 
     def _with_source_of_coming_blocks(self, snapshot: Snapshot, prefixes: Prefixes, decision: Decision) -> Decision:

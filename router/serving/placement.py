@@ -260,6 +260,7 @@ def _queued(request: Request) -> QueuedRequest:
         block_hashes=request.block_hashes,
         most_output_tokens=request.sampling.max_tokens - len(request.emitted),
         adapter=request.adapter,
+        grammar=request.sampling.grammar,
         takes_converted=request.takes_converted,
         cache_key=request.cache_key,
         computes_all=request.scores_prompt,

@@ -87,7 +87,7 @@ class Bed:
             self.tally.refused[outcome.cause] += 1
             return
         self.tally.compiled += 1
-        self.tally.compile_s.append(outcome.compile_s)
+        self.tally.compile_s.append(outcome.grammar.compile_s)
         for test in entry.tests:
             self._try_instance(entry.name, outcome.grammar, test["data"], bool(test["valid"]))
         kind = jsonschema.validators.validator_for(entry.schema, default=jsonschema.Draft202012Validator)

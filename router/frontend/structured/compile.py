@@ -40,12 +40,9 @@ _CAUSES: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar that is known to compile, and what that took here."""
+    """A grammar that is known to compile, with what that and a mask took here."""
 
     grammar: Grammar
-    compile_s: float
-    mask_s: float
-    """Mean seconds of one token's mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ def compile_output(output: StructuredOutput, tokenizer: LLTokenizer) -> Compiled
         return _refusal("unsatisfiable", output, "matches no text at all")
     if matcher.is_error():
         return _of_library(output, matcher.get_error())
-    return CompiledGrammar(grammar, compile_s, mask_s)
+    return CompiledGrammar(Grammar(grammar.source, compile_s, mask_s))
 
 
 def _tried(matcher: LLMatcher, tokenizer: LLTokenizer) -> float | None:

@@ -79,7 +79,7 @@ class CompiledGrammars:
             return known
         assert isinstance(known, CompiledGrammar)
         self._compiled.labels("router", output.kind).inc()
-        self._compile_seconds.observe(known.compile_s)
+        self._compile_seconds.observe(known.grammar.compile_s)
         return known
 
     def _find(self, digest: bytes) -> CompiledGrammar | Refusal | None:

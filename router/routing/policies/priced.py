@@ -165,14 +165,14 @@ class _Pricing:
         return _Candidate(decode, source, computing, forecast, why)
 
     def _harm_s(self, decode: WorkerView, prefill_s: float) -> float:
-        """Prices the delay of running streams: one more stream makes every step longer, and prompts share their
-        steps.
+        """Prices the delay of running streams: one more stream, and its masks, make every step longer, and prompts
+        share their steps.
 
         Longer steps count the less, the farther they are below their target: nobody needs streams to be faster than
         that. A prompt is priced by the streams of an average decode worker, as one with fewer now gets the next ones.
         """
         cost, step_s = self._forecaster.cost(decode), self._forecaster.step_s(decode)
-        growth_s = cost.stream_s + cost.context_token_s * self._snapshot.known_tokens
+        growth_s = cost.stream_s + cost.context_token_s * self._snapshot.known_tokens + self._snapshot.mask_s
         nearness = min(1.0, step_s / decode.step_target_s) if decode.step_target_s > 0 else 1.0
         delay_s = decode.running * growth_s * self._forecaster.output_tokens * nearness
         delay_s += (self._streams + self._prices.streams_to_come) * prefill_s

@@ -297,3 +297,24 @@ def test_loads_for_earlier_requests_are_waited_for() -> None:
 
     assert cached(load_wait_s=0.5) == 90
     assert cached(load_wait_s=2.0) == 0
+
+
+def test_a_decode_worker_that_has_compiled_the_grammar_is_cheaper_by_the_compilation() -> None:
+    decode = [view(D0, compile_s=0.4), view(D1)]
+    decision = Priced()(snapshot([view(P0)], decode, known_tokens=15, full_blocks=0))
+    assert decision.decode == D1
+    only = Priced()(snapshot([view(P0)], decode[:1], known_tokens=15, full_blocks=0))
+    assert only.why is not None
+    assert decision.why is not None
+    assert only.why.wait_s - decision.why.wait_s == pytest.approx(0.4)
+    assert only.forecast.first_token_s - decision.forecast.first_token_s == pytest.approx(0.4)
+
+
+def test_masks_lengthen_the_first_step_and_delay_the_streams_beside() -> None:
+    free, masked = (
+        Priced()(snapshot([], [view(D0, running=10)], output_tokens=100, mask_s=mask_s)) for mask_s in (0.0, 0.01)
+    )
+    assert masked.forecast.tail_s - free.forecast.tail_s == pytest.approx(1.5 * 0.01)
+    assert free.why is not None
+    assert masked.why is not None
+    assert masked.why.harm_s > free.why.harm_s

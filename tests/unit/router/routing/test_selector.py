@@ -18,7 +18,7 @@ from twostroke.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.tier import Tier
-from twostroke.request import AdapterRef
+from twostroke.request import AdapterRef, Grammar
 from twostroke.rpc.v1.control_pb2 import (
     TIER_DISK,
     TIER_HOST,
@@ -282,3 +282,20 @@ def test_a_worker_that_has_to_load_the_adapter_costs_the_time_that_takes() -> No
             "one that has not measured it costs nothing"
         )
     assert {desk.selector.select(with_adapter, desk.workers(), 0.0).decode for _ in range(8)} == {D[1]}
+
+
+def test_a_worker_compiles_a_grammar_once_until_it_starts_anew() -> None:
+    desk = Desk("least-requests")
+    wants = dataclasses.replace(desk.ask(), grammar=Grammar("start: /a/", compile_s=0.3, mask_s=0.001))
+
+    def compile_s() -> dict[WorkerId, float]:
+        seen = desk.selector.snapshot(wants, desk.workers(), 0.0)
+        assert seen.mask_s == 0.001
+        return {each.worker: each.compile_s for each in seen.decode}
+
+    assert set(compile_s().values()) == {0.3}
+    chosen = desk.selector.select(wants, desk.workers(), 0.0).decode
+    assert compile_s() == {worker: 0.0 if worker == chosen else 0.3 for worker in D}
+    assert desk.selector.snapshot(desk.ask(), desk.workers(), 0.0).mask_s == 0
+    desk.by_id[chosen].epoch = Epoch(EPOCH.incarnation + 1, 5)
+    assert compile_s()[chosen] == 0.3
