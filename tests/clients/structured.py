@@ -23,7 +23,7 @@ PERSON: Json = {
 }
 TOOL: Json = {"name": "add_person", "description": "Adds a person.", "parameters": PERSON, "strict": True}
 ASKED = ("schema", "schema, stream", "tool", "tool, stream")
-MAX_TOKENS = 80
+MAX_TOKENS = 400
 """Tokens of an answer: more than the schema's longest name and number have."""
 
 
