@@ -10,6 +10,9 @@ import pytest
 from tests.unit.grammar.grammars import byte_compiler, regex
 from tests.unit.scheduler.bench import BLOCK, Bench, tokens
 from tests.unit.scheduler.symbolic import EOS, VOCABULARY, limits
+from tests.unit.scheduler.test_scheduler_windows import WindowBench
+from twostroke.ids import PageId
+from twostroke.kv_cache.window_parts import WindowShape
 from twostroke.request import FinishReason, Grammar, SamplingParams
 from twostroke.scheduler.cost import Budget, StepCost
 from twostroke.scheduler.sequence import Sequence
@@ -159,3 +162,27 @@ def test_a_token_outside_the_grammar_fails_its_answer_alone() -> None:
     assert broken.ended
     assert len(bench.finish(sound)[0]) == ANSWER_TOKENS
     assert bench.is_clean()
+
+
+@pytest.mark.parametrize("has_exact_blocks", [False, True])
+@pytest.mark.parametrize("window", [None, 4, 6, 30])
+def test_forced_tokens_change_no_answer_whatever_pages_hold(has_exact_blocks: bool, window: int | None) -> None:
+    """Blocks that are seen exact while they are unfinished, and window parts with hardly more slots than are needed."""
+    prompts = [[1, 2, 3, 5, 2, first] for first in range(3)]
+
+    def fresh() -> Bench:
+        if window is None:
+            return Bench(of=limits(BLOCK, has_exact_blocks=has_exact_blocks))
+        slots = WindowShape(PageId(0), 0, window, BLOCK, has_exact_blocks).least_slots + 6
+        return WindowBench(slots=slots, window=window, has_exact_blocks=has_exact_blocks)
+
+    alone = []
+    for prompt in prompts:
+        bench = fresh()
+        alone.append(bench.finish(grammatical(bench, prompt, params=one_by_one()))[0])
+    together = fresh()
+    sequences = [grammatical(together, prompt) for prompt in prompts]
+    while not all(sequence.ended for sequence in sequences):
+        together.admit()
+        together.step()
+    assert [sequence.known[6:] for sequence in sequences] == alone
