@@ -22,7 +22,14 @@ MOST_HOLDERS = 64
 """Workers that are named, those with the longest prefix first."""
 SHOWN_HASH_DIGITS = 16
 
-FIELDS: dict[str, type] = {"prompt": str, "messages": list, "tenant": str, "cache_salt": str, "model": str}
+FIELDS: dict[str, type] = {
+    "prompt": str,
+    "messages": list,
+    "tools": list,
+    "tenant": str,
+    "cache_salt": str,
+    "model": str,
+}
 
 
 async def blocks_of(handler: RequestHandler, fields: dict[str, Any], auth: AuthContext) -> dict[str, Any]:
@@ -77,7 +84,9 @@ async def _tokenized(
     handler: RequestHandler, fields: dict[str, Any], auth: AuthContext
 ) -> tuple[Sequence[int], Sequence[str]]:
     """Returns token ids and their texts."""
-    prompt = {"messages": fields["messages"]} if fields["messages"] else {"prompt": fields["prompt"]}
+    prompt: dict[str, Any] = {"prompt": fields["prompt"]}
+    if fields["messages"]:
+        prompt = {"messages": fields["messages"], **({"tools": fields["tools"]} if fields["tools"] else {})}
     body = json.dumps({**prompt, "return_token_strs": True}).encode()
     said = json.loads(await handler.prepare("tokenize", body, auth, client="console"))
     return said["tokens"], said["token_strs"]

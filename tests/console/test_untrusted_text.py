@@ -100,3 +100,11 @@ def test_a_models_text_reasoning_and_tool_calls_may_be_markup(served: Served, ch
         expect(page.locator(".call pre")).to_have_text(MARKUP)
         expect(page.locator(".reasoning")).to_have_text(MARKUP)
         check(seen)
+        page.get_by_label("Result of").fill(MARKUP)
+        with page.expect_request("**/v1/chat/completions") as sent:
+            page.get_by_role("button", name="Send results").click()
+        *_, called, result = sent.value.post_data_json["messages"]
+        assert called["tool_calls"][0]["function"] == {"name": MARKUP, "arguments": MARKUP}
+        assert result == {"role": "tool", "tool_call_id": MARKUP, "content": MARKUP}
+        expect(page.locator(".call pre")).to_have_count(2)
+        check(seen)

@@ -36,22 +36,33 @@ export function playground(main, about) {
       return;
     }
     const question = { role: "user", content: text.value };
+    const asked = message("user", "You", question.content);
+    text.value = "";
+    await answer([question], asked, extra);
+  }
+
+  /** Send what is new, and show what comes back. */
+  async function answer(added, asked, extra) {
     const head = system.value ? [{ role: "system", content: system.value }] : [];
     const reply = replyView();
-    const asked = message("user", "You", question.content);
     shown.append(asked, reply.drawn);
-    text.value = "";
     talk.running = new AbortController();
     send.disabled = true;
     stop.disabled = false;
     try {
-      const body = { messages: [...head, ...talk.messages, question], stream: true, stream_options: { include_usage: true }, ...extra };
+      const body = { messages: [...head, ...talk.messages, ...added], stream: true, stream_options: { include_usage: true }, ...extra };
       const said = await stream(body, talk.running.signal, reply, asked);
-      asked.append(promptView(body.messages, reply.cachedTokens(), body.model));
-      talk.messages.push(question, said);
+      asked.append(promptView(body, reply.cachedTokens()));
+      talk.messages.push(...added, said);
+      if (said.tool_calls) {
+        reply.drawn.append(resultForm(said.tool_calls, (results) => {
+          const sent = message("user", "Results of tools", results.map((each) => each.content).join("\n"));
+          answer(results, sent, extra);
+        }));
+      }
     } catch (error) {
       reply.fail(error.name === "AbortError" ? "stopped" : error.message);
-      if (error.name === "AbortError" && reply.text()) talk.messages.push(question, { role: "assistant", content: reply.text() });
+      if (error.name === "AbortError" && reply.text()) talk.messages.push(...added, { role: "assistant", content: reply.text() });
     }
     talk.running = null;
     send.disabled = false;
@@ -137,6 +148,17 @@ function replyView() {
   };
 }
 
+/** Asks for what the called tools returned; `send` gets it as messages. */
+function resultForm(calls, send) {
+  const inputs = calls.map((call) => element("textarea", { rows: "2", spellcheck: "false" }));
+  const button = element("button", { type: "submit" }, "Send results");
+  return element("form", { class: "stack", onsubmit: (event) => {
+    event.preventDefault();
+    button.disabled = true;
+    send(calls.map((call, at) => ({ role: "tool", tool_call_id: call.id, content: inputs[at].value })));
+  } }, calls.map((call, at) => field(`Result of ${call.function.name}`, inputs[at])), element("div", {}, button));
+}
+
 /** How much of the prompt, with all earlier messages, was not computed. */
 function reusedBar(cached, prompt) {
   const said = `${count(cached)} of ${count(prompt)} prompt tokens reused (${share(prompt ? cached / prompt : 0)})`;
@@ -144,14 +166,14 @@ function reusedBar(cached, prompt) {
 }
 
 /** The prompt as the model sees it, with what of it was not computed marked; asked for when it is opened. */
-function promptView(messages, cachedTokens, model = "") {
+function promptView({ messages, tools = [], model = "" }, cachedTokens) {
   const shown = element("pre", { class: "small" });
   let isAsked = false;
   return element("details", { ontoggle: async () => {
     if (isAsked) return;
     isAsked = true;
     try {
-      const found = await api.act("blocks", { messages, model });
+      const found = await api.act("blocks", { messages, tools, model });
       const texts = [...found.blocks.map((block) => block.text), found.rest_text];
       const reused = Math.floor(cachedTokens / found.block_size);
       fill(shown, element("mark", {}, texts.slice(0, reused).join("")), texts.slice(reused).join(""));

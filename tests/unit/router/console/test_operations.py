@@ -108,6 +108,9 @@ async def test_a_chats_blocks_are_found_and_nonsense_is_refused() -> None:
     async with console() as frontend:
         status, said = await act(frontend, "blocks", {"messages": [{"role": "user", "content": "hello there, you"}]})
         assert (status, said["block_count"] > 0) == (200, True)
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        body = {"messages": [{"role": "user", "content": "hello there, you"}], "tools": [tool]}
+        assert (await act(frontend, "blocks", body))[0] == 200
         both, nobody = {"prompt": "a", "messages": [{}]}, {"messages": [{"role": "nobody"}]}
         for body in ({}, both, nobody, {"prompt": "a", "model": "b"}):
             assert (await act(frontend, "blocks", body))[0] in (400, 404)
