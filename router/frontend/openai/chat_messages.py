@@ -45,7 +45,7 @@ def tool_use_of(tools: Sequence[Mapping[str, Any]], choice: Any, is_parallel: bo
     name = function.get("name")
     if not any(tool["function"]["name"] == name for tool in tools):
         raise InvalidRequest("tool_choice must name one of the tools", field="tool_choice")
-    return ToolUse(must_call=True, only=name, is_parallel=parallel)
+    return ToolUse(must_call=True, only=name, is_parallel=False)
 
 
 def message_of(entry: Any, name: str) -> dict[str, Any]:

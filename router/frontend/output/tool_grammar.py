@@ -53,6 +53,8 @@ class CallGrammar:
     rules: tuple[str, ...]
     text: str | None = None
     """Regex of an answer without a call, where there is no trigger. None: `call` has such answers."""
+    ending: str = ""
+    """What may stand behind the last call, where the answer must call: models that want to write it end there."""
     begins_as_json: bool = False
     """A call looks like any other object of JSON at its beginning."""
 
@@ -103,7 +105,7 @@ def grammar_source(
     first, further = before
     rules = [*calls.rules, *further, rf"TEXT: /{ANY}/"]
     if use.must_call:
-        start = many
+        start = f"{many} {calls.ending}"
     elif answer is not None:
         start = f"({many} | answer)"
         rules.append(f"answer: {json_rule(answer)}")

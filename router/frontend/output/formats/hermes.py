@@ -17,7 +17,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGrammar:
     """Returns the grammar of calls as Qwen's templates write them."""
     call = rf'"\n" call_object "\n" {mark(CLOSE)}'
-    return CallGrammar(OPEN, call, r'"\n"', object_rules(tools, "arguments"))
+    return CallGrammar(OPEN, call, r'"\n"', object_rules(tools, "arguments"), ending=r'"\n"?')
 
 
 class HermesSyntax:

@@ -33,7 +33,7 @@ def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGramma
         r'string_value[lazy]: /(.|\n)*/ "\n</parameter>\n"',
     )
     call = rf'"\n" function "\n" {mark(CLOSE)}'
-    return CallGrammar(OPEN, call, r'"\n"', (alternatives("function", calls), *functions, *texts))
+    return CallGrammar(OPEN, call, r'"\n"', (alternatives("function", calls), *functions, *texts), ending=r'"\n"?')
 
 
 def _function_rules(tool: ToolSchema, rank: int) -> Iterator[str]:
