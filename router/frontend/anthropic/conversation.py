@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from router.frontend.anthropic.billing_header import without_billing_header
 from router.frontend.cache_hints import MOST_HINTS, MessageHint, hint_s
 from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, UnsupportedFeature
@@ -13,6 +13,10 @@ from twostroke.errors import InvalidRequest, UnsupportedFeature
 _ROLES = ("user", "assistant", "system")
 ERROR_MARK = "Error: "
 """Stands before the text of a tool result that has `is_error`: templates know no errors."""
+
+_BILLING_HEADERS = re.compile(r"(?:x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
+"""Lines that Claude Code puts in front of its system prompt. Their value changes with every request, so that no two
+prompts would have a block in common. They say nothing to a model."""
 
 Block = Mapping[str, Any]
 
@@ -164,3 +168,9 @@ def _keep_s(block: Block, name: str, before_s: float | None) -> float | None:
     """Returns the seconds of a block's hint, and those of the blocks before it where it has none."""
     value = block.get("cache_control")
     return before_s if value is None else hint_s(value, f"{name}.cache_control")
+
+
+def without_billing_header(text: str) -> str:
+    """Returns a system text without the header's lines. Only lines at its beginning are taken for the header."""
+    header = _BILLING_HEADERS.match(text)
+    return text[header.end() :] if header else text

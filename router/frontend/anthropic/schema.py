@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +11,8 @@ from pydantic import Field
 
 from router.frontend.answer_request import AnswerRequest
 from router.frontend.anthropic.conversation import Conversation
-from router.frontend.anthropic.output_format import output_format
 from router.frontend.anthropic.tools import is_parallel, openai_choice, openai_tools
-from router.frontend.json_body import Body, Integer, Strings
+from router.frontend.json_body import Body, Integer, Strings, wrong_kind
 from router.frontend.openai.chat_messages import tool_use_of, tools_of
 from router.frontend.params import (
     MAX_REQUEST_ID_CHARS,
@@ -21,6 +21,9 @@ from router.frontend.params import (
     AnswerOptions,
     ChatPrompt,
 )
+from router.frontend.structured.fields import structured_output
+from router.frontend.structured.output import StructuredOutput
+from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 
 _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
@@ -120,7 +123,7 @@ def parse_messages(body: Mapping[str, Any]) -> MessagesRequest:
     fields, chat = _MessagesFields.read(body), Conversation()
     prompts = (fields.prompt(chat),)
     top_k = body.get("top_k") or None  # 0 means all tokens
-    own = {"top_k": top_k, "stop": _Limits.read(body).stop, "structured": output_format(body)}
+    own = {"top_k": top_k, "stop": _Limits.read(body).stop, "structured": _output_format(body)}
     options = AnswerOptions.read({**body, **dict.fromkeys(_OTHER_OPTIONS), **own})
     made = {"prompts": prompts, "options": options, "had_billing_header": chat.had_billing_header}
     return MessagesRequest.read({**body, "user": fields.user, **made})
@@ -137,3 +140,32 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
         value = body.get(name)
         if value is not None and not is_harmless(value):
             raise UnsupportedFeature(f"{name} is not supported in this API by this server", field=name)
+
+
+def _output_format(body: Mapping[str, Any]) -> StructuredOutput | None:
+    """Returns what the text of an answer must match; None: any text. Raises InvalidRequest, naming the field.
+
+    `output_format` is an older name of `output_config.format`. vLLM's `structured_outputs` may stand in a body, too.
+    """
+    config = body.get("output_config")
+    if not isinstance(config, Mapping | None):
+        raise wrong_kind("output_config", config, "an object")
+    named = {"output_config.format": (config or {}).get("format"), "output_format": body.get("output_format")}
+    formats = [_schema_of(form, name) for name, form in named.items() if form is not None]
+    others = structured_output({**body, "response_format": None})
+    given = [*formats, *([] if others is None else [others])]
+    if len(given) > 1:
+        raise InvalidRequest(f"{given[0].field} and {given[1].field} exclude each other", field=given[1].field)
+    return given[0] if given else None
+
+
+def _schema_of(form: Any, name: str) -> StructuredOutput:
+    if not isinstance(form, Mapping):
+        raise wrong_kind(name, form, "an object")
+    if form.get("type") != "json_schema":
+        raise UnsupportedFeature(f"{name}.type must be json_schema, got {shown(str(form.get('type')))}", field=name)
+    schema = form.get("schema")
+    if not isinstance(schema, Mapping):
+        raise wrong_kind(f"{name}.schema", schema, "an object")
+    text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return StructuredOutput("json", text.encode(), f"{name}.schema", is_strict=True)

@@ -11,6 +11,8 @@ import pytest_asyncio
 from tests.clients.recorded import RECORDED, Recorded
 from tests.cluster.processes import ProcessCluster, running_cluster
 from tests.hand_cut import messages_of
+from tests.unit.router.frontend.anthropic.claude_code import CLAUDE_CODE, HEADERS
+from tests.unit.router.frontend.anthropic.test_content_blocks import events_of, put_together
 from twostroke.config import ModelConfig
 from twostroke.config.output import OutputConfig
 
@@ -42,3 +44,27 @@ async def test_a_client_gets_an_answer(cluster: ProcessCluster, recorded: Record
     assert len(ends) == 1
     if (recorded.body.get("stream_options") or {}).get("include_usage"):
         assert chunks[-1]["usage"]["completion_tokens"] > 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_claude_code_gets_an_answer_and_reuses_its_prefix(cluster: ProcessCluster) -> None:
+    """The two requests differ in their billing headers, and in nothing else that the model sees."""
+    usages = []
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=60) as client:
+        for nonce, most in (("36ee5", CLAUDE_CODE["max_tokens"]), ("0aaa9", 8)):
+            header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.177; cch={nonce};"}
+            system = [header, *CLAUDE_CODE["system"][1:]]
+            asked = {**CLAUDE_CODE, "model": "tiny", "system": system, "max_tokens": most}
+            counted = await client.post("/v1/messages/count_tokens", json=asked, headers=HEADERS)
+            got = await client.post("/v1/messages?beta=true", json=asked, headers=HEADERS)
+            assert got.status_code == 200, got.text
+            events = events_of(got.text)
+            kinds = [event["type"] for event in events]
+            assert kinds[:3] == ["message_start", "ping", "content_block_start"]
+            assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+            put_together(events)
+            usages.append(events[-2]["usage"])
+            parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+            assert sum(usages[-1][part] for part in parts) == counted.json()["input_tokens"]
+    assert usages[0]["cache_read_input_tokens"] < 0.1 * counted.json()["input_tokens"]
+    assert usages[1]["cache_read_input_tokens"] > 0.9 * counted.json()["input_tokens"]
