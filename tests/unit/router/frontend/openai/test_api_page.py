@@ -29,10 +29,10 @@ BODIES: dict[str, dict[str, Any]] = {
 REQUESTS = {CHAT: "CreateChatCompletionRequest", TEXT: "CreateCompletionRequest", RESPONSES: "CreateResponse"}
 READ: dict[str, tuple[type[BaseModel], ...]] = {
     CHAT: (chats.OpenAIRequest, chats.ChatFields, chats.ChatLogprobs, AnswerOptions),
-    TEXT: (chats.OpenAIRequest, chats.TextFields, AnswerOptions),
+    TEXT: (chats.OpenAIRequest, chats.TextFields, chats.PromptFields, AnswerOptions),
     RESPONSES: (responses.ResponsesRequest, responses.ChatFields),
 }
-OWN = {"prompts", "options", "is_chat", "given_tools", "structured", "split_special_tokens"}
+OWN = {"prompts", "options", "is_chat", "given_tools", "structured", "is_prompt_only", "split_special_tokens"}
 """Names that are no fields of clients, or of completions alone."""
 
 

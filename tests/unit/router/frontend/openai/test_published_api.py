@@ -57,7 +57,7 @@ async def test_chats(frontend: Frontend, api: PublishedApi, reason: FinishReason
             api.check("CreateChatCompletionStreamResponse", chunk)
 
 
-@pytest.mark.parametrize("options", [{}, {"n": 2}, {"logprobs": 2}, {"prompt": ["a", "b"]}])
+@pytest.mark.parametrize("options", [{}, {"n": 2}, {"logprobs": 2}, {"prompt": ["a", "b"]}, {"echo": True}])
 async def test_completions(frontend: Frontend, api: PublishedApi, options: dict[str, Any]) -> None:
     with_logprobs(frontend)
     body = {"model": "toy", "prompt": "hi"} | options
