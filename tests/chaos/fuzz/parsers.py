@@ -28,6 +28,7 @@ from tests.chaos.injection.plan import Fault
 from tests.inline_preparer import InlinePreparer
 from tests.unit.router.conftest import FACTS, ScriptedDispatcher
 from tests.unit.router.frontend.anthropic.claude_code import CLAUDE_CODE, HEADERS
+from twostroke.config.output import OutputConfig
 from twostroke.errors import ServeError
 from twostroke.ids import Epoch, PageId, RequestId
 from twostroke.kv_cache.block import block_hashes_of
@@ -219,18 +220,23 @@ def batch_and_back(read: control_pb2.KvEventBatch) -> None:
     events.batch_to_message(read.worker_id, Epoch(1, 1), events.batch_from_message(read))  # type: ignore[arg-type]
 
 
+HERMES = OutputConfig(tool_call_parser="hermes", reasoning_parser="think")
+SAID = b'<think>a</think>b<tool_call>{"name": "look", "arguments": {"input": "c"}}</tool_call>'
+"""An answer with all kinds of parts."""
+
+
 def script(request: Any, choice: int) -> list[SampledToken]:
     """Every choice goes on to a worker as one message."""
     for params in request.sampling:
         convert.sampling_to_message(params)
-    return [SampledToken(byte) for byte in b"hi"]
+    return [SampledToken(byte) for byte in SAID]
 
 
 @contextlib.contextmanager
 def http() -> Iterator[Try]:
     """[method, path, headers, body]: the application, without a socket around it."""
     dispatcher = ScriptedDispatcher(script=script)
-    handler = RequestHandler(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy")
+    handler = RequestHandler(dispatcher, InlinePreparer(ByteText(HERMES)), RouterMetrics(), model="toy")
     app = build_http_app(handler, max_body_bytes=1 << 16)
 
     async def call(method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> int:
@@ -329,6 +335,7 @@ def _http_seeds() -> Sequence[bytes]:
             ["POST", "/v1/completions", {"x-request-timeout-s": "5"}, text],
             ["POST", "/v1/completions", resumed, {"prompt": [1, 2, 3], "max_tokens": 5, "stream": True}],
             ["POST", "/v1/responses", {"content-type": "application/json"}, RESPONSE],
+            ["POST", "/v1/responses", {}, RESPONSE | {"tool_choice": "auto", "max_output_tokens": None}],
             ["POST", "/v1/responses", resumed, RESPONSE | {"tool_choice": "auto", "stream": False}],
             ["GET", "/v1/responses/resp_1", {}, ""],
             ["POST", "/tokenize", {}, {"prompt": "abc", "return_token_strs": True}],
