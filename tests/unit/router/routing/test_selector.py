@@ -299,3 +299,15 @@ def test_a_worker_compiles_a_grammar_once_until_it_starts_anew() -> None:
     assert desk.selector.snapshot(desk.ask(), desk.workers(), 0.0).mask_s == 0
     desk.by_id[chosen].epoch = Epoch(EPOCH.incarnation + 1, 5)
     assert compile_s()[chosen] == 0.3
+
+
+def test_a_request_that_computes_all_finds_nothing_in_caches_and_asks_no_page_source() -> None:
+    desk = Desk()
+    for worker in (*P, D[1]):
+        desk.hold(worker, 90)
+    whole = dataclasses.replace(desk.ask(), computes_all=True)
+    decision = desk.selector.select(whole, desk.workers(), 0.0)
+    assert (decision.source, decision.peer) == (None, None)
+    assert decision.forecast.cached_blocks == 0
+    assert decision.forecast.computed_tokens == whole.known_tokens
+    assert desk.selector.select(desk.ask(1), desk.workers(), 0.0).forecast.cached_blocks == 90

@@ -1,0 +1,112 @@
+"""Logprobs of prompts from real processes: those of transformers, whatever is cached and whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.cluster.processes import Client, running_cluster
+from twostroke.config import CacheConfig, ModelConfig
+
+MODEL = ModelConfig(dtype="float32")
+PAGE_BYTES = 737_280
+"""The size of a 16-token page of the default model in float32."""
+ROUNDING = 2e-3
+"""Logprobs of float32 differ by so much at most between implementations, and between cuts into chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    name: str
+    prompt: tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Scored]:
+    """Lengths around a block's border, and one of several chunks."""
+    draw = np.random.default_rng(0)
+    return [
+        Scored(f"length {length}", tuple(draw.integers(20, 49_000, length).tolist())) for length in (1, 16, 17, 300)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(smollm2_dir: Path, prompts: list[Scored]) -> dict[str, list[float]]:
+    """What one forward pass over each whole prompt gives its tokens after the first."""
+    model: Any = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32).eval()
+    found = {}
+    with torch.inference_mode():
+        for each in prompts:
+            logprobs = model(torch.tensor([each.prompt])).logits[0, :-1].log_softmax(-1)
+            found[each.name] = logprobs[range(len(each.prompt) - 1), each.prompt[1:]].tolist()
+    return found
+
+
+async def scored(http: str, prompt: tuple[int, ...], **options: object) -> dict[str, Any]:
+    body = {"prompt": list(prompt), "echo": True, "logprobs": 1, "max_tokens": 0, "temperature": 0, **options}
+    async with httpx.AsyncClient(timeout=300) as client:
+        answer = await client.post(f"{http}/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+def check(choice: dict[str, Any], each: Scored, expected: dict[str, list[float]]) -> None:
+    first, *logprobs = choice["logprobs"]["token_logprobs"][: len(each.prompt)]
+    assert first is None
+    np.testing.assert_allclose(logprobs, expected[each.name], atol=ROUNDING)
+
+
+async def test_they_are_those_of_transformers_and_caches_do_not_change_them(
+    smollm2_dir: Path, prompts: list[Scored], expected: dict[str, list[float]]
+) -> None:
+    cache = CacheConfig(kv_cache_memory_bytes=400 * PAGE_BYTES)
+    async with running_cluster(prefill=1, decode=1, model=MODEL, model_dir=smollm2_dir, cache=cache) as cluster:
+        client = Client(cluster.grpc)
+        for each in prompts:
+            check(await scored(cluster.http, each.prompt), each, expected)
+        assert cluster.metric("decode-0", "twostroke_pull_bytes_total") == 0, "they are computed where they are sampled"
+        for each in prompts:
+            await client.tokens(each.prompt, max_tokens=2, temperature=0)
+        again = await asyncio.gather(*(scored(cluster.http, each.prompt, max_tokens=3) for each in prompts))
+        for each, choice in zip(prompts, again, strict=True):
+            check(choice, each, expected)
+            assert len(choice["logprobs"]["tokens"]) == len(each.prompt) + 3
+        over_grpc = [message async for message in client.stream(prompts[0].prompt * 20, prompt_logprobs=2)]
+        assert [len(message.prompt_logprobs) for message in over_grpc] == [19] + [0] * (len(over_grpc) - 1)
+        await client.close()
+
+
+async def test_a_prompt_has_the_logprob_that_its_last_tokens_had_when_they_were_drawn(
+    smollm2_dir: Path, prompts: list[Scored]
+) -> None:
+    async with running_cluster(prefill=1, decode=1, model=MODEL, model_dir=smollm2_dir) as cluster:
+        each = next(each for each in prompts if each.name == "length 17")
+        drawn = await scored(cluster.http, each.prompt, max_tokens=16, return_token_ids=True)
+        whole = await scored(cluster.http, (*each.prompt, *drawn["token_ids"]))
+        lengths = [len(choice["logprobs"]["tokens"]) for choice in (drawn, whole)]
+        assert lengths == [len(each.prompt) + 16] * 2
+        pairs = [choice["logprobs"]["token_logprobs"][1:] for choice in (drawn, whole)]
+        np.testing.assert_allclose(*pairs, atol=ROUNDING)
+
+
+async def test_a_decode_worker_that_is_killed_while_it_scores_changes_nothing(
+    smollm2_dir: Path, prompts: list[Scored], expected: dict[str, list[float]]
+) -> None:
+    longest = max(prompts, key=lambda each: len(each.prompt))
+    cache = CacheConfig(kv_cache_memory_bytes=400 * PAGE_BYTES)
+    async with running_cluster(prefill=0, decode=2, model=MODEL, model_dir=smollm2_dir, cache=cache) as cluster:
+        asked = [asyncio.ensure_future(scored(cluster.http, longest.prompt)) for _ in range(4)]
+        while not (await cluster.load("decode-0")).running:
+            await asyncio.sleep(0.02)
+        await cluster.kill("decode-0")
+        for choice in await asyncio.gather(*asked):
+            check(choice, longest, expected)
