@@ -118,14 +118,19 @@ class _Preparation:
     def _tokenized(self, wanted: AnswerRequest) -> AnswerRequest:
         check_model(wanted.model, self._work.model, self._work.adapters)
         prompts = tuple(map(self._parsed, wanted.prompts, self._prompts(wanted.prompts)))
-        options = wanted.options
+        structured = wanted.options.structured
         for prompt, tokens in zip(wanted.prompts, prompts, strict=True):
-            if isinstance(prompt, ChatPrompt) and prompt.tool_use is not None and tokens.parsing is not None:
-                structured = answer_grammar(
-                    prompt.tools, prompt.tool_use, tokens.parsing, options.structured, self._text.added_token
-                )
-                options = options.model_copy(update={"structured": structured})
+            structured = self._structured(prompt, tokens, structured)
+        options = wanted.options.model_copy(update={"structured": structured})
         return wanted.model_copy(update={"prompts": prompts, "options": options})
+
+    def _structured(
+        self, prompt: Prompt, tokens: TokenPrompt, structured: StructuredOutput | None
+    ) -> StructuredOutput | None:
+        """Returns what an answer must match, with the calls that a chat asks for. `structured`: without them."""
+        if not isinstance(prompt, ChatPrompt) or prompt.tool_use is None or tokens.parsing is None:
+            return structured
+        return answer_grammar(prompt.tools, prompt.tool_use, tokens.parsing, structured, self._text.added_token)
 
     def tokenize(self) -> bytes:
         """Returns the body of the response."""
@@ -159,14 +164,14 @@ class _Preparation:
         """Returns the message without its large parts: the prompt, which follows as tokens, and what the output is."""
         message = _message(inference_pb2.GenerateRequest, self._work.body)
         check_model(message.model or None, self._work.model, self._work.adapters)
-        structured = options_of(message).structured
-        asked = prompt_of(message)
-        (prompt,) = self._prompts([asked])
+        asked, structured = prompt_of(message), options_of(message).structured
+        prompt = self._parsed(asked, *self._prompts([asked]))
+        structured = self._structured(asked, prompt, structured)
         message.ClearField("structured_output")
         message.ClearField("token_ids")
         message.ClearField("chat")
         message.ClearField("text")
-        return message, self._parsed(asked, prompt), structured
+        return message, prompt, structured
 
     def grpc_tokenize(self) -> bytes:
         """Returns the serialized response."""

@@ -85,3 +85,12 @@ async def test_a_tool_that_is_not_there_cannot_be_chosen(calling):
         await answered(calling, ask(tool_choice=json.dumps(choice)))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "tool_choice" in refused.value.details()
+
+
+async def test_a_call_that_must_be_made_is_a_grammar_as_in_the_openai_api(calling):
+    await answered(calling, ask(tool_choice="required"))
+    await calling.http.post("/v1/chat/completions", json={**BODY, "tool_choice": "required"})
+    await answered(calling, ask(tool_choice="auto"))
+    grammars = [request.sampling[0].grammar for request in calling.dispatcher.requests]
+    assert grammars[0] is not None
+    assert grammars[0] == grammars[1] != grammars[2]
