@@ -212,9 +212,9 @@ def _piece(chunk: dict[str, Any], event_id: str) -> Piece:
 
 
 def _said(delta: dict[str, Any]) -> str:
-    """All that a chunk of a chat adds: reasoning, content, and calls with their ids and names."""
+    """All that a chunk of a chat adds: reasoning, content, and calls, without their ids: each stream has its own."""
     calls = [
-        "".join((call.get("id") or "", call["function"].get("name") or "", call["function"].get("arguments") or ""))
+        "".join((call["function"].get("name") or "", call["function"].get("arguments") or ""))
         for call in delta.get("tool_calls") or ()
     ]
     return "".join((delta.get("reasoning_content") or "", delta.get("content") or "", *calls))

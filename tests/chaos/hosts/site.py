@@ -42,6 +42,8 @@ model: {{model: "paced:step_ms=20,prefill_tokens_per_s=4000,max_model_len=2048,p
 prefill: {{count: 1, resources: {{num_cpus: 1}}, prefer_labels: {{role: prefill}}}}
 decode: {{count: {decode}, resources: {{num_cpus: 1}}, prefer_labels: {{role: decode}}}}
 workers: {{transports: [tcp]}}
+# Some requests call tools.
+output: {{tool_call_parser: hermes}}
 routers: {{count: 2, host: {host}, admin_port: {admin}}}
 # All prompts travel: nobody weighs whether that is worth it.
 routing: {{policy: round-robin}}

@@ -68,7 +68,7 @@ async def test_requests_that_can_never_fit_say_what_does(client: Client) -> None
         ([1], {"n": 0}, "n "),
         ([1], {"stop": [str(number) for number in range(100)]}, "stop"),
         ([1], {"logprobs": 1000}, "logprobs"),
-        ([1], {"prompt_logprobs": 1}, "prompt_logprobs"),
+        ([1], {"prompt_logprobs": 21}, "prompt_logprobs"),
         ([1], {"max_tokens": 0}, "max_tokens"),
     ],
 )
