@@ -27,7 +27,14 @@ def schema(given, stream):
 
 def tool(given, stream):
     tools = [{"type": "function", "function": given["tool"]}]
-    call = message_of(given, stream, tools=tools, tool_choice="required").tool_calls[0]
+    call = message_of(
+        given,
+        stream,
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        allowed_openai_params=["parallel_tool_calls"],
+    ).tool_calls[0]
     return {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
 
 

@@ -23,7 +23,7 @@ const got = {};
 for (const stream of [false, true]) {
   const suffix = stream ? ", stream" : "";
   got[`schema${suffix}`] = JSON.parse((await choice({ response_format: format }, stream)).message.content);
-  const called = (await choice({ tools, tool_choice: "required" }, stream)).message.tool_calls[0].function;
+  const called = (await choice({ tools, tool_choice: "required", parallel_tool_calls: false }, stream)).message.tool_calls[0].function;
   got[`tool${suffix}`] = { name: called.name, arguments: JSON.parse(called.arguments) };
 }
 console.log(JSON.stringify(got));

@@ -19,7 +19,13 @@ def schema(client, given, stream):
 
 def tool(client, given, stream):
     tools = [{"type": "function", "function": given["tool"]}]
-    options = {"messages": given["messages"], "tools": tools, "tool_choice": "required", **given["options"]}
+    options = {
+        "messages": given["messages"],
+        "tools": tools,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        **given["options"],
+    }
     if stream:
         with client.chat.completions.stream(**options) as events:
             for _ in events:
