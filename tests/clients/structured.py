@@ -97,7 +97,6 @@ def _wrong(asked: str, got: dict[str, Json]) -> str:
 
 STRUCTURED = (
     StructuredClient(name="openai", environment="openai", package="openai", script="openai_structured.py"),
-    StructuredClient(name="litellm", environment="litellm", package="litellm", script="litellm_structured.py"),
     StructuredClient(name="node", environment="node", package="openai", script="openai_structured.mjs"),
     StructuredClient(
         name="langchain", environment="langchain", package="langchain-openai", script="langchain_structured.py"
