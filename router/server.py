@@ -113,13 +113,9 @@ class RouterServer:
             lora=LoraEndpoints(self._adapters, config.cluster_token) if allows_loads else None,
             further=(*ConsolePages().routes(), *console.routes()),
         )
+        most = config.endpoints.max_connections
         self._http = HttpServer(
-            http_config(
-                app,
-                grace_s=int(CLOSE_GRACE_S),
-                most_connections=config.endpoints.max_connections,
-                certificates=certificates,
-            )
+            http_config(app, grace_s=int(CLOSE_GRACE_S), most_connections=most, certificates=certificates)
         )
         InferenceService(handler, calls).add_to(self._rpc.server)
         KServeService(handler, calls).add_to(self._rpc.server)

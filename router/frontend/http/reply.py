@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,6 +12,11 @@ from router.frontend.output.events import TextEvent
 from twostroke.errors import ServeError
 
 Json = dict[str, Any]
+LONG_BODY = 1000
+"""Tokens and top logprobs from which on a whole response is long; each takes some microseconds."""
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -64,3 +70,8 @@ def sse(data: str, *, event: str = "", token: str = "") -> str:
     """
     head = (f"id: {token}\n" if token else "") + (f"event: {event}\n" if event else "")
     return f"{head}data: {data}\n\n"
+
+
+def finite(logprob: float | None) -> float:
+    """Returns a logprob as JSON can say it."""
+    return LEAST_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 
+from router.frontend.http.reply import finite
 from router.frontend.kserve.schema import FINISH_REASON, KServeRequest
 from router.frontend.output.events import TextEvent
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.request import FinishReason, SampledToken
-
-LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
 
 Values = Sequence[str] | Sequence[int] | Sequence[float]
 
@@ -73,7 +70,3 @@ class Outputs:
             other: {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(self._text, other)}
             for other, (rank, logprob) in entries.items()
         }
-
-
-def finite(logprob: float | None) -> float:
-    return LEAST_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from router.frontend.http.reply import Json
+from router.frontend.http.reply import LONG_BODY, Json
 from router.frontend.json_body import wrong_kind
 from router.frontend.kserve.answer_parts import ChoiceParts, Outputs
 from router.frontend.kserve.description import INPUT_TYPES, OUTPUT_TYPES
 from router.frontend.kserve.infer import check_tensor
-from router.frontend.kserve.reply import LONG_BODY
 from router.frontend.kserve.schema import VERSION, KServeRequest, Received, object_of, request_of, text_of
 from router.frontend.output.events import TextEvent
 from router.frontend.resume import SentProgress, StreamPoint

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router.frontend.http.reply import Json, encoded, sse
-from router.frontend.kserve.answer_parts import ChoiceParts, Outputs, finite
+from router.frontend.http.reply import LONG_BODY, Json, encoded, finite, sse
+from router.frontend.kserve.answer_parts import ChoiceParts, Outputs
 from router.frontend.kserve.errors import error_body
 from router.frontend.kserve.schema import VERSION, KServeRequest
 from router.frontend.output.events import TextEvent, Usage
@@ -11,9 +11,6 @@ from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.errors import ServeError
 from twostroke.request import FinishReason, SampledToken
-
-LONG_BODY = 1000
-"""Tokens and top logprobs from which on a whole response is long; each takes some microseconds."""
 
 
 class GenerateReply:

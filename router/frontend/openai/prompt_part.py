@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from router.frontend.http.reply import Json
+from router.frontend.http.reply import Json, finite
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.request import PromptLogprobs
-
-LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
-
-
-def finite(logprob: float | None) -> float:
-    if logprob is None or not math.isfinite(logprob):
-        return LEAST_LOGPROB
-    return logprob
 
 
 def completion_logprobs(

@@ -6,9 +6,9 @@ import json
 import time
 from collections.abc import Sequence
 
-from router.frontend.http.reply import Json, encoded, sse
+from router.frontend.http.reply import LONG_BODY, Json, encoded, finite, sse
 from router.frontend.openai.errors import error_body
-from router.frontend.openai.prompt_part import completion_logprobs, echoed_logprobs, finite, joined, prompt_logprobs
+from router.frontend.openai.prompt_part import completion_logprobs, echoed_logprobs, joined, prompt_logprobs
 from router.frontend.openai.schema import OpenAIRequest
 from router.frontend.openai.tool_calls import delta_of, finish_reason, has_calls, message_of
 from router.frontend.output.events import TextEvent, Usage
@@ -18,9 +18,6 @@ from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.errors import ServeError
 from twostroke.request import PromptLogprobs, SampledToken
-
-LONG_BODY = 1000
-"""Tokens and top logprobs from which on a whole response is long; each takes some microseconds."""
 
 FRAMED = "text\0"
 """Stands for a chunk's text where its frame is found. No name or id has a zero character."""

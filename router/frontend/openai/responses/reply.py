@@ -7,9 +7,8 @@ import math
 import time
 from collections.abc import Sequence
 
-from router.frontend.http.reply import Json, encoded, sse
-from router.frontend.openai.prompt_part import LEAST_LOGPROB
-from router.frontend.openai.reply import FRAMED, LONG_BODY
+from router.frontend.http.reply import LEAST_LOGPROB, LONG_BODY, Json, encoded, sse
+from router.frontend.openai.reply import FRAMED
 from router.frontend.openai.responses.output import ItemEvent, OutputItems
 from router.frontend.openai.responses.schema import ResponsesRequest
 from router.frontend.output.events import TextEvent, Usage
