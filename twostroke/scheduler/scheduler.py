@@ -297,7 +297,7 @@ class Scheduler:
             room = min(-(-left // weight), left_scored) if sequence.needs_scores else left
             most = known if start < sequence.computed else start + room  # a block that runs again is not cut
             end = self._progress.runnable_end(sequence, min(most, known))
-            if end < known:
+            if end < known and not sequence.needs_scores:
                 end = self._align(end)
             end = self._progress.take(sequence, start, end)
             if end > start:
@@ -369,7 +369,11 @@ class Scheduler:
         return max(0, block * block_size - sequence.computed)
 
     def _align(self, end: int) -> int:
-        """Cut `end` back to a block boundary, unless steps are smaller than a block."""
+        """Cut `end` back to a block boundary, unless steps are smaller than a block.
+
+        A prompt whose tokens are scored is not cut so: its share of a step may be smaller than a block, and nobody
+        reads its blocks before the prompt is done.
+        """
         block_size = self._limits.block_size
         too_small = self.step_tokens < block_size
         return end - end % block_size if self._limits.align_chunks and not too_small else end

@@ -196,6 +196,13 @@ async def _until_ended(watch: grpc.aio.UnaryStreamCall) -> None:
             pass
 
 
+def _lowest_free_descriptor() -> int:
+    """The limit below which none is free; poll() in other threads still works, as it would not below a limit of 0."""
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
+
+
 async def test_a_look_without_a_descriptor_left_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "LOOK_S", 0.01)
     looks, listdir = [], os.listdir
@@ -209,7 +216,7 @@ async def test_a_look_without_a_descriptor_left_is_not_the_last_one(monkeypatch:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with asyncio.timeout(20):
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (_lowest_free_descriptor(), hard))
             while not looks:
                 await asyncio.sleep(0.01)
         finally:

@@ -85,3 +85,11 @@ def test_long_busy_histories_see_every_mishap_and_no_wrong_answer() -> None:
         seen += busy_history(seed, 4000)
     assert min(seen.values()) >= 20, seen
     assert len(seen) == 10, seen
+
+
+def test_a_scored_prompt_ends_where_its_share_of_a_step_is_smaller_than_a_block() -> None:
+    history = SchedulerHistory()
+    history.begin(4, 4, 4, None, 1, 0, True, False, None, 0)
+    history.ask(0, 0, [0, 0, 0], 1, 0, 0, False, (), scored=True)
+    history.teardown()
+    assert history.seen["prompt scored"] == 1
