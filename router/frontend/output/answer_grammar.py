@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from router.frontend.output import think, tool_formats
+from router.frontend.output.marks import Marks
 from router.frontend.output.parsing import Parsing
-from router.frontend.output.tool_grammar import Before, grammar_source, quoted, tool_schemas
+from router.frontend.output.tool_grammar import Before, grammar_source, tool_schemas
 from router.frontend.output.tool_use import ToolUse
 from router.frontend.structured.json_schema import checked_schema
 from router.frontend.structured.output import StructuredOutput
@@ -31,18 +32,14 @@ def answer_grammar(
     """
     if not (use.must_call or wanted or not use.is_parallel or any(_is_strict(tool) for tool in tools)):
         return None
-
-    def mark(text: str) -> str:
-        token = added_token(text)
-        return quoted(text) if token is None else f"<[{token}]>"
-
+    marks = Marks(added_token)
     form = tool_formats.BY_NAME[parsing.formats.calls]
-    calls = form.grammar(tool_schemas(tools, use), use, mark)
+    calls = form.grammar(tool_schemas(tools, use), use, marks)
     answer = None if wanted is None or use.must_call else _schema_of(wanted, is_possible=not calls.begins_as_json)
     before: Before = ("", [])
     if parsing.formats.reasoning == "think":
-        before = think.grammar(is_open=parsing.is_reasoning_open, mark=mark)
-    source = grammar_source(calls, use, mark, before=before, answer=answer)
+        before = think.grammar(is_open=parsing.is_reasoning_open, marks=marks)
+    source = grammar_source(calls, use, marks, before=before, answer=answer)
     return StructuredOutput("llguidance", source.encode(), FIELD)
 
 

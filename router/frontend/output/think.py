@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router.frontend.output.collected_parts import CollectedParts
+from router.frontend.output.marks import Marks
 from router.frontend.output.parts import Part
 from router.frontend.output.prose import MarkMatcher
-from router.frontend.output.tool_grammar import Mark, after_text, lazy_rules
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
-def grammar(*, is_open: bool, mark: Mark) -> tuple[str, list[str]]:
+def grammar(*, is_open: bool, marks: Marks) -> tuple[str, list[str]]:
     """Returns the expression of reasoning before an answer, and its rules."""
-    closing = rf"{after_text(mark, CLOSE)} /\n{{0,2}}/"
-    return (closing if is_open else f"({mark(OPEN)} {closing})?"), lazy_rules(mark, CLOSE)
+    closing = rf"{marks.after_text(CLOSE)} /\n{{0,2}}/"
+    return (closing if is_open else f"({marks.term(OPEN)} {closing})?"), [marks.lazy_rule(CLOSE)]
 
 
 _CLOSING_NEWLINES = 2

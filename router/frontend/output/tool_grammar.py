@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.frontend.output.marks import Marks, quoted
 from router.frontend.output.tool_use import ToolUse
 from router.frontend.structured.json_schema import UnsupportedSchema, checked_schema
 from router.frontend.structured.sources import json_options
@@ -17,9 +18,6 @@ from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest
 
 Json = Mapping[str, Any]
-
-Mark = Callable[[str], str]
-"""Returns the term that stands for a mark: its token where it is one, else its text."""
 
 NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -62,7 +60,7 @@ class CallGrammar:
 Before = tuple[str, list[str]]
 """An expression, and its rules."""
 
-MakeGrammar = Callable[[Sequence[ToolSchema], ToolUse, Mark], CallGrammar]
+MakeGrammar = Callable[[Sequence[ToolSchema], ToolUse, Marks], CallGrammar]
 
 
 def tool_schemas(tools: Sequence[Json], use: ToolUse) -> tuple[ToolSchema, ...]:
@@ -93,13 +91,13 @@ def _tool_schema(function: Json, field: str) -> ToolSchema:
 
 
 def grammar_source(
-    calls: CallGrammar, use: ToolUse, mark: Mark, *, before: Before = ("", []), answer: Json | None = None
+    calls: CallGrammar, use: ToolUse, marks: Marks, *, before: Before = ("", []), answer: Json | None = None
 ) -> str:
     """Returns the grammar of an answer.
 
     `before`: what comes first, such as reasoning. `answer`: the schema of an answer that calls nothing.
     """
-    trigger = mark(calls.trigger) if calls.trigger else ""
+    trigger = marks.term(calls.trigger) if calls.trigger else ""
     call = f"{trigger} {calls.call}"
     many = call if calls.separator is None or not use.is_parallel else f"{call} ({calls.separator} {call})*"
     first, further = before
@@ -116,35 +114,16 @@ def grammar_source(
         rules.append(f"PLAIN: /{calls.text}/")
     else:
         start = "in_text* TEXT" if use.is_parallel else "(in_text | TEXT)"
-        rules += [f"in_text: {after_text(mark, calls.trigger)} {calls.call}", *lazy_rules(mark, calls.trigger)]
+        rules += [f"in_text: {marks.after_text(calls.trigger)} {calls.call}", marks.lazy_rule(calls.trigger)]
     return "\n".join(["%llguidance {}", f"start: {first} {start}", *rules, ""])
 
 
 ANY = r"(.|\n)*"
 
 
-def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
 def json_rule(schema: Json) -> str:
     options = json_options(has_whitespace=True)
     return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
-
-
-def after_text(mark: Mark, text: str) -> str:
-    """Returns the expression of any text up to and with a mark; it may need `lazy_rules`."""
-    term = mark(text)
-    return _lazy_name(text) if term == quoted(text) else f"TEXT {term}"
-
-
-def lazy_rules(mark: Mark, *texts: str) -> list[str]:
-    """Returns the rules of marks that are no tokens: text ends where they come first."""
-    return [f"{_lazy_name(text)}[lazy]: TEXT {quoted(text)}" for text in texts if mark(text) == quoted(text)]
-
-
-def _lazy_name(text: str) -> str:
-    return "up_to_" + "".join(char if char.isascii() and char.isalnum() else "_" for char in text).lower()
 
 
 def alternatives(name: str, calls: Sequence[str]) -> str:

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from router.frontend.output.framing import Framing, State, Tools
+from router.frontend.output.marks import Marks, quoted
 from router.frontend.output.prose import MarkMatcher
 from router.frontend.output.tool_grammar import (
     CallGrammar,
-    Mark,
     ToolSchema,
-    after_text,
     alternatives,
     arguments_rules,
-    lazy_rules,
-    quoted,
 )
 from router.frontend.output.tool_use import ToolUse
 
@@ -27,15 +24,16 @@ MAX_HEADER = 512
 """Characters of a message's header, from its role to its content type."""
 
 
-def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGrammar:
+def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGrammar:
     """Returns the grammar of at most one call, behind any reasoning. The end token follows the arguments."""
+    mark = marks.term
     calls = [
         f'{quoted(f"commentary to=functions.{tool.name} ")} {mark(CONSTRAIN)} "json" {mark(MESSAGE)} arguments_{rank}'
         for rank, tool in enumerate(tools)
     ]
-    thinks = f'{mark(CHANNEL)} "analysis" {mark(MESSAGE)} {after_text(mark, END)} {mark(START)} "assistant"'
+    thinks = f'{mark(CHANNEL)} "analysis" {mark(MESSAGE)} {marks.after_text(END)} {mark(START)} "assistant"'
     says = "" if use.must_call else f'| "final" {mark(MESSAGE)} TEXT'
-    rules = (f"thinks: {thinks}", alternatives("one_call", calls), *arguments_rules(tools), *lazy_rules(mark, END))
+    rules = (f"thinks: {thinks}", alternatives("one_call", calls), *arguments_rules(tools), marks.lazy_rule(END))
     return CallGrammar("", f"thinks* {mark(CHANNEL)} (one_call {says})", None, rules)
 
 

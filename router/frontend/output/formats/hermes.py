@@ -8,15 +8,16 @@ from typing import ClassVar
 from router.frontend.output.call_object import CallObject
 from router.frontend.output.framing import Framing, State, Tools
 from router.frontend.output.json_scanner import Progress
-from router.frontend.output.tool_grammar import CallGrammar, Mark, ToolSchema, object_rules
+from router.frontend.output.marks import Marks
+from router.frontend.output.tool_grammar import CallGrammar, ToolSchema, object_rules
 from router.frontend.output.tool_use import ToolUse
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGrammar:
+def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGrammar:
     """Returns the grammar of calls as Qwen's templates write them."""
-    call = rf'"\n" call_object "\n" {mark(CLOSE)}'
+    call = rf'"\n" call_object "\n" {marks.term(CLOSE)}'
     return CallGrammar(OPEN, call, r'"\n"', object_rules(tools, "arguments"), ending=r'"\n"?')
 
 

@@ -8,13 +8,14 @@ from typing import ClassVar
 from router.frontend.output.call_object import CallObject
 from router.frontend.output.framing import Framing, State, Tools
 from router.frontend.output.json_scanner import Progress
-from router.frontend.output.tool_grammar import CallGrammar, Mark, ToolSchema, object_rules
+from router.frontend.output.marks import Marks
+from router.frontend.output.tool_grammar import CallGrammar, ToolSchema, object_rules
 from router.frontend.output.tool_use import ToolUse
 
 PYTHON_TAG = "<|python_tag|>"
 
 
-def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGrammar:
+def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGrammar:
     """Returns the grammar of calls without the tag. An answer that begins with a brace is calls."""
     rules = object_rules(tools, "parameters")
     return CallGrammar("", "call_object", '"; "', rules, r"([^{](.|\n)*)?", begins_as_json=True)

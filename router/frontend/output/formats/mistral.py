@@ -8,24 +8,23 @@ from typing import ClassVar
 from router.frontend.output.call_object import CallObject
 from router.frontend.output.framing import Framing, State, Tools
 from router.frontend.output.json_scanner import JsonScanner, Progress, fixed
+from router.frontend.output.marks import Marks, quoted
 from router.frontend.output.tool_grammar import (
     CallGrammar,
-    Mark,
     ToolSchema,
     alternatives,
     arguments_rules,
     object_rules,
-    quoted,
 )
 from router.frontend.output.tool_use import ToolUse
 
 CALLS, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
-def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGrammar:
+def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGrammar:
     """Returns the grammar of names with arguments where the vocabulary has the mark between them, else of a list."""
-    if mark(ARGUMENTS) != quoted(ARGUMENTS):
-        calls = [f"{quoted(tool.name)} {mark(ARGUMENTS)} arguments_{rank}" for rank, tool in enumerate(tools)]
+    if marks.is_token(ARGUMENTS):
+        calls = [f"{quoted(tool.name)} {marks.term(ARGUMENTS)} arguments_{rank}" for rank, tool in enumerate(tools)]
         return CallGrammar(CALLS, "named_call", "", (alternatives("named_call", calls), *arguments_rules(tools)))
     further = '(", " call_object)*' if use.is_parallel else ""
     return CallGrammar(CALLS, f'" [" call_object {further} "]"', None, object_rules(tools, "arguments"))

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from router.frontend.output.framing import Framing, State, Tools
 from router.frontend.output.json_scanner import Progress
+from router.frontend.output.marks import Marks, quoted
 from router.frontend.output.python_value import PythonValue, json_string
-from router.frontend.output.tool_grammar import CallGrammar, Mark, ToolSchema, alternatives, quoted, refuse_strict
+from router.frontend.output.tool_grammar import CallGrammar, ToolSchema, alternatives, refuse_strict
 from router.frontend.output.tool_use import ToolUse
 
 START, END = "<|python_start|>", "<|python_end|>"
@@ -23,7 +24,7 @@ _VALUES = (
 )
 
 
-def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGrammar:
+def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGrammar:
     """Returns the grammar of lists of calls whose parameters have the schemas' names; values are any literals."""
     refuse_strict(tools, "pythonic")
     calls = [f'{quoted(tool.name + "(")} {_parameters(tool, rank)} ")"' for rank, tool in enumerate(tools)]

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from router.frontend.output.framing import MAX_HELD, Framing, State, Tools
+from router.frontend.output.marks import Marks, quoted
 from router.frontend.output.prose import MarkMatcher
-from router.frontend.output.tool_grammar import CallGrammar, Mark, ToolSchema, alternatives, json_rule, quoted
+from router.frontend.output.tool_grammar import CallGrammar, ToolSchema, alternatives, json_rule
 from router.frontend.output.tool_use import ToolUse
 from router.frontend.structured.json_schema import UnsupportedSchema
 from twostroke.client_text import shown
@@ -23,7 +24,7 @@ _VALUE_KEYWORDS = frozenset({"type", "description", "title", "default", "example
 """Keywords of a string that its text may ignore."""
 
 
-def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGrammar:
+def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGrammar:
     """Returns the grammar of calls with parameters in the order of the schema, whose values are JSON or any text."""
     heads = [quoted(f"<function={tool.name}>") for tool in tools]
     calls = [f"{head} function_{rank} {quoted(_END_FUNCTION)}" for rank, head in enumerate(heads)]
@@ -32,7 +33,7 @@ def grammar(tools: Sequence[ToolSchema], use: ToolUse, mark: Mark) -> CallGramma
         rf'any_parameter: {quoted(_PARAMETER)} /[^<>\n]{{1,{MAX_NAME}}}/ ">\n" string_value',
         r'string_value[lazy]: /(.|\n)*/ "\n</parameter>\n"',
     )
-    call = rf'"\n" function "\n" {mark(CLOSE)}'
+    call = rf'"\n" function "\n" {marks.term(CLOSE)}'
     return CallGrammar(OPEN, call, r'"\n"', (alternatives("function", calls), *functions, *texts), ending=r'"\n"?')
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from router.frontend.output.answer_grammar import answer_grammar
 from router.frontend.output.parsing import OutputFormats, Parsing, callable_tools
@@ -48,9 +50,10 @@ def grammar(
     reasoning: str = "",
     is_open: bool = False,
     wanted: StructuredOutput | None = None,
+    added_token: Callable[[str], int | None] = lambda text: None,
 ) -> StructuredOutput | None:
     parsing = Parsing(formats=OutputFormats(form, reasoning), tools=callable_tools(tools), is_reasoning_open=is_open)
-    return answer_grammar(tools, use, parsing, wanted, lambda text: None)
+    return answer_grammar(tools, use, parsing, wanted, added_token)
 
 
 def permits(output: StructuredOutput | None, text: str) -> bool:
@@ -178,3 +181,38 @@ def test_what_a_grammar_permits_is_read_as_calls(form: str) -> None:
     parts = [*parser.feed(output), *parser.flush()]
     assert parser.has_calls
     assert not any(isinstance(part, TextPart) for part in parts)
+
+
+def test_a_mark_that_is_a_token_may_be_spelled_and_a_spelled_call_is_kept_to_the_same_grammar(tmp_path: Path) -> None:
+    """A model that never learned the tokens spells them, and parsers see text alone."""
+    marks = ("<tool_call>", "</tool_call>")
+    tokenizer = tokenizer_with(marks)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = load_vocabulary(str(tmp_path), tokenizer.get_vocab_size(), (tokenizer.token_to_id("<end>"),))
+
+    def is_permitted(output: StructuredOutput | None, text: str, *, is_spelled: bool) -> bool:
+        assert output is not None
+        matcher = LLMatcher(vocabulary.tokenizer, output.body.decode(), log_level=0)
+        pieces = text if is_spelled else [text]
+        ids = [token for piece in pieces for token in tokenizer.encode(piece).ids]
+        assert is_spelled != (tokenizer.token_to_id(marks[0]) in ids)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    tools = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    for use in (ToolUse(must_call=True), ToolUse()):
+        strict = grammar("hermes", use, tools=tools, added_token=tokenizer.token_to_id)
+        for is_spelled in (False, True):
+            assert is_permitted(strict, hermes([PARIS, PARIS]), is_spelled=is_spelled)
+            assert not is_permitted(strict, hermes([("weather", {"city": 5})]), is_spelled=is_spelled)
+            assert not is_permitted(strict, hermes([PARIS, ("ping", {})]), is_spelled=is_spelled)
+
+
+def tokenizer_with(added: Sequence[str]) -> Tokenizer:
+    """Returns a tokenizer of single bytes and some added tokens that are not special, as those of Qwen2.5 are."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: rank for rank, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in added])
+    return tokenizer
