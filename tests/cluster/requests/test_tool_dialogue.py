@@ -1,16 +1,20 @@
-"""Qwen2.5-Coder calls tools for an unmodified OpenAI client: two rounds, required and named."""
+"""Qwen2.5-Coder calls tools: two rounds, several calls in an answer, required and named, in every dialect."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
+from tests.cluster.requests.dialects import DIALECTS, Dialect, Dialogue
+from tests.cluster.requests.dialects import ask as ask_in
 from tests.cluster.served import ANY_PORT, starting
+from tests.published_api import PublishedApi, published_api, published_description
 
 MODEL = "qwen2.5-coder-1.5b:gguf"
 
@@ -26,20 +30,29 @@ TOOLS: Any = [
     _tool("calculate", "Evaluate an arithmetic expression", "expression"),
 ]
 
+SYSTEM = (
+    "You call tools. To call one, answer with a block that begins with < tool_call > and ends with < /tool_call > "
+    "(written without the spaces). A question about two cities or two things needs two blocks, one after the other. "
+    "Never use Markdown. Once the results of the calls are there, answer with one sentence in plain words, without any "
+    "block."
+)
+"""Shows the marks with spaces: Qwen2.5-Coder never learned the tokens that `<tool_call>` and `</tool_call>` become."""
 
-def _call(call_id: str, city: str) -> dict[str, Any]:
-    function = {"name": "get_weather", "arguments": json.dumps({"city": city})}
-    return {"id": call_id, "type": "function", "function": function}
-
-
-TURN_WITH_TWO_CALLS: list[Any] = [
-    {"role": "user", "content": "What is the weather in Oslo and in Bern?"},
-    {"role": "assistant", "content": None, "tool_calls": [_call("call_1", "Oslo"), _call("call_2", "Bern")]},
-    {"role": "tool", "tool_call_id": "call_1", "content": '{"temperature_c": 4}'},
-    {"role": "tool", "tool_call_id": "call_2", "content": '{"temperature_c": 9}'},
-    {"role": "assistant", "content": "It is 4 degrees in Oslo and 9 degrees in Bern."},
-]
-"""Shows a small model that an answer may have two calls."""
+TWO_CALLS = (
+    (
+        "What is the weather in Paris, and what is 37 times 29?",
+        [("get_weather", "Paris"), ("calculate", "37 * 29")],
+        ('{"temperature_c": 21}', "1073"),
+        ("21", "1073"),
+    ),
+    (
+        "What is the weather in Paris and in Rome?",
+        [("get_weather", "Paris"), ("get_weather", "Rome")],
+        ('{"city": "Paris", "temperature_c": 21}', '{"city": "Rome", "temperature_c": 27}'),
+        ("21", "27"),
+    ),
+)
+"""Questions, their calls, what the calls return, and what the last answer has to say."""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +64,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
             server.until_printed(stage)
         address = server.address("HTTP")
         yield OpenAI(base_url=f"http://{address}/v1", api_key="none", timeout=300, max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def api() -> PublishedApi | None:
+    """OpenAI's description, where it lies beside the checkout."""
+    path = published_description()
+    return None if path is None else published_api(path)
 
 
 def ask(client: OpenAI, messages: list[Any], **options: Any) -> Any:
@@ -88,19 +108,37 @@ def test_a_named_tool_is_called_once(client: OpenAI) -> None:
     assert [name for name, _ in calls_of(choice)] == ["calculate"]
 
 
+def check_calls(calls: list[tuple[str, Any]], expected: list[tuple[str, str]]) -> None:
+    """Arguments are one string each, whose spaces are the model's."""
+    assert [(name, "".join(str(value) for value in arguments.values())) for name, arguments in calls] == expected
+
+
 @pytest.mark.slow
-def test_deltas_of_an_answer_that_may_have_several_calls_are_those_of_the_whole_answer(client: OpenAI) -> None:
-    messages = [*TURN_WITH_TWO_CALLS, {"role": "user", "content": "What is the weather in Paris and in Rome?"}]
-    whole = ask(client, messages, tool_choice="required")
-    assert whole.finish_reason == "tool_calls"
-    assert calls_of(whole)[0] == ("get_weather", {"city": "Paris"})
-    joined: dict[int, list[str]] = {}
-    for chunk in client.chat.completions.create(
-        model=MODEL, messages=messages, tools=TOOLS, temperature=0, max_tokens=100, tool_choice="required", stream=True
-    ):
-        for piece in chunk.choices[0].delta.tool_calls or ():
-            call = joined.setdefault(piece.index, ["", ""])
-            assert piece.function is not None
-            call[0] += piece.function.name or ""
-            call[1] += piece.function.arguments or ""
-    assert [(name, json.loads(arguments)) for name, arguments in joined.values()] == calls_of(whole)
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_left_to_itself_the_model_makes_two_calls_in_an_answer_and_then_says_their_results(
+    client: OpenAI, dialect: Dialect, api: PublishedApi | None
+) -> None:
+    """Nothing forces a call: `tool_choice` is `auto` in both rounds."""
+    url = str(client.base_url).removesuffix("/v1/")
+    for question, expected, results, said in TWO_CALLS:
+        dialogue = Dialogue(SYSTEM, question, TOOLS)
+        called = ask_in(url, dialect, dialogue, api, model=MODEL)
+        check_calls(called.says[1], expected)
+        assert called.text == ""
+        by_id = {call.call_id: result for call, result in zip(called.calls, results, strict=True)}
+        answered = ask_in(url, dialect, replace(dialogue, answer=called, results=by_id), api, model=MODEL)
+        assert answered.calls == []
+        assert all(number in answered.text for number in said), answered.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_where_calls_are_required_an_answer_may_have_two(
+    client: OpenAI, dialect: Dialect, api: PublishedApi | None
+) -> None:
+    url = str(client.base_url).removesuffix("/v1/")
+    choice: Any = {"type": "any"} if dialect.name == "messages" else "required"
+    for question, expected, _, _ in TWO_CALLS:
+        answer = ask_in(url, dialect, Dialogue("", question, TOOLS), api, model=MODEL, tool_choice=choice)
+        check_calls(answer.says[1], expected)
+        assert answer.text == ""
