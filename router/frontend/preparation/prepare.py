@@ -42,10 +42,11 @@ from router.frontend.params import (
 )
 from router.frontend.public_prefixes import common_length
 from router.frontend.structured.output import StructuredOutput
-from router.frontend.text.infill import infill_text
+from router.frontend.text.infill import infill_ends, infill_text
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, NotFound, ServeError, UnsupportedFeature, without_frames
+from twostroke.request import MAX_STOP_TOKENS
 from twostroke.rpc.v1 import inference_pb2, kserve_pb2, pins_pb2
 
 MOST_COUNTED_TOKENS = 1 << 17
@@ -121,8 +122,17 @@ class _Preparation:
         structured = wanted.options.structured
         for prompt, tokens in zip(wanted.prompts, prompts, strict=True):
             structured = self._structured(prompt, tokens, structured)
-        options = wanted.options.model_copy(update={"structured": structured})
+        ends = self._ends(wanted)
+        options = wanted.options.model_copy(update={"structured": structured, "stop_token_ids": ends})
         return wanted.model_copy(update={"prompts": prompts, "options": options})
+
+    def _ends(self, wanted: AnswerRequest) -> tuple[int, ...]:
+        """Returns the tokens that end an answer: those that the client names, and with a suffix those of the form."""
+        named = tuple(wanted.options.stop_token_ids)
+        fills = any(isinstance(prompt, TextPrompt) and prompt.suffix for prompt in wanted.prompts)
+        if not fills or wanted.options.ignore_eos:
+            return named
+        return tuple(dict.fromkeys((*named, *infill_ends(self._text))))[:MAX_STOP_TOKENS]
 
     def _structured(
         self, prompt: Prompt, tokens: TokenPrompt, structured: StructuredOutput | None

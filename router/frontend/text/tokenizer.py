@@ -97,9 +97,10 @@ class TokenizerText:
         """Tells whether the token is no text of an answer, such as the one that ends it."""
         return token in self._special
 
-    def has_token(self, piece: str) -> bool:
-        """Tells whether the vocabulary has this entry."""
-        return self._tokenizer.token_to_id(piece) is not None
+    def token_of(self, piece: str) -> int | None:
+        """Returns the token of an entry of the vocabulary."""
+        token: int | None = self._tokenizer.token_to_id(piece)
+        return token
 
     def decoder(
         self, prompt: Sequence[int], *, skip_special_tokens: bool = True, kept: frozenset[str] = frozenset()
@@ -126,8 +127,8 @@ class ByteText:
 
     longest_token_chars = 1
 
-    def has_token(self, piece: str) -> bool:
-        return False
+    def token_of(self, piece: str) -> int | None:
+        return None
 
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
         return list(text.encode())

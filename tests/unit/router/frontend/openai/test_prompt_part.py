@@ -164,6 +164,20 @@ def test_a_suffix_becomes_tokens_of_the_prompt(tmp_path: Path) -> None:
         assert request.prompts[0].text == prompt
 
 
+def test_a_middle_ends_at_the_models_own_tokens_for_it_unless_nothing_is_to_end_it(tmp_path: Path) -> None:
+    text = vocabulary(tmp_path, "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|endoftext|>", "<|im_end|>")
+    for fields, expected in (
+        ({"suffix": "b"}, {3, 4, 5, 6}),
+        ({"suffix": "b", "stop_token_ids": [1, 3]}, {1, 3, 4, 5, 6}),
+        ({"suffix": "b", "stop_token_ids": [1], "ignore_eos": True}, {1}),
+        ({"suffix": ""}, set()),
+    ):
+        work = Work(URL, json.dumps({"prompt": "a", **fields}).encode(), "toy", FACTS)
+        ends = prepare(work, text).value.options.stop_token_ids
+        assert set(ends) == expected
+        assert len(ends) == len(expected)
+
+
 def test_a_model_without_such_tokens_refuses_a_suffix_by_name() -> None:
     body = {"prompt": "a", "suffix": "b"}
     error = prepare(Work(URL, json.dumps(body).encode(), "toy", FACTS), ByteText()).error
