@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from router.console import block_map, explanation, fleet_actions, pin_forms, request_list
@@ -18,7 +18,7 @@ from router.console.access import check_caller, read_fields
 from router.console.fleet_actions import FleetActions
 from router.console.fleet_view import FleetView
 from router.console.pages import SECURITY_HEADERS
-from router.console.shared import Shared
+from router.console.shared import Shared, rendered
 from router.frontend.http.errors import error_response
 from router.frontend.openai.errors import ERRORS
 from router.frontend.request_handler import RequestHandler
@@ -32,7 +32,9 @@ from twostroke.tracing.recorder import MOST_REQUESTS, Recorder
 log = logging.getLogger(__name__)
 
 API = "/console/api"
-Call = Callable[[Request], Awaitable[dict[str, Any]]]
+JSON = "application/json"
+Call = Callable[[Request], Awaitable[dict[str, Any] | bytes]]
+"""Returns what is said, or JSON that was made for several viewers."""
 
 
 class ConsoleApi:
@@ -44,10 +46,10 @@ class ConsoleApi:
         self._actions = actions
         self._pins = pins
         self._router_id = router_id
-        view = FleetView(handler)
+        view = FleetView(handler, router_id)
         self._fleet = Shared(view.look)
-        self._latest = Shared(lambda: request_list.latest_of(recorder.latest(request_list.MOST_LISTED)))
-        self._slowest = Shared(lambda: request_list.slowest_of(recorder.slowest()))
+        self._latest = Shared(lambda: self._listed(request_list.latest_of(recorder.latest(request_list.MOST_LISTED))))
+        self._slowest = Shared(lambda: self._listed(request_list.slowest_of(recorder.slowest())))
 
     def routes(self) -> list[Route]:
         reads: dict[str, Call] = {
@@ -93,16 +95,15 @@ class ConsoleApi:
             "kv_form": form.format + (f" from {form.converted_from}" if form.converted_from else ""),
         }
 
-    async def _fleet_now(self, request: Request) -> dict[str, Any]:
-        dispatcher = self._handler.dispatcher
-        state = "draining" if dispatcher.is_draining else "ready" if dispatcher.is_ready else "not ready"
-        listed = self._fleet.get().listed(request.query_params.get("find", "")[:100])
-        return {"router": self._router_id, "state": state, "at_s": time.time(), **listed}
+    async def _fleet_now(self, request: Request) -> bytes:
+        return self._fleet.get().answer(request.query_params.get("find", "")[:100])
 
-    async def _requests(self, request: Request) -> dict[str, Any]:
+    async def _requests(self, request: Request) -> bytes:
         is_slowest = request.query_params.get("order") == "slowest"
-        lines = (self._slowest if is_slowest else self._latest).get()
-        return {"router": self._router_id, "at_s": time.time(), "requests": lines}
+        return (self._slowest if is_slowest else self._latest).get()
+
+    def _listed(self, lines: list[dict[str, Any]]) -> bytes:
+        return rendered({"router": self._router_id, "at_s": time.time(), "requests": lines})
 
     async def _request(self, request: Request) -> dict[str, Any]:
         """Returns the waterfall of one request and what it says, as this router and the workers remember it."""
@@ -169,7 +170,8 @@ def _answering(call: Call) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         try:
             check_caller(request)
-            response: Response = JSONResponse(await call(request))
+            said = await call(request)
+            response: Response = Response(said if isinstance(said, bytes) else rendered(said), media_type=JSON)
         except ServeError as error:
             response = error_response(error, ERRORS)
         except Exception as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.console.shared import rendered
 from router.fleet.worker import Worker
 from router.frontend.request_handler import RequestHandler
 from twostroke.config import Role
@@ -16,7 +17,7 @@ from twostroke.rpc.v1.control_pb2 import Load
 MOST_WORKERS = 64
 """Workers that one answer lists: the page draws each of them every second. Others are found by their names."""
 MOST_LISTS = 16
-"""Lists that one look keeps for other viewers."""
+"""Answers that one look keeps for other viewers."""
 LONGEST_RATE_S = 10.0
 """Age of the look before, at most, that a rate is computed against."""
 PAGE_STATES = ("free", "cached", "pinned", "arriving", "active", "quarantined")
@@ -35,8 +36,9 @@ class _Counts:
 
 
 class FleetView:
-    def __init__(self, handler: RequestHandler) -> None:
+    def __init__(self, handler: RequestHandler, router_id: str = "") -> None:
         self._handler = handler
+        self._router_id = router_id
         self._before: _Counts | None = None
 
     def look(self) -> FleetLook:
@@ -52,30 +54,40 @@ class FleetView:
         before, self._before = self._before, now
         if before is not None and now.at_s - before.at_s > LONGEST_RATE_S:
             before = None
-        return FleetLook(workers, now, before)
+        return FleetLook(workers, now, before, self._router())
+
+    def _router(self) -> dict[str, Any]:
+        dispatcher = self._handler.dispatcher
+        state = "draining" if dispatcher.is_draining else "ready" if dispatcher.is_ready else "not ready"
+        return {"router": self._router_id, "state": state, "at_s": time.time()}
 
 
 class FleetLook:
-    """The workers at one moment. Lists of them are made as they are asked for, and kept for other viewers."""
+    """The workers at one moment. Answers about them are made as they are asked for, and kept for other viewers."""
 
-    def __init__(self, workers: Sequence[Worker], now: _Counts, before: _Counts | None) -> None:
+    def __init__(
+        self, workers: Sequence[Worker], now: _Counts, before: _Counts | None, router: Mapping[str, Any]
+    ) -> None:
+        """`router`: what an answer says about the router itself."""
         self._workers = workers
+        self._router = router
         self._now = now
         self._before = before
         self.totals = self._totals()
-        self._listed: dict[str, dict[str, Any]] = {}
-        """What viewers of this look have asked for, by the name that they look for."""
+        self._answers: dict[str, bytes] = {}
+        """What viewers of this look were told, by the name that they look for."""
+
+    def answer(self, name: str) -> bytes:
+        """Returns `listed` and the router's state as JSON, made once for all who look for the same name."""
+        known = self._answers.get(name)
+        if known is None:
+            known = rendered({**self._router, **self.listed(name)})
+            if len(self._answers) < MOST_LISTS:
+                self._answers[name] = known
+        return known
 
     def listed(self, name: str) -> dict[str, Any]:
         """Returns the sums, and the workers with this in their names: of many, those with the longest queues."""
-        known = self._listed.get(name)
-        if known is None:
-            known = self._list(name)
-            if len(self._listed) < MOST_LISTS:
-                self._listed[name] = known
-        return known
-
-    def _list(self, name: str) -> dict[str, Any]:
         found = [worker for worker in self._workers if name in worker.worker_id]
         if len(found) > MOST_WORKERS:
             found = sorted(found, key=_burden, reverse=True)[:MOST_WORKERS]

@@ -68,6 +68,9 @@ COMMANDS = {
         "first tokens after a pinned system prompt and after one that was only used, over floods and a kill",
     ),
     "decisions": Command("tests.bench.decisions", "how long the router thinks about one request, in a large fleet"),
+    "console": Command(
+        "tests.bench.console", "what open pages of the console take from a router with 500 workers under load"
+    ),
 }
 PROGRAM = Program("python -m tests.bench", "Measure the product's parts.", COMMANDS)
 
