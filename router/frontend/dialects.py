@@ -39,16 +39,25 @@ class Dialect:
     errors: ErrorForm
     is_resumable: bool = False
     """A client can resume a stream at another router."""
+    takes_bytes: bool = False
+    """Bytes may follow the JSON of a body; `parse` gets them in `BYTES_FIELD`."""
     clamps_length: bool = False
     """Clients ask for more tokens than a context window holds, and expect as many as fit."""
 
 
 def _kserve(
-    method: str, parse: Callable[[Mapping[str, Any]], AnswerRequest], reply: MakeReply = GenerateReply
+    method: str,
+    parse: Callable[[Mapping[str, Any]], AnswerRequest],
+    reply: MakeReply = GenerateReply,
+    *,
+    takes_bytes: bool = False,
 ) -> tuple[Dialect, ...]:
     """Returns a method of a version and of a model. Names of models may have slashes: the longer path comes first."""
     paths = "/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}"
-    return tuple(Dialect(path=f"{path}/{method}", parse=parse, reply=reply, errors=KSERVE_ERRORS) for path in paths)
+    return tuple(
+        Dialect(path=f"{path}/{method}", parse=parse, reply=reply, errors=KSERVE_ERRORS, takes_bytes=takes_bytes)
+        for path in paths
+    )
 
 
 DIALECTS: tuple[Dialect, ...] = (
@@ -60,7 +69,7 @@ DIALECTS: tuple[Dialect, ...] = (
     Dialect(path="/v1/responses", parse=parse_response, reply=ResponsesReply, errors=OPENAI_ERRORS, clamps_length=True),
     *_kserve("generate", parse_generate),
     *_kserve("generate_stream", parse_generate_stream),
-    *_kserve("infer", parse_infer_json, InferJsonReply),
+    *_kserve("infer", parse_infer_json, InferJsonReply, takes_bytes=True),
 )
 
 BY_PATH: Mapping[str, Dialect] = {dialect.path: dialect for dialect in DIALECTS}

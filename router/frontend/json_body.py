@@ -25,6 +25,10 @@ from twostroke.errors import InvalidRequest
 MOST_BITS = 1024
 """Most bits of an integer in a request. No float has more; Python refuses to write numbers of thousands of digits."""
 
+BYTES_FIELD = "bytes_behind_the_json"
+"""Field that a body gets where bytes may follow its JSON: those bytes. A field of that name that a client sends is not
+read."""
+
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """The escape of one half of a pair; UTF-8 itself has none."""
 

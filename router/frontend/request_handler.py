@@ -1,4 +1,4 @@
-"""The path that every request takes, whichever protocol it came by: prompts to the dispatcher, tokens back to text."""
+"""The path that every request takes, whichever protocol it came by: prepared, checked, and given to the dispatcher."""
 
 from __future__ import annotations
 
@@ -11,30 +11,26 @@ import uuid
 from array import array
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from router.fleet.serving_facts import ServingFacts
-from router.fleet.worker_link import TokenDelta
 from router.frontend.auth.auth import AuthContext
-from router.frontend.output.events import Sink, TextEvent, Usage
-from router.frontend.output.parsed_text import ParsedText
-from router.frontend.output_share import AT_ONCE, OutputShare
+from router.frontend.output.events import Sink
+from router.frontend.output_share import OutputShare
 from router.frontend.params import ClientRequest, TokenPrompt, answer_length, check_prompt, sampling_params
 from router.frontend.preparation.prepare import Work, check_model
 from router.frontend.preparation.preparer import Preparer
 from router.frontend.public_prefixes import PublicPrefixes
+from router.frontend.request_output import OutputDependencies, RequestOutput
 from router.frontend.resume import Seeds, stream_of
 from router.frontend.structured.compiled import CompiledGrammars
-from router.frontend.text.detokenize import OutputText
-from router.frontend.text.stop_strings import StopScanner, StopStrings
 from router.metrics import RouterMetrics
 from router.serving.generate_request import Dispatcher, GenerateRequest
 from twostroke.errors import Cancelled, DeadlineExceeded, Draining, InternalError, InvalidRequest, ServeError
 from twostroke.fault_points import Point, reach
 from twostroke.kv_cache.block import adapter_salt, exact_salt, owner_salt
 from twostroke.models.catalog.recommended import UNKNOWN, Recommended
-from twostroke.request import AdapterRef, CacheHint, FinishReason, PromptLogprobs, SampledToken, Siblings
+from twostroke.request import AdapterRef, CacheHint, Siblings
 from twostroke.tracing.context import TraceContext
 from twostroke.tracing.recorder import Recorder
 
@@ -78,6 +74,7 @@ class RequestHandler:
         self._seeds = seeds or Seeds()
         self._recorder = recorder or Recorder()
         self.share = OutputShare()
+        self._dependencies = OutputDependencies(dispatcher, self.text, metrics, self.share)
         self._preparer = preparer
         self._grammars = CompiledGrammars(preparer, metrics)
         self._open: dict[tuple[str | None, str], _OpenIds] = {}
@@ -98,16 +95,25 @@ class RequestHandler:
         request_id: str = "",
         deadline_s: float | None = None,
         path_fields: tuple[tuple[str, str], ...] = (),
+        json_bytes: int | None = None,
     ) -> Any:
         """Returns what preparation makes of a request. Tokens that were counted for nothing are charged, too.
 
         `client` takes turns with others where no API key names a tenant. `request_id`, for the log, and `deadline_s`,
-        in Unix seconds, are given where they are known before the body is read.
+        in Unix seconds, are given where they are known before the body is read. `path_fields` and `json_bytes` are
+        those of `Work`.
         """
         self._refuse_if_draining()
         dispatcher = self.dispatcher
         work = Work(
-            kind, body, self.model, dispatcher.facts, frozenset(dispatcher.adapters), path_fields, self.text.formats
+            kind,
+            body,
+            self.model,
+            dispatcher.facts,
+            frozenset(dispatcher.adapters),
+            path_fields,
+            self.text.formats,
+            json_bytes,
         )
         try:
             async with _until(deadline_s):
@@ -170,7 +176,7 @@ class RequestHandler:
                         facts, requests = await self._requests(request, ids, span.context)
                         part.set(prompts=len(requests), prompt_tokens=sum(len(each.prompt) for each in requests))
                     reach(Point.ROUTER_RECEIVED)
-                    await _Output(self, request, requests, facts, sink).run()
+                    await RequestOutput(self._dependencies, request, requests, facts, sink).run()
             status = "ok"
         except asyncio.CancelledError:
             log.info("request cancelled request=%s", request.request_id)
@@ -257,209 +263,6 @@ class RequestHandler:
                 del self._open[tenant, name]
             if self._streams.get(point.stream) is opened:
                 del self._streams[point.stream]
-
-
-class _Output:
-    """The output of one client request: counts what it sends, and knows which event is the last."""
-
-    def __init__(
-        self,
-        handler: RequestHandler,
-        request: ClientRequest,
-        requests: tuple[GenerateRequest, ...],
-        facts: ServingFacts,
-        sink: Sink,
-    ) -> None:
-        self._handler = handler
-        self._share = handler.share
-        self._sent_tokens = handler.metrics.sent_tokens
-        self._client_request = request
-        self._requests = requests
-        self._facts = facts
-        self._sink = sink
-        self._point = request.point
-        ended = [sent for sent in self._point.sent if sent.is_finished]
-        self._choices_left = len(self._point.sent) - len(ended)
-        self._completion_tokens = sum(sent.tokens or 0 for sent in ended)
-        self._cached_tokens = 0
-        self._has_token = self._point.resumptions > 0
-        self._stops = StopStrings(request.options.stop)
-
-    async def run(self) -> None:
-        n = self._client_request.options.n
-        ranks = [rank for rank, request in enumerate(self._requests) if len(request.ended_choices) < n]
-        if not ranks:
-            if not self._point.is_complete:
-                self._sink.put(TextEvent(0, "", usage=self._usage(), is_sent=True))
-                await self._sink.drain()
-            return
-        if len(ranks) == 1:
-            await self._run_prompt(ranks[0])
-            return
-        try:
-            async with asyncio.TaskGroup() as group:
-                for rank in ranks:
-                    group.create_task(self._run_prompt(rank))
-                    await asyncio.sleep(0)  # each begins with a step of its own
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-
-    async def _run_prompt(self, rank: int) -> None:
-        request, handler = self._requests[rank], self._handler
-        self._client_request.auth.spend(len(request.prompt))
-        if not request.resumptions:
-            handler.metrics.prompt_tokens_total.inc(len(request.prompt))
-        prompt = _Prompt(request, self._choices(rank))
-        cached: dict[int, int] = {}
-        deltas = handler.dispatcher.generate(request, partial(self._take_at_once, prompt))
-        async with contextlib.aclosing(deltas):
-            async for number, delta in deltas:
-                prompt.waits = True
-                choice = prompt.choices[number]
-                for position, token in enumerate(delta.tokens, delta.position):
-                    await self._turn()
-                    self._take_token(prompt, number, token, position, delta.prompt_logprobs)
-                    await self._sink.drain()
-                if delta.finish is not None and not choice.is_finished:
-                    await self._turn()
-                    cached[number] = delta.cached_tokens
-                    if len(cached) == len(prompt.choices):  # the later choices of a prompt always reuse the first
-                        self._cached_tokens += min(cached.values())
-                        handler.metrics.cached_tokens_total.inc(min(cached.values()))
-                    self._finish(choice, delta.finish)
-                    await self._sink.drain()
-                prompt.waits = False
-        if not all(choice.is_finished for choice in prompt.choices.values()):
-            raise InternalError(f"the output of {request.request_id} ended without a finish reason")
-
-    async def _turn(self) -> None:
-        if self._share.is_over:
-            await self._share.turn(self._client_request.tenant or self._point.stream)
-
-    def _take_at_once(self, prompt: _Prompt, number: int, delta: TokenDelta) -> bool:
-        """Sends tokens as they arrive. Returns False where they have to wait: for earlier ones, or for the client."""
-        if prompt.waits or not self._sink.is_ready or len(delta.tokens) > AT_ONCE or self._share.is_over:
-            return False
-        for position, token in enumerate(delta.tokens, delta.position):
-            self._take_token(prompt, number, token, position, delta.prompt_logprobs)
-        self._sink.flush()
-        return True
-
-    def _choices(self, rank: int) -> dict[int, _Choice]:
-        """Returns the choices of one prompt that have something left to say."""
-        request, options = self._requests[rank], self._client_request.options
-        ends = frozenset(options.stop_token_ids)
-        if not options.ignore_eos:
-            ends |= frozenset(self._facts.eos_token_ids)
-        choices = {}
-        includes_stop = options.include_stop_str_in_output
-        for number in set(range(options.n)) - request.ended_choices:
-            scanner = StopScanner(self._stops, include_stop=includes_stop) if options.stop else None
-            mute = frozenset[int]() if includes_stop else ends
-            index = rank * options.n + number
-            text = self._output_text(rank, index, scanner, mute)
-            choices[number] = _Choice(index, len(request.prompt), text, self._point.sent[index].tokens or 0)
-        return choices
-
-    def _output_text(
-        self, rank: int, choice: int, scanner: StopScanner | None, mute: frozenset[int]
-    ) -> OutputText | ParsedText:
-        prompt, options = self._requests[rank].prompt, self._client_request.options
-        parsing, skips = self._client_request.prompts[rank].parsing, options.skip_special_tokens
-        if parsing is None:
-            decoder = self._handler.text.decoder(prompt, skip_special_tokens=skips)
-            return OutputText(decoder, scanner, mute=mute, min_tokens=options.min_tokens)
-        decoder = self._handler.text.decoder(prompt, skip_special_tokens=skips, kept=parsing.special)
-        text = OutputText(decoder, None, mute=mute, min_tokens=options.min_tokens)
-        parser = parsing.parser(self._point.stream, choice)
-        return ParsedText(text, parser, scanner, min_tokens=options.min_tokens)
-
-    def _take_token(
-        self, prompt: _Prompt, number: int, token: SampledToken, position: int, scores: PromptLogprobs | None
-    ) -> None:
-        """Gives one token to the sink. Where a stop string ends its choice with it, no more are asked for.
-
-        `scores` are the prompt's, if there are any: they go with the token at position 0.
-        """
-        choice = prompt.choices[number]
-        text = choice.text
-        if choice.text.is_stopped:
-            return
-        scores = None if position else scores
-        if self._client_request.options.is_prompt_only:
-            choice.prompt_logprobs = scores
-            return
-        self._completion_tokens += 1
-        new = text.feed(token.token)
-        is_sent = position < choice.sent_tokens
-        if not is_sent:
-            self._client_request.auth.spend(1)
-            now, last = time.monotonic(), choice.last_token_s
-            choice.last_token_s = now
-            self._sent_tokens.add(None if last is None else now - last)
-            if not self._has_token:
-                self._has_token = True
-                self._handler.metrics.ttft_seconds.observe(now - self._client_request.received_s)
-        event = TextEvent(choice.index, new, choice.prompt_tokens, text.tokens, token, None, None, is_sent, text.parts)
-        self._sink.put(event if scores is None else event._replace(prompt_logprobs=scores))
-        if text.is_stopped:
-            self._handler.dispatcher.finish_early(prompt.request, number)
-
-    def _finish(self, choice: _Choice, reason: FinishReason) -> None:
-        choice.is_finished = True
-        rest = choice.text.flush()
-        if choice.text.is_stopped:
-            reason = FinishReason.STOP
-        if reason is FinishReason.STOP and self._client_request.options.is_prompt_only:
-            reason = FinishReason.LENGTH  # whatever the token was that is not shown
-        if reason is FinishReason.ERROR:
-            raise InternalError("a worker ended the answer with an error it did not name")
-        if choice.text.tokens < choice.sent_tokens:
-            raise InvalidRequest("the stream that is to be resumed answers another request", field="resume_from")
-        self._choices_left -= 1
-        usage = self._usage() if self._choices_left == 0 else None
-        counts = choice.prompt_tokens, choice.text.tokens
-        parts, stop = choice.text.parts, choice.text.stop_string
-        event = TextEvent(choice.index, rest, *counts, finish=reason, usage=usage, parts=parts, stop_string=stop)
-        self._sink.put(event._replace(prompt_logprobs=choice.prompt_logprobs))
-        if usage is not None:
-            log.info(
-                "request done request=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d ms=%.1f",
-                self._client_request.request_id,
-                usage.prompt_tokens,
-                usage.cached_tokens,
-                usage.completion_tokens,
-                1000 * (time.monotonic() - self._client_request.received_s),
-            )
-
-    def _usage(self) -> Usage:
-        prompt_tokens = sum(len(request.prompt) for request in self._requests)
-        return Usage(prompt_tokens, self._completion_tokens, self._cached_tokens)
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One choice that has something left to say."""
-
-    index: int
-    prompt_tokens: int
-    text: OutputText | ParsedText
-    sent_tokens: int
-    """Tokens that the client has already."""
-    is_finished: bool = False
-    last_token_s: float | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    """Kept for its end, where no token of it is shown."""
-
-
-@dataclass(slots=True)
-class _Prompt:
-    """One prompt that is being answered."""
-
-    request: GenerateRequest
-    choices: dict[int, _Choice]
-    waits: bool = False
-    """Tokens of it wait for their turn, or for the client: what comes now must not overtake them."""
 
 
 def _salt(request: ClientRequest, facts: ServingFacts, adapter: AdapterRef | None) -> tuple[bytes, bool]:

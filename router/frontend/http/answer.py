@@ -6,16 +6,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.frontend.http.errors import error_response
 from router.frontend.http.exchange import WRITE_PART, PartWriter
-from router.frontend.http.reply import ErrorForm, Reply
+from router.frontend.http.reply import JSON_LENGTH_HEADER, ErrorForm, Json, JsonWithBytes, Reply
 from router.frontend.output.events import TextEvent
 from router.frontend.params import ClientRequest
 from router.frontend.request_handler import RequestHandler
@@ -29,6 +29,9 @@ _SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
@@ -83,15 +86,9 @@ class AnswerResponse(Response):
     async def _whole(self) -> Response:
         """Makes long bodies on a thread, one at a time, so that they take turns with the loop."""
         if not self._reply.is_long:
-            return JSONResponse(self._reply.body())
+            return _response(self._reply.body(), _ENCODER.encode)
         async with self._handler.share.whole_bodies:
-            body = await asyncio.to_thread(self._encoded)
-        return Response(body, media_type="application/json")
-
-    def _encoded(self) -> bytes:
-        """Encodes in small pieces: Python's lock is not given up within one call of json's C code."""
-        encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return "".join(encoder.iterencode(self._reply.body())).encode()
+            return await asyncio.to_thread(lambda: _response(self._reply.body(), _encoded_in_pieces))
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         events = _EventStream(self._reply, send, scope.get("extensions", {}).get(WRITE_PART))
@@ -177,6 +174,19 @@ class _EventStream:
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
         del self._unsent[:count]
         self.sent_s = time.monotonic()
+
+
+def _response(body: Json | JsonWithBytes, encode: Callable[[Json], str]) -> Response:
+    if not isinstance(body, JsonWithBytes):
+        return Response(encode(body).encode(), media_type="application/json")
+    head = encode(body.json).encode()
+    headers = {JSON_LENGTH_HEADER: str(len(head))}
+    return Response(head + body.behind, media_type="application/octet-stream", headers=headers)
+
+
+def _encoded_in_pieces(body: Json) -> str:
+    """Encodes so that others run between: Python's lock is not given up within one call of json's C code."""
+    return "".join(_ENCODER.iterencode(body))
 
 
 async def _watched(work: Coroutine[Any, Any, Value], receive: Receive) -> asyncio.Task[Value]:

@@ -25,8 +25,8 @@ from router.frontend.http.errors import error_response
 from router.frontend.http.health_pages import HealthPages, with_index
 from router.frontend.http.lora import LOAD_PATH, UNLOAD_PATH, LoraEndpoints
 from router.frontend.http.middleware import Authentication, RequestIds
+from router.frontend.http.reply import JSON_LENGTH_HEADER
 from router.frontend.json_body import as_number
-from router.frontend.kserve.infer_json import check_not_binary
 from router.frontend.kserve.pages import KServePages
 from router.frontend.params import ClientRequest, TokenPrompt, check_request_id
 from router.frontend.request_handler import RequestHandler
@@ -122,10 +122,10 @@ class HttpEndpoints:
         return Response(body, media_type="application/json")
 
     async def answer(self, dialect: Dialect, request: Request) -> Response:
-        body, auth = await self._body(request), request.state.auth
+        body, auth = await self._body(request, takes_bytes=dialect.takes_bytes), request.state.auth
         received_s, received_at_s = time.monotonic(), time.time()
         deadline_s = _deadline(_header_timeout_s(request), received_at_s)
-        wanted = await self._prepare(request, dialect.path, body, deadline_s)
+        wanted = await self._prepare(request, dialect.path, body, deadline_s, _json_length(request, len(body)))
         assert isinstance(wanted, AnswerRequest)
         if wanted.removed_part:
             self._handler.metrics.count_removed_part(wanted.removed_part)
@@ -158,7 +158,14 @@ class HttpEndpoints:
         reply = dialect.reply(wanted, client_request.point, model, self._handler.text, progress)
         return AnswerResponse(self._handler, client_request, reply, dialect.errors, stream=wanted.stream)
 
-    async def _prepare(self, request: Request, kind: str, body: bytes, deadline_s: float | None = None) -> Any:
+    async def _prepare(
+        self,
+        request: Request,
+        kind: str,
+        body: bytes,
+        deadline_s: float | None = None,
+        json_bytes: int | None = None,
+    ) -> Any:
         state, client = request.state, "" if request.client is None else request.client.host
         preparing = self._handler.prepare(
             kind,
@@ -168,6 +175,7 @@ class HttpEndpoints:
             request_id=state.request_id,
             deadline_s=deadline_s,
             path_fields=tuple(request.path_params.items()),
+            json_bytes=json_bytes,
         )
         return await unless_gone(request, preparing)
 
@@ -191,9 +199,8 @@ class HttpEndpoints:
         own = {"id": adapter.name, "created": int(adapter.loaded_s), "root": adapter.ref.path}
         return {**self._model_card(), **own, "parent": self._handler.model}
 
-    async def _body(self, request: Request) -> bytes:
-        check_content_type(request)
-        check_not_binary(request.headers)
+    async def _body(self, request: Request, *, takes_bytes: bool = False) -> bytes:
+        check_content_type(request, takes_bytes=takes_bytes)
         announced = request.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced) > self._max_body_bytes:
             raise self._too_large()
@@ -220,18 +227,37 @@ async def stored_response(request: Request) -> Response:
     raise NotFound(f"there is no response {response}: this server stores none, whatever a request says in store")
 
 
-def check_content_type(request: Request) -> None:
-    """Refuses bodies that a browser sends without asking first.
+def check_content_type(request: Request, *, takes_bytes: bool) -> None:
+    """Refuses bodies that are not read here, and those that a browser sends without asking first.
 
-    A browser asks (preflight) whether a page of another origin may send JSON, but not for other types. A request that
-    no browser sent may have no type.
+    A browser asks (preflight) whether a page of another origin may send JSON or plain bytes, but not for forms and
+    texts. A request that no browser sent may have no type. tritonclient's asyncio client calls JSON bytes, too.
     """
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise UnsupportedMediaType(f"Content-Encoding {coding[:100]!r} is not supported: send the body as it is")
+    if JSON_LENGTH_HEADER in request.headers and not takes_bytes:
+        raise UnsupportedMediaType(f"{JSON_LENGTH_HEADER}: this endpoint takes JSON alone")
     sent = request.headers.get("content-type")
     if sent is None and "origin" not in request.headers:
         return
     media_type = (sent or "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    if media_type != "application/json" and not (takes_bytes and media_type == "application/octet-stream"):
         raise UnsupportedMediaType(f"Content-Type must be application/json, got {(sent or '')[:100]!r}")
+
+
+def _json_length(request: Request, body_bytes: int) -> int | None:
+    """Returns how many bytes of a body are JSON, where the client says that others follow."""
+    said = request.headers.get(JSON_LENGTH_HEADER)
+    if said is None:
+        return None
+    if not (said.isascii() and said.isdecimal() and len(said) < 20 and 0 < int(said) <= body_bytes):
+        raise InvalidRequest(
+            f"{JSON_LENGTH_HEADER} must be a number from 1 to {body_bytes}, the bytes of the body, "
+            f"got {client_text.shown(said)}",
+            field=JSON_LENGTH_HEADER,
+        )
+    return int(said)
 
 
 def _point(request: Request, dialect: Dialect, wanted: AnswerRequest, prompts: int, mark: Mark) -> StreamPoint:

@@ -12,12 +12,22 @@ from router.frontend.output.events import TextEvent
 from twostroke.errors import ServeError
 
 Json = dict[str, Any]
+JSON_LENGTH_HEADER = "inference-header-content-length"
+"""Header of Triton's that says how many bytes of a body are JSON, where others follow."""
 LONG_BODY = 1000
 """Tokens and top logprobs from which on a whole response is long; each takes some microseconds."""
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class JsonWithBytes:
+    """A response whose JSON is followed by bytes. A header says how long the JSON is."""
+
+    json: Json
+    behind: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,7 @@ class Reply(Protocol):
     def is_long(self) -> bool:
         """Tells whether the body takes more than some milliseconds to make."""
 
-    def body(self) -> Json:
+    def body(self) -> Json | JsonWithBytes:
         """Returns the whole response; every event must have been added."""
 
     def messages(self, event: TextEvent) -> str:

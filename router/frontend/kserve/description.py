@@ -11,7 +11,7 @@ from router.frontend.kserve.schema import FINISH_REASON, TEXT_OUTPUT, VERSION
 from twostroke import __version__
 
 PLATFORM = "twostroke"
-EXTENSIONS = ("generate", "model_configuration", "parameters")
+EXTENSIONS = ("binary_tensor_data", "generate", "model_configuration", "parameters")
 """Extensions of Triton's that are served."""
 
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "BOOL": "TYPE_BOOL", "UINT32": "TYPE_UINT32", "FP32": "TYPE_FP32"}

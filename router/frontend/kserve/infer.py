@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from router.frontend.kserve.answer_parts import ChoiceParts, Outputs, Values
 from router.frontend.kserve.description import INPUT_TYPES, OUTPUT_TYPES
+from router.frontend.kserve.raw_tensors import decoded_text, encoded_texts, raw_bool, raw_output, raw_text
 from router.frontend.kserve.schema import FINISH_REASON, TEXT_OUTPUT, VERSION, KServeRequest, Received, request_of
 from router.frontend.output.events import TextEvent
 from router.frontend.text.tokenizer import Text
@@ -22,7 +22,6 @@ MOST_FIELDS_BEFORE_ID = 16
 
 _PLAIN = frozenset({TEXT_OUTPUT, FINISH_REASON})
 """Outputs that are the same in all responses but the last, but for the text."""
-_LENGTH = struct.Struct("<I")
 _ID_FIELD = 3
 
 _Input = kserve_pb2.ModelInferRequest.InferInputTensor
@@ -108,7 +107,7 @@ class InferReply:
         for name, values in self._outputs.of(self._choices, self._prompt_tokens):
             output = response.outputs.add(name=name, datatype=OUTPUT_TYPES[name], shape=[len(values)])
             if self._request.is_raw:
-                response.raw_output_contents.append(_raw(OUTPUT_TYPES[name], values))
+                response.raw_output_contents.append(raw_output(OUTPUT_TYPES[name], values))
             else:
                 _fill(output.contents, OUTPUT_TYPES[name], values)
         for choice in self._choices:
@@ -142,7 +141,7 @@ class InferReply:
         response.CopyFrom(self._frame)
         rank = self._request.outputs.index(TEXT_OUTPUT)
         if self._request.is_raw:
-            response.raw_output_contents[rank] = _raw("BYTES", [text])
+            response.raw_output_contents[rank] = raw_output("BYTES", [text])
         else:
             response.outputs[rank].contents.bytes_contents[0] = text.encode(errors="replace")
         choice.tokens.clear()
@@ -173,47 +172,25 @@ def _value(tensor: _Input, raw: bytes | None) -> Any:
 
 
 def _bool(tensor: _Input, raw: bytes | None) -> bool:
-    values: Sequence[int] = tensor.contents.bool_contents if raw is None else raw
-    if len(values) != 1 or values[0] not in (0, 1):
-        raise InvalidRequest(f"input {tensor.name} must be one BOOL: a byte, 0 or 1", field=tensor.name)
-    return bool(values[0])
+    return raw_bool(tensor.name, bytes(tensor.contents.bool_contents) if raw is None else raw)
 
 
 def _text(tensor: _Input, raw: bytes | None) -> str:
-    if raw is None:
-        if len(tensor.contents.bytes_contents) != 1:
-            raise InvalidRequest(f"input {tensor.name} must have one entry in bytes_contents", field=tensor.name)
-        text = tensor.contents.bytes_contents[0]
-    else:
-        if len(raw) < _LENGTH.size or _LENGTH.unpack_from(raw)[0] != len(raw) - _LENGTH.size:
-            needed = "must be one string behind its length, four bytes of little endian"
-            raise InvalidRequest(f"input {tensor.name} {needed}", field=tensor.name)
-        text = raw[_LENGTH.size :]
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        what = f"{error.reason} at byte {error.start}"
-        raise InvalidRequest(f"input {tensor.name} is not valid UTF-8: {what}", field=tensor.name) from error
-
-
-def _raw(datatype: str, values: Values) -> bytes:
-    if datatype == "BYTES":
-        return b"".join(_LENGTH.pack(len(text)) + text for text in _encoded(values))
-    return struct.pack(f"<{len(values)}{'f' if datatype == 'FP32' else 'I'}", *values)
+    if raw is not None:
+        return raw_text(tensor.name, raw)
+    if len(tensor.contents.bytes_contents) != 1:
+        raise InvalidRequest(f"input {tensor.name} must have one entry in bytes_contents", field=tensor.name)
+    return decoded_text(tensor.name, tensor.contents.bytes_contents[0])
 
 
 def _fill(contents: kserve_pb2.InferTensorContents, datatype: str, values: Values) -> None:
     match datatype:
         case "BYTES":
-            contents.bytes_contents.extend(_encoded(values))
+            contents.bytes_contents.extend(encoded_texts(values))
         case "FP32":
             contents.fp32_contents.extend(values)  # type: ignore[arg-type]  # numbers, as the datatype says
         case _:
             contents.uint_contents.extend(values)  # type: ignore[arg-type]  # likewise
-
-
-def _encoded(values: Values) -> Iterable[bytes]:
-    return (str(value).encode(errors="replace") for value in values)
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:

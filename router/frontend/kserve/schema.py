@@ -46,6 +46,8 @@ class KServeRequest(AnswerRequest):
     wants_empty_final: bool = False
     is_raw: bool = False
     """Tensors come, and go, as bytes beside the message's outputs."""
+    binary_outputs: frozenset[str] = frozenset()
+    """Over HTTP: outputs that go as bytes behind the JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

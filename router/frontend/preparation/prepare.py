@@ -16,9 +16,9 @@ from router.fleet.serving_facts import ServingFacts
 from router.frontend.answer_request import AnswerRequest
 from router.frontend.anthropic.schema import counted_chat
 from router.frontend.cache_hints import TokenHint
-from router.frontend.dialects import DIALECTS
+from router.frontend.dialects import DIALECTS, Dialect
 from router.frontend.grpc.schema import options_of, prefix_of, prompt_of
-from router.frontend.json_body import parse_json
+from router.frontend.json_body import BYTES_FIELD, parse_json
 from router.frontend.kserve.infer import parse_infer
 from router.frontend.openai.schema import (
     DetokenizeBody,
@@ -71,6 +71,8 @@ class Work:
     """Fields of the body that the path of an HTTP request says."""
     formats: OutputFormats = NO_FORMATS
     """How the model writes calls and reasoning."""
+    json_bytes: int | None = None
+    """Bytes of the body that are JSON, where others follow. None: all are."""
 
 
 @dataclass(slots=True)
@@ -108,9 +110,13 @@ class _Preparation:
         self._text = text
         self._outcome = outcome
 
-    def answer(self, parse: Callable[[Mapping[str, Any]], AnswerRequest]) -> AnswerRequest:
+    def answer(self, dialect: Dialect) -> AnswerRequest:
         """Returns the request with its prompts as tokens."""
-        return self._tokenized(parse({**parse_json(self._work.body), **dict(self._work.path_fields)}))
+        body, end = self._work.body, self._work.json_bytes
+        fields = {**parse_json(body[:end]), **dict(self._work.path_fields)}
+        if dialect.takes_bytes:
+            fields[BYTES_FIELD] = b"" if end is None else body[end:]
+        return self._tokenized(dialect.parse(fields))
 
     def kserve_infer(self) -> AnswerRequest:
         """Returns the request with its prompt as tokens."""
@@ -294,7 +300,7 @@ class _Preparation:
 
 
 KINDS: Mapping[str, Callable[[_Preparation], Any]] = {
-    **{dialect.path: partial(_Preparation.answer, parse=dialect.parse) for dialect in DIALECTS},
+    **{dialect.path: partial(_Preparation.answer, dialect=dialect) for dialect in DIALECTS},
     "tokenize": _Preparation.tokenize,
     "count_tokens": _Preparation.count_tokens,
     "detokenize": _Preparation.detokenize,

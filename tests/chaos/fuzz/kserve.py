@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from router.frontend.http.reply import JsonWithBytes
 from router.frontend.kserve.fields import OPTIONS, OTHERS
 from router.frontend.kserve.infer import InferReply, id_of
 from router.frontend.kserve.infer_json import InferJsonReply
@@ -20,7 +21,7 @@ from router.frontend.output.events import TextEvent, Usage
 from router.frontend.preparation.prepare import Work, prepare
 from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import ByteText
-from tests.chaos.fuzz.mutate import FLOATS, INTEGERS, TEXTS, mutate_json, mutate_message
+from tests.chaos.fuzz.mutate import FLOATS, INTEGERS, TEXTS, mutate_bytes, mutate_json, mutate_message
 from tests.chaos.fuzz.target import Target, Try
 from tests.unit.router.conftest import FACTS
 from twostroke.request import FinishReason, SampledToken
@@ -65,12 +66,14 @@ def infer_message() -> Iterator[Try]:
 
 @contextlib.contextmanager
 def bodies() -> Iterator[Try]:
-    """The first byte says whose body it is."""
+    """The first byte says whose body it is. Where there is a zero byte, bytes follow the JSON behind it."""
 
     def attempt(data: bytes) -> None:
         path = PATHS[data[0] % len(PATHS)] if data else PATHS[0]
         fields = (("model", "toy"), ("version", "1"))
-        outcome = prepare(Work(path, data[1:], "toy", FACTS, path_fields=fields), TEXT)
+        head, zero, behind = data[1:].partition(b"\0")
+        json_bytes = len(head) if zero else None
+        outcome = prepare(Work(path, head + behind, "toy", FACTS, path_fields=fields, json_bytes=json_bytes), TEXT)
         if outcome.error is not None:
             assert "\n" not in outcome.error.message
             return
@@ -82,7 +85,8 @@ def bodies() -> Iterator[Try]:
                 json.loads(reply.messages(event).removeprefix("data: "))
             else:
                 reply.add(event)
-        assert wanted.stream or json.dumps(reply.body(), allow_nan=False)
+        body = None if wanted.stream else reply.body()
+        assert json.dumps(body.json if isinstance(body, JsonWithBytes) else body, allow_nan=False)
 
     yield attempt
 
@@ -110,7 +114,10 @@ def _mutate_infer(data: bytes, draw: random.Random) -> bytes:
 
 def _mutate_body(data: bytes, draw: random.Random) -> bytes:
     first = draw.randrange(256) if not draw.randrange(8) else data[0] if data else 0
-    return bytes([first]) + mutate_json(data[1:], draw)
+    head, zero, behind = data[1:].partition(b"\0")
+    if zero and not draw.randrange(2):
+        return bytes([first]) + head + zero + mutate_bytes(behind, draw)
+    return bytes([first]) + mutate_json(head, draw) + zero + behind
 
 
 def _value(value: str | bool) -> bytes:
@@ -150,7 +157,24 @@ def _body_seeds() -> Sequence[bytes]:
         {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": [1], "data": [True]},
     ]
     infer = {"id": "mine", "inputs": tensors, "outputs": [{"name": "logprobs"}], "parameters": {"seed": "7"}}
-    return [bytes([rank]) + json.dumps(body).encode() for rank, body in ((0, vllm), (1, generate), (2, infer))]
+    seeds = [bytes([rank]) + json.dumps(body).encode() for rank, body in ((0, vllm), (1, generate), (2, infer))]
+    return [*seeds, bytes([2]) + _with_bytes({"text_input": "abc", "return_logprobs": True})]
+
+
+def _with_bytes(values: dict[str, str | bool]) -> bytes:
+    """Returns the body of `infer` with these inputs as bytes behind the JSON, and a zero byte between."""
+    raws = {name: _value(value) for name, value in values.items()}
+    tensors = [
+        {
+            "name": name,
+            "datatype": "BOOL" if isinstance(values[name], bool) else "BYTES",
+            "shape": [1],
+            "parameters": {"binary_data_size": len(raw)},
+        }
+        for name, raw in raws.items()
+    ]
+    body = {"inputs": tensors, "parameters": {"binary_data_output": True, "max_tokens": 4}}
+    return json.dumps(body).encode() + b"\0" + b"".join(raws.values())
 
 
 _CHANGE = mutate_message(kserve_pb2.ModelInferRequest)

@@ -1,8 +1,10 @@
 """The tritonclient package, run by a Python that has nothing else: asks on stdin, answers on stdout, both as JSON.
 
 Whole answers come over gRPC and HTTP, in the dialects of Dynamo and of Triton's vLLM backend, and must be the same.
+Over HTTP tensors come and go as bytes, as the client does by default, and in JSON.
 """
 
+import asyncio
 import json
 import queue
 import sys
@@ -10,6 +12,7 @@ import sys
 import numpy as np
 import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
+import tritonclient.http.aio as over_aio
 from tritonclient.utils import InferenceServerException
 
 PATIENCE_S = 60
@@ -19,10 +22,13 @@ COUNTS = ("num_input_tokens", "num_output_tokens")
 def tensor(package, name, value):
     is_flag = isinstance(value, bool)
     given = package.InferInput(name, [1], "BOOL" if is_flag else "BYTES")
-    array = np.array([value], dtype=bool if is_flag else object)
-    if package is over_http:
-        return given.set_data_from_numpy(array, binary_data=False)
-    return given.set_data_from_numpy(array)
+    return given.set_data_from_numpy(np.array([value], dtype=bool if is_flag else object))
+
+
+def tensor_in_json(name, value):
+    array = np.array([value], dtype=bool if isinstance(value, bool) else object)
+    given = over_http.InferInput(name, [1], "BOOL" if isinstance(value, bool) else "BYTES")
+    return given.set_data_from_numpy(array, binary_data=False)
 
 
 def inputs(package, ask, **flags):
@@ -99,9 +105,33 @@ def whole(given, ask):
         results.append(client.infer(given["model"], plain, request_id="mine", parameters=parameters(ask)))
         results.append(client.infer(given["model"], of_vllm(package, ask, stream=False), model_version="1"))
         client.close()
+    results += [*in_json(given, ask), asyncio.run(with_asyncio(given, ask))]
     first, *others = (seen([result]) for result in results)
     assert all(other == first for other in others), (first, others)
     return first
+
+
+def in_json(given, ask):
+    """Returns two answers over HTTP: the inputs are in JSON, then the outputs are."""
+    client = over_http.InferenceServerClient(given["http"])
+    values = {"text_input": ask["prompt"], **{f"return_{name}": True for name in COUNTS}}
+    texts = [tensor_in_json(name, value) for name, value in values.items()]
+    outputs = [over_http.InferRequestedOutput(name, binary_data=False) for name in ("text_output", *COUNTS)]
+    results = [
+        client.infer(given["model"], texts, parameters=parameters(ask)),
+        client.infer(given["model"], inputs(over_http, ask), outputs=outputs, parameters=parameters(ask)),
+    ]
+    assert "data" not in results[0].get_output("text_output"), results[0].get_response()
+    assert "data" in results[1].get_output("text_output"), results[1].get_response()
+    client.close()
+    return results
+
+
+async def with_asyncio(given, ask):
+    client = over_aio.InferenceServerClient(given["http"])
+    result = await client.infer(given["model"], inputs(over_http, ask), parameters=parameters(ask))
+    await client.close()
+    return result
 
 
 def describe(given):
