@@ -29,6 +29,9 @@ class GrammarState:
         self._vocabulary = vocabulary
         self._observe_s = observe_s
         self._mask: Mask | None = None
+        self._forced: list[int] = []
+        """Tokens that come next for certain, the next one last: finding a run takes as long as the run, so it is found
+        once."""
         self.tokens = 0
         """Tokens consumed, without those of earlier attempts."""
         self.forced_tokens = 0
@@ -49,8 +52,9 @@ class GrammarState:
         """The token that must come next, if it is known without a mask. Its bit is then the mask's only one."""
         if self._is_finished:
             return self._vocabulary.end
-        forced: list[int] = self._matcher.compute_ff_tokens()
-        return forced[0] if forced else None
+        if not self._forced:
+            self._forced = self._matcher.compute_ff_tokens()[::-1]
+        return self._forced[-1] if self._forced else None
 
     def consume(self, token: int) -> None:
         """Goes on by one token of the answer."""
@@ -60,6 +64,8 @@ class GrammarState:
     def replay(self, tokens: Sequence[int]) -> None:
         """Goes on by the tokens that an earlier attempt has emitted."""
         for token in tokens:
+            if self._forced and self._forced.pop() != token:
+                self._forced.clear()
             if not self._matcher.consume_token(token) or self._matcher.is_error():
                 self.failure = self.failure or f"token {token} does not match the answer's grammar"
         self._mask = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +94,32 @@ def test_a_forced_token_is_the_only_one_of_the_mask(smollm2: GrammarCompiler, wh
             break
         state.consume(token)
         assert state.failure is None
+
+
+def test_a_run_of_forced_tokens_is_found_at_once_and_is_the_same_from_each_of_its_tokens_on(
+    smollm2: GrammarCompiler,
+) -> None:
+    """One that were found again for each token would take the square of its length, on the thread of all streams."""
+    constant = lark("start: " + json.dumps("  the first\n\nté, 日本 😀 said: " * 6))
+    state, run = smollm2.state(constant), []
+    while (token := state.take_forced()) is not None and token not in SMOLLM2_ENDS:
+        run.append(token)
+        state.consume(token)
+        assert state.failure is None
+    assert len(run) > 60
+    for cut in range(len(run)):
+        assert smollm2.state(constant, run[:cut]).forced_token == run[cut]
+
+
+def test_a_long_run_of_forced_tokens_takes_no_more_than_its_length(smollm2: GrammarCompiler) -> None:
+    def seconds(words: int) -> float:
+        state = smollm2.state(lark(f'start: "{"ab cd e" * words}"'))
+        began_s = time.perf_counter()
+        while (token := state.take_forced()) is not None and token not in SMOLLM2_ENDS:
+            state.consume(token)
+        return time.perf_counter() - began_s
+
+    assert min(seconds(2000) for _ in range(3)) < 30 * min(seconds(200) for _ in range(3)), "ten times as long"
 
 
 def test_one_answer_does_not_move_another_of_the_same_grammar() -> None:
