@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from router.frontend.answer_request import AnswerRequest
 from router.frontend.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
+from router.frontend.anthropic.models import VERSION_HEADER
 from router.frontend.anthropic.reply import AnthropicReply
 from router.frontend.anthropic.schema import parse_messages
 from router.frontend.http.reply import ErrorForm, Reply
@@ -78,6 +79,11 @@ _ERRORS_BELOW: tuple[tuple[str, ErrorForm], ...] = (("/v1/messages", ANTHROPIC_E
 """Errors of paths that begin like this. All others are written as OpenAI's API writes them."""
 
 
-def error_form_at(path: str) -> ErrorForm:
-    """Returns how errors are written to who calls that path, whatever may be there."""
+def error_form_at(path: str, headers: Mapping[str, str]) -> ErrorForm:
+    """Returns how errors are written to who calls that path, whatever may be there.
+
+    Anthropic's clients, which their header tells apart, ask for models where OpenAI's do.
+    """
+    if path.startswith("/v1/models") and VERSION_HEADER in headers:
+        return ANTHROPIC_ERRORS
     return next((form for begins, form in _ERRORS_BELOW if path.startswith(begins)), OPENAI_ERRORS)

@@ -11,6 +11,8 @@ from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 
 _ROLES = ("user", "assistant", "system")
+_JOINED_ROLES = ("user", "assistant")
+"""Roles whose consecutive messages are one turn."""
 ERROR_MARK = "Error: "
 """Stands before the text of a tool result that has `is_error`: templates know no errors."""
 
@@ -76,7 +78,11 @@ class Conversation:
         self._hints.append(MessageHint(messages, hint_s(value, name)))
 
     def _add(self, message: dict[str, Any], keep_s: float | None) -> None:
-        self.messages.append(message)
+        """Adds a message. To the one before it, where that is of the same role: so does Anthropic's API."""
+        if self.messages and message["role"] == self.messages[-1]["role"] in _JOINED_ROLES:
+            self.messages[-1] = _joined(self.messages[-1], message)
+        else:
+            self.messages.append(message)
         if keep_s is not None:
             self._hints.append(MessageHint(len(self.messages), keep_s))
 
@@ -135,6 +141,18 @@ class Conversation:
             raise InvalidRequest(f"{name}.input must be an object", field=f"{name}.input")
         self._tools[call_id] = tool
         return {"id": call_id, "type": "function", "function": {"name": tool, "arguments": arguments}}
+
+
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns two messages of one role as one, as if the blocks of the second had followed those of the first."""
+    message = dict(first)
+    for field in ("content", "reasoning_content"):
+        texts = [text for text in (first.get(field), second.get(field)) if text]
+        if texts:
+            message[field] = "\n".join(texts)
+    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
+        message["tool_calls"] = calls
+    return message
 
 
 def _blocks(content: Any, name: str) -> list[tuple[Block, str]]:

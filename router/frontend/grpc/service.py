@@ -233,6 +233,7 @@ def _client_request(
         options=options,
         cache_salt=check_salt(request.cache_salt),
         model=request.model,
+        prompt_cache_key=request.prompt_cache_key,
         needs_exact=needs_exact(request.kv_exactness or "any"),
         deadline_s=None if left_s is None else time.time() + call_timeout_s(left_s),
         priority=min(priority_class(request.priority), auth.max_priority),

@@ -13,10 +13,9 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
-from router.fleet.adapters import ServedAdapter
 from router.frontend.answer_request import AnswerRequest, check_timeout
 from router.frontend.auth.auth import Authenticator, NoAuthentication
 from router.frontend.dialects import DIALECTS, Dialect, error_form_at
@@ -25,7 +24,8 @@ from router.frontend.http.errors import error_response
 from router.frontend.http.health_pages import HealthPages, with_index
 from router.frontend.http.lora import LOAD_PATH, UNLOAD_PATH, LoraEndpoints
 from router.frontend.http.middleware import Authentication, RequestIds
-from router.frontend.http.reply import JSON_LENGTH_HEADER
+from router.frontend.http.models import ModelPages
+from router.frontend.http.reply import JSON_LENGTH_HEADER, ErrorForm
 from router.frontend.json_body import as_number
 from router.frontend.kserve.pages import KServePages
 from router.frontend.params import ClientRequest, TokenPrompt, check_request_id
@@ -70,12 +70,12 @@ def build_http_app(
     further: Sequence[Route] = (),
 ) -> Starlette:
     """`outer` sees every request first. `further` are routes beside those of clients."""
-    endpoints = HttpEndpoints(handler, max_body_bytes)
+    endpoints, models = HttpEndpoints(handler, max_body_bytes), ModelPages(handler)
     routes = [
         *(Route(each.path, _funnel(partial(endpoints.answer, each)), methods=["POST"]) for each in DIALECTS),
         Route("/v1/responses/{response:path}", _funnel(stored_response), methods=["GET", "POST", "DELETE"]),
-        Route("/v1/models", _funnel(endpoints.models), methods=["GET"]),
-        Route("/v1/models/{model:path}", _funnel(endpoints.model), methods=["GET"]),
+        Route("/v1/models", _funnel(models.all), methods=["GET"]),
+        Route("/v1/models/{model:path}", _funnel(models.one), methods=["GET"]),
         Route("/tokenize", _funnel(partial(endpoints.prepared, "tokenize")), methods=["POST"]),
         Route("/v1/messages/count_tokens", _funnel(partial(endpoints.prepared, "count_tokens")), methods=["POST"]),
         Route("/detokenize", _funnel(partial(endpoints.prepared, "detokenize")), methods=["POST"]),
@@ -104,17 +104,6 @@ class HttpEndpoints:
     def __init__(self, handler: RequestHandler, max_body_bytes: int) -> None:
         self._handler = handler
         self._max_body_bytes = max_body_bytes
-        self._created = int(time.time())
-
-    async def models(self, _: Request) -> Response:
-        cards = [self._model_card(), *map(self._adapter_card, self._handler.dispatcher.adapters.values())]
-        return JSONResponse({"object": "list", "data": cards})
-
-    async def model(self, request: Request) -> Response:
-        name = request.path_params["model"]
-        self._handler.check_model(name)
-        adapter = self._handler.dispatcher.adapters.get(name)
-        return JSONResponse(self._model_card() if adapter is None else self._adapter_card(adapter))
 
     async def prepared(self, kind: str, request: Request) -> Response:
         """Answers what preparation alone can answer."""
@@ -178,26 +167,6 @@ class HttpEndpoints:
             json_bytes=json_bytes,
         )
         return await unless_gone(request, preparing)
-
-    def _model_card(self) -> dict[str, object]:
-        card: dict[str, object] = {
-            "id": self._handler.model,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "twostroke",
-            "root": self._handler.model,
-            "parent": None,
-        }
-        if recommended := self._handler.recommended.said():
-            card["recommended_sampling"] = recommended
-        if self._handler.dispatcher.is_ready:
-            card["max_model_len"] = self._handler.dispatcher.facts.context_tokens
-        return card
-
-    def _adapter_card(self, adapter: ServedAdapter) -> dict[str, object]:
-        """Returns what vLLM says of an adapter: its root is the folder that it came from."""
-        own = {"id": adapter.name, "created": int(adapter.loaded_s), "root": adapter.ref.path}
-        return {**self._model_card(), **own, "parent": self._handler.model}
 
     async def _body(self, request: Request, *, takes_bytes: bool = False) -> bytes:
         check_content_type(request, takes_bytes=takes_bytes)
@@ -307,19 +276,23 @@ def _funnel(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except ServeError as error:
-            return error_response(error, error_form_at(request.url.path), request.state.request_id)
+            return error_response(error, _error_form(request), request.state.request_id)
         except Exception as error:
             log.exception("internal error path=%s", request.url.path)
             internal = InternalError(f"internal error: {type(error).__name__}: {error}")
-            return error_response(internal, error_form_at(request.url.path), request.state.request_id)
+            return error_response(internal, _error_form(request), request.state.request_id)
 
     return funnelled
+
+
+def _error_form(request: Request) -> ErrorForm:
+    return error_form_at(request.url.path, request.headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = client_text.shown(request.url.path)
-    form, request_id = error_form_at(request.url.path), request.state.request_id
+    form, request_id = _error_form(request), request.state.request_id
     if error.status_code == 404:
         return error_response(NotFound(f"there is nothing at {path}"), form, request_id)
     refused = error_response(InvalidRequest(f"{path}: {error.detail}"), form, request_id)

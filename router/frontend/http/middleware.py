@@ -56,7 +56,8 @@ class RequestIds:
         try:
             check_request_id(request_id, REQUEST_ID_HEADER)
         except InvalidRequest as error:
-            await error_response(error, error_form_at(scope["path"]), request_id)(scope, receive, send)
+            form = error_form_at(scope["path"], Headers(scope=scope))
+            await error_response(error, form, request_id)(scope, receive, send)
             return
         await self._app(scope, receive, send_with_id)
 
@@ -89,7 +90,8 @@ class Authentication:
                 scope["state"]["auth"] = auth
                 await self._app(scope, receive, send)
         except (InvalidApiKey, RateLimitExceeded) as error:
-            refused = error_response(error, error_form_at(scope["path"]), scope["state"]["request_id"])
+            form = error_form_at(scope["path"], Headers(scope=scope))
+            refused = error_response(error, form, scope["state"]["request_id"])
             await refused(scope, receive, send)
 
 
@@ -119,11 +121,11 @@ class BrowserGuard:
             host, origin = headers.get("host"), headers.get("origin")
             if host is not None and not self._is_ours(_name(host)):  # HTTP/1.0 may have none, and no browser speaks it
                 error = MisdirectedRequest(f"Host: {host[:100]!r} is not a name of this server (--allowed-host)")
-                await error_response(error, error_form_at(scope["path"]))(scope, receive, send)
+                await error_response(error, error_form_at(scope["path"], headers))(scope, receive, send)
                 return
             if origin is not None and not self._may_call(origin, host, scope["scheme"]):
                 refused = Forbidden(f"Origin: {origin[:100]!r} may not call this server (--cors-origin)")
-                await error_response(refused, error_form_at(scope["path"]))(scope, receive, send)
+                await error_response(refused, error_form_at(scope["path"], headers))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

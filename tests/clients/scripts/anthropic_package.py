@@ -3,7 +3,7 @@
 import json
 import sys
 
-from anthropic import Anthropic, BadRequestError
+from anthropic import Anthropic, BadRequestError, NotFoundError
 
 WORDS_OF_A_LONG_PROMPT = 20_000
 """More than any window here has: a limit of the answer is never too long in this API."""
@@ -26,9 +26,21 @@ def answer(client, model, ask):
     return {"text": got.content[0].text, "prompt_tokens": prompt_tokens, "completion_tokens": usage.output_tokens}
 
 
+def lists_models(client, model):
+    (listed,) = client.models.list(limit=1)
+    assert (listed.type, listed.id) == ("model", model), listed
+    assert client.models.retrieve(model) == listed, listed
+    try:
+        client.models.retrieve("nothing")
+    except NotFoundError as error:
+        return error.body["error"]["type"] == "not_found_error"
+    return False
+
+
 def main():
     given = json.load(sys.stdin)
     client = Anthropic(base_url=given["base_url"].removesuffix("/v1"), api_key="none", max_retries=0)
+    assert lists_models(client, given["model"]), "a model that is not there is not found, as Anthropic's API says it"
     asks = [ask for ask in given["asks"] if "messages" in ask]
     answers = {ask["name"]: answer(client, given["model"], ask) for ask in asks}
     long = {**asks[0], "messages": [{"role": "user", "content": "word " * WORDS_OF_A_LONG_PROMPT}]}

@@ -44,11 +44,14 @@ async def test_a_prompt_cache_key_is_a_hint_of_its_tenant_and_never_a_salt(front
     for key, tenant in (("k", "acme"), ("k", "acme"), ("k", "other"), ("l", "acme"), (None, "acme")):
         got = await frontend.http.post(path, json=body | {"prompt_cache_key": key}, headers={"X-Tenant-Id": tenant})
         assert got.status_code == 200
-    first, again, of_another, of_another_key, without = frontend.dispatcher.requests
-    assert first.cache_key == again.cache_key
+    request = inference_pb2.GenerateRequest(text="a", prompt_cache_key="k", tenant="acme")
+    async for _ in inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request):
+        pass
+    first, again, of_another, of_another_key, without, over_grpc = frontend.dispatcher.requests
+    assert first.cache_key == again.cache_key == over_grpc.cache_key
     assert len({each.cache_key for each in (first, of_another, of_another_key, without)}) == 4
     assert without.cache_key == b""
-    assert first.salt == of_another_key.salt == without.salt == owner_salt("acme", b"")
+    assert first.salt == of_another_key.salt == without.salt == over_grpc.salt == owner_salt("acme", b"")
 
 
 @pytest.mark.parametrize(("form", "is_apart"), [(KvForm("int8", "bfloat16"), True), (KvForm("int8"), False)])

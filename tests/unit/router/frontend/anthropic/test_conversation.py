@@ -46,6 +46,34 @@ def test_system_messages_stay_where_they_are() -> None:
     assert messages_of(ASK, told, ASK, system="be brief") == [{"role": "system", "content": "be brief"}, ASK, told, ASK]
 
 
+def test_consecutive_messages_of_one_role_are_one_turn_as_if_they_were_blocks_of_one_message() -> None:
+    def said(role: str, *blocks: Any) -> dict[str, Any]:
+        return {"role": role, "content": list(blocks)}
+
+    called = {"type": "tool_use", "id": "c1", "name": "weather", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "rain"}
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    turns = (
+        [said("user", text("a")), said("user", text("b"), text("c")), said("user", text(""))],
+        [said("assistant", thought, text("d")), said("assistant", thought, called), said("assistant", text("e"))],
+        [said("user", text("f"), result), said("user", text("g")), said("user", text("h"))],
+        [said("assistant", text("i")), said("assistant", text("j"))],
+    )
+    apart = [message for turn in turns for message in turn]
+    joined = [
+        said(turn[0]["role"], *(block for message in turn for block in message["content"] if block != text("")))
+        for turn in turns
+    ]
+    assert messages_of(*apart) == messages_of(*joined)
+    assert [message["role"] for message in messages_of(*apart)] == [
+        "user", "assistant", "user", "tool", "user", "assistant",
+    ]  # fmt: skip
+    assert chat_of(messages=apart).continue_final_message
+    assert messages_of(*apart)[-1]["content"] == "i\nj"
+    kept = chat_of(messages=[ASK, said("user", text("b", cache_control=KEEP)), said("assistant", text("i"))])
+    assert kept.hints == (MessageHint(1, 300.0),), "the hint is at the turn"
+
+
 def test_calls_results_and_thoughts_take_openais_form() -> None:
     called = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Paris"}}
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
@@ -91,7 +119,7 @@ def test_hints_count_the_messages_that_templates_see() -> None:
         messages=[{"role": "user", "content": [result, text("go on")]}, ASK],
         cache_control=KEEP,
     )
-    assert chat.hints == (MessageHint(1, 300.0), MessageHint(2, 3600.0), MessageHint(4, 300.0))
+    assert chat.hints == (MessageHint(1, 300.0), MessageHint(2, 3600.0), MessageHint(3, 300.0))
 
 
 def test_a_hint_at_tools_is_one_at_the_system_prompt_which_has_them() -> None:
