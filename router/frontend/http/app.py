@@ -73,6 +73,7 @@ def build_http_app(
     endpoints, models = HttpEndpoints(handler, max_body_bytes), ModelPages(handler)
     routes = [
         *(Route(each.path, _funnel(partial(endpoints.answer, each)), methods=["POST"]) for each in DIALECTS),
+        Route("/v1/responses/input_tokens", _funnel(partial(endpoints.prepared, "input_tokens")), methods=["POST"]),
         Route("/v1/responses/{response:path}", _funnel(stored_response), methods=["GET", "POST", "DELETE"]),
         Route("/v1/models", _funnel(models.all), methods=["GET"]),
         Route("/v1/models/{model:path}", _funnel(models.one), methods=["GET"]),

@@ -20,6 +20,7 @@ from router.frontend.dialects import DIALECTS, Dialect
 from router.frontend.grpc.schema import options_of, prefix_of, prompt_of
 from router.frontend.json_body import BYTES_FIELD, parse_json
 from router.frontend.kserve.infer import parse_infer
+from router.frontend.openai.responses.schema import counted_response
 from router.frontend.openai.schema import (
     DetokenizeBody,
     TokenizeBody,
@@ -159,12 +160,15 @@ class _Preparation:
         counts = {"count": len(tokens), "max_model_len": self._facts.context_tokens}
         return _json({**counts, "tokens": tokens, "token_strs": strings})
 
-    def count_tokens(self) -> bytes:
-        """Returns the body of the response to Anthropic's count_tokens."""
+    def count(self, chat_of: Callable[[Mapping[str, Any]], ChatPrompt], named: Mapping[str, str]) -> bytes:
+        """Returns the body of a response that says how many tokens a chat has, beside what `named` says.
+
+        `chat_of` reads the request's body.
+        """
         body = parse_json(self._work.body)
-        wanted, chat = TokenizeBody.read(body), counted_chat(body)
+        wanted, chat = TokenizeBody.read(body), chat_of(body)
         check_model(wanted.model, self._work.model, self._work.adapters)
-        return _json({"input_tokens": len(self._counted(chat, False))})
+        return _json({**named, "input_tokens": len(self._counted(chat, False))})
 
     def detokenize(self) -> bytes:
         """Returns the body of the response."""
@@ -302,7 +306,8 @@ class _Preparation:
 KINDS: Mapping[str, Callable[[_Preparation], Any]] = {
     **{dialect.path: partial(_Preparation.answer, dialect=dialect) for dialect in DIALECTS},
     "tokenize": _Preparation.tokenize,
-    "count_tokens": _Preparation.count_tokens,
+    "count_tokens": partial(_Preparation.count, chat_of=counted_chat, named={}),
+    "input_tokens": partial(_Preparation.count, chat_of=counted_response, named={"object": "response.input_tokens"}),
     "detokenize": _Preparation.detokenize,
     "kserve_infer": _Preparation.kserve_infer,
     "grpc_generate": _Preparation.grpc_generate,

@@ -347,6 +347,7 @@ def _http_seeds() -> Sequence[bytes]:
                 HEADERS,
                 {**CLAUDE_CODE, "system": "", "messages": [{"role": "user", "content": "hi"}]},
             ],
+            ["POST", "/v1/responses/input_tokens", {}, {"input": "hi", "instructions": "be brief"}],
             ["POST", "/v1/messages/count_tokens", {}, {"messages": [{"role": "user", "content": "hi"}]}],
             ["GET", "/v1/models/toy", {}, ""],
             ["POST", "/v2/models/toy/versions/1/generate_stream", {}, {"text_input": "abc"}],

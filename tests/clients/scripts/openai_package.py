@@ -32,6 +32,8 @@ def response(client, options, ask):
         assert [event.sequence_number for event in events] == list(range(len(events)))
     else:
         got = client.responses.create(temperature=0, **options)
+    counted = client.responses.input_tokens.count(model=options["model"], input=options["input"])
+    assert counted.input_tokens == got.usage.input_tokens, (counted, got.usage)
     usage = {"prompt_tokens": got.usage.input_tokens, "completion_tokens": got.usage.output_tokens}
     return {"text": got.output_text, **usage}
 

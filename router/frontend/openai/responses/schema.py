@@ -1,4 +1,4 @@
-"""Bodies of /v1/responses, checked and turned into the router's own types."""
+"""Bodies of /v1/responses and its input_tokens, checked and turned into the router's own types."""
 
 from __future__ import annotations
 
@@ -107,11 +107,7 @@ class ResponsesRequest(AnswerRequest):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        for name, refused in REFUSED.items():
-            value = values.get(name)
-            if value is not None and not refused.is_harmless(value):
-                raise UnsupportedFeature(f"{name} is not supported: {refused.why}", field=name)
-        refuse_unsupported(values)
+        _refuse(values)
         return values
 
     @property
@@ -149,6 +145,22 @@ def parse_response(body: Mapping[str, Any]) -> ResponsesRequest:
     further = {"prompts": (), "options": AnswerOptions(), "given_tools": tools}
     request = ResponsesRequest.read({**body, **further})
     return request.model_copy(update={"prompts": (fields.prompt(tools),), "options": _options(body, request)})
+
+
+def counted_response(body: Mapping[str, Any]) -> ChatPrompt:
+    """Returns the chat of a body of /v1/responses/input_tokens, which asks for no answer."""
+    _refuse(body)
+    fields = ChatFields.read(body)
+    return fields.prompt(read_tools(fields.tools, fields.tool_choice))
+
+
+def _refuse(body: Mapping[str, Any]) -> None:
+    """Raises UnsupportedFeature for a field that would change the answer if it was ignored."""
+    for name, refused in REFUSED.items():
+        value = body.get(name)
+        if value is not None and not refused.is_harmless(value):
+            raise UnsupportedFeature(f"{name} is not supported: {refused.why}", field=name)
+    refuse_unsupported(body)
 
 
 def _options(body: Mapping[str, Any], request: ResponsesRequest) -> AnswerOptions:

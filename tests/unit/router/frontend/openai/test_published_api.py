@@ -87,6 +87,12 @@ async def test_responses(frontend: Frontend, api: PublishedApi, reason: FinishRe
         api.check_event(event)
 
 
+async def test_counts_of_inputs(frontend: Frontend, api: PublishedApi) -> None:
+    body = {"model": "toy", "input": "hi", "instructions": "Be brief."}
+    api.check("TokenCountsBody", body)
+    api.check("TokenCountsResource", (await frontend.http.post(f"{RESPONSES}/input_tokens", json=body)).json())
+
+
 async def test_responses_to_codex_and_those_that_failed(api: PublishedApi) -> None:
     async with codex() as (dispatcher, http):
         for failed_after in (None, *range(1, len(SAID), 7)):

@@ -33,6 +33,31 @@ async def test_openais_client_follows_the_stream_to_the_same_response(frontend: 
     assert final.output_text == "hello"
 
 
+async def test_the_tokens_of_an_input_are_counted_as_the_response_counts_them(frontend: Frontend) -> None:
+    asked: dict[str, Any] = {"model": "toy", "input": "hi", "instructions": "Be brief.", "reasoning": {"effort": "low"}}
+    counted = await frontend.openai.responses.input_tokens.count(**asked)
+    assert (counted.object, frontend.dispatcher.requests) == ("response.input_tokens", [])
+    response = await frontend.openai.responses.create(**asked)
+    assert response.usage is not None
+    assert counted.input_tokens == response.usage.input_tokens > 10
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": "hi", "previous_response_id": "r"}, "previous_response_id"),
+        ({"input": "hi", "model": "other"}, "model"),
+    ],
+)
+async def test_what_cannot_be_counted_is_refused_by_name(
+    app: tuple[ScriptedDispatcher, httpx.AsyncClient], body: dict[str, Any], param: str
+) -> None:
+    refused = await app[1].post(f"{PATH}/input_tokens", json=body)
+    assert refused.status_code in (400, 404)
+    assert refused.json()["error"]["param"] == param
+
+
 async def test_a_probe_for_one_token_gets_one(frontend: Frontend) -> None:
     response = await frontend.openai.responses.create(model="toy", input="hi", max_output_tokens=1)
     assert (response.status, response.output_text) == ("incomplete", "h")
