@@ -30,7 +30,7 @@ from twostroke.kernels.spans import TokenSlots
 from twostroke.models.device_model import EVERY_ROW, DeviceModel
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.request import PromptLogprobs, SampledToken
-from twostroke.scheduler.batch import MOST_SCORED_TOKENS, Batch, GroupPlaces, SampleRow, StepResult
+from twostroke.scheduler.batch import MOST_EXTRA_LOGITS, Batch, GroupPlaces, SampleRow, StepResult
 
 Picked = TypeVar("Picked")
 
@@ -248,7 +248,7 @@ def _staging_bytes(limits: StepLimits) -> int:
         np.empty(tokens, np.int64),
         np.empty(tokens, np.int32),
         np.empty(tokens, np.int32),
-        np.empty(sequences + min(tokens, MOST_SCORED_TOKENS), np.int64),
+        np.empty(sequences + min(tokens, MOST_EXTRA_LOGITS), np.int64),
         np.empty((sequences, limits.pages.max_blocks), np.int32),
     ]
     for _ in limits.pages.window_scratch_rows:

@@ -232,7 +232,8 @@ class PacedRunner:
 
     def _sample(self, batch: Batch) -> tuple[SampledToken, ...]:
         rows = [sample.row for sample in batch.samples]
-        tables, context_lens = batch.block_tables[rows], batch.context_lens[rows]
+        behind = np.array([sample.behind for sample in batch.samples], np.int32)
+        tables, context_lens = batch.block_tables[rows], batch.context_lens[rows] - behind
         blocks = context_lens // self._block_size
         ends = self._slots[tables, self._block_size - 1]
         ranks = np.arange(tables.shape[1])
@@ -242,7 +243,7 @@ class PacedRunner:
         whole = tables[np.arange(len(rows)), context_lens % np.maximum(blocks, 1)]
         states += np.where(blocks > 0, _mix(self._slots[whole]).sum(axis=1, dtype=np.uint64), np.uint64(0))
         if self._windows is not None:
-            states += self._windows.seen(batch, rows)
+            states += self._windows.seen(batch, rows, context_lens)
         if batch.adapters:
             states ^= self.adapters.seeds([batch.adapters[row] for row in rows])
         seeds = [sample.params.seed + sample.params.choice * int(_STRIDE) for sample in batch.samples]
@@ -303,11 +304,11 @@ class _WindowPages:
         first: Hashes = self._slots[places.block_tables[rows, blocks], offsets]
         return first
 
-    def seen(self, batch: Batch, rows: list[int]) -> Hashes:
-        """Return a hash of one block of those that the last token of each row sees whole."""
+    def seen(self, batch: Batch, rows: list[int], context_lens: npt.NDArray[np.int32]) -> Hashes:
+        """Return a hash of one block of those that the last of so many tokens of each row sees whole."""
         (places,) = batch.windows
         block = self._slots.shape[1]
-        lengths = batch.context_lens[rows].astype(np.int64)
+        lengths = context_lens.astype(np.int64)
         first = -(-np.maximum(lengths - self._window, 0) // block)
         count = lengths // block - first
         chosen = np.where(count > 0, first + lengths % np.maximum(count, 1), 0)

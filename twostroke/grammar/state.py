@@ -70,6 +70,24 @@ class GrammarState:
                 self.failure = self.failure or f"token {token} does not match the answer's grammar"
         self._mask = None
 
+    def masks_along(self, drafts: Sequence[int]) -> list[Mask]:
+        """Returns the mask that holds now, and the one behind each of `drafts`, all of which it permits."""
+        masks = [self.mask]
+        if not drafts:
+            return masks
+        ahead = GrammarState(self._matcher.deep_copy(), self._vocabulary, self._observe_s)
+        for token in drafts:
+            ahead.replay((token,))
+            masks.append(ahead.mask)
+        return masks
+
+    def permitted_prefix(self, drafts: Sequence[int]) -> int:
+        """Returns how many leading tokens of `drafts` may come next, one after the other."""
+        if self._is_finished or self._matcher.is_error():
+            return 0
+        count: int = self._matcher.validate_tokens(list(drafts))
+        return count
+
     def compute_mask(self) -> Mask:
         """Computes the mask now, on the thread that calls; it sets `failure` where that takes too long."""
         began_s = time.perf_counter()

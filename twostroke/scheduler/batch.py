@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from twostroke.request import PromptLogprobs, SampledToken, SamplingParams
 
-MOST_SCORED_TOKENS = 128
-"""Tokens of one step whose logprobs are wanted: their logits, a float32 for each token of the vocabulary, take 78 MB
-for a vocabulary of 152,000; and products with 128 rows are nearly as fast per row as with more."""
+MOST_EXTRA_LOGITS = 128
+"""Tokens of one step whose logits are wanted besides those of the last token of each sequence: drafted ones, and those
+of prompts whose logprobs are wanted. A float32 for each token of a vocabulary of 152,000 makes 78 MB; and products with
+128 rows are nearly as fast per row as with more."""
 
 
 class SampleRow(NamedTuple):
@@ -33,6 +34,8 @@ class SampleRow(NamedTuple):
     """Token ids of the output; empty unless penalties are on."""
     mask: npt.NDArray[np.uint32] | None = None
     """Tokens that the answer's grammar permits, one bit each (`twostroke.grammar.state.Mask`). None: it has none."""
+    behind: int = 0
+    """Drafted tokens of the sequence's row that stand behind the one that is attended from."""
 
 
 class ScoreRow(NamedTuple):
@@ -71,6 +74,7 @@ class Batch:
     write_slots: npt.NDArray[np.int64]
     """[T] page * block_size + offset where the token's KV goes; the scratch page takes what is not kept."""
     samples: tuple[SampleRow, ...] = ()
+    """In the order of the sequences, and of the tokens of each."""
     scores: tuple[ScoreRow, ...] = ()
     adapters: tuple[bytes | None, ...] = ()
     """[S] digest of the adapter of each sequence; empty where none has one."""
@@ -85,6 +89,16 @@ class Batch:
         return len(self.context_lens)
 
     @property
+    def drafted_tokens(self) -> int:
+        """Tokens that were drafted: each has a sample of its own besides that of its sequence."""
+        return len(self.samples) - len({sample.row for sample in self.samples})
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether it computes more than the last known token of each sequence and drafted ones."""
+        return len(self.tokens) - self.drafted_tokens > self.sequences
+
+    @property
     def scored_tokens(self) -> int:
         """Tokens whose logits are wanted for logprobs of prompts."""
         return sum([len(score.targets) for score in self.scores])
@@ -93,7 +107,7 @@ class Batch:
     def logit_rows(self) -> list[int]:
         """Tokens whose logits are wanted: those of `samples`, then those of `scores`."""
         starts = self.query_starts.tolist()
-        rows = [starts[sample.row + 1] - 1 for sample in self.samples]
+        rows = [starts[sample.row + 1] - 1 - sample.behind for sample in self.samples]
         for score in self.scores:
             rows += range(starts[score.row], starts[score.row] + len(score.targets))
         return rows

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from twostroke.ids import PageId
 from twostroke.kv_cache.window_parts import WindowShape
 from twostroke.scheduler.batch import Batch, GroupPlaces, SampleRow, ScoreRow
+from twostroke.scheduler.cost import StepTerms
 from twostroke.scheduler.sequence import HeldWindows, Sequence
 
 Ints = npt.NDArray[np.int32]
@@ -21,13 +22,35 @@ Ints = npt.NDArray[np.int32]
 class Chunk(NamedTuple):
     """Run tokens [start, end) of a sequence; where `samples`, draw the next token after the last one.
 
-    It is a tuple because one is made for every token.
+    Drafted tokens run behind it, and the next token after each of them is drawn too. It is a tuple because one is made
+    for every token.
     """
 
     sequence: Sequence
     start: int
     end: int
     samples: bool
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def drafted_end(self) -> int:
+        return self.end + len(self.drafts)
+
+
+def terms_of(chunks: ListOf[Chunk]) -> StepTerms:
+    """Return what the cost of a step of these chunks depends on, where nobody wants logprobs of prompts."""
+    streams = context_tokens = prompt_tokens = 0
+    pairs = 0.0
+    for chunk in chunks:
+        end = chunk.end
+        if chunk.samples:
+            streams += 1 + len(chunk.drafts)
+            context_tokens += end
+            end -= 1
+        tokens = end - chunk.start
+        prompt_tokens += tokens
+        pairs += tokens * (chunk.start + tokens / 2)
+    return StepTerms(streams, context_tokens, prompt_tokens, pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +79,9 @@ class BatchBuilder:
         self._tables_before = np.zeros((0, 0), np.int32)
 
     def build(self, chunks: ListOf[Chunk]) -> Step:
-        starts = np.array([start for _, start, _, _ in chunks], np.int32)
-        ends = np.array([end for _, _, end, _ in chunks], np.int32)
-        computed = np.array([sequence.computed for sequence, _, _, _ in chunks], np.int32)
+        starts = np.array([chunk.start for chunk in chunks], np.int32)
+        ends = np.array([chunk.drafted_end for chunk in chunks], np.int32)
+        computed = np.array([chunk.sequence.computed for chunk in chunks], np.int32)
         query_starts = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum(ends - starts, out=query_starts[1:])
         rows = np.repeat(np.arange(len(chunks)), ends - starts)
@@ -69,8 +92,9 @@ class BatchBuilder:
         kept = computed if self._windows is None else self._windows.kept_tokens(chunks, computed)
         slots[positions < kept[rows]] = self._scratch_slot  # computed tokens are not written again
         tokens: list[int] = []
-        for sequence, start, end, _ in chunks:
+        for sequence, start, end, _, drafts in chunks:
             tokens += sequence.known[start:end]
+            tokens += drafts
         batch = Batch(
             tokens=np.array(tokens, np.int32),
             positions=positions,
@@ -78,7 +102,9 @@ class BatchBuilder:
             context_lens=ends,
             block_tables=tables,
             write_slots=slots,
-            samples=tuple([self._sample_row(row, each[0]) for row, each in enumerate(chunks) if each.samples]),
+            samples=tuple(
+                [sample for row, each in enumerate(chunks) if each.samples for sample in self._samples(row, each)]
+            ),
             scores=tuple([_score_row(row, each) for row, each in enumerate(chunks) if each.sequence.needs_scores]),
             adapters=_adapters(chunks),
             windows=() if self._windows is None else (self._windows.of(chunks, positions, rows, computed, ends),),
@@ -100,19 +126,31 @@ class BatchBuilder:
         self._pages, self._used, self._tables_before = pages, used, tables
         return tables
 
-    def _sample_row(self, row: int, sequence: Sequence) -> SampleRow:
+    def _samples(self, row: int, chunk: Chunk) -> list[SampleRow]:
+        """Return the draws of a sequence: behind its last known token, and behind each drafted one.
+
+        Each is as it would be if the drafted tokens before it were known.
+        """
+        sequence, drafts = chunk.sequence, chunk.drafts
+        if not chunk.samples:
+            return []
         params = sequence.sampling
         assert params is not None
-        banned: tuple[int, ...] = ()
-        if params.min_tokens and sequence.answer_tokens < params.min_tokens:
-            banned = self._eos + params.stop_token_ids
         prompt: tuple[int, ...] = ()
         output: tuple[int, ...] = ()
         if params.has_penalties:
             prompt = tuple(sequence.known[: sequence.prompt_tokens])
-            output = tuple(sequence.known[sequence.prompt_tokens :])
-        mask = None if sequence.grammar is None else sequence.grammar.mask
-        return SampleRow(row, params, len(sequence.known), banned, prompt, output, mask)
+            output = tuple(sequence.known[sequence.prompt_tokens :]) + drafts
+        masks = None if sequence.grammar is None else sequence.grammar.masks_along(drafts)
+        known, answered, samples = len(sequence.known), sequence.answer_tokens, []
+        for drawn in range(len(drafts) + 1):
+            is_early = answered + drawn < params.min_tokens
+            banned = self._eos + params.stop_token_ids if is_early else ()
+            so_far = output[: answered + drawn] if drafts else output
+            mask = None if masks is None else masks[drawn]
+            behind = len(drafts) - drawn
+            samples.append(SampleRow(row, params, known + drawn, banned, prompt, so_far, mask, behind))
+        return samples
 
 
 class WindowPlaces:
@@ -131,8 +169,9 @@ class WindowPlaces:
         """Return the rows of the window parts that each chunk attends to, and where it writes."""
         size, first = self._window.block_size, self._window.first
         tables = np.zeros((len(chunks), int((-(-ends // size)).max())), np.int32)
-        for row, (sequence, start, end, _) in enumerate(chunks):
-            slots_of, begin, last = _held(sequence).slots, self._window.first_block(start), -(-end // size)
+        for row, chunk in enumerate(chunks):
+            slots_of, begin = _held(chunk.sequence).slots, self._window.first_block(chunk.start)
+            last = -(-chunk.drafted_end // size)
             tables[row, begin:last] = [slots_of[block] - first for block in range(begin, last)]
         slots = tables[rows, positions // size].astype(np.int64) * size + positions % size
         kept = self._after(computed, [_held(each[0]).filled_parts for each in chunks])
@@ -158,7 +197,7 @@ def _held(sequence: Sequence) -> HeldWindows:
 
 
 def _score_row(row: int, chunk: Chunk) -> ScoreRow:
-    sequence, start, end, _ = chunk
+    sequence, start, end, _, _ = chunk
     assert sequence.sampling is not None
     top = sequence.sampling.prompt_logprobs or 0
     return ScoreRow(row, tuple(sequence.known[start + 1 : min(end + 1, sequence.prompt_tokens)]), top)

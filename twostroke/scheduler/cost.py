@@ -23,9 +23,9 @@ class StepTerms:
     """The quantities that a step's cost depends on. A row that samples counts one token as a stream's."""
 
     streams: int = 0
-    """Rows that sample."""
+    """Tokens behind which one is drawn: the last one of each stream, and drafted ones."""
     context_tokens: int = 0
-    """Tokens that the streams attend to."""
+    """Tokens that the streams attend to, those of each stream once."""
     prompt_tokens: int = 0
     """Those whose logprobs are wanted count `SCORED_WEIGHT` times."""
     prompt_pairs: float = 0.0
@@ -35,13 +35,15 @@ class StepTerms:
     def of(cls, batch: Batch) -> StepTerms:
         streams = len(batch.samples)
         prompt_tokens = len(batch.tokens) - streams
-        rows = [sample.row for sample in batch.samples]
-        context_tokens = int(batch.context_lens[rows].sum()) if rows else 0
+        ends, drawn = batch.context_lens.astype(np.int64), np.zeros(batch.sequences, np.int64)
+        for sample in batch.samples:
+            drawn[sample.row] += 1
+        drafted = np.maximum(drawn - 1, 0)
+        context_tokens = int((ends - drafted)[drawn > 0].sum())
         if not prompt_tokens:
             return cls(streams, context_tokens)
-        lengths, ends = np.diff(batch.query_starts).astype(np.int64), batch.context_lens.astype(np.int64)
-        lengths[rows] -= 1
-        ends[rows] -= 1
+        lengths = np.diff(batch.query_starts).astype(np.int64) - drawn
+        ends -= drawn
         pairs = float((lengths * (2 * ends - lengths)).sum()) / 2
         return cls(streams, context_tokens, prompt_tokens + (SCORED_WEIGHT - 1) * batch.scored_tokens, pairs)
 

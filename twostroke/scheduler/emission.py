@@ -10,6 +10,35 @@ from twostroke.scheduler.values import Emission
 
 
 def emissions_of(
+    sequence: Sequence,
+    drawn: ListOf[SampledToken],
+    drafts: ListOf[int],
+    end_tokens: ListOf[int],
+    max_model_len: int,
+) -> list[Emission]:
+    """Make tokens known that were drawn behind the last known one, and behind each of `drafts` while those are right.
+
+    Only the last emission may end the answer.
+    """
+    known, emissions, emitted = len(sequence.known), list[Emission](), 0
+    while emitted < len(drawn) and equal_tokens(sequence.known[known:], drafts) == emitted:
+        token = drawn[emitted]
+        if not token.is_sound:
+            return [*emissions, Emission(sequence, token, FinishReason.ERROR)]
+        emissions += _with_forced(sequence, token, end_tokens, max_model_len)
+        if emissions[-1].finish is not None:
+            break
+        emitted = len(sequence.known) - known
+    return emissions
+
+
+def equal_tokens(emitted: ListOf[int], drafts: ListOf[int]) -> int:
+    """Return how many leading tokens of the two are equal."""
+    pairs = enumerate(zip(emitted, drafts, strict=False))
+    return next((rank for rank, (token, draft) in pairs if token != draft), min(len(emitted), len(drafts)))
+
+
+def _with_forced(
     sequence: Sequence, token: SampledToken, end_tokens: ListOf[int], max_model_len: int
 ) -> list[Emission]:
     """Make a sampled token known, and those that the answer's grammar forces after it; only the last may end it.

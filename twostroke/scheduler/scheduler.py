@@ -20,11 +20,12 @@ from twostroke.config import ScheduleConfig
 from twostroke.errors import Overloaded
 from twostroke.ids import PageId
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import FinishReason, SampledToken
-from twostroke.scheduler.batch import MOST_SCORED_TOKENS, StepResult
+from twostroke.request import SampledToken
+from twostroke.scheduler.batch import MOST_EXTRA_LOGITS, StepResult
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.cost import SCORED_WEIGHT, Budget, Queued
-from twostroke.scheduler.emission import emissions_of
+from twostroke.scheduler.drafting import Drafting
+from twostroke.scheduler.emission import emissions_of, equal_tokens
 from twostroke.scheduler.gates import AdapterGate, ClaimGate, NoAdapters, OpenGate
 from twostroke.scheduler.lateness import DuePrompt
 from twostroke.scheduler.progress import BlockProgress, PageProgress
@@ -56,6 +57,7 @@ class Scheduler:
         self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids, window)
         self._gate = gate or OpenGate()
         self._progress = _progress_of(pool, limits.block_size, self.step_tokens, self._gate)
+        self._drafting = Drafting(self._progress, limits)
         self._adapters = adapters or NoAdapters()
         self._waiting = WaitingQueue()
         self._released: dict[PageId, None] = {}
@@ -207,20 +209,16 @@ class Scheduler:
             self._released.pop(PageId(page), None)
         block_size, sampled = self._limits.block_size, iter(result.tokens)
         emissions: list[Emission] = []
-        for sequence, start, end, samples in step.chunks:
-            token = next(sampled) if samples else None
+        for sequence, start, end, samples, drafts in step.chunks:
+            drawn = list(itertools.islice(sampled, 1 + len(drafts))) if samples else ()
             sequence.steps += 1
             if self._limits.has_exact_blocks:
                 self._released.update(dict.fromkeys(sequence.pages[start // block_size : end // block_size]))
-            if end > sequence.computed:
-                if end // block_size > sequence.computed // block_size:
-                    self._progress.make_readable(sequence, end)
-                sequence.computed = end
-                sequence.needs_scores &= end < sequence.prompt_tokens - 1
+            self._advance(sequence, end)
             if sequence.ended:
                 self._free(sequence)
-            elif token is not None:
-                emissions += self._emit(sequence, token) if token.is_sound else [self._fail(sequence)]
+            elif drawn:
+                emissions += self._emit(sequence, drawn, drafts)
         return emissions
 
     def part(self, chunks: ListOf[Chunk]) -> Step:
@@ -284,7 +282,8 @@ class Scheduler:
         self._grow_forced()
         streams, others = self._by_urgency()
         chunks = self._choose_streams(streams)
-        left, left_scored = self.step_tokens - len(chunks), MOST_SCORED_TOKENS
+        cost = None if budget is None else budget.cost
+        left, left_scored = self.step_tokens - len(chunks), MOST_EXTRA_LOGITS
         for sequence in others:
             if sequence not in self._running:
                 continue  # preempted by a stream
@@ -305,7 +304,8 @@ class Scheduler:
                 left_scored -= end - start if sequence.needs_scores else 0
                 chunks.append(Chunk(sequence, start, end, sequence.sampling is not None and end == known))
                 self._progress.begin_writing(sequence, start, end)
-        return chunks
+        room = min(left_scored, self.step_tokens - sum([chunk.end - chunk.start for chunk in chunks]))
+        return chunks if cost is None else self._drafting.with_drafts(chunks, cost, room)
 
     def _choose_streams(self, streams: ListOf[Sequence]) -> list[Chunk]:
         """Choose sequences that run one token and draw the next, in order of admission."""
@@ -440,18 +440,30 @@ class Scheduler:
 
     # Sampling
 
-    def _fail(self, sequence: Sequence) -> Emission:
-        """End a sequence whose logits are not finite, and remove its blocks from the prefix cache."""
-        pages = list(sequence.pages)
-        self.end(sequence)
-        self._pool.forget(pages)
-        return Emission(sequence, SampledToken(0, is_sound=False), FinishReason.ERROR)
-
-    def _emit(self, sequence: Sequence, token: SampledToken) -> list[Emission]:
-        emissions = emissions_of(sequence, token, self._limits.eos_token_ids, self._limits.max_model_len)
+    def _emit(self, sequence: Sequence, drawn: ListOf[SampledToken], drafts: tuple[int, ...]) -> list[Emission]:
+        """Make drawn tokens known, as far as the drafted ones before them are right."""
+        known = len(sequence.known)
+        emissions = emissions_of(sequence, drawn, drafts, self._limits.eos_token_ids, self._limits.max_model_len)
+        emitted = sequence.known[known:]
+        if sequence.speculation is not None:
+            sequence.speculation.drawn(emitted)
+        if drafts:
+            self._advance(sequence, known + equal_tokens(emitted, drafts))
         if emissions[-1].finish is not None:
+            pages = [] if emissions[-1].token.is_sound else list(sequence.pages)
             self.end(sequence)
+            self._pool.forget(pages)  # they may be why its logits are not finite: no cached block may be one of them
         return emissions
+
+    def _advance(self, sequence: Sequence, end: int) -> None:
+        """Take in that the KV of its first `end` tokens has been computed."""
+        block_size = self._limits.block_size
+        if end <= sequence.computed:
+            return
+        if end // block_size > sequence.computed // block_size:
+            self._progress.make_readable(sequence, end)
+        sequence.computed = end
+        sequence.needs_scores &= end < sequence.prompt_tokens - 1
 
 
 def _progress_of(pool: BlockPool, block_size: int, step_tokens: int, gate: ClaimGate) -> BlockProgress:

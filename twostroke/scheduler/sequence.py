@@ -13,6 +13,7 @@ from twostroke.grammar.state import GrammarState
 from twostroke.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import extend_hashes, root_hash
 from twostroke.request import AdapterRef, PromptLogprobs, SamplingParams
+from twostroke.speculation.speculation import Speculation
 
 
 @dataclass(slots=True)
@@ -53,6 +54,8 @@ class Sequence:
     """None: build pages only (a prefill job)."""
     grammar: GrammarState | None = None
     """What may come next, where the answer has to match a grammar."""
+    speculation: Speculation | None = None
+    """Who proposes its next tokens. None: each step makes one of them known."""
     public_blocks: int = 0
     """Leading blocks whose hashes carry no salt."""
     adapter: AdapterRef | None = None

@@ -136,6 +136,8 @@ class WindowProgress:
             self._pool.release([sequence.pages.pop()])
             return False
         self._windows.commit(1)
+        if held.most is not None:
+            held.most += 1
         held.slots[len(sequence.pages) - 1] = slot
         return True
 

@@ -156,7 +156,7 @@ class WorkerMetrics:
 
     def stepped(self, step: Step, seconds: float, prompt_share: float) -> None:
         self._prefill_busy.inc(seconds * prompt_share)
-        kind = "prefill" if len(step.batch.tokens) > step.batch.sequences else "decode"
+        kind = "prefill" if step.batch.has_prompts else "decode"
         self._steps.labels(self._role, kind).observe(seconds)
         self._computed.inc(len(step.batch.tokens))
         self._sampled.inc(len(step.batch.samples))

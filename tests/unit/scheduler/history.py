@@ -12,6 +12,7 @@ from tests.unit.scheduler.symbolic import (
     GARBAGE,
     ExactRunner,
     ExactWindowedRunner,
+    GuessingDrafter,
     SymbolicMemory,
     SymbolicRunner,
     WindowedRunner,
@@ -33,6 +34,8 @@ from twostroke.scheduler.cost import Budget, StepCost
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence
+from twostroke.speculation.acceptance import Acceptance
+from twostroke.speculation.speculation import Speculation
 
 MAX_MODEL_LEN = 30
 MAX_TURNS = 3000
@@ -90,7 +93,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         window: int | None,
         spare_slots: int,
     ) -> None:
-        self.beside = None if beside is None else Tight(0.0, StepCost(), beside)
+        self.beside = None if beside is None else Tight(0.0, StepCost(step_s=1.0), beside)
         self.block_size = block_size
         self.memory = SymbolicMemory(pages, block_size)
         self.parts = SymbolicMemory(0, block_size)
@@ -149,6 +152,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         stop=st.sampled_from([(), (3,)]),
         pulled=st.integers(0, 8),
         scored=st.booleans(),
+        wrong=st.integers(1, 6),
     )
     def ask(  # noqa: PLR0917  # hypothesis draws each
         self,
@@ -162,6 +166,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         stop: tuple[int, ...],
         pulled: int = 8,
         scored: bool = False,
+        wrong: int = 3,
     ) -> None:
         prompt = [*self.texts[pick % len(self.texts)][:cut], *more]
         if not prompt or len(prompt) >= MAX_MODEL_LEN or not self.fits(len(prompt) + max_tokens):
@@ -180,6 +185,7 @@ class SchedulerHistory(RuleBasedStateMachine):
             sequence.needs_scores = True
             self.scored.add(sequence)
             sequence.block_hashes = []
+        sequence.speculation = Speculation([GuessingDrafter(seed, wrong)], Acceptance()) if wrong > 1 else None
         self.texts.append(prompt)
         self.answers[sequence] = []
         self.live.append(sequence)
@@ -253,7 +259,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         streams = [chunk for chunk in step.chunks if chunk.samples and chunk.end - chunk.start == 1]
         if self.beside is not None and streams:
             singles = sum(chunk.end - chunk.start == 1 for chunk in step.chunks)
-            assert len(step.batch.tokens) - singles <= self.beside.most_prompt_tokens + over
+            drafted = step.batch.drafted_tokens
+            assert len(step.batch.tokens) - drafted - singles <= self.beside.most_prompt_tokens + over
         self.flight = Flight(step)
         if runs_at_once:
             self.runner.write(step)
@@ -268,12 +275,16 @@ class SchedulerHistory(RuleBasedStateMachine):
         if result is None:
             self.runner.write(step)
         result = self.runner.attend(step)
+        known = [len(chunk.sequence.known) for chunk in step.chunks]
         for emission in self.scheduler.update(step, result):
             sequence = emission.sequence
             self.answers[sequence].append(emission.token.token)
             self.check_answer(sequence, emission.finish)
-        for chunk in step.chunks:
+        for chunk, before in zip(step.chunks, known, strict=True):
             self.learn(chunk.sequence.known, chunk.sequence.block_hashes)
+            if chunk.drafts and not chunk.sequence.ended:
+                is_right = len(chunk.sequence.known) > before + len(chunk.drafts)
+                self.seen["all drafted tokens right" if is_right else "a drafted token wrong"] += 1
 
     def check_answer(self, sequence: Sequence, finish: FinishReason | None) -> None:
         assert sequence.sampling is not None

@@ -17,6 +17,7 @@ from twostroke.scheduler.batch import Batch, SampleRow, StepResult
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.sequence import Sequence, building
 from twostroke.scheduler.values import SchedulerLimits
+from twostroke.speculation.draft import Proposal
 
 VOCABULARY = 8
 EOS = 7
@@ -59,6 +60,21 @@ def scores_of(context: ListOf[int], targets: ListOf[int], start: int) -> PromptL
     seen = [context[: start + rank + 1] for rank in range(len(targets))]
     numbers = [next_token([*before, target], 0) for before, target in zip(seen, targets, strict=True)]
     return PromptLogprobs.of([-float(number) for number in numbers], [len(before) for before in seen], (), ())
+
+
+class GuessingDrafter:
+    """Proposes what the model would say, mostly: it knows of no ban, and is wrong at one place in `wrong`."""
+
+    def __init__(self, seed: int, wrong: int) -> None:
+        self._seed = seed
+        self._wrong = wrong
+
+    def propose(self, known: ListOf[int], most: int) -> Proposal:
+        guessed = list(known)
+        while len(guessed) < len(known) + most:
+            token = next_token(guessed, self._seed)
+            guessed.append((token + 1) % VOCABULARY if len(guessed) % self._wrong == 0 else token)
+        return Proposal(tuple(guessed[len(known) :]), "guess")
 
 
 class SymbolicMemory:
@@ -128,15 +144,16 @@ class SymbolicRunner:
         batch = step.batch
         contexts = [self._context(batch, row) for row in range(batch.sequences)]
         for row, chunk in enumerate(step.chunks):
-            assert contexts[row] == chunk.sequence.known[: chunk.end]
+            seen = [*chunk.sequence.known[: chunk.end], *chunk.drafts]
+            assert contexts[row] == seen
             queries = slice(batch.query_starts[row], batch.query_starts[row + 1])
-            assert batch.tokens[queries].tolist() == chunk.sequence.known[chunk.start : chunk.end]
-            assert batch.positions[queries].tolist() == list(range(chunk.start, chunk.end))
+            assert batch.tokens[queries].tolist() == seen[chunk.start :]
+            assert batch.positions[queries].tolist() == list(range(chunk.start, chunk.drafted_end))
         for sample in batch.samples:
-            assert sample.position == len(contexts[sample.row])
+            assert sample.position == len(contexts[sample.row]) - sample.behind
         self.look(step, contexts)
         return StepResult(
-            tuple(_sampled(contexts[sample.row], sample) for sample in batch.samples),
+            tuple(_sampled(contexts[sample.row][: sample.position], sample) for sample in batch.samples),
             0.0,
             tuple(
                 scores_of(contexts[score.row], score.targets, step.chunks[score.row].start) for score in batch.scores

@@ -61,7 +61,7 @@ class Sharing:
     def tell(self, step: Step | None) -> None:
         """Tell the neighbours which prompts wait here, now that this step has been planned."""
         if self._neighbours is not None:
-            computes_prompts = step is not None and len(step.batch.tokens) > step.batch.sequences
+            computes_prompts = step is not None and step.batch.has_prompts
             self._neighbours.tell_prompts(self._prompts_here if computes_prompts else WaitingPrompts())
 
     @property

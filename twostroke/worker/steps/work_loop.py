@@ -207,7 +207,7 @@ class WorkLoop:
 
     def _take_in(self, step: Step, result: StepResult, role: RoleHandlers) -> list[Emission]:
         self._check.computed(len(step.batch.tokens))
-        if len(step.batch.tokens) > step.batch.sequences:
+        if step.batch.has_prompts:
             role.computed(step, result.seconds)
         return self._scheduler.update(step, result)
 

@@ -19,7 +19,7 @@ import numpy as np
 from tools.simulate.fleet.event_queue import EventQueue, QueuedEvent
 from twostroke.request import SampledToken
 from twostroke.scheduler.batch import Batch, StepResult
-from twostroke.scheduler.batching import Chunk, Step
+from twostroke.scheduler.batching import Chunk, Step, terms_of
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.values import AdmittedSequence, Emission
@@ -47,21 +47,6 @@ class ChunksOnly:
 
     def build(self, chunks: ListOf[Chunk]) -> Step:
         return Step(tuple(chunks), _NO_BATCH)
-
-
-def terms_of(chunks: ListOf[Chunk]) -> StepTerms:
-    streams = context_tokens = prompt_tokens = 0
-    pairs = 0.0
-    for chunk in chunks:
-        end = chunk.end
-        if chunk.samples:
-            streams += 1
-            context_tokens += end
-            end -= 1
-        tokens = end - chunk.start
-        prompt_tokens += tokens
-        pairs += tokens * (chunk.start + tokens / 2)
-    return StepTerms(streams, context_tokens, prompt_tokens, pairs)
 
 
 class StepPace:

@@ -1,0 +1,87 @@
+"""How many drafted tokens each stream runs: as long as another one is expected to save more time than it costs.
+
+A step of t seconds makes n tokens known. One more row takes s seconds, and makes a token known with the chance p that
+it and the drafted tokens before it are right. Tokens per second grow by it where p / s > n / t; taken in the order of
+their chances, rows are added until that no longer holds, which is the greatest sum of tokens per second there is.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence as ListOf
+
+from twostroke.scheduler.batching import Chunk, terms_of
+from twostroke.scheduler.cost import StepCost, StepTerms
+from twostroke.scheduler.progress import BlockProgress
+from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.values import SchedulerLimits
+from twostroke.speculation.draft import NOTHING, Draft
+
+
+class Drafting:
+    def __init__(self, progress: BlockProgress, limits: SchedulerLimits) -> None:
+        self._progress = progress
+        self._limits = limits
+
+    def with_drafts(self, chunks: list[Chunk], cost: StepCost, most: int) -> list[Chunk]:
+        """Return the chunks with up to `most` drafted tokens in all behind those of streams."""
+        asking = [index for index, chunk in enumerate(chunks) if _may_draft(chunk)]
+        if not asking or most <= 0:
+            return chunks
+        drafts = [self._draft(chunks[index].sequence) for index in asking]
+        lengths = draft_lengths(drafts, cost, terms_of(chunks), most)
+        chunks = list(chunks)
+        for index, draft, length in zip(asking, drafts, lengths, strict=True):
+            if length:
+                fitting = self._fitting(chunks[index].sequence, length)
+                chunks[index] = chunks[index]._replace(drafts=draft.tokens[:fitting])
+        return chunks
+
+    def _draft(self, sequence: Sequence) -> Draft:
+        """Return what may come next of a stream, as far as its answer goes on behind each of the tokens."""
+        params, known, limits = sequence.sampling, len(sequence.known), self._limits
+        assert params is not None
+        assert sequence.speculation is not None
+        most = min(params.max_tokens - sequence.answer_tokens, limits.max_model_len - known) - 1
+        if limits.has_exact_blocks:  # a block is stored when its last token runs, which has to be the right one
+            most = min(most, limits.block_size - known % limits.block_size - 1)
+        if most <= 0:
+            return NOTHING
+        draft = sequence.speculation.propose(sequence.known, most)
+        ends = {*limits.eos_token_ids, *params.stop_token_ids}
+        length = next((rank for rank, token in enumerate(draft.tokens) if token in ends), len(draft.tokens))
+        if sequence.grammar is not None and length:
+            length = sequence.grammar.permitted_prefix(draft.tokens[:length])
+        return Draft(draft.tokens[:length], draft.chances[:length])
+
+    def _fitting(self, sequence: Sequence, wanted: int) -> int:
+        """Return how many of `wanted` tokens fit behind the known ones, in pages that it has or can have now."""
+        block_size, known = self._limits.block_size, len(sequence.known)
+        while len(sequence.pages) * block_size < known + wanted and self._progress.grow(sequence):
+            pass
+        return min(wanted, len(sequence.pages) * block_size - known)
+
+
+def _may_draft(chunk: Chunk) -> bool:
+    return chunk.sequence.speculation is not None and chunk.samples and chunk.end - chunk.start == 1
+
+
+def draft_lengths(drafts: ListOf[Draft], cost: StepCost, step: StepTerms, most: int) -> list[int]:
+    """Return how many leading tokens of each draft to run in a step that costs `step` without them, `most` in all."""
+    lengths = [0] * len(drafts)
+    seconds, tokens = cost.of(step), float(step.streams)
+    if seconds <= 0:
+        return lengths  # nothing is known of costs
+    chances = [(-draft.chances[0], index) for index, draft in enumerate(drafts) if draft.chances]
+    heapq.heapify(chances)
+    while chances and sum(lengths) < most:
+        negative_chance, index = heapq.heappop(chances)
+        if -negative_chance * seconds <= tokens * cost.stream_s:
+            break
+        lengths[index] += 1
+        tokens -= negative_chance
+        seconds += cost.stream_s
+        left = drafts[index].chances[lengths[index] :]
+        if left:
+            heapq.heappush(chances, (-left[0], index))
+    return lengths

@@ -1,0 +1,48 @@
+"""How often drafted tokens were right: for each kind of proposal over all answers of a worker, and for each answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+PRIOR = 0.5
+"""Chance of a token of a kind that was never tried."""
+PRIOR_WEIGHT = 4.0
+"""Tokens that this counts for."""
+MEMORY = 512.0
+"""Tokens of one kind that are remembered: older ones fade."""
+OWN_WEIGHT = 8.0
+"""Tokens of an answer of its own that weigh as much as what other answers saw."""
+OWN_MEMORY = 32.0
+"""Tokens that an answer remembers: what it repeats now says little about what it writes later."""
+
+
+class Rate:
+    """A share of right tokens whose older part fades."""
+
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
+        self.right = 0.0
+        self.tried = 0.0
+
+    def observe(self, is_right: bool) -> None:
+        fading = 1.0 - 1.0 / self._memory
+        self.right = self.right * fading + is_right
+        self.tried = self.tried * fading + 1.0
+
+    def blended(self, chance: float, weight: float) -> float:
+        """Return the share, with `chance` as if it had been seen for `weight` tokens before."""
+        return (self.right + weight * chance) / (self.tried + weight)
+
+
+class Acceptance:
+    """What a worker has seen of each kind of proposal."""
+
+    def __init__(self) -> None:
+        self._kinds: defaultdict[str, Rate] = defaultdict(lambda: Rate(MEMORY))
+
+    def chance(self, kind: str) -> float:
+        """Return the chance that one token of this kind is right, if those before it are."""
+        return self._kinds[kind].blended(PRIOR, PRIOR_WEIGHT)
+
+    def observe(self, kind: str, is_right: bool) -> None:
+        self._kinds[kind].observe(is_right)

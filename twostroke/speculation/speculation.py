@@ -1,0 +1,55 @@
+"""Speculation for one answer: proposals of its drafters, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twostroke.speculation.acceptance import OWN_MEMORY, OWN_WEIGHT, Acceptance, Rate
+from twostroke.speculation.draft import NOTHING, Draft, Drafter, Proposal
+
+MOST_DRAFTED = 32
+"""Tokens of one draft: with a chance of 0.9 each, all of so many are right one time in thirty."""
+
+
+class Speculation:
+    def __init__(self, drafters: Sequence[Drafter], acceptance: Acceptance) -> None:
+        self._drafters = drafters
+        self._acceptance = acceptance
+        self._own: dict[str, Rate] = {}
+        """What became of proposals of each kind in this answer."""
+        self._proposal: Proposal | None = None
+        """What was proposed for the step that comes or runs, whether or not it was run."""
+
+    def propose(self, known: Sequence[int], most: int) -> Draft:
+        """Return the draft with the most tokens that are expected to be right, of at most `most` tokens."""
+        best = NOTHING
+        self._proposal = None
+        for drafter in self._drafters:
+            proposal = drafter.propose(known, min(most, MOST_DRAFTED))
+            if proposal is None or not proposal.tokens:
+                continue
+            chance = self._chance(proposal.kind)
+            chances = tuple([chance**rank for rank in range(1, len(proposal.tokens) + 1)])
+            if sum(chances) > sum(best.chances):
+                best, self._proposal = Draft(proposal.tokens, chances), proposal
+        return best
+
+    def drawn(self, tokens: Sequence[int]) -> None:
+        """Learn from the tokens that came after the latest proposal: also where none of it was run."""
+        if self._proposal is None:
+            return
+        for proposed, token in zip(self._proposal.tokens, tokens, strict=False):
+            self._observe(self._proposal.kind, proposed == token)
+            if proposed != token:
+                break
+        self._proposal = None
+
+    def _chance(self, kind: str) -> float:
+        return self._own_rate(kind).blended(self._acceptance.chance(kind), OWN_WEIGHT)
+
+    def _observe(self, kind: str, is_right: bool) -> None:
+        self._acceptance.observe(kind, is_right)
+        self._own_rate(kind).observe(is_right)
+
+    def _own_rate(self, kind: str) -> Rate:
+        return self._own.setdefault(kind, Rate(OWN_MEMORY))
