@@ -16,6 +16,7 @@ from decode_worker.output_stream import OutputStream
 from decode_worker.request_check import check_deadline, check_request
 from decode_worker.request_state import RequestState, RequestTrace, Stage
 from decode_worker.service import DecodeService
+from decode_worker.speculations import SpeculationMetrics, Speculations
 from twostroke.config import Role
 from twostroke.errors import (
     Cancelled,
@@ -58,6 +59,8 @@ class RequestManager(RoleServices):
         self._output_streams: dict[str, OutputStream] = {}
         self._local_prefill = LocalPrefill(host)
         self._peer_pulls = PeerPulls(host, tasks)
+        metrics = SpeculationMetrics(host.metrics.registry, Role.DECODE.value)
+        self._speculations = Speculations(host.config.schedule.speculate, host.determinism, metrics)
         self._grammars = Grammars(host.facts, GrammarMetrics(host.metrics.registry, Role.DECODE.value))
 
     # Calls by routers
@@ -82,6 +85,7 @@ class RequestManager(RoleServices):
         self._drop_earlier(request)
         sequence = self._sequence(request)
         sequence.grammar = grammar
+        sequence.speculation = self._speculations.of(request)
         pulled = len(request.block_hashes) if source is not None else peer.blocks if peer is not None else 0
         sequence.pulled_blocks = pulled
         state = RequestState(
@@ -437,6 +441,8 @@ class RequestManager(RoleServices):
         del self._by_sequence[state.sequence]
         if state.sequence.grammar is not None:
             self._grammars.ended(state.sequence.grammar)
+        if stage is Stage.DONE:
+            self._speculations.finished(state.sequence)
         self._host.scheduler.end(state.sequence)
         self._host.pulls.prune()
         self._host.loop.wake()

@@ -10,6 +10,11 @@ CPU_STEP_TOKENS = 128
 GPU_STEP_TOKENS = 4096
 
 
+SPECULATE_AUTO, SPECULATE_OFF = "auto", "off"
+DRAFTER_NAMES = ("lookup", "suffix")
+"""Keys of the table of drafters (`twostroke.speculation.drafters`)."""
+
+
 class ScheduleConfig(Settings):
     max_num_seqs: int = setting(64, least=1, help="most sequences that hold pages at once on one worker")
     max_num_batched_tokens: int | None = setting(
@@ -32,6 +37,12 @@ class ScheduleConfig(Settings):
     )
     max_passes: int = setting(
         4, is_hidden=True, least=0, help="how often shorter pulls may start before a longer one that does not fit yet"
+    )
+    speculate: str = setting(
+        SPECULATE_AUTO,
+        choices=(SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES),
+        help="who proposes tokens, several of which are checked in one step: lookup (what followed in the prompt), "
+        "suffix (what followed in earlier answers of the tenant), off; auto: all, where no bit of an answer changes",
     )
     local_prefill: bool = setting(
         True, help="decode workers with room compute prompts that would wait at a prefill worker"

@@ -446,7 +446,7 @@ class Scheduler:
         emissions = emissions_of(sequence, drawn, drafts, self._limits.eos_token_ids, self._limits.max_model_len)
         emitted = sequence.known[known:]
         if sequence.speculation is not None:
-            sequence.speculation.drawn(emitted)
+            sequence.speculation.drawn(emitted, len(drafts))
         if drafts:
             self._advance(sequence, known + equal_tokens(emitted, drafts))
         if emissions[-1].finish is not None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from twostroke.speculation.acceptance import OWN_MEMORY, OWN_WEIGHT, Acceptance, Rate
 from twostroke.speculation.draft import NOTHING, Draft, Drafter, Proposal
 
+Ran = Callable[[str, int, int], None]
+"""Gets the kind of a proposal, how many of its tokens were run, and how many of these were right."""
 MOST_DRAFTED = 32
 """Tokens of one draft: with a chance of 0.9 each, all of so many are right one time in thirty."""
 
 
 class Speculation:
-    def __init__(self, drafters: Sequence[Drafter], acceptance: Acceptance) -> None:
+    def __init__(
+        self, drafters: Sequence[Drafter], acceptance: Acceptance, ran: Ran = lambda kind, run, kept: None
+    ) -> None:
+        """`ran` is told of each draft that was run."""
+        self._ran = ran
         self._drafters = drafters
         self._acceptance = acceptance
         self._own: dict[str, Rate] = {}
@@ -34,15 +40,20 @@ class Speculation:
                 best, self._proposal = Draft(proposal.tokens, chances), proposal
         return best
 
-    def drawn(self, tokens: Sequence[int]) -> None:
-        """Learn from the tokens that came after the latest proposal: also where none of it was run."""
-        if self._proposal is None:
+    def drawn(self, tokens: Sequence[int], run: int) -> None:
+        """Learn from the tokens that came after the latest proposal, of which the first `run` were run.
+
+        Whether its next token would have been right shows without running it.
+        """
+        proposal, self._proposal = self._proposal, None
+        if proposal is None:
             return
-        for proposed, token in zip(self._proposal.tokens, tokens, strict=False):
-            self._observe(self._proposal.kind, proposed == token)
+        for proposed, token in zip(proposal.tokens, tokens, strict=False):
+            self._observe(proposal.kind, proposed == token)
             if proposed != token:
                 break
-        self._proposal = None
+        if run:
+            self._ran(proposal.kind, run, min(run, len(tokens) - 1))
 
     def _chance(self, kind: str) -> float:
         return self._own_rate(kind).blended(self._acceptance.chance(kind), OWN_WEIGHT)

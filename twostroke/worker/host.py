@@ -70,6 +70,7 @@ class WorkerHost:
         self.us = Membership.of(config.cluster_token, config.cluster_tls)
         self.epoch = epoch
         self.facts = facts
+        self.determinism = engine_state.determinism
         self.memory = engine_state.memory
         self.pool = engine_state.pool
         self.engine = engine_state.engine

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from twostroke.config import WorkerConfig
 from twostroke.engine.build import LoadedModel
+from twostroke.engine.determinism import Determinism
 from twostroke.ids import SessionId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.scheduler.cost import Budget
@@ -63,6 +64,8 @@ class RoleHost(Protocol):
     def config(self) -> WorkerConfig: ...
     @property
     def facts(self) -> LoadedModel: ...
+    @property
+    def determinism(self) -> Determinism: ...
     @property
     def pool(self) -> BlockPool: ...
     @property

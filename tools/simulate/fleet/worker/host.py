@@ -28,8 +28,9 @@ from tools.simulate.fleet.worker.pulls import Converter, SimulatedPull, Simulate
 from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, SimulatedLoop, StepPace, StepWatch
 from tools.simulate.fleet.worker.tiers import SimulatedDisk, SimulatedTiers
 from tools.simulate.fleet.worker.tokens import Hear, TokenTimes, read_tokens
-from twostroke.config import Role, ScheduleConfig, WorkerConfig
+from twostroke.config import SPECULATE_OFF, Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.build import LoadedModel
+from twostroke.engine.determinism import PACED
 from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.form import KvForm
@@ -209,6 +210,7 @@ class SimulatedHost:
         self._lasting: control_pb2.Load | None = None
         self._lasting_cost = self.loop.cost
         tasks = asyncio.TaskGroup()  # the simulated pull client has no use for it
+        self.determinism = PACED
         self.request_manager = RequestManager(self, tasks) if role is Role.DECODE else None
         self.actions = self.request_manager or BuildJobs(self, tasks)
         self.loop.run(self.actions, self)
@@ -459,6 +461,7 @@ class SimulatedHost:
 
 def _config(shape: FleetShape, worker: WorkerId, role: Role) -> WorkerConfig:
     schedule = ScheduleConfig(
+        speculate=SPECULATE_OFF,  # simulated tokens are all alike
         max_num_seqs=shape.max_num_seqs,
         max_num_batched_tokens=max(shape.step_tokens, shape.max_num_seqs + 1),
         step_target_ms=1e3 * shape.step_target_s,

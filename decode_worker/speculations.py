@@ -1,0 +1,67 @@
+"""Speculation of a decode worker's requests: drafters by their names, what they learn from, and metrics of it."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter
+
+from twostroke.config import DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF
+from twostroke.engine.determinism import Determinism
+from twostroke.request import Request
+from twostroke.scheduler.sequence import Sequence
+from twostroke.speculation.acceptance import Acceptance
+from twostroke.speculation.answers import FinishedAnswers
+from twostroke.speculation.drafters import drafters_of
+from twostroke.speculation.speculation import Speculation
+
+POSITIONS = (1, 2, 3, 4, 8, 16, 32)
+"""The last place of a draft in each class of places."""
+
+
+class SpeculationMetrics:
+    def __init__(self, registry: CollectorRegistry, role: str) -> None:
+        def counter(name: str, text: str) -> Counter:
+            name = f"twostroke_speculation_{name}_tokens_total"
+            return Counter(name, text, ("role", "drafter", "position"), registry=registry)
+
+        self._role = role
+        self._drafted = counter("drafted", "Drafted tokens that were run, by their place in the draft, up to this one.")
+        self._kept = counter("kept", "Drafted tokens that the sampler drew too.")
+
+    def ran(self, kind: str, drafted: int, kept: int) -> None:
+        drafter = kind.split(maxsplit=1)[0]
+        before = 0
+        for position in POSITIONS:
+            for counted, counter in ((drafted, self._drafted), (kept, self._kept)):
+                if counted > before:
+                    counter.labels(self._role, drafter, str(position)).inc(min(counted, position) - before)
+            before = position
+
+
+class Speculations:
+    """`speculate`: a choice of `--speculate`."""
+
+    def __init__(self, speculate: str, determinism: Determinism, metrics: SpeculationMetrics) -> None:
+        self._names = _names(speculate, determinism)
+        self._metrics = metrics
+        self._acceptance = Acceptance()
+        self._answers = FinishedAnswers()
+
+    def of(self, request: Request) -> Speculation | None:
+        """Return who proposes the answer's tokens; None: nobody."""
+        if not self._names:
+            return None
+        drafters = drafters_of(self._names, self._answers, request.salt)
+        return Speculation(drafters, self._acceptance, self._metrics.ran)
+
+    def finished(self, sequence: Sequence) -> None:
+        """Learn from a whole answer."""
+        if "suffix" in self._names:
+            self._answers.add(sequence.salt, sequence.known[sequence.prompt_tokens :])
+
+
+def _names(speculate: str, determinism: Determinism) -> tuple[str, ...]:
+    if speculate == SPECULATE_OFF:
+        return ()
+    if speculate == SPECULATE_AUTO:
+        return DRAFTER_NAMES if determinism.holds else ()
+    return (speculate,)

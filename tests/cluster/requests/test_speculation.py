@@ -1,0 +1,52 @@
+"""Every sampling mode with speculation on, off, and on workers that differ and are killed: the same to the last bit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tests.cluster.processes import Client, running_cluster
+from tests.cluster.requests.test_exact_resume import LIVELY, MODES, ask_all, busiest
+from twostroke.config import DEFAULT_MODEL, DRAFTER_NAMES, SPECULATE_OFF, CacheConfig, ModelConfig, ScheduleConfig
+from twostroke.models.catalog.fetch import fetch
+
+LOOP = {"max_tokens": 96, "ignore_eos": True, "temperature": 0}
+"""A small model that goes on greedily soon repeats itself."""
+
+
+@pytest.mark.parametrize("kv_format", [None, pytest.param("int4", marks=pytest.mark.slow)])
+async def test_speculation_changes_no_bit_of_any_answer(kv_format: str | None) -> None:
+    modes = MODES | {
+        "loop": LOOP,
+        "loop with penalties": LOOP | {"frequency_penalty": 0.01},
+        "again": LIVELY | {"seed": 9},
+    }
+    answers = {}
+    for speculate in (SPECULATE_OFF, *DRAFTER_NAMES, "auto"):
+        async with running_cluster(
+            prefill=1,
+            decode=2,
+            model=ModelConfig(dtype="bfloat16"),
+            model_dir=fetch(DEFAULT_MODEL, "bfloat16", lambda stage, part: None),
+            cache=CacheConfig(kv_cache_memory_bytes=256 << 20, kv_format=kv_format),
+            schedule=ScheduleConfig(speculate=speculate),
+        ) as cluster:
+            client = Client(cluster.grpc)
+            first = await ask_all(client, modes)
+            asked = asyncio.ensure_future(ask_all(client, modes))
+            victim = await busiest(cluster, {"decode-0", "decode-1"}, random.Random(1).randint(20, 80))
+            await cluster.kill(victim)
+            again = await asked
+            (left,) = {"decode-0", "decode-1"} - {victim}
+            drafted, kept = (
+                cluster.metric(left, f"twostroke_speculation_{name}_tokens_total") for name in ("drafted", "kept")
+            )
+            print(speculate, drafted, kept)
+            await client.close()
+        answers[speculate] = first
+        assert again == first
+        assert (drafted > kept > 0) == (speculate != SPECULATE_OFF)
+    for speculate, said in answers.items():
+        assert {mode for mode in modes if said[mode] != answers[SPECULATE_OFF][mode]} == set(), speculate
