@@ -1,0 +1,122 @@
+"""Drafters: what they propose, and from whose text."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from twostroke.config import DRAFTER_NAMES
+from twostroke.speculation.answers import AnswerSuffixes, FinishedAnswers
+from twostroke.speculation.drafters import DRAFTERS
+from twostroke.speculation.prompt_lookup import MATCHED, MOST_INDEXED, PromptLookup
+from twostroke.speculation.suffix_tree import DEPTH, LEAST_SHARE, SuffixTree
+
+
+def test_the_setting_names_the_drafters_of_the_table() -> None:
+    assert set(DRAFTER_NAMES) == set(DRAFTERS)
+
+
+def test_lookup_proposes_what_followed_the_last_time() -> None:
+    known = [1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 21, 1, 2]
+    proposal = PromptLookup().propose(known, 4)
+    assert proposal == ((3, 4, 5, 6), "lookup 2")
+
+
+def test_lookup_prefers_the_longest_run_to_the_latest() -> None:
+    run = [1, 2, 3, 4]
+    known = [*run, 50, 9, 3, 4, 60, *run]
+    proposal = PromptLookup().propose(known, 1)
+    assert proposal == ((50,), "lookup 4")
+
+
+def test_lookup_goes_on_with_a_loop() -> None:
+    assert PromptLookup().propose([7, 8, 9, 7, 8, 9, 7, 8], 7) == ((9, 7, 8, 9, 7, 8, 9), "lookup 4")
+
+
+def test_lookup_has_no_idea_of_what_never_stood() -> None:
+    assert PromptLookup().propose([1, 2, 3, 4], 4) is None
+    assert PromptLookup().propose([1], 4) is None
+
+
+def test_lookup_is_the_same_however_its_text_grew() -> None:
+    draw = random.Random(5)
+    known = draw.choices(range(4), k=300)
+    grown = PromptLookup()
+    for end in range(1, len(known) + 1):
+        proposal = grown.propose(known[:end], 8)
+        assert proposal == PromptLookup().propose(known[:end], 8)
+        if proposal is not None:
+            length = int(proposal.kind.split()[1])
+            last, places = known[end - length : end], range(length, end)
+            place = max(place for place in places if known[place - length : place] == last)
+            expected = known[place:end]
+            while len(expected) < 8:
+                expected.append(expected[len(expected) - (end - place)])
+            assert proposal.tokens == tuple(expected[:8])
+            assert not any(
+                known[p - n : p] == known[end - n : end] for n in MATCHED if n > length for p in range(n, end)
+            )
+
+
+def test_a_long_prompt_is_taken_in_over_several_steps() -> None:
+    place = 2 * MOST_INDEXED + 5
+    known = [*range(3 * MOST_INDEXED), place, place + 1]
+    lookup = PromptLookup()
+    proposals = [lookup.propose(known, 1) for _ in range(3)]
+    assert proposals == [None, None, ((place + 2,), "lookup 2")]
+
+
+def counted(texts: list[tuple[int, ...]], last: tuple[int, ...]) -> Counter[int]:
+    """What followed after `last` in the texts, and how often."""
+    size = len(last)
+    return Counter(
+        text[start + size] for text in texts for start in range(len(text) - size) if text[start : start + size] == last
+    )
+
+
+def test_a_suffix_tree_proposes_the_most_frequent_continuation_of_what_it_holds() -> None:
+    draw = random.Random(3)
+    tree, texts = SuffixTree(), list[tuple[int, ...]]()
+    for turn in range(200):
+        if texts and draw.random() < 0.4:
+            tree.remove(texts.pop(draw.randrange(len(texts))))
+        else:
+            texts.append(tuple(draw.choices(range(3), k=draw.randint(1, 30))))
+            tree.add(texts[-1])
+        if turn % 5 or not texts:
+            continue
+        text = draw.choice(texts)
+        start = draw.randrange(len(text))
+        last = text[start : start + draw.randint(1, 6)]
+        continuations, proposed = counted(texts, last), tree.continued(last, 1)
+        if proposed:
+            assert continuations[proposed[0]] == max(continuations.values())
+        occurrences = sum(text[start : start + len(last)] == last for text in texts for start in range(len(text)))
+        is_clear = bool(continuations) and max(continuations.values()) > LEAST_SHARE * occurrences
+        assert bool(proposed) >= is_clear, "a clear continuation is proposed"
+    for text in texts:
+        tree.remove(text)
+    assert not tree._root.children, "nothing is left of texts that were removed"
+
+
+def test_a_draft_goes_on_beyond_the_depth_of_the_tree() -> None:
+    tree = SuffixTree()
+    tree.add(tuple(range(100)))
+    assert tree.continued([10, 11, 12, 13], 3 * DEPTH) == list(range(14, 14 + 3 * DEPTH))
+
+
+def test_answers_are_proposed_to_requests_with_the_same_salt_alone() -> None:
+    answers = FinishedAnswers()
+    answers.add(b"one", range(20))
+    assert AnswerSuffixes(answers, b"two").propose([*range(8)], 4) is None
+    proposal = AnswerSuffixes(answers, b"one").propose([*range(8)], 4)
+    assert proposal == ((8, 9, 10, 11), "suffix 8")
+
+
+def test_the_oldest_answers_go_and_leave_nothing() -> None:
+    answers = FinishedAnswers(most_tokens=100)
+    for number in range(50):
+        answers.add(bytes([number % 7]), range(number, number + 30))
+    assert answers._tokens <= 100
+    assert sum(count[0] for _, count in answers._trees.values()) == len(answers._kept)
+    assert set(answers._trees) == {salt for salt, _ in answers._kept}

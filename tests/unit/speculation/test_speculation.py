@@ -1,0 +1,101 @@
+"""Chances of drafted tokens, and how many of them a step runs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from twostroke.scheduler.cost import StepCost, StepTerms
+from twostroke.scheduler.drafting import draft_lengths
+from twostroke.speculation.acceptance import PRIOR, Acceptance
+from twostroke.speculation.draft import NOTHING, Draft, Proposal
+from twostroke.speculation.speculation import Speculation
+
+
+class Scripted:
+    def __init__(self, *proposals: Proposal | None) -> None:
+        self._proposals = itertools.cycle(proposals)
+
+    def propose(self, known: Sequence[int], most: int) -> Proposal | None:
+        return next(self._proposals)
+
+
+def test_chances_follow_what_became_of_proposals_of_the_kind() -> None:
+    acceptance = Acceptance()
+    good, bad = Proposal((1, 2), "good"), Proposal((1, 2), "bad")
+    for _ in range(100):
+        for proposal, drawn in ((good, (1, 2, 3)), (bad, (5,))):
+            speculation = Speculation([Scripted(proposal)], acceptance)
+            speculation.propose([0], 2)
+            speculation.drawn(drawn, 0)
+    assert acceptance.chance("good") > 0.95
+    assert acceptance.chance("bad") < 0.05
+    assert acceptance.chance("never tried") == PRIOR
+
+
+def test_an_answer_that_goes_its_own_way_is_believed_more_than_others() -> None:
+    acceptance = Acceptance()
+    for _ in range(500):
+        acceptance.observe("kind", True)
+    speculation = Speculation([Scripted(Proposal((1,), "kind"))], acceptance)
+    (before,) = speculation.propose([0], 1).chances
+    for _ in range(32):
+        speculation.propose([0], 1)
+        speculation.drawn((2,), 0)
+    (after,) = speculation.propose([0], 1).chances
+    assert before > 0.9
+    assert after < before / 2
+
+
+def test_the_drafter_that_expects_more_right_tokens_is_heard() -> None:
+    acceptance = Acceptance()
+    for _ in range(50):
+        acceptance.observe("wrong", False)
+    proposals = Proposal((1, 2, 3), "wrong"), None, Proposal((), "empty"), Proposal((4,), "fair")
+    draft = Speculation([Scripted(each) for each in proposals], acceptance).propose([0], 3)
+    assert draft.tokens == (4,)
+
+
+def test_what_was_run_and_kept_is_told() -> None:
+    told: list[tuple[str, int, int]] = []
+    speculation = Speculation([Scripted(Proposal((1, 2, 3), "kind"))], Acceptance(), lambda *facts: told.append(facts))
+    for drawn, run in (((1, 2, 9), 3), ((1, 2, 3, 4), 3), ((9,), 2), ((1,), 0)):
+        speculation.propose([0], 3)
+        speculation.drawn(drawn, run)
+    speculation.drawn((1, 2), 1)
+    assert told == [("kind", 3, 2), ("kind", 3, 3), ("kind", 2, 0)], "nothing is told of what was not proposed"
+
+
+def gain(lengths: Sequence[int], drafts: Sequence[Draft], cost: StepCost, step: StepTerms) -> float:
+    """Tokens per second of a step with so many tokens of each draft."""
+    tokens = step.streams + sum(sum(draft.chances[:length]) for draft, length in zip(drafts, lengths, strict=True))
+    return tokens / (cost.of(step) + cost.stream_s * sum(lengths))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_other_lengths_make_more_tokens_per_second(seed: int) -> None:
+    draw = random.Random(seed)
+    drafts = []
+    for _ in range(draw.randint(1, 3)):
+        chances = tuple(sorted((draw.random() for _ in range(draw.randint(0, 4))), reverse=True))
+        drafts.append(Draft(tuple(range(len(chances))), chances))
+    cost = StepCost(step_s=1.0, stream_s=draw.random(), context_token_s=1e-3)
+    step = StepTerms(streams=len(drafts) + draw.randint(0, 4), context_tokens=100)
+    lengths = draft_lengths(drafts, cost, step, 100)
+    choices = itertools.product(*(range(len(draft.tokens) + 1) for draft in drafts))
+    best = max(gain(choice, drafts, cost, step) for choice in choices)
+    assert gain(lengths, drafts, cost, step) == pytest.approx(best)
+
+
+def test_a_step_runs_no_more_drafted_tokens_than_it_has_room_for() -> None:
+    draft = Draft((1, 2, 3), (0.9, 0.8, 0.7))
+    cost, step = StepCost(step_s=1.0), StepTerms(streams=2, context_tokens=10)
+    assert sum(draft_lengths([draft, draft], cost, step, 4)) == 4
+    assert draft_lengths([draft, NOTHING], cost, step, 0) == [0, 0]
+
+
+def test_nothing_is_drafted_before_costs_are_known() -> None:
+    assert draft_lengths([Draft((1,), (1.0,))], StepCost(), StepTerms(streams=1), 9) == [0]
