@@ -55,6 +55,10 @@ COMMANDS = {
         "tests.bench.grammars",
         "decode steps whose answers all have grammars, beside steps without any, with a real model",
     ),
+    "speculation": Command(
+        "tests.bench.speculation",
+        "time per output token with speculation and without, with a real model; answers are compared",
+    ),
     "startup": Command(
         "tests.bench.startup",
         "how long `serve` takes until it is ready, and what it takes while nobody asks",

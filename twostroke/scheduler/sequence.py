@@ -55,7 +55,7 @@ class Sequence:
     grammar: GrammarState | None = None
     """What may come next, where the answer has to match a grammar."""
     speculation: Speculation | None = None
-    """Who proposes its next tokens. None: each step makes one of them known."""
+    """Proposes its next tokens. None: each step makes one of them known."""
     public_blocks: int = 0
     """Leading blocks whose hashes carry no salt."""
     adapter: AdapterRef | None = None

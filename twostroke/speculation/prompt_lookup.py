@@ -19,7 +19,7 @@ MOST_INDEXED = 4096
 class PromptLookup:
     def __init__(self) -> None:
         self._places: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in MATCHED}
-        """Where each run of so many tokens stood last: the index of the token behind it."""
+        """Index of the token behind each run of so many tokens, where that stood last."""
         self._indexed = 0
         """Tokens of which the runs that end before them are indexed."""
 
