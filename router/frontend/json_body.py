@@ -40,7 +40,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not valid UTF-8: {error.reason} at byte {error.start}") from error
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if _SURROGATE.search(text):
             _check_strings(value, "")
     except (ValueError, RecursionError) as error:
@@ -53,11 +53,19 @@ def parse_json(body: bytes) -> dict[str, Any]:
 def parse_json_text(text: str, field: str) -> Any:
     """Returns the value that a field's text is, as JSON. Raises InvalidRequest that names the field."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if _SURROGATE.search(text):
             _check_strings(value, field)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{field} is not valid JSON: {error}", field=field) from error
+    return value
+
+
+def _finite(number: str) -> float:
+    """Raises ValueError for numbers that no reply could repeat: JSON has no infinity and no NaN."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number[:40]} is not a finite number")
     return value
 
 

@@ -259,6 +259,14 @@ async def test_a_timeout_of_more_than_a_day_is_a_day(frontend):
         assert begun_s + DAY_S - 1 < request.deadline_s <= time.time() + DAY_S
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+async def test_numbers_that_no_reply_could_repeat_are_refused(frontend, number):
+    body = f'{{"input": "a", "metadata": {{"a": {number}}}}}'
+    answer = await frontend.http.post("/v1/responses", content=body)
+    assert answer.status_code == 400
+    assert f"{number} is not a finite number" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("timeout", ["inf", "-inf", "nan", "-1", "1e400"])
 async def test_a_timeout_that_is_no_time_is_refused(frontend, timeout):
     answer = await frontend.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-timeout-s": timeout})
