@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from decode_worker.grammar_metrics import GrammarMetrics
 from twostroke.engine.build import LoadedModel
 from twostroke.errors import InvalidRequest
+from twostroke.grammar.advance import be_nice
 from twostroke.grammar.compiler import GrammarCompiler
 from twostroke.grammar.state import GrammarState
 from twostroke.grammar.vocabulary import load_vocabulary
@@ -27,7 +28,7 @@ class Grammars:
     def __init__(self, facts: LoadedModel, metrics: GrammarMetrics) -> None:
         self._facts = facts
         self._metrics = metrics
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars", initializer=be_nice)
         self._compiler: Future[GrammarCompiler] | None = None
         if facts.model_dir:  # before the first request: reading a vocabulary keeps Python's lock for up to some seconds
             self._compiler = self._new_compiler()

@@ -59,6 +59,9 @@ COMMANDS = {
         "tests.bench.speculation",
         "time per output token with speculation and without, with a real model; answers are compared",
     ),
+    "extremes": Command(
+        "tests.bench.extremes", "how late other streams come while extreme schemas are compiled and followed"
+    ),
     "startup": Command(
         "tests.bench.startup",
         "how long `serve` takes until it is ready, and what it takes while nobody asks",

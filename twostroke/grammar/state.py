@@ -16,6 +16,10 @@ Mask = npt.NDArray[np.uint32]
 TOO_LONG = "the answer's grammar takes too long to follow from here on"
 
 
+SLOW_S = 0.002
+"""Processor time of one advance after which a grammar goes on apart from others, and has no drafted tokens."""
+
+
 class GrammarState:
     """It is a function of the grammar and of the tokens that were consumed.
 
@@ -38,6 +42,10 @@ class GrammarState:
         """Tokens that were taken because no other could come."""
         self.failure: str | None = None
         """Why the answer cannot go on: a token that may not come, or more work for one mask than a grammar may take."""
+        self.latest_s = 0.0
+        """Processor time of the latest advance (`twostroke.grammar.advance`)."""
+        self.is_slow = False
+        """An advance took longer than grammars should. It stays so."""
 
     @property
     def mask(self) -> Mask:
@@ -94,6 +102,11 @@ class GrammarState:
         self._mask = self._found_mask()
         self._observe_s(time.perf_counter() - began_s)
         return self._mask
+
+    def note_advance(self, seconds: float) -> None:
+        """Notes the processor time that it took to go on by a token."""
+        self.latest_s = seconds
+        self.is_slow |= seconds >= SLOW_S
 
     def take_forced(self) -> int | None:
         """Returns the token that must come next, if one is known, and counts it."""

@@ -63,7 +63,9 @@ class Drafting:
 
 
 def _may_draft(chunk: Chunk) -> bool:
-    return chunk.sequence.speculation is not None and chunk.samples and chunk.end - chunk.start == 1
+    sequence = chunk.sequence
+    is_slow = sequence.grammar is not None and sequence.grammar.is_slow  # it would have a mask for each drafted token
+    return sequence.speculation is not None and not is_slow and chunk.samples and chunk.end - chunk.start == 1
 
 
 def draft_lengths(drafts: ListOf[Draft], cost: StepCost, step: StepTerms, most: int) -> list[int]:

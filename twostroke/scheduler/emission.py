@@ -2,73 +2,119 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from collections.abc import Sequence as ListOf
+from typing import NamedTuple
 
-from twostroke.request import FinishReason, SampledToken, plain_token
+from twostroke.grammar.advance import Advance, Advancer, equal_tokens
+from twostroke.request import FinishReason, SampledToken
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import Emission
 
 
-def emissions_of(
-    sequence: Sequence,
-    drawn: ListOf[SampledToken],
-    drafts: ListOf[int],
-    end_tokens: ListOf[int],
-    max_model_len: int,
-) -> list[Emission]:
-    """Make tokens known that were drawn behind the last known one, and behind each of `drafts` while those are right.
+class Drawn(NamedTuple):
+    """What the sampler drew for a sequence: the token behind the last known one, and that behind each drafted one."""
 
-    Only the last emission may end the answer.
+    sequence: Sequence
+    tokens: ListOf[SampledToken]
+    drafts: tuple[int, ...]
+
+
+class Emitted(NamedTuple):
+    """The tokens of one sequence that became known. Only the last emission may end the answer."""
+
+    sequence: Sequence
+    emissions: list[Emission]
+    drafts: tuple[int, ...]
+    """Drafted tokens that ran behind the known ones."""
+    equal_drafts: int
+    """Those whose KV is that of tokens which are known now: leading ones."""
+
+
+class Emitter:
+    """Forced tokens are what the sampler would draw in steps of their own; they are computed in the next step.
+
+    Where logprobs are asked for, each token needs its own step. An answer whose grammar takes long to go on gets its
+    tokens later, and runs in no step until then.
     """
-    known, emissions, emitted = len(sequence.known), list[Emission](), 0
-    while emitted < len(drawn) and equal_tokens(sequence.known[known:], drafts) == emitted:
-        token = drawn[emitted]
-        if not token.is_sound:
-            return [*emissions, Emission(sequence, token, FinishReason.ERROR)]
-        emissions += _with_forced(sequence, token, end_tokens, max_model_len)
-        if emissions[-1].finish is not None:
-            break
-        emitted = len(sequence.known) - known
-    return emissions
 
+    def __init__(self, end_tokens: ListOf[int], max_model_len: int, advancer: Advancer) -> None:
+        self._end_tokens = end_tokens
+        self._max_model_len = max_model_len
+        self._advancer = advancer
+        self._late: dict[Sequence, tuple[Drawn, Advance]] = {}
+        """Running sequences, and some that were preempted meanwhile."""
 
-def equal_tokens(emitted: ListOf[int], drafts: ListOf[int]) -> int:
-    """Return how many leading tokens of the two are equal."""
-    pairs = enumerate(zip(emitted, drafts, strict=False))
-    return next((rank for rank, (token, draft) in pairs if token != draft), min(len(emitted), len(drafts)))
+    def is_late(self, sequence: Sequence) -> bool:
+        """Tell whether it is not known yet what may come next in the answer."""
+        return sequence in self._late
 
+    def emit(self, drawn: ListOf[Drawn]) -> list[Emitted]:
+        """Make tokens known, as far as the drafted ones before them are right and grammars go on within a moment."""
+        emitted = [self._plain(each) for each in drawn if each.sequence.grammar is None]
+        begun = [(each, self._advance(each)) for each in drawn if each.sequence.grammar is not None]
+        if not begun:
+            return emitted
+        self._advancer.run([advance for _, advance in begun])
+        for each, advance in begun:
+            if advance.is_done:
+                emissions = self._of_grammar(each, advance)
+                equal = equal_tokens([emission.token.token for emission in emissions], each.drafts)
+                emitted.append(Emitted(each.sequence, emissions, each.drafts, equal))
+            else:
+                self._late[each.sequence] = (each, advance)
+        return emitted
 
-def _with_forced(
-    sequence: Sequence, token: SampledToken, end_tokens: ListOf[int], max_model_len: int
-) -> list[Emission]:
-    """Make a sampled token known, and those that the answer's grammar forces after it; only the last may end it.
+    def emit_late(self, running: Container[Sequence]) -> list[Emitted]:
+        """Make tokens known whose grammars have gone on since the last call.
 
-    Forced tokens are what the sampler would draw in steps of their own; they are computed in the next step. Where
-    logprobs are asked for, each token needs its own step.
-    """
-    grammar, params = sequence.grammar, sequence.sampling
-    assert params is not None
-    emissions = [_emission(sequence, token, end_tokens, max_model_len)]
-    if grammar is None:
+        Drafted ones among them run again: the sequence may have lost its pages meanwhile.
+        """
+        emitted: list[Emitted] = []
+        for sequence, (drawn, advance) in list(self._late.items()):
+            if sequence.ended:
+                del self._late[sequence]
+            elif advance.is_done and sequence in running:
+                del self._late[sequence]
+                emitted.append(Emitted(sequence, self._of_grammar(drawn, advance), drawn.drafts, 0))
+        return emitted
+
+    def _plain(self, drawn: Drawn) -> Emitted:
+        """Make tokens of an answer without a grammar known."""
+        sequence, emissions, emitted = drawn.sequence, list[Emission](), list[int]()
+        for token in drawn.tokens:
+            if equal_tokens(emitted, drawn.drafts) < len(emitted):
+                break
+            if not token.is_sound:
+                emissions.append(Emission(sequence, token, FinishReason.ERROR))
+                break
+            emissions.append(self._known(sequence, token))
+            emitted.append(token.token)
+            if emissions[-1].finish is not None:
+                break
+        return Emitted(sequence, emissions, drawn.drafts, equal_tokens(emitted, drawn.drafts))
+
+    def _of_grammar(self, drawn: Drawn, advance: Advance) -> list[Emission]:
+        emissions = [self._known(drawn.sequence, token) for token in advance.tokens]
+        if advance.failed is not None:
+            emissions.append(Emission(drawn.sequence, advance.failed, FinishReason.ERROR))
         return emissions
-    while emissions[-1].finish is None:
-        grammar.consume(sequence.known[-1])
-        if grammar.failure is not None:
-            return [*emissions, Emission(sequence, token, FinishReason.ERROR)]
-        forced = grammar.take_forced() if params.logprobs is None else None
-        if forced is None:
-            break
-        emissions.append(_emission(sequence, plain_token(forced), end_tokens, max_model_len))
-    return emissions
 
+    def _advance(self, drawn: Drawn) -> Advance:
+        grammar, params = drawn.sequence.grammar, drawn.sequence.sampling
+        assert grammar is not None
+        assert params is not None
+        left = min(params.max_tokens - drawn.sequence.answer_tokens, self._max_model_len - len(drawn.sequence.known))
+        ends = {*self._end_tokens, *params.stop_token_ids}
+        return Advance(grammar, drawn.tokens, drawn.drafts, left, params.logprobs is None, ends)
 
-def _emission(sequence: Sequence, token: SampledToken, end_tokens: ListOf[int], max_model_len: int) -> Emission:
-    known, params, finish = sequence.known, sequence.sampling, None
-    assert params is not None
-    known.append(token.token)
-    is_end = token.token in end_tokens and (not params.ignore_eos or sequence.grammar is not None)
-    if is_end or token.token in params.stop_token_ids:
-        finish = FinishReason.STOP
-    elif len(known) - sequence.prompt_tokens >= params.max_tokens or len(known) >= max_model_len:
-        finish = FinishReason.LENGTH
-    return Emission(sequence, token, finish)
+    def _known(self, sequence: Sequence, token: SampledToken) -> Emission:
+        known, params, finish = sequence.known, sequence.sampling, None
+        assert params is not None
+        known.append(token.token)
+        is_end = token.token in self._end_tokens and (not params.ignore_eos or sequence.grammar is not None)
+        if is_end or token.token in params.stop_token_ids:
+            finish = FinishReason.STOP
+        elif len(known) - sequence.prompt_tokens >= params.max_tokens or len(known) >= self._max_model_len:
+            finish = FinishReason.LENGTH
+        return Emission(sequence, token, finish)

@@ -18,14 +18,15 @@ from dataclasses import replace
 
 from twostroke.config import ScheduleConfig
 from twostroke.errors import Overloaded
+from twostroke.grammar.advance import Advancer, InlineAdvancer
 from twostroke.ids import PageId
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import SampledToken
+from twostroke.request import FinishReason
 from twostroke.scheduler.batch import MOST_EXTRA_LOGITS, StepResult
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.cost import SCORED_WEIGHT, Budget, Queued
 from twostroke.scheduler.drafting import Drafting
-from twostroke.scheduler.emission import emissions_of, equal_tokens
+from twostroke.scheduler.emission import Drawn, Emitted, Emitter
 from twostroke.scheduler.gates import AdapterGate, ClaimGate, NoAdapters, OpenGate
 from twostroke.scheduler.lateness import DuePrompt
 from twostroke.scheduler.progress import BlockProgress, PageProgress
@@ -47,7 +48,9 @@ class Scheduler:
         builder: StepBuilder | None = None,
         gate: ClaimGate | None = None,
         adapters: AdapterGate | None = None,
+        advancer: Advancer | None = None,
     ) -> None:
+        """`advancer` lets the grammars of answers go on."""
         self._pool = pool
         self._config = config
         self._limits = limits
@@ -59,6 +62,7 @@ class Scheduler:
         self._progress = _progress_of(pool, limits.block_size, self.step_tokens, self._gate)
         self._drafting = Drafting(self._progress, limits)
         self._adapters = adapters or NoAdapters()
+        self._emitter = Emitter(limits.eos_token_ids, limits.max_model_len, advancer or InlineAdvancer())
         self._waiting = WaitingQueue()
         self._released: dict[PageId, None] = {}
         """Pages whose exact blocks steps let go of, until one that was told so has not failed: at first, of all that
@@ -208,18 +212,25 @@ class Scheduler:
         for page in step.batch.released:
             self._released.pop(PageId(page), None)
         block_size, sampled = self._limits.block_size, iter(result.tokens)
-        emissions: list[Emission] = []
+        drawn: list[Drawn] = []
         for sequence, start, end, samples, drafts in step.chunks:
-            drawn = list(itertools.islice(sampled, 1 + len(drafts))) if samples else ()
+            tokens = list(itertools.islice(sampled, 1 + len(drafts))) if samples else ()
             sequence.steps += 1
             if self._limits.has_exact_blocks:
                 self._released.update(dict.fromkeys(sequence.pages[start // block_size : end // block_size]))
             self._advance(sequence, end)
             if sequence.ended:
                 self._free(sequence)
-            elif drawn:
-                emissions += self._emit(sequence, drawn, drafts)
-        return emissions
+            elif tokens:
+                drawn.append(Drawn(sequence, tokens, drafts))
+        return self._take_in(self._emitter.emit(drawn))
+
+    def take_late(self) -> list[Emission]:
+        """Return the tokens that have become known since the last update, where grammars took long to go on.
+
+        It is called before each plan, after `admit`: until then those answers run in no step.
+        """
+        return self._take_in(self._emitter.emit_late(self._running))
 
     def part(self, chunks: ListOf[Chunk]) -> Step:
         """Return a step of these chunks of the failed step in flight; it is updated or aborted like a whole step."""
@@ -332,6 +343,8 @@ class Scheduler:
         tails: list[Sequence] = []
         others: list[Sequence] = []
         for sequence in self._running:
+            if self._emitter.is_late(sequence):
+                continue
             is_hashed = sequence.computed // block_size < len(sequence.block_hashes)
             if is_hashed:
                 self._catch_up(sequence)
@@ -440,19 +453,20 @@ class Scheduler:
 
     # Sampling
 
-    def _emit(self, sequence: Sequence, drawn: ListOf[SampledToken], drafts: tuple[int, ...]) -> list[Emission]:
-        """Make drawn tokens known, as far as the drafted ones before them are right."""
-        known = len(sequence.known)
-        emissions = emissions_of(sequence, drawn, drafts, self._limits.eos_token_ids, self._limits.max_model_len)
-        emitted = sequence.known[known:]
-        if sequence.speculation is not None:
-            sequence.speculation.drawn(emitted, len(drafts))
-        if drafts:
-            self._advance(sequence, known + equal_tokens(emitted, drafts))
-        if emissions[-1].finish is not None:
-            pages = [] if emissions[-1].token.is_sound else list(sequence.pages)
-            self.end(sequence)
-            self._pool.forget(pages)  # they may be why its logits are not finite: no cached block may be one of them
+    def _take_in(self, emitted: ListOf[Emitted]) -> list[Emission]:
+        """Apply what became known: drafted tokens that were right are computed, and answers end."""
+        emissions: list[Emission] = []
+        for sequence, last, drafts, equal_drafts in emitted:
+            tokens = [each.token.token for each in last if each.finish is not FinishReason.ERROR]
+            if sequence.speculation is not None:
+                sequence.speculation.drawn(tokens, len(drafts))
+            if equal_drafts:
+                self._advance(sequence, len(sequence.known) - len(tokens) + equal_drafts)
+            if last[-1].finish is not None:
+                pages = [] if last[-1].token.is_sound else list(sequence.pages)
+                self.end(sequence)
+                self._pool.forget(pages)  # they may be why its logits are not finite: no cached block may be one
+            emissions += last
         return emissions
 
     def _advance(self, sequence: Sequence, end: int) -> None:

@@ -109,6 +109,7 @@ class WorkerHost:
     async def close(self) -> None:
         """Close everything, servers first."""
         await self.rpc.stop(grace_s=0.5)
+        self.steps.close()
         self.prefetch.stop()
         self.loads.stop()
         self.eviction_copies.stop()

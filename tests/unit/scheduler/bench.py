@@ -11,6 +11,7 @@ from tests.unit.scheduler.symbolic import (
     prefilling,
 )
 from twostroke.config import ScheduleConfig
+from twostroke.grammar.advance import Advancer
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SamplingParams
 from twostroke.scheduler.cost import Budget
@@ -25,13 +26,15 @@ FOREVER = SamplingParams(seed=0, max_tokens=1000, ignore_eos=True)
 class Bench:
     """A scheduler with a pool and the symbolic model."""
 
-    def __init__(self, pages: int = 64, *, of: SchedulerLimits | None = None, **config: int) -> None:
+    def __init__(
+        self, pages: int = 64, *, of: SchedulerLimits | None = None, advancer: Advancer | None = None, **config: int
+    ) -> None:
         self.limits = of or limits(BLOCK)
         self.memory = SymbolicMemory(pages, self.limits.block_size)
         self.pool = BlockPool(pages, self.memory)
         runner = ExactRunner if self.limits.has_exact_blocks else SymbolicRunner
         self.runner = runner(self.memory, self.pool)
-        self.scheduler = Scheduler(self.pool, ScheduleConfig(**config), self.limits)
+        self.scheduler = Scheduler(self.pool, ScheduleConfig(**config), self.limits, advancer=advancer)
         self.numbers = 0
 
     def answer(self, prompt: list[int], params: SamplingParams = FOREVER) -> Sequence:

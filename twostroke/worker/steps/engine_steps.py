@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.config import Role, WorkerConfig
+from twostroke.grammar.advance import Advancer, ThreadedAdvancer
 from twostroke.kv_cache.form import page_form
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.profiler import WORK_LOOP, Profiler
@@ -46,7 +47,8 @@ class EngineSteps:
         """`gate` may let a claim of pages wait, and `adapters` a sequence with an adapter."""
         self._config = config
         self._engine_state = engine_state
-        self.scheduler = _scheduler_of(config, engine_state, gate, adapters)
+        self._advancer = ThreadedAdvancer(self._wake)
+        self.scheduler = _scheduler_of(config, engine_state, gate, adapters, self._advancer)
         self.progress = Condition()
         """Notified after each step."""
         self.check = _check_of(config, engine_state)
@@ -68,11 +70,18 @@ class EngineSteps:
             self.scheduler.step_tokens = step_tokens_within(self.loop.rates.cost, self.scheduler.step_tokens)
         await self.check.learn()
 
+    def close(self) -> None:
+        """Begin no work for grammars any more."""
+        self._advancer.close()
+
     def compute_s(self, queued: Queued) -> float:
         """Return the time of computing prompts here beside the streams of now."""
         now = self.scheduler.queued()
         beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
         return self.loop.drain_s(beside)
+
+    def _wake(self) -> None:
+        self.loop.wake()
 
     @property
     def _chooses_step_tokens(self) -> bool:
@@ -123,7 +132,11 @@ def _check_of(config: WorkerConfig, engine_state: EngineState) -> EngineCheck:
 
 
 def _scheduler_of(
-    config: WorkerConfig, engine_state: EngineState, gate: ClaimGate, adapters: AdapterGate | None
+    config: WorkerConfig,
+    engine_state: EngineState,
+    gate: ClaimGate,
+    adapters: AdapterGate | None,
+    advancer: Advancer,
 ) -> Scheduler:
     facts = engine_state.facts
     limits = SchedulerLimits(
@@ -138,7 +151,7 @@ def _scheduler_of(
         limits.block_size, engine_state.pool.total, limits.eos_token_ids, engine_state.facts.window_shape
     )
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
-    return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate, adapters)
+    return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate, adapters, advancer)
 
 
 def _is_on_gpu(engine_state: EngineState) -> bool:

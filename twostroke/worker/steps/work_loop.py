@@ -134,6 +134,7 @@ class WorkLoop:
             self._wake.clear()
             with self._profiler.slice(WORK_LOOP, "admit"):
                 self._admit(role, admitting, prefetch)
+                emissions += self._scheduler.take_late()
             pause_s = self._sharing.pause_s(asyncio.get_running_loop().time() - self._began_s)
             if pause_s > 0:
                 self._send(emissions, role)

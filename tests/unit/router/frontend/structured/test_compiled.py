@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-from typing import Any
 
 import pytest
 
@@ -16,16 +14,14 @@ from router.frontend.structured.compiled import CompiledGrammars
 from router.frontend.structured.output import StructuredOutput
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
+from tests.bench.extremes.outputs import EXTREME
+from tests.bench.extremes.outputs import output_of as output
 from tests.inline_preparer import InlinePreparer
 from tests.unit.router.frontend.test_preparation import Ticker, running
 from twostroke.errors import InvalidRequest
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 INTEGER = StructuredOutput("json", b'{"type":"integer"}', "field")
-
-
-def output(kind: str, body: Any) -> StructuredOutput:
-    return StructuredOutput(kind, (body if isinstance(body, str) else json.dumps(body)).encode(), "field")
 
 
 def value_of(metrics: RouterMetrics, name: str, **labels: str) -> float | None:
@@ -102,23 +98,6 @@ async def test_where_the_first_of_them_leaves_another_compiles():
     slow.may_end.set()
     assert (await second).grammar.source
     assert slow.compilations == 2
-
-
-DOUBLING = "".join(f"R{rank}: R{rank + 1} R{rank + 1}\n" for rank in range(40))
-EXTREME: dict[str, tuple[str, Any]] = {
-    "deep": ("json", '{"items":' * 5000 + "{}" + "}" * 5000),
-    "wide": ("json", {"type": "object", "properties": {f"p{i}": {} for i in range(12_000)}}),
-    "an enormous enum": ("json", {"enum": [f"item {i}" for i in range(50_000)]}),
-    "a long constant": ("json", {"const": "x" * 900_000}),
-    "a cycle of references": ("json", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
-    "patterns at once": ("json", {"type": "string", "allOf": [{"pattern": f"a.*{chr(98 + i)}"} for i in range(20)]}),
-    "catastrophic regex": ("regex", "((a*)*|.*b.{400})*c"),
-    "nested repeats": ("regex", "(((.{1,500}x){1,500}y){1,500}z){1,500}"),
-    "a long regex": ("regex", "ab" * 400_000),
-    "parentheses": ("regex", "(" * 100_000 + ")" * 100_000),
-    "a grammar that doubles": ("grammar", "start: R0\n" + DOUBLING + 'R40: "x"'),
-    "substrings": ("grammar", 'start: %regex {"substring_chars":"' + "abcd" * 200_000 + '"}'),
-}  # fmt: skip
 
 
 async def test_extreme_outputs_end_within_their_limits_and_hold_nobody() -> None:
