@@ -24,7 +24,7 @@ from typing import Protocol
 from router.frontend.preparation.prepare import PreparationOutcome, Work, prepare
 from router.frontend.structured.output import StructuredOutput
 from router.frontend.text.tokenizer import Text
-from twostroke.errors import Draining, InternalError, Overloaded, RequestTooLarge
+from twostroke.errors import Draining, InternalError, Overloaded, RequestTooLarge, ServeError
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,8 @@ SMALL_BYTES = 128 << 10
 WORK_S = 60.0
 """Time for one request: even 8 MiB take less on a slow machine."""
 COMPILE_S = 2.0
-"""Time for one grammar. Nearly all take some milliseconds."""
+"""Processor time for one grammar. Nearly all take some milliseconds. The process gets what steps leave of the machine,
+so that this may be many times as long by the clock."""
 IDLE_S = 10.0
 """Idle time after which the process for large bodies ends, so that its memory is given back."""
 COMPILER_IDLE_S = 600.0
@@ -97,15 +98,28 @@ class _Program:
     purpose: str
     """For errors: "to ... takes more than ..."."""
     work_s: float
+    """Time for one piece of work."""
+    cpu_s: float | None
+    """Processor time for one, which the process keeps to itself. None: as much as it gets in its time."""
     ends_too_large: frozenset[int]
     """Exit statuses of a process whose work took more than one may have."""
 
+    @property
+    def out_of_time(self) -> ServeError:
+        """The error for work that took longer than `work_s`. It may be tried again where the machine may be why."""
+        if self.cpu_s is None:
+            return RequestTooLarge(f"to {self.purpose} takes more than {self.work_s:g} s")
+        return Overloaded(f"the router could not {self.purpose} within {self.work_s:g} s: it is busy; try again")
 
-_READER = _Program("router.frontend.preparation.process", "read the request", WORK_S, frozenset({-signal.SIGABRT}))
+
+_READER = _Program(
+    "router.frontend.preparation.process", "read the request", WORK_S, None, frozenset({-signal.SIGABRT})
+)
 """Libraries end with SIGABRT where they get no memory."""
 _COMPILER = _Program(
     "router.frontend.structured.process",
     "compile the grammar",
+    WORK_S,
     COMPILE_S,
     frozenset({-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}),
 )
@@ -224,12 +238,14 @@ class _Process:
                 return await self._in_time(self._child, work)
             except TimeoutError:
                 await self._end_child()
-                return PreparationOutcome(
-                    error=RequestTooLarge(f"to {program.purpose} takes more than {program.work_s:g} s")
-                )
+                return PreparationOutcome(error=program.out_of_time)
             except (EOFError, ConnectionError):
                 status = await self._end_child(has_ended=True)
                 log.warning("a process that prepares requests ended kind=%s bytes=%d", work.kind, len(work.body))
+                if status == -signal.SIGPROF:
+                    return PreparationOutcome(
+                        error=RequestTooLarge(f"to {program.purpose} takes more than {program.cpu_s:g} s")
+                    )
                 if status in program.ends_too_large:
                     return PreparationOutcome(
                         error=RequestTooLarge(f"to {program.purpose} takes more memory than one may have")

@@ -40,11 +40,13 @@ def _prepares(model_dir: str) -> Callable[[Any], PreparationOutcome]:
     return lambda work: prepare(work, text)
 
 
-def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int) -> None:
+def serve(
+    load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int, *, most_cpu_s: float | None = None
+) -> None:
     """Does what comes on stdin with what `load` makes of the model's directory.
 
-    `most`: bytes of address space for one piece of work, beside what the process has at its start. The command line is
-    `PARENT NICE MODEL_DIR`.
+    `most`: bytes of address space for one piece of work, beside what the process has at its start. SIGPROF ends the
+    process where one takes more processor time than `most_cpu_s`. The command line is `PARENT NICE MODEL_DIR`.
     """
     parent, nice, model_dir = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -58,10 +60,12 @@ def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int)
     _limit_memory(most)
     _write(b"")
     while (work := _read(sys.stdin.buffer)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, most_cpu_s or 0)
         try:
             outcome = do(work)
         except Exception as error:
             outcome = PreparationOutcome(error=InternalError(f"internal error: {type(error).__name__}: {error}"))
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _write(pickle.dumps(outcome))
 
 

@@ -32,7 +32,9 @@ class CompiledGrammars:
         self._known: collections.OrderedDict[bytes, _Known] = collections.OrderedDict()
         """The least recently used one comes first."""
         self._known_bytes = 0
-        self._compiling: dict[bytes, asyncio.Event] = {}
+        self._compiling: dict[tuple[str, bytes], asyncio.Event] = {}
+        """What is being compiled, by tenant and digest: a tenant whose grammars wait in a long queue would hold up others
+        that want one of them."""
         self._hits = metrics.counter("grammar_cache_hits", "Requests whose grammar this router had compiled before.")
         self._compiled = metrics.labelled_counter("grammars_compiled", "Grammars compiled, by kind.", "kind")
         self._refused = metrics.labelled_counter(
@@ -46,18 +48,19 @@ class CompiledGrammars:
     async def of(self, output: StructuredOutput, tenant: str) -> CompiledGrammar:
         """Raises InvalidRequest, naming the field, for what cannot be kept to; Overloaded where too many wait.
 
-        Requests that ask for the same output at the same time wait for one compilation.
+        Requests of a tenant that ask for the same output at the same time wait for one compilation.
         """
         digest = output.digest
+        wanted = tenant, digest
         while (known := self._find(digest)) is None:
-            if (others := self._compiling.get(digest)) is not None:
+            if (others := self._compiling.get(wanted)) is not None:
                 await others.wait()
                 continue
-            done = self._compiling[digest] = asyncio.Event()
+            done = self._compiling[wanted] = asyncio.Event()
             try:
                 known = await self._compile(output, tenant)
             finally:
-                del self._compiling[digest]
+                del self._compiling[wanted]
                 done.set()
             self._keep(digest, known)
             break
@@ -89,6 +92,8 @@ class CompiledGrammars:
         return known.outcome
 
     def _keep(self, digest: bytes, outcome: CompiledGrammar | Refusal) -> None:
+        if digest in self._known:  # another tenant's was sooner
+            return
         text = outcome.grammar.source if isinstance(outcome, CompiledGrammar) else outcome.error.message
         self._known[digest] = _Known(outcome, len(text) + ENTRY_BYTES)
         self._known_bytes += len(text) + ENTRY_BYTES

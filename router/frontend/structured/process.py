@@ -12,6 +12,7 @@ from typing import Any
 from llguidance import LLTokenizer
 
 from router.frontend.preparation.prepare import PreparationOutcome
+from router.frontend.preparation.preparer import COMPILE_S
 from router.frontend.preparation.process import serve
 from router.frontend.structured.compile import compile_output
 from twostroke.errors import InvalidRequest
@@ -21,7 +22,7 @@ MOST_BYTES = 256 << 20
 
 
 def main() -> None:
-    serve(_compiles, MOST_BYTES)
+    serve(_compiles, MOST_BYTES, most_cpu_s=COMPILE_S)
 
 
 def _compiles(model_dir: str) -> Callable[[Any], PreparationOutcome]:

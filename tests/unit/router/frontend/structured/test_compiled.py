@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import os
 import signal
 
@@ -18,7 +20,7 @@ from tests.bench.extremes.outputs import EXTREME
 from tests.bench.extremes.outputs import output_of as output
 from tests.inline_preparer import InlinePreparer
 from tests.unit.router.frontend.test_preparation import Ticker, running
-from twostroke.errors import InvalidRequest
+from twostroke.errors import InvalidRequest, Overloaded
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 INTEGER = StructuredOutput("json", b'{"type":"integer"}', "field")
@@ -87,6 +89,29 @@ async def test_requests_that_ask_for_the_same_at_once_wait_for_one_compilation()
     assert len({id(task.result()) for task in waiting}) == 1
 
 
+class QueuedPreparer(SlowPreparer):
+    """The queue of one tenant is long."""
+
+    async def compile(self, output: StructuredOutput, tenant: str) -> PreparationOutcome:
+        if tenant == "hostile":
+            return await super().compile(output, tenant)
+        return await InlinePreparer.compile(self, output, tenant)
+
+
+async def test_a_tenant_with_a_long_queue_does_not_hold_up_another_that_wants_the_same() -> None:
+    queued_preparer = QueuedPreparer()
+    grammars = CompiledGrammars(queued_preparer, RouterMetrics())
+    queued = asyncio.create_task(grammars.of(INTEGER, "hostile"))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        compiled = await grammars.of(INTEGER, "other")
+    assert not queued.done()
+    queued_preparer.may_end.set()
+    assert (await queued).grammar == compiled.grammar
+    assert await grammars.of(INTEGER, "third") is compiled
+    assert grammars._known_bytes == sum(each.size_bytes for each in grammars._known.values())
+
+
 async def test_where_the_first_of_them_leaves_another_compiles():
     slow = SlowPreparer()
     grammars = CompiledGrammars(slow, RouterMetrics())
@@ -125,6 +150,33 @@ async def test_a_grammar_that_takes_too_much_does_not_hold_the_event_loop() -> N
             with pytest.raises(InvalidRequest, match="to compile the grammar takes more"):
                 await grammars.of(output(*EXTREME["patterns at once"]), "")
         assert ticker.worst_s < preparer.COMPILE_S / 10
+
+
+async def test_a_grammar_that_a_busy_machine_did_not_compile_is_not_refused_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process gets no processor time: that says nothing about the grammar."""
+    async with running() as prepares:
+        await prepares.compile(output("regex", "a"), "")
+        child = prepares._grammars._child
+        assert child is not None
+        program = prepares._grammars._program
+        monkeypatch.setattr(prepares._grammars, "_program", dataclasses.replace(program, work_s=0.2))
+        grammars = CompiledGrammars(prepares, RouterMetrics())
+        os.kill(child._process.pid, signal.SIGSTOP)
+        with pytest.raises(Overloaded, match=r"the router could not compile the grammar within 0\.2 s"):
+            await grammars.of(INTEGER, "")
+        monkeypatch.setattr(prepares._grammars, "_program", program)
+        assert (await grammars.of(INTEGER, "")).grammar.source
+
+
+async def test_a_grammar_may_take_so_much_processor_time_and_is_refused_for_good_then() -> None:
+    async with running() as prepares:
+        grammars = CompiledGrammars(prepares, RouterMetrics())
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="to compile the grammar takes more"):
+                await grammars.of(output(*EXTREME["patterns at once"]), "")
+            assert prepares._grammars._child is None, "the second time nothing is compiled"
 
 
 async def test_a_process_that_is_killed_while_it_compiles_is_replaced() -> None:
