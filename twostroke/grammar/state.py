@@ -20,6 +20,10 @@ SLOW_S = 0.002
 """Processor time of one advance after which a grammar goes on apart from others, and has no drafted tokens."""
 
 
+LEAST_S = SLOW_S / 16
+"""An advance is taken to take as long, at least: the next one may take somewhat longer than the latest."""
+
+
 class GrammarState:
     """It is a function of the grammar and of the tokens that were consumed.
 
@@ -75,7 +79,7 @@ class GrammarState:
             if self._forced and self._forced.pop() != token:
                 self._forced.clear()
             if not self._matcher.consume_token(token) or self._matcher.is_error():
-                self.failure = self.failure or f"token {token} does not match the answer's grammar"
+                self.failure = self.failure or self._why(token)
         self._mask = None
 
     def masks_along(self, drafts: Sequence[int]) -> list[Mask]:
@@ -85,9 +89,16 @@ class GrammarState:
             return masks
         ahead = GrammarState(self._matcher.deep_copy(), self._vocabulary, self._observe_s)
         for token in drafts:
+            began_s = time.thread_time()
             ahead.replay((token,))
             masks.append(ahead.mask)
+            self.is_slow |= time.thread_time() - began_s >= SLOW_S
         return masks
+
+    @property
+    def most_drafts(self) -> int:
+        """Returns for how many drafted tokens masks take no longer than one slow one, if they are like the latest."""
+        return 0 if self.is_slow else int(SLOW_S / max(self.latest_s, LEAST_S))
 
     def permitted_prefix(self, drafts: Sequence[int]) -> int:
         """Returns how many leading tokens of `drafts` may come next, one after the other."""
@@ -95,6 +106,12 @@ class GrammarState:
             return 0
         count: int = self._matcher.validate_tokens(list(drafts))
         return count
+
+    def _why(self, token: int) -> str:
+        """Returns why it does not go on with a token."""
+        said = self._matcher.get_error() if self._matcher.is_error() else ""
+        is_too_long = re.search("Too many|items; max|fuel|limit", said)
+        return TOO_LONG if is_too_long else f"token {token} does not match the answer's grammar"
 
     def compute_mask(self) -> Mask:
         """Computes the mask now, on the thread that calls; it sets `failure` where that takes too long."""

@@ -45,6 +45,8 @@ class Drafting:
         most = min(params.max_tokens - sequence.answer_tokens, limits.max_model_len - known) - 1
         if limits.has_exact_blocks:  # a block is stored when its last token runs, which has to be the right one
             most = min(most, limits.block_size - known % limits.block_size - 1)
+        if sequence.grammar is not None:  # each drafted token needs a mask
+            most = min(most, sequence.grammar.most_drafts)
         if most <= 0:
             return NOTHING
         draft = sequence.speculation.propose(sequence.known, most)
@@ -63,9 +65,7 @@ class Drafting:
 
 
 def _may_draft(chunk: Chunk) -> bool:
-    sequence = chunk.sequence
-    is_slow = sequence.grammar is not None and sequence.grammar.is_slow  # it would have a mask for each drafted token
-    return sequence.speculation is not None and not is_slow and chunk.samples and chunk.end - chunk.start == 1
+    return chunk.sequence.speculation is not None and chunk.samples and chunk.end - chunk.start == 1
 
 
 def draft_lengths(drafts: ListOf[Draft], cost: StepCost, step: StepTerms, most: int) -> list[int]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.frontend.json_body import wrong_kind
 from router.frontend.output.marks import Marks, quoted
 from router.frontend.output.tool_use import ToolUse
 from router.frontend.structured.json_schema import UnsupportedSchema, checked_schema
@@ -80,6 +81,9 @@ def _tool_schema(function: Json, field: str) -> ToolSchema:
         return ToolSchema(name, NO_ARGUMENTS, is_strict, field)
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise InvalidRequest(f"{field} must be the schema of an object", field=field)
+    for keyword, kind, said in (("properties", dict, "an object"), ("required", list, "a list")):
+        if not isinstance(schema.get(keyword), kind | None):
+            raise wrong_kind(f"{field}.{keyword}", schema[keyword], said)
     try:
         copied = json.loads(json.dumps({**schema, "type": "object"}))  # checking changes it
         checked: Json = checked_schema(copied, field, is_strict=is_strict)

@@ -100,7 +100,8 @@ def _check(schema: Schema, place: str, field: str, is_strict: bool) -> None:
     if "minProperties" in schema and not _counts_required(schema["minProperties"], schema):
         raise _unsupported("minProperties", place, field, ", beyond the required properties and one more,")
     named = schema.get("format")
-    if named is not None and named not in FORMATS and _takes_strings(schema):
+    is_known = isinstance(named, str) and named in FORMATS
+    if named is not None and not is_known and _takes_strings(schema):
         if is_strict:
             raise _unsupported("format", place, field, f" {json.dumps(named)[:80]}")
         del schema["format"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from router.frontend.output.tool_use import ToolUse
 from router.frontend.structured.fields import structured_output
 from router.frontend.structured.output import StructuredOutput
 from tests.conformance.make_tool_outputs import Call, harmony, hermes, llama3_json, mistral_list, pythonic, qwen3_coder
-from twostroke.errors import UnsupportedFeature
+from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.grammar.vocabulary import load_vocabulary
 
 VOCABULARY = load_vocabulary("", 300, (299,))
@@ -128,6 +129,26 @@ def test_a_strict_tool_that_no_grammar_keeps_to_is_refused_by_name(form: str) ->
     assert (refusal.value.field or "").startswith("tools[0].function")
     tools[0]["function"]["strict"] = False
     assert permits(grammar(form, ToolUse(must_call=True), tools=tools), WRITERS[form]([("weather", {"city": "y"})]))
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": [1]},
+        {"properties": "abc"},
+        {"properties": {"a": {}}, "required": 5},
+        {"properties": {"a": {"format": [1]}}},
+        {"properties": {"a": {"format": {}}}},
+    ],
+)
+def test_a_schema_of_arguments_that_is_none_is_the_clients_mistake(
+    form: str, schema: dict[str, Any], is_strict: bool
+) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema, "strict": is_strict}}]
+    with contextlib.suppress(InvalidRequest):
+        assert grammar(form, ToolUse(must_call=True), tools=tools) is not None
 
 
 def test_values_of_qwen3_coders_parameters_keep_to_their_schemas() -> None:
