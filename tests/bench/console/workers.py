@@ -135,12 +135,16 @@ class IdleWorker:
                 batch = await asyncio.wait_for(stream.get(), HEARTBEAT_S)
 
 
+def _bytes_of(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
 def _unary(method: Callable[..., object], request: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
-    return grpc.unary_unary_rpc_method_handler(method, request.FromString, Message.SerializeToString)
+    return grpc.unary_unary_rpc_method_handler(method, request.FromString, _bytes_of)
 
 
 def _stream(method: Callable[..., object], request: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
-    return grpc.unary_stream_rpc_method_handler(method, request.FromString, Message.SerializeToString)
+    return grpc.unary_stream_rpc_method_handler(method, request.FromString, _bytes_of)
 
 
 def idle_workers(count: int, token: str) -> list[IdleWorker]:
