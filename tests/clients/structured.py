@@ -104,6 +104,7 @@ STRUCTURED = (
     StructuredClient(
         name="pydantic-ai", environment="pydantic-ai", package="pydantic-ai-slim", script="pydantic_ai_structured.py"
     ),
+    StructuredClient(name="litellm", environment="litellm", package="litellm", script="litellm_structured.py"),
     StructuredClient(name="anthropic", environment="anthropic", package="anthropic", script="anthropic_structured.py"),
     StructuredClient(
         name="instructor", environment="instructor", package="instructor", script="instructor_structured.py"
