@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,8 +19,14 @@ from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 
 def content(page: int, page_bytes: int, seed: int) -> np.ndarray:
     """Page p's byte i is a function of (seed, p, i)."""
-    column = np.arange(page_bytes, dtype=np.uint32)
-    return ((column * 31 + (column >> 8) + page * 7 + seed) & 0xFF).astype(np.uint8)
+    return column(page_bytes) + np.uint8((page * 7 + seed) & 0xFF)
+
+
+@functools.cache
+def column(page_bytes: int) -> np.ndarray:
+    """Return what the bytes of all pages of one size differ in by their places."""
+    at = np.arange(page_bytes, dtype=np.uint32)
+    return ((at * 31 + (at >> 8)) & 0xFF).astype(np.uint8)
 
 
 def obey(memory: Pages, commands: Connection) -> None:

@@ -65,7 +65,7 @@ def p90_s(summary: Summary) -> float:
         pytest.param("least-requests", 0.40, marks=pytest.mark.slow),
         pytest.param("sglang", 0.75, marks=pytest.mark.slow),
         pytest.param("dynamo", 0.85, marks=pytest.mark.slow),
-        ("dynamo-sticky", 1.0),
+        pytest.param("dynamo-sticky", 1.0, marks=pytest.mark.slow),
     ],
 )
 def test_ours_has_the_earlier_first_tokens(under: Summarised, rival: str, most: float) -> None:
@@ -96,6 +96,7 @@ def test_first_tokens_come_when_they_were_predicted(under: Summarised) -> None:
     assert abs(ours.prediction_bias) < 0.05
 
 
+@pytest.mark.slow
 def test_four_routers_place_as_well_as_one(under: Summarised, conversations: Trace) -> None:
     one = under("kv")
     fleet = dataclasses.replace(FLEET, routers=4)
