@@ -33,8 +33,8 @@ class CompiledGrammars:
         """The least recently used one comes first."""
         self._known_bytes = 0
         self._compiling: dict[tuple[str, bytes], asyncio.Event] = {}
-        """What is being compiled, by tenant and digest: a tenant whose grammars wait in a long queue would hold up others
-        that want one of them."""
+        """What is being compiled, by tenant and digest: else a tenant with a long queue would hold up others who want
+        one of its grammars."""
         self._hits = metrics.counter("grammar_cache_hits", "Requests whose grammar this router had compiled before.")
         self._compiled = metrics.labelled_counter("grammars_compiled", "Grammars compiled, by kind.", "kind")
         self._refused = metrics.labelled_counter(
