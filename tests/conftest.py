@@ -11,6 +11,8 @@ from twostroke.config import DEFAULT_MODEL
 from twostroke.models.catalog.fetch import fetch
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before the first channel: tests that kill servers are noisy else
+# Before torch: the gate's two processes share two cores, and threads of OpenMP wait for each other by spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 with pytest.MonkeyPatch.context() as patch:
     # Triton decides when it is imported whether its own functions are interpreted, and transformers would import it.
