@@ -25,7 +25,7 @@ help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
 	@echo "make quick             lint of what changed against main, and the unit tests that it touches, within a minute"
-	@echo "make slow              tests that the gate leaves out for their time: more models, forms, dtypes and rivals (half an hour)"
+	@echo "make slow              tests that the gate leaves out for their time: more models, forms, dtypes, rivals, kernels and mutants (an hour)"
 	@echo "make rolling           rolling restarts under load with the real model, some minutes"
 	@echo "make image             build the image from a local base, run router and server out of it (root, buildah, minutes)"
 	@echo "make scaling           a load that doubles, with the planner's own times, some minutes"
@@ -143,7 +143,7 @@ test: lint proto-check .tools .clients
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/unit tests/cluster -m slow $(ARGS)
+	$(BIN)/python -m pytest tests/unit tests/cluster tests/native -m slow $(ARGS)
 
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.faults --write docs/faults.md $(ARGS)

@@ -56,15 +56,29 @@ def emulated(variant: Variant, *options: str, built: Path, native: Path = NATIVE
     return complaints("g++", *options, built=built, native=native, is_whole=variant != AMX)
 
 
-@pytest.mark.parametrize("variant", [each for each in VARIANTS if "avx512f" in each.needs], ids=lambda each: each.name)
+IN_GATE = ("amx", "avx512_bf16")
+"""Between them they have every instruction that is emulated. The check of AVX-512 without bfloat16, and those of the
+check itself, take a minute each: `make slow` has them."""
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(each, id=each.name, marks=[] if each.name in IN_GATE else pytest.mark.slow)
+        for each in VARIANTS
+        if "avx512f" in each.needs
+    ],
+)
 def test_avx512_and_amx_kernels_equal_plain_loops_with_emulated_instructions(tmp_path: Path, variant: Variant) -> None:
     assert emulated(variant, built=tmp_path / "check") == ""
 
 
+@pytest.mark.slow
 def test_rows_of_tiles_are_independent_whichever_order_of_sums_a_tile_has(tmp_path: Path) -> None:
     assert emulated(AMX, "-DTILES_ADD_PAIR_BY_PAIR", built=tmp_path / "check") == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["-DTILES_ADD_PAIR_BY_PAIR", "-UTILES_ADD_PAIR_BY_PAIR"])
 def test_the_check_notices_few_rows_that_are_multiplied_without_tiles(tmp_path: Path, option: str) -> None:
     wrong = with_change(
@@ -130,6 +144,7 @@ def with_change(folder: Path, name: str, right: str, wrong: str) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_the_check_notices_tokens_that_see_what_comes_after_them(tmp_path: Path) -> None:
     need("g++")
     wrong = with_change(tmp_path, "rows.h", "std::clamp<int64_t>(limits.end - start, 0, count)", "count")
@@ -137,6 +152,7 @@ def test_the_check_notices_tokens_that_see_what_comes_after_them(tmp_path: Path)
     assert "attention" in told
 
 
+@pytest.mark.slow
 def test_the_check_notices_values_of_four_bits_without_their_centers(tmp_path: Path) -> None:
     need("g++")
     wrong = with_change(tmp_path, "attend_nibbles.cpp", "simd::add(sums[r][v], base)", "sums[r][v]")

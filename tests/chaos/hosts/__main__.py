@@ -17,7 +17,7 @@ EPILOG = "The exit status is 1 on any problem of the cluster's, 2 where it could
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="three hosts, one cable pulled, and Ray's head killed")
+    parser.add_argument("--quick", action="store_true", help="three hosts, and one cable pulled")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="everything so often (default: %(default)s)")
     parser.add_argument(
         "--only", action="append", default=[], metavar="PATTERN", help='of "role: what happens": "decode: cable*"'

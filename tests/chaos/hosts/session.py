@@ -19,7 +19,7 @@ from tests.chaos import page_section
 from tests.chaos.faults.client import Clients
 from tests.chaos.faults.load import Load
 from tests.chaos.faults.testbed import Bed
-from tests.chaos.hosts.faults import CUT_DECODE, FAULTS, HEAD_KILLED, HostFault
+from tests.chaos.hosts.faults import CUT_DECODE, FAULTS, HostFault
 from tests.chaos.hosts.network import being_on, network
 from tests.chaos.hosts.report import Facts, written
 from tests.chaos.hosts.result import Result
@@ -42,7 +42,7 @@ LOG_LINES = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsOptions:
     quick: bool
-    """Three hosts, one cable, and Ray's head."""
+    """Three hosts and one cable."""
     runs: int
     only: tuple[str, ...]
     seed: int
@@ -52,7 +52,7 @@ class HostsOptions:
     @property
     def faults(self) -> Sequence[HostFault]:
         if self.quick:  # on machines that do other things meanwhile: only tables judge times
-            return [dataclasses.replace(fault, bound_s=None) for fault in (CUT_DECODE, HEAD_KILLED)]
+            return [dataclasses.replace(CUT_DECODE, bound_s=None)]
         return [
             fault for fault in FAULTS if not self.only or any(fnmatch.fnmatch(str(fault), each) for each in self.only)
         ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,12 @@ def greedy(reference: Any, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
+@pytest.fixture(scope="module")
+def answer_of(reference: Any) -> Callable[[int], list[int]]:
+    """The greedy tokens after the prompt of a length, computed once for all chunks."""
+    return functools.cache(lambda length: greedy(reference, prompt_of(length), ANSWER))
+
+
 def prompt_of(length: int) -> list[int]:
     tokens: list[int] = np.random.default_rng(length).integers(20, 49_000, length).tolist()
     return tokens
@@ -79,10 +86,11 @@ def pages_for(tokens: int, seed: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 100, 400])
 @pytest.mark.parametrize("chunk", [7, 512])
-def test_greedy_tokens_equal_transformers(runner: ModelRunner, reference: Any, length: int, chunk: int) -> None:
-    prompt = prompt_of(length)
-    stream = Stream(prompt.copy(), pages_for(length + ANSWER))
-    assert generate(runner, stream, ANSWER, chunk) == greedy(reference, prompt, ANSWER)
+def test_greedy_tokens_equal_transformers(
+    runner: ModelRunner, answer_of: Callable[[int], list[int]], length: int, chunk: int
+) -> None:
+    stream = Stream(prompt_of(length), pages_for(length + ANSWER))
+    assert generate(runner, stream, ANSWER, chunk) == answer_of(length)
 
 
 def test_greedy_tokens_of_a_chat_equal_transformers(runner: ModelRunner, reference: Any, smollm2_dir: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -33,9 +33,9 @@ def of_the_web(connection: socket.socket) -> None:
     connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
 
-@contextmanager
+@contextlib.contextmanager
 def listening(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Each connection gets its answer in a thread of its own, and is closed."""
+    """Each connection gets its answer in a thread of its own. Those that are still open at the end are closed."""
 
     def serve(connection: socket.socket) -> None:
         with connection:
@@ -47,19 +47,24 @@ def listening(answer: Callable[[socket.socket], None]) -> Iterator[str]:
                 connection, _ = listener.accept()
             except OSError:
                 return
+            connections.append(connection)
             threads.append(threading.Thread(target=serve, args=(connection,)))
             threads[-1].start()
 
+    connections: list[socket.socket] = []
     threads = [threading.Thread(target=accept)]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threads[0].start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
+    for connection in connections:
+        with contextlib.suppress(OSError):  # closed already
+            connection.shutdown(socket.SHUT_RDWR)
     for thread in threads:
         thread.join()
 
 
-@contextmanager
+@contextlib.contextmanager
 def another_rpc_server() -> Iterator[str]:
     server = grpc.server(futures.ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
