@@ -13,8 +13,11 @@ from router.frontend.structured.json_schema import checked_schema
 from router.frontend.structured.output import StructuredOutput
 from twostroke.errors import InvalidRequest
 
-WHITESPACE = r"[ \t\n\r]{1,64}"
-"""Whitespace between parts of JSON: enough for deep indents. Without a bound a model may write nothing else."""
+WHITESPACE = r"[ \t]|\r?\n[ \t]{0,32}"
+"""Whitespace between parts of JSON: a space, or a line's end and the next line's indent.
+
+So JSON comes compact or as it is printed, as models have learnt it, and a small one cannot go on with whitespace alone.
+"""
 ESCAPES = 'nrbtf\\"'
 r"""Letters after a backslash in strings. Without `u` no name of a property can be spelt in two ways: llguidance would
 take `"\u0061"` for another name than `"a"`. A control character without a letter of its own cannot be written."""

@@ -58,9 +58,19 @@ def test_json_without_whitespace_has_none():
     assert takes("json", schema, '{"a":1}', has_whitespace=False)
 
 
-def test_whitespace_between_parts_of_json_is_bounded():
-    assert takes("json", {"type": "object"}, "{" + "\n" * 64 + '"a":1}')
-    assert not takes("json", {"type": "object"}, "{" + "\n" * 65 + '"a":1}')
+@pytest.mark.parametrize("layout", [{}, {"separators": (",", ":")}, {"indent": 2}, {"indent": 4}, {"indent": "\t"}])
+def test_json_may_be_laid_out_as_it_is_printed(layout):
+    value = {"a": [1, {"b": [{"c": {}}, []]}], "d": "x"}
+    text = json.dumps(value, **layout)
+    assert takes("json", {"type": "object"}, text)
+    assert takes("json", {"type": "object"}, text.replace("\n", "\r\n"))
+
+
+@pytest.mark.parametrize("padding", ["\n\n", "  ", " \n", "\n" + " " * 33, "\n\t\n"])
+def test_json_is_not_padded_with_whitespace(padding):
+    for text in ('{@"a":1}', '{"a":@1}', '{"a":1@}', '{"a":1@,"b":2}', '{"a":[1,@2]}'):
+        assert takes("json", {"type": "object"}, text.replace("@", " "))
+        assert not takes("json", {"type": "object"}, text.replace("@", padding))
 
 
 def test_the_name_of_a_property_is_spelt_in_one_way_only():
