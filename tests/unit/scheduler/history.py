@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.scheduler.symbolic import (
+    COMPILER,
     GARBAGE,
+    GRAMMARS,
     ExactRunner,
     ExactWindowedRunner,
     GuessingDrafter,
@@ -27,7 +29,7 @@ from twostroke.config import ScheduleConfig
 from twostroke.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.window_parts import WindowParts, WindowShape
-from twostroke.request import FinishReason, PromptLogprobs, SamplingParams
+from twostroke.request import FinishReason, Grammar, PromptLogprobs, SamplingParams
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget, StepCost
@@ -124,6 +126,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.pins: list[list[PageId]] = []
         self.scored: set[Sequence] = set()
         """Sequences that want logprobs of their prompts."""
+        self.grammars: dict[Sequence, Grammar] = {}
+        """Those that their answers have to match."""
         self.numbers = 0
         self.seen: Counter[str] = Counter()
 
@@ -153,6 +157,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         pulled=st.integers(0, 8),
         scored=st.booleans(),
         wrong=st.integers(1, 6),
+        grammar=st.none() | st.sampled_from(GRAMMARS),
+        logprobs=st.none() | st.just(0),
     )
     def ask(  # noqa: PLR0917  # hypothesis draws each
         self,
@@ -167,6 +173,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         pulled: int = 8,
         scored: bool = False,
         wrong: int = 3,
+        grammar: Grammar | None = None,
+        logprobs: int | None = None,
     ) -> None:
         prompt = [*self.texts[pick % len(self.texts)][:cut], *more]
         if not prompt or len(prompt) >= MAX_MODEL_LEN or not self.fits(len(prompt) + max_tokens):
@@ -177,9 +185,13 @@ class SchedulerHistory(RuleBasedStateMachine):
             min_tokens=min(min_tokens, max_tokens),
             ignore_eos=ignore_eos,
             stop_token_ids=stop,
+            logprobs=logprobs,
             prompt_logprobs=0,
         )
         sequence = answering(self.number(), prompt, params, self.block_size)
+        if grammar is not None:
+            self.grammars[sequence] = grammar
+            sequence.grammar = COMPILER.state(grammar)
         sequence.pulled_blocks = min(pulled, len(sequence.block_hashes)) if self.pool.windows is not None else 0
         if scored and self.pool.windows is None and len(prompt) > 1:
             sequence.needs_scores = True
@@ -199,6 +211,27 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.texts.append(list(job.known))
         self.live.append(job)
         self.scheduler.enqueue(job)
+
+    @precondition(lambda self: self.live)
+    @rule(pick=picks)
+    def resume_elsewhere(self, pick: int) -> None:
+        """A worker is lost, and another one goes on after the tokens that were emitted: here it is this one again."""
+        sequence = self.live[pick % len(self.live)]
+        emitted = self.answers.get(sequence)
+        if not emitted or sequence in self.scored or sequence.sampling is None:
+            return
+        self.scheduler.end(sequence)
+        self.live.remove(sequence)
+        known = [*sequence.known[: sequence.prompt_tokens], *emitted]
+        resumed = answering(self.number(), known, sequence.sampling, self.block_size)
+        resumed.prompt_tokens = sequence.prompt_tokens
+        if sequence in self.grammars:
+            self.grammars[resumed] = self.grammars[sequence]
+            resumed.grammar = COMPILER.state(self.grammars[sequence], emitted)
+            self.seen["answer with a grammar resumed"] += 1
+        self.answers[resumed] = emitted
+        self.live.append(resumed)
+        self.scheduler.enqueue(resumed)
 
     # Work is done
 
@@ -258,13 +291,22 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert 0 < len(step.batch.tokens) <= budget + over
         streams = [chunk for chunk in step.chunks if chunk.samples and chunk.end - chunk.start == 1]
         if self.beside is not None and streams:
-            singles = sum(chunk.end - chunk.start == 1 for chunk in step.chunks)
+            beside = sum(
+                chunk.end - chunk.start
+                for chunk in step.chunks
+                if chunk.end - chunk.start == 1 or self.is_forced_run(chunk.sequence, chunk.start)
+            )
             drafted = step.batch.drafted_tokens
-            assert len(step.batch.tokens) - drafted - singles <= self.beside.most_prompt_tokens + over
+            assert len(step.batch.tokens) - drafted - beside <= self.beside.most_prompt_tokens + over
         self.flight = Flight(step)
         if runs_at_once:
             self.runner.write(step)
             self.flight.result = self.runner.attend(step)
+
+    def is_forced_run(self, sequence: Sequence, start: int) -> bool:
+        """Forced tokens of a block and fewer take no other's share, as streams do not."""
+        is_answer = sequence in self.grammars and start >= sequence.prompt_tokens
+        return is_answer and len(sequence.known) - start <= self.block_size
 
     @precondition(lambda self: self.flight is not None)
     @rule()
@@ -289,7 +331,7 @@ class SchedulerHistory(RuleBasedStateMachine):
     def check_answer(self, sequence: Sequence, finish: FinishReason | None) -> None:
         assert sequence.sampling is not None
         prompt = sequence.known[: sequence.prompt_tokens]
-        answer, reason = answer_alone(prompt, sequence.sampling, MAX_MODEL_LEN)
+        answer, reason = answer_alone(prompt, sequence.sampling, MAX_MODEL_LEN, self.grammars.get(sequence))
         so_far = self.answers[sequence]
         assert so_far == answer[: len(so_far)]
         if sequence in self.scored:
@@ -299,6 +341,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         if finish is not None:
             assert sequence.ended
             self.seen["answer done after preemption" if sequence.preemptions else "answer done"] += 1
+            if sequence.grammar is not None and sequence.grammar.forced_tokens:
+                self.seen["forced tokens after preemption" if sequence.preemptions else "forced tokens"] += 1
             self.live.remove(sequence)
             self.texts.append(list(sequence.known))
 

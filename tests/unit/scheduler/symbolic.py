@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence as ListOf
 
+from tests.unit.grammar.grammars import byte_compiler, regex
 from twostroke.grammar.state import Mask, candidates
 from twostroke.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import FinishReason, PromptLogprobs, SampledToken, SamplingParams
+from twostroke.request import FinishReason, Grammar, PromptLogprobs, SampledToken, SamplingParams
 from twostroke.scheduler.batch import Batch, SampleRow, StepResult
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.sequence import Sequence, building
@@ -22,6 +23,14 @@ from twostroke.speculation.draft import Proposal
 VOCABULARY = 8
 EOS = 7
 GARBAGE = (-1, -1)
+COMPILER = byte_compiler(VOCABULARY, (EOS,))
+GRAMMARS = (
+    regex(r"\x02\x03\x04\x05\x02\x03\x04\x05"),
+    regex(r"([\x01-\x03]\x03\x04\x05)*[\x01\x02]"),
+    regex(r"(\x00\x01\x01\x01\x01|[\x01\x02]\x06{2,7}|[\x03-\x06][\x00-\x06]*)"),
+    regex(r"[\x00-\x06]*"),
+)
+"""Answers that are forced from the first token on, after each choice, after some choices alone, and never."""
 
 Fact = tuple[int, int]
 
@@ -41,15 +50,20 @@ def next_token(context: ListOf[int], seed: int, banned: ListOf[int] = (), mask: 
     return next(token for token in order if token in allowed)
 
 
-def answer_alone(prompt: ListOf[int], params: SamplingParams, max_model_len: int) -> tuple[list[int], FinishReason]:
-    """What a sequence must answer whatever runs beside it."""
-    known = list(prompt)
+def answer_alone(
+    prompt: ListOf[int], params: SamplingParams, max_model_len: int, grammar: Grammar | None = None
+) -> tuple[list[int], FinishReason]:
+    """What a sequence must answer whatever runs beside it. Each token is sampled, those that are forced too."""
+    known, state = list(prompt), None if grammar is None else COMPILER.state(grammar)
+    ends_at_eos = grammar is not None or not params.ignore_eos
     while True:
         answered = len(known) - len(prompt)
         banned = (EOS, *params.stop_token_ids) if answered < params.min_tokens else ()
-        known.append(next_token(known, params.seed, banned))
+        known.append(next_token(known, params.seed, banned, None if state is None else state.mask))
         answer = known[len(prompt) :]
-        if answer[-1] in params.stop_token_ids or (answer[-1] == EOS and not params.ignore_eos):
+        if state is not None:
+            state.consume(answer[-1])
+        if answer[-1] in params.stop_token_ids or (answer[-1] == EOS and ends_at_eos):
             return answer, FinishReason.STOP
         if len(answer) == params.max_tokens or len(known) == max_model_len:
             return answer, FinishReason.LENGTH

@@ -8,6 +8,7 @@ from collections import Counter
 from hypothesis import settings
 
 from tests.unit.scheduler.history import SchedulerHistory
+from tests.unit.scheduler.symbolic import GRAMMARS
 
 TestSchedulerHistory = SchedulerHistory.TestCase
 TestSchedulerHistory.settings = settings(max_examples=150, stateful_step_count=70, deadline=None)
@@ -51,6 +52,8 @@ def busy_history(seed: int, events: int) -> Counter[str]:
                 8,
                 draw.random() < 0.3,
                 draw.randint(1, 6),
+                draw.choice([None, *GRAMMARS]),
+                draw.choice([None, None, 0]),
             )
 
     def ask_for_pages() -> None:
@@ -65,6 +68,7 @@ def busy_history(seed: int, events: int) -> Counter[str]:
         lambda: history.flight or history.begin_step(draw.random() < 0.5): 20,
         lambda: history.flight and history.end_step(): 20,
         lambda: history.flight and draw.random() < 0.3 and history.lose_step(0): 1,
+        lambda: history.live and draw.random() < 0.5 and history.resume_elsewhere(pick()): 1,
         lambda: history.live and history.abort(pick(), draw.randint(0, 2)): 2,
         lambda: history.pulls and history.page_arrives(pick()): 8,
         lambda: history.pulls and history.pull_fails(pick()): 1,
@@ -84,8 +88,8 @@ def test_long_busy_histories_see_every_mishap_and_no_wrong_answer() -> None:
     seen: Counter[str] = Counter()
     for seed in range(20):
         seen += busy_history(seed, 4000)
-    assert min(seen.values()) >= 20, seen
-    assert len(seen) == 12, seen
+    assert min(seen.values()) >= 10, seen
+    assert len(seen) == 15, seen
 
 
 def test_a_scored_prompt_ends_where_its_share_of_a_step_is_smaller_than_a_block() -> None:
