@@ -19,7 +19,7 @@ ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check slow gpu nixl fuzz neighbours adapters clean clients .clients
+.PHONY: help serve test quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check slow gpu nixl fuzz schemas neighbours adapters clean clients .clients
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -40,6 +40,7 @@ help:
 	@echo "make clients           stock clients against a served model: openai (also node's), LiteLLM, anthropic, LangChain, benchmarks (3 GB)"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every endpoint, led by coverage (35 MB to download): ARGS=\"--for 3600\""
+	@echo "make schemas ARGS=\"--set FILE\"  JSON schemas of a set (default: a sample), instances and random answers of each; --write: into docs/structured-output.md"
 	@echo "make neighbours        an honest client beside a hundred hostile ones, for 10 minutes: ARGS=\"--for 30m --seed 3\""
 	@echo "make adapters          sixteen LoRA adapters that are loaded, replaced and unloaded every second under load, 3 minutes"
 	@echo "make gpu               check and time everything on one GPU; needs torch, Triton, numpy and pydantic alone (GPU_PYTHON=...)"
@@ -186,6 +187,9 @@ fuzz: $(VENV)/fuzz/.installed
 
 bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins: $(VENV)/.dev
 	$(BIN)/python -m tests.bench $(@:bench-%=%) $(ARGS)
+
+schemas: $(VENV)/.dev
+	$(BIN)/python -m tests.schemas $(ARGS)
 
 neighbours: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.neighbours $(ARGS)

@@ -203,10 +203,8 @@ def _build_on_cpu(
 
     from twostroke.engine.runner import ModelRunner
     from twostroke.kernels.choice import grouped_pool
-    from twostroke.kernels.cpu.build import arithmetic_identity
-    from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
+    from twostroke.kernels.cpu.choice import variant_and_reason
     from twostroke.kernels.nibble_pool import check_shape
-    from twostroke.models.catalog.places import cache_dir
 
     groups, form = spec.page_groups, page_form(config.kv_format)
     shapes = spec.page_shapes(config.cache.block_size, groups)
@@ -217,10 +215,7 @@ def _build_on_cpu(
     centers = _key_centers(model_dir, spec, dtype)
     conversion = _conversion_of(config, shapes, groups, centers)
     facts = _model_facts(config, spec, model_dir, _host_layout(config, spec, groups, conversion), groups)
-    arithmetic = ""
-    if config.model.deterministic:  # pages that another machine computed may have other bits
-        identity = arithmetic_identity(choose_kernels(cache_dir() / "kernels"))
-        arithmetic = f";arithmetic={identity}-{config.runtime.threads}"
+    arithmetic = _cpu_arithmetic(config) if config.model.deterministic else ""
 
     def load(memory: PageMemory) -> Loaded:
         cores = Cores.claim(config.runtime.threads, pin=config.runtime.pin, borrow=config.runtime.borrow)
@@ -244,8 +239,7 @@ def _build_on_cpu(
     assert isinstance(built.runner, ModelRunner)
     has_pieces = built.runner.has_native_pages and shapes[0].latent_rank is None
     if conversion is not None and has_pieces and config.cache.block_size % PIECE_TOKENS == 0:
-        window = None if conversion.window is None else replace(conversion.window, has_pieces=True)
-        conversion = replace(conversion, has_pieces=True, window=window)
+        conversion = _in_pieces(conversion)
     apart = GROUPS_APART if len(groups) > 1 else ""
     fingerprint = f"{facts.fingerprint}{apart}{NATIVE_ORDER if has_pieces else ''}{arithmetic}"
     in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads)
@@ -259,6 +253,22 @@ def _build_on_cpu(
         expert_load=built.runner.expert_load,
         adapters=built.runner.adapters,
     )
+
+
+def _cpu_arithmetic(config: WorkerConfig) -> str:
+    """Return what a fingerprint says of the kernels: pages that another machine computed may have other bits."""
+    from twostroke.kernels.cpu.build import arithmetic_identity
+    from twostroke.kernels.cpu.choice import choose_kernels
+    from twostroke.models.catalog.places import cache_dir
+
+    identity = arithmetic_identity(choose_kernels(cache_dir() / "kernels"))
+    return f";arithmetic={identity}-{config.runtime.threads}"
+
+
+def _in_pieces(conversion: Conversion) -> Conversion:
+    """Return a conversion of pages in the native order, and of their window parts."""
+    window = None if conversion.window is None else replace(conversion.window, has_pieces=True)
+    return replace(conversion, has_pieces=True, window=window)
 
 
 def _groups_on_device(config: WorkerConfig, spec: ModelSpec) -> tuple[PageGroup, ...]:

@@ -50,11 +50,6 @@ class GrammarCompiler:
             raise InvalidRequest(state.failure, field="grammar")
         return state
 
-    def has(self, grammar: Grammar) -> bool:
-        """Tells whether the grammar is compiled already."""
-        with self._lock:
-            return grammar.digest in self._kept
-
     def _matcher(self, grammar: Grammar) -> LLMatcher:
         digest = grammar.digest
         with self._lock:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
+import twostroke.grammar.compiler as compiler_module
 from tests.unit.grammar.grammars import byte_compiler, lark, regex, schema, text_state
 from twostroke.errors import ConfigError, InvalidRequest, UnsupportedFeature
 from twostroke.grammar.compiler import KEPT_GRAMMARS, MOST_ERROR_CHARS, GrammarCompiler
@@ -158,16 +161,20 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_in_one_line(grammar: Gramm
     assert refusal.value.field == "grammar"
 
 
-def test_a_compiler_keeps_the_grammars_that_were_used_last() -> None:
-    compiler = byte_compiler()
-    compiler.state(DATE)
-    for number in range(KEPT_GRAMMARS - 1):
-        compiler.state(regex(f"a{{{number + 1}}}"))
-    assert compiler.has(DATE)
-    compiler.state(DATE)
-    compiler.state(regex("b"))
-    assert compiler.has(DATE), "it was used after the others"
-    assert not compiler.has(regex("a{1}"))
+def test_a_compiler_keeps_the_grammars_that_were_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def counted(tokenizer: Any, source: str, **options: Any) -> LLMatcher:
+        compiled.append(source)
+        return LLMatcher(tokenizer, source, **options)
+
+    monkeypatch.setattr(compiler_module, "LLMatcher", counted)
+    compiler, others = byte_compiler(), [regex(f"a{{{number + 1}}}") for number in range(KEPT_GRAMMARS - 1)]
+    for grammar in (DATE, *others, DATE, regex("b"), DATE):
+        compiler.state(grammar)
+    assert compiled == [each.source for each in (DATE, *others, regex("b"))], "DATE was used after the others"
+    compiler.state(others[0])
+    assert compiled[-1] == others[0].source, "it was used first, and is compiled again"
 
 
 def test_masks_are_as_wide_as_logits_are(smollm2: GrammarCompiler, smollm2_dir: Path) -> None:
