@@ -20,13 +20,12 @@ MOST_ERROR_CHARS = 300
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
-    step_max_items=10_000,
+    step_max_items=50_000,
     max_lexer_states=50_000,
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""Bounds of what one grammar may take: about 50 MB of lexer states, and some tens of milliseconds for one mask. With
-fewer items no schema of MaskBench is refused that is kept to with more."""
+"""Bounds of what one grammar may take: about 50 MB of lexer states, and some tens of milliseconds for one mask."""
 
 
 class GrammarCompiler:
