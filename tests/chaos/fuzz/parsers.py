@@ -19,6 +19,7 @@ from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
+from tests.chaos.fuzz.console import CONSOLE
 from tests.chaos.fuzz.grammars import GRAMMARS
 from tests.chaos.fuzz.kserve import KSERVE
 from tests.chaos.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_json, mutate_message, mutate_msgpack
@@ -410,4 +411,5 @@ PARSERS = [
     Target("messages", [json.dumps(CLAUDE_CODE).encode()], mutate_json, messages),
     *KSERVE,
     *GRAMMARS,
+    *CONSOLE,
 ]  # fmt: skip
