@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from router.frontend.json_body import wrong_kind
@@ -20,6 +20,7 @@ from twostroke.errors import InvalidRequest
 
 Json = Mapping[str, Any]
 
+ANY_ARGUMENTS: Json = {"type": "object"}
 NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -64,6 +65,11 @@ Before = tuple[str, list[str]]
 MakeGrammar = Callable[[Sequence[ToolSchema], ToolUse, Marks], CallGrammar]
 
 
+def with_any_arguments(tools: Sequence[ToolSchema]) -> tuple[ToolSchema, ...]:
+    """Returns the tools with any object as arguments, but for those that are strict."""
+    return tuple(tool if tool.is_strict else replace(tool, parameters=ANY_ARGUMENTS) for tool in tools)
+
+
 def tool_schemas(tools: Sequence[Json], use: ToolUse) -> tuple[ToolSchema, ...]:
     """Returns the tools that may be called. Raises UnsupportedFeature for a strict tool that cannot be kept to."""
     return tuple(
@@ -90,7 +96,7 @@ def _tool_schema(function: Json, field: str) -> ToolSchema:
     except UnsupportedSchema:
         if is_strict:
             raise
-        checked = {"type": "object"}
+        checked = ANY_ARGUMENTS
     return ToolSchema(name, checked, is_strict, field)
 
 

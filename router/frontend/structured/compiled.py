@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 from dataclasses import dataclass
 
 from router.frontend.preparation.preparer import Preparer
@@ -66,12 +67,14 @@ class CompiledGrammars:
             break
         else:
             self._hits.inc()
+        if isinstance(known, Refusal) and output.otherwise is not None:
+            return await self.of(output.otherwise, tenant)
         if isinstance(known, Refusal):
             raise _raised(known.error)
         return known
 
     async def _compile(self, output: StructuredOutput, tenant: str) -> CompiledGrammar | Refusal:
-        outcome = await self._preparer.compile(output, tenant)
+        outcome = await self._preparer.compile(dataclasses.replace(output, otherwise=None), tenant)
         known = outcome.value
         if isinstance(outcome.error, InvalidRequest):
             known = Refusal("size", InvalidRequest(f"{output.field}: {outcome.error.message}", field=output.field))

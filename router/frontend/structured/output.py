@@ -23,6 +23,8 @@ class StructuredOutput:
     """Formats that cannot be kept to are refused, instead of being taken as notes."""
     has_whitespace: bool = True
     """JSON may have whitespace between its parts."""
+    otherwise: StructuredOutput | None = None
+    """What is kept to instead where this cannot be: a wish of the client's that is no promise."""
 
     def __post_init__(self) -> None:
         if len(self.body) > MAX_GRAMMAR_CHARS:

@@ -20,6 +20,9 @@ _PARAMETER, _END_PARAMETER, _END_FUNCTION = "<parameter=", "</parameter>", "</fu
 MAX_NAME = 256
 """Characters of a function's or parameter's name, and of the whitespace around it."""
 
+_NOTES = frozenset({"$comment", "$id", "$schema", "default", "description", "examples", "title"})
+_ARGUMENT_KEYWORDS = _NOTES | {"$defs", "additionalProperties", "definitions", "properties", "required", "type"}
+"""Keywords of a strict tool's arguments that a call keeps to, or that ask for nothing."""
 _VALUE_KEYWORDS = frozenset({"type", "description", "title", "default", "examples"})
 """Keywords of a string that its text may ignore."""
 
@@ -39,6 +42,7 @@ def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGram
 
 def _function_rules(tool: ToolSchema, rank: int) -> Iterator[str]:
     properties, required = tool.properties, tool.parameters.get("required") or ()
+    _refuse_arguments(tool)
     if properties is None:
         yield rf'function_{rank}: "\n" any_parameter*'
         return
@@ -62,6 +66,17 @@ def _value(tool: ToolSchema, name: str, schema: Any) -> str:
 
 def _definitions(tool: ToolSchema) -> dict[str, Any]:
     return {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
+
+
+def _refuse_arguments(tool: ToolSchema) -> None:
+    """Refuses what the parameters of a strict tool cannot be kept to, whose calls name them one by one."""
+    others = sorted(set(tool.parameters) - _ARGUMENT_KEYWORDS)
+    if tool.properties is None and tool.parameters.get("additionalProperties") not in (None, True, {}):
+        others.append("additionalProperties")
+    if tool.is_strict and others:
+        raise UnsupportedSchema(
+            f"{tool.field}: {shown(others[0])} cannot be kept to in this model's format of calls", field=tool.field
+        )
 
 
 def _refuse_keywords(tool: ToolSchema, name: str, schema: dict[str, Any]) -> None:

@@ -16,9 +16,13 @@ from router.frontend.output.parsing import OutputFormats, Parsing, callable_tool
 from router.frontend.output.parts import TextPart
 from router.frontend.output.tool_formats import TOOL_FORMATS
 from router.frontend.output.tool_use import ToolUse
+from router.frontend.structured.compiled import CompiledGrammars
 from router.frontend.structured.fields import structured_output
 from router.frontend.structured.output import StructuredOutput
+from router.frontend.text.tokenizer import ByteText
+from router.metrics import RouterMetrics
 from tests.conformance.make_tool_outputs import Call, harmony, hermes, llama3_json, mistral_list, pythonic, qwen3_coder
+from tests.inline_preparer import InlinePreparer
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.grammar.vocabulary import load_vocabulary
 
@@ -131,6 +135,38 @@ def test_a_strict_tool_that_no_grammar_keeps_to_is_refused_by_name(form: str) ->
     assert permits(grammar(form, ToolUse(must_call=True), tools=tools), WRITERS[form]([("weather", {"city": "y"})]))
 
 
+@pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "harmony"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [{"type": "object"}, {"type": "object", "properties": {"a": {}}}]},
+        {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "string", "pattern": "^(?!x)"}}}},
+    ],
+)
+async def test_a_schema_that_only_the_compiler_refuses_binds_strict_tools_alone(
+    form: str, schema: dict[str, Any]
+) -> None:
+    """Servers of MCP describe their tools so; clients that want one call at a time would get 400 for all requests."""
+    compiled = CompiledGrammars(InlinePreparer(ByteText()), RouterMetrics())
+    function: dict[str, Any] = {"name": "weather", "parameters": schema}
+    tools = [{"type": "function", "function": function}, *TOOLS[1:]]
+    wanted = grammar(form, ToolUse(is_parallel=False), tools=tools)
+    assert wanted is not None
+    taken = await compiled.of(wanted, "")
+    call = WRITERS[form]([("weather", {"a": ["x"]})])
+    assert permits(StructuredOutput("llguidance", taken.grammar.source.encode(), "tools"), call)
+    assert await compiled.of(wanted, "") is taken
+    function["strict"] = True
+
+    async def compile_strict() -> None:
+        strict = grammar(form, ToolUse(is_parallel=False), tools=tools)
+        assert strict is not None
+        await compiled.of(strict, "")
+
+    with pytest.raises(InvalidRequest):
+        await compile_strict()
+
+
 @pytest.mark.parametrize("is_strict", [True, False])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(
@@ -149,6 +185,24 @@ def test_a_schema_of_arguments_that_is_none_is_the_clients_mistake(
     tools = [{"type": "function", "function": {"name": "weather", "parameters": schema, "strict": is_strict}}]
     with contextlib.suppress(InvalidRequest):
         assert grammar(form, ToolUse(must_call=True), tools=tools) is not None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [{"required": ["a"]}, {"required": ["b"]}], "properties": {"a": {}, "b": {}}},
+        {"allOf": [{"properties": {"a": {"type": "integer"}}}]},
+        {"$ref": "#/$defs/arguments", "$defs": {"arguments": {"type": "object"}}},
+        {"additionalProperties": {"type": "integer"}},
+    ],
+)
+def test_what_qwen3_coders_calls_cannot_be_kept_to_is_refused_for_strict_tools(schema: dict[str, Any]) -> None:
+    function = {"name": "weather", "parameters": schema, "strict": True}
+    with pytest.raises(UnsupportedFeature, match="cannot be kept to in this model's format of calls"):
+        grammar("qwen3_coder", ToolUse(), tools=[{"type": "function", "function": function}])
+    function["strict"] = False
+    tools = [{"type": "function", "function": function}]
+    assert grammar("qwen3_coder", ToolUse(must_call=True), tools=tools) is not None
 
 
 def test_values_of_qwen3_coders_parameters_keep_to_their_schemas() -> None:
