@@ -48,9 +48,11 @@ class Speculations:
 
     def of(self, request: Request) -> Speculation | None:
         """Return who proposes the answer's tokens; None: nobody."""
-        if not self._names:
+        wanted = request.speculation
+        names = self._names if wanted == SPECULATE_AUTO else tuple([name for name in self._names if name == wanted])
+        if not names:
             return None
-        drafters = drafters_of(self._names, self._answers, request.salt)
+        drafters = drafters_of(names, self._answers, request.salt)
         return Speculation(drafters, self._acceptance, self._metrics.ran)
 
     def finished(self, sequence: Sequence) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from twostroke.config import SPECULATE_AUTO
 from twostroke.errors import InvalidRequest
 from twostroke.ids import BlockHash, RequestId
 from twostroke.tracing.context import TraceContext
@@ -190,6 +191,8 @@ class Request:
     sampling: SamplingParams
     deadline_s: float | None = None
     """Unix seconds (time.time)."""
+    speculation: str = SPECULATE_AUTO
+    """It says who may propose its tokens: auto, off, or a drafter."""
     router_id: str
     """The router whose token stream carries the answer."""
     priority: int = 0

@@ -13,9 +13,11 @@ from router.frontend.params import (
     TokenPrompt,
     check_request_id,
     check_salt,
+    check_speculation,
     needs_exact,
     priority_class,
 )
+from twostroke.config import SPECULATE_AUTO
 from twostroke.errors import InvalidRequest
 from twostroke.rpc.channel import call_timeout_s
 
@@ -39,6 +41,12 @@ def _needs_exact(value: Any) -> bool:
     return needs_exact(value)
 
 
+def _speculation(value: Any) -> str:
+    if not isinstance(value, str):
+        raise wrong_kind("speculation", value, "a string")
+    return check_speculation(value)
+
+
 class AnswerRequest(Body):
     """One parsed body. A dialect adds the fields that its replies depend on.
 
@@ -58,6 +66,7 @@ class AnswerRequest(Body):
     cache_salt: Annotated[bytes, BeforeValidator(_salt)] = b""
     prompt_cache_key: str | None = None
     needs_exact: Annotated[bool, BeforeValidator(_needs_exact)] = Field(default=False, alias="kv_exactness")
+    speculation: Annotated[str, BeforeValidator(_speculation)] = SPECULATE_AUTO
 
     @property
     def removed_part(self) -> str:

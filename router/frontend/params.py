@@ -21,6 +21,7 @@ from router.frontend.output.tool_use import ToolUse
 from router.frontend.resume import StreamPoint
 from router.frontend.structured.output import StructuredOutput
 from twostroke.client_text import shown
+from twostroke.config import DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.request import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MOST_TOKENS, Grammar, SamplingParams
 
@@ -210,6 +211,8 @@ class ClientRequest:
     good, and never who shares what."""
     needs_exact: bool = False
     """No page of the prompt may have been converted from another number format."""
+    speculation: str = SPECULATE_AUTO
+    """It says who may propose its tokens: auto, off, or a drafter."""
     deadline_s: float | None = None
     """Seconds since the Unix epoch."""
     priority: int = 0
@@ -266,6 +269,15 @@ def needs_exact(kv_exactness: str) -> bool:
     if kv_exactness not in ("exact", "any"):
         raise InvalidRequest(f'kv_exactness must be "exact" or "any", got {shown(kv_exactness)}', field="kv_exactness")
     return kv_exactness == "exact"
+
+
+def check_speculation(speculation: str) -> str:
+    allowed = (SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES)
+    if speculation not in allowed:
+        raise InvalidRequest(
+            f"speculation must be one of {', '.join(allowed)}, got {shown(speculation)}", field="speculation"
+        )
+    return speculation
 
 
 def check_role(role: Any, name: str) -> str:

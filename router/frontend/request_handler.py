@@ -227,6 +227,7 @@ class RequestHandler:
                     salt=salt,
                     public_blocks=0 if is_apart else self.public.blocks_of(tokens, facts.block_size),
                     takes_converted=not request.needs_exact,
+                    speculation=request.speculation,
                     cache_key=_cache_key(request),
                     hints=tuple(CacheHint(hint.tokens // facts.block_size, hint.seconds) for hint in prompt.hints),
                     sampling=sampling_params(options, length, facts, self._seeds.of(request.point, rank), grammar),

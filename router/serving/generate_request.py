@@ -10,6 +10,7 @@ from router.fleet.adapters import Adapters
 from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker import Worker
 from router.fleet.worker_link import TokenDelta
+from twostroke.config import SPECULATE_AUTO
 from twostroke.ids import BlockHash, WorkerId
 from twostroke.request import AdapterRef, CacheHint, SamplingParams, Siblings
 from twostroke.rpc.v1.control_pb2 import (
@@ -39,6 +40,8 @@ class GenerateRequest:
     """Computes the answer; None: the model alone."""
     takes_converted: bool = True
     """It may be served by pages that were converted from another form."""
+    speculation: str = SPECULATE_AUTO
+    """It says who may propose its tokens: auto, off, or a drafter."""
     cache_key: bytes = b""
     """Digest of the client's hint which requests have prefixes in common; it says nothing about who shares blocks."""
     hints: tuple[CacheHint, ...] = ()

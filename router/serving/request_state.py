@@ -274,6 +274,7 @@ class RequestState:
             public_blocks=request.public_blocks,
             adapter=request.adapter,
             takes_converted=request.takes_converted,
+            speculation=request.speculation,
             cache_key=request.cache_key,
             sampling=self._sampling,
             deadline_s=request.deadline_s,

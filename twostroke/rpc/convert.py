@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from twostroke import errors
+from twostroke.config import SPECULATE_AUTO
 from twostroke.errors import InternalError, InvalidRequest, ServeError
 from twostroke.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
@@ -108,6 +109,7 @@ def request_to_message(
         source_forecast=source_forecast,
         traceparent=header_of(request.trace),
         adapter=adapter_to_message(request.adapter),
+        speculation=request.speculation,
         tenant=request.hint_tenant,
         hints=[worker_pb2.CacheHint(blocks=hint.blocks, seconds=hint.seconds) for hint in request.hints],
     )
@@ -130,6 +132,7 @@ def request_from_message(message: worker_pb2.OpenRequest) -> Request:
         router_id=message.router_id,
         trace=TraceContext.parse(message.traceparent),
         adapter=adapter_from_message(message.adapter) if message.HasField("adapter") else None,
+        speculation=message.speculation or SPECULATE_AUTO,
         hint_tenant=message.tenant,
         hints=tuple(CacheHint(hint.blocks, hint.seconds) for hint in message.hints),
     )

@@ -26,12 +26,14 @@ from router.frontend.params import (
     TokenPrompt,
     check_request_id,
     check_salt,
+    check_speculation,
     needs_exact,
     priority_class,
 )
 from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import SentProgress, StreamPoint, with_pulse
 from router.frontend.text.tokenizer import Text, token_text
+from twostroke.config import SPECULATE_AUTO
 from twostroke.request import PromptLogprobs, SampledToken
 from twostroke.rpc.channel import call_timeout_s
 from twostroke.rpc.entrance import Context
@@ -235,6 +237,7 @@ def _client_request(
         model=request.model,
         prompt_cache_key=request.prompt_cache_key,
         needs_exact=needs_exact(request.kv_exactness or "any"),
+        speculation=check_speculation(request.speculation or SPECULATE_AUTO),
         deadline_s=None if left_s is None else time.time() + call_timeout_s(left_s),
         priority=min(priority_class(request.priority), auth.max_priority),
         tenant=tenant,

@@ -134,6 +134,7 @@ class HttpEndpoints:
             model=wanted.model or "",
             prompt_cache_key=wanted.prompt_cache_key or "",
             needs_exact=wanted.needs_exact,
+            speculation=wanted.speculation,
             # The header wins: proxies set it, and they know how long they will wait.
             deadline_s=_deadline(wanted.timeout_s, received_at_s) if deadline_s is None else deadline_s,
             priority=min(wanted.priority, auth.max_priority),

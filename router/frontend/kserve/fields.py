@@ -105,6 +105,7 @@ OTHERS: Mapping[str, Read] = {
     "priority": integer,
     "cache_salt": text,
     "kv_exactness": text,
+    "speculation": text,
     "user": text,
     "response_format": json_object,
     "structured_outputs": json_object,

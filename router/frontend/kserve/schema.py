@@ -29,7 +29,7 @@ _LOGPROBS = frozenset({"cumulative_logprob", "logprobs"})
 """Outputs that need the tokens' logprobs."""
 _OF_BODY = frozenset({"parameters", "model", "version", "id"})
 """Fields of a JSON body that are no inputs."""
-_OF_REQUEST = ("priority", "cache_salt", "kv_exactness", "user")
+_OF_REQUEST = ("priority", "cache_salt", "kv_exactness", "speculation", "user")
 """Fields that AnswerRequest has under the same names."""
 
 
@@ -96,9 +96,7 @@ def request_of(received: Received) -> KServeRequest:
     if options.n > 1 and (stream or details):
         raise UnsupportedFeature("n above 1 is supported for whole answers without details alone", field="n")
     timeout = fields.get("timeout")
-    given: dict[str, Any] = {
-        name: fields[name] for name in ("priority", "cache_salt", "kv_exactness", "user") if name in fields
-    }
+    given: dict[str, Any] = {name: fields[name] for name in _OF_REQUEST if name in fields}
     return KServeRequest.read(
         {
             **given,

@@ -174,7 +174,7 @@ class PageSource(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "block_hashes", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks", "public_blocks", "traceparent", "hints", "tenant", "source_forecast", "peer_load_s", "adapter")
+    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "block_hashes", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks", "public_blocks", "traceparent", "hints", "tenant", "source_forecast", "peer_load_s", "adapter", "speculation")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,7 @@ class OpenRequest(_message.Message):
     SOURCE_FORECAST_FIELD_NUMBER: _ClassVar[int]
     PEER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     router_id: str
@@ -217,7 +218,8 @@ class OpenRequest(_message.Message):
     source_forecast: SourceForecast
     peer_load_s: float
     adapter: _adapters_pb2.Adapter
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., public_blocks: _Optional[int] = ..., traceparent: _Optional[str] = ..., hints: _Optional[_Iterable[_Union[CacheHint, _Mapping]]] = ..., tenant: _Optional[str] = ..., source_forecast: _Optional[_Union[SourceForecast, _Mapping]] = ..., peer_load_s: _Optional[float] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ...) -> None: ...
+    speculation: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., public_blocks: _Optional[int] = ..., traceparent: _Optional[str] = ..., hints: _Optional[_Iterable[_Union[CacheHint, _Mapping]]] = ..., tenant: _Optional[str] = ..., source_forecast: _Optional[_Union[SourceForecast, _Mapping]] = ..., peer_load_s: _Optional[float] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ..., speculation: _Optional[str] = ...) -> None: ...
 
 class SourceForecast(_message.Message):
     __slots__ = ("cached_blocks", "fetch_s", "wait_s", "compute_s")

@@ -75,6 +75,19 @@ async def test_a_request_for_exact_pages_shares_none_with_others_where_pages_are
         await anext(aiter(inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request)))
 
 
+async def test_who_may_propose_tokens_is_the_clients_to_narrow(frontend) -> None:
+    for said in ({}, {"speculation": "off"}, {"speculation": "suffix"}):
+        await frontend.http.post(TEXT, json={"prompt": "a", **said})
+        request = inference_pb2.GenerateRequest(text="a", **said)
+        async for _ in inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request):
+            pass
+    wanted = ["auto", "auto", "off", "off", "suffix", "suffix"]
+    assert [each.speculation for each in frontend.dispatcher.requests] == wanted
+    request = inference_pb2.GenerateRequest(text="a", speculation="fast")
+    with pytest.raises(grpc.aio.AioRpcError, match=r"speculation must be one of auto, off, lookup, suffix, got .fast."):
+        await anext(aiter(inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request)))
+
+
 def test_blocks_wholly_in_what_a_prompt_shares_with_a_public_prefix_are_public() -> None:
     public = PublicPrefixes([range(40), [0, 1, 2, 3, 9]])
     assert public.blocks_of([*range(40), 7], 16) == 2

@@ -92,6 +92,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": "a", "kv_exactness": "most"}, "kv_exactness"),
         (TEXT, {"prompt": "a", "kv_exactness": ""}, "kv_exactness"),
         (TEXT, {"prompt": "a", "kv_exactness": True}, "kv_exactness"),
+        (TEXT, {"prompt": "a", "speculation": "fast"}, "speculation"),
+        (TEXT, {"prompt": "a", "speculation": False}, "speculation"),
         (CHAT, {"messages": ASK, "kv_exactness": "x" * 200}, "kv_exactness"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text\ud800"}]}]}, "messages[0].content[0].type"),
         (

@@ -1,0 +1,58 @@
+"""A decode worker that speculates: the same answers in fewer steps, and only where operator and client allow it."""
+
+from __future__ import annotations
+
+import pytest
+
+from decode_worker.speculations import POSITIONS
+from tests.unit.worker.callers import router_to
+from tests.unit.worker.rig import BLOCK, Running, decode, expected_tokens, paced, prompt_of
+from twostroke.config import DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF, ScheduleConfig
+from twostroke.kv_cache.block import block_hashes_of
+from twostroke.rpc.convert import hashes_to_bytes
+
+PROMPT = prompt_of(40)
+LENGTH = 60
+
+
+def tokens(worker: Running, name: str, drafter: str) -> float:
+    """Drafted or kept tokens of one drafter."""
+    name = f"speculation_{name}_tokens_total"
+    return sum(worker.metric(name, drafter=drafter, position=str(position)) for position in POSITIONS)
+
+
+@pytest.mark.parametrize("speculate", [SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES])
+async def test_the_same_answer_again_takes_fewer_steps_where_answers_are_remembered(speculate: str) -> None:
+    schedule = ScheduleConfig(speculate=speculate)
+    async with decode(model=paced(step_ms=1), schedule=schedule) as worker, router_to(worker) as router:
+        for number in range(3):
+            got = await router.answer(PROMPT, LENGTH, request_id=f"r{number}")
+            assert got.tokens == expected_tokens(PROMPT, LENGTH)
+        kept = tokens(worker, "kept", "suffix")
+        assert (kept > 0) == (speculate in (SPECULATE_AUTO, "suffix"))
+        assert kept <= tokens(worker, "drafted", "suffix")
+        assert (tokens(worker, "drafted", "lookup") > 0) <= (speculate in (SPECULATE_AUTO, "lookup"))
+
+
+async def test_a_request_may_narrow_who_proposes_and_never_widen_it() -> None:
+    async with decode(model=paced(step_ms=1)) as worker, router_to(worker) as router:
+        await router.answer(PROMPT, LENGTH, request_id="first")
+        for speculation in (SPECULATE_OFF, "lookup", "a name of a later release"):
+            await router.answer(PROMPT, LENGTH, request_id=speculation, speculation=speculation)
+        assert tokens(worker, "drafted", "suffix") == 0
+        await router.answer(PROMPT, LENGTH, request_id="suffix", speculation="suffix")
+        assert tokens(worker, "kept", "suffix") > 0
+    schedule = ScheduleConfig(speculate=SPECULATE_OFF)
+    async with decode(model=paced(step_ms=1), schedule=schedule) as worker, router_to(worker) as router:
+        for number in range(2):
+            await router.answer(PROMPT, LENGTH, request_id=f"r{number}", speculation="suffix")
+        assert tokens(worker, "drafted", "suffix") == 0
+
+
+async def test_answers_with_another_salt_are_not_proposed() -> None:
+    async with decode(model=paced(step_ms=1)) as worker, router_to(worker) as router:
+        for number in range(3):
+            salt = bytes([number])
+            hashes = hashes_to_bytes(block_hashes_of(PROMPT, BLOCK, salt))
+            await router.answer(PROMPT, LENGTH, request_id=f"r{number}", salt=salt, block_hashes=hashes)
+        assert tokens(worker, "drafted", "suffix") == 0
