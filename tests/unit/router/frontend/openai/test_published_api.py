@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from router.frontend.output.parts import ReasoningPart
+from router.frontend.output.tool_formats import BY_NAME
+from tests.conformance.record_outputs import recorded_lines
+from tests.conformance.record_outputs import tools as callable_tools
 from tests.hand_cut import messages_of
 from tests.named_events import named_events_of
 from tests.published_api import PublishedApi, published_api, published_description
@@ -14,7 +17,7 @@ from tests.unit.router.conftest import Frontend
 from tests.unit.router.frontend.openai.responses.codex import REQUEST, SAID
 from tests.unit.router.frontend.openai.responses.test_codex import codex
 from tests.unit.router.frontend.openai.responses.test_replies import PARTS, events_of, reply_to, streamed
-from tests.unit.router.frontend.openai.test_tool_calls import BODY, THOUGHT, TWO_CALLS, client
+from tests.unit.router.frontend.openai.test_tool_calls import BODY, THOUGHT, TWO_CALLS, client, joined
 from twostroke.errors import InternalError, PeerLost
 from twostroke.request import FinishReason, SampledToken
 
@@ -23,6 +26,7 @@ ASK: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": 
 SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
 FORMAT = {"text": {"format": SCHEMA, "verbosity": "low"}}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+CALLABLE = callable_tools()
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +118,30 @@ async def test_chats_with_reasoning_and_calls(api: PublishedApi) -> None:
         assert any(choice["delta"].get("tool_calls") for chunk in chunks for choice in chunk["choices"])
         for chunk in chunks:
             api.check("CreateChatCompletionStreamResponse", chunk)
+
+
+@pytest.mark.parametrize("form", sorted(BY_NAME.keys() & {line["format"] for line in recorded_lines()}))
+async def test_streams_of_what_real_models_said(api: PublishedApi, form: str) -> None:
+    """The shortest answers that call a tool, and the shortest that only looks like it."""
+    lines = sorted((line for line in recorded_lines() if line["format"] == form), key=lambda line: len(line["output"]))
+    calling = [line for line in lines if any(part[0] == "call" for part in line["parts"])]
+    reasoning = "harmony" if form == "harmony" else "none"
+    for line in (*calling[:3], next(line for line in lines if line not in calling)):
+        async with client(line["output"], tool_call_parser=form, reasoning_parser=reasoning) as (_, http):
+            got = await http.post(CHAT, json=ASK | {"tools": CALLABLE, "stream": True})
+            chunks = messages_of(got.content)
+            for chunk in chunks:
+                api.check("CreateChatCompletionStreamResponse", chunk)
+            message = joined([choice for chunk in chunks for choice in chunk["choices"]])
+            assert message["content"] == "".join(part[1] for part in line["parts"] if part[0] == "text")
+            functions = [call["function"] for call in message["tool_calls"]]
+            assert [["call", each["name"], each["arguments"]] for each in functions] == [
+                part for part in line["parts"] if part[0] == "call"
+            ]
+            functions = [{"type": "function", "strict": False, **tool["function"]} for tool in CALLABLE]
+            events = await http.post(RESPONSES, json={"input": "hi", "tools": functions, "stream": True})
+            for _, event in named_events_of(events.text):
+                api.check_event(event)
 
 
 @pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])

@@ -2,59 +2,21 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from router.frontend.output.parts import OutputParser, Part, ReasoningPart, TextPart
-from router.frontend.output.think import ThinkParser
-from router.frontend.output.tool_formats import BY_NAME, TOOL_FORMATS
-from tests.conformance.make_tool_outputs import FILE, HAND_WRITTEN, TOOLS, lines
+from router.frontend.output.parts import Part
+from router.frontend.output.tool_formats import TOOL_FORMATS
+from tests.conformance.make_tool_outputs import FILE, HAND_WRITTEN, lines
+from tests.conformance.reading import joined, parsed, parser_of
+from tests.conformance.record_outputs import recorded_lines
 
 COMPOSED, WRITTEN = (
     [json.loads(line) for line in file.read_text().split("\n") if line] for file in (FILE, HAND_WRITTEN)
 )
-RECORDED = [*WRITTEN, *COMPOSED]
+RECORDED = [*WRITTEN, *COMPOSED, *recorded_lines()]
 KINDS = sorted({line["format"] for line in RECORDED})
-
-
-def parser_of(kind: str) -> OutputParser:
-    if kind in ("think", "open_think"):
-        return ThinkParser(is_open=kind == "open_think")
-    return BY_NAME[kind].parser(TOOLS, lambda rank: f"call_{rank}")
-
-
-def joined(parts: Iterable[Part]) -> list[list[str]]:
-    """Joins adjoining pieces, as clients do, and checks that pieces of calls come in order."""
-    whole: list[list[str]] = []
-    calls = 0
-    for part in parts:
-        if isinstance(part, TextPart | ReasoningPart):
-            kind = "text" if isinstance(part, TextPart) else "reasoning"
-            assert part.text
-            if whole and whole[-1][0] == kind:
-                whole[-1][1] += part.text
-            else:
-                whole.append([kind, part.text])
-            continue
-        if part.name:
-            assert part.rank == calls
-            calls += 1
-            whole.append(["call", part.name, ""])
-        assert (part.rank, part.call_id) == (calls - 1, f"call_{calls - 1}")
-        assert whole[-1][0] == "call"
-        whole[-1][2] += part.arguments
-    return whole
-
-
-def parsed(kind: str, pieces: Iterable[str]) -> list[list[str]]:
-    parser = parser_of(kind)
-    parts = [part for piece in pieces for part in parser.feed(piece)]
-    parts += parser.flush()
-    whole = joined(parts)
-    assert parser.has_calls == any(part[0] == "call" for part in whole)
-    return whole
 
 
 def test_the_file_has_what_its_script_writes() -> None:
