@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from router.frontend.output.framing import Framing, State, Tools
@@ -25,24 +25,40 @@ _VALUES = (
 
 
 def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGrammar:
-    """Returns the grammar of lists of calls whose parameters have the schemas' names; values are any literals."""
+    """Returns the grammar of lists of calls. Their parameters are those of the schemas, in the schemas' order, each at
+    most once; values are any literals."""
     refuse_strict(tools, "pythonic")
     calls = [f'{quoted(tool.name + "(")} {_parameters(tool, rank)} ")"' for rank, tool in enumerate(tools)]
-    names = [
-        alternatives(f"name_{rank}", [quoted(name) for name in properties])
-        for rank, tool in enumerate(tools)
-        if (properties := tool.properties)
-    ]
+    parameters = [rule for rank, tool in enumerate(tools) for rule in _parameter_rules(tool, rank)]
     further = '(", " call)*' if use.is_parallel else ""
-    rules = (alternatives("call", calls), *names, *_VALUES)
+    rules = (alternatives("call", calls), *parameters, *_VALUES)
     return CallGrammar("", f'"[" call {further} "]"', None, rules, r"([^\[](.|\n)*)?")
 
 
 def _parameters(tool: ToolSchema, rank: int) -> str:
-    if tool.properties == {}:
-        return ""
-    pair = f'{"NAME" if tool.properties is None else f"name_{rank}"} "=" value'
-    return f'({pair} (", " {pair})*)?'
+    if tool.properties is None:
+        return '(NAME "=" value (", " NAME "=" value)*)?'
+    needed = [name in _required(tool) for name in tool.properties]
+    return f"from_{rank}_0{'' if any(needed) else '?'}" if needed else ""
+
+
+def _parameter_rules(tool: ToolSchema, rank: int) -> Iterator[str]:
+    """Yields one rule for each parameter: this one and any that follow it, or if it may be left out those alone."""
+    names = list(tool.properties or ())
+    needed = [name in _required(tool) for name in names]
+    for number, name in enumerate(names):
+        written = f"{quoted(name + '=')} value"
+        following = f"from_{rank}_{number + 1}"
+        if number + 1 == len(names):
+            yield f"from_{rank}_{number}: {written}"
+            continue
+        further = f'", " {following}' if any(needed[number + 1 :]) else f'(", " {following})?'
+        without = "" if needed[number] else f" | {following}"
+        yield f"from_{rank}_{number}: {written} {further}{without}"
+
+
+def _required(tool: ToolSchema) -> Sequence[str]:
+    return tool.parameters.get("required") or ()
 
 
 MAX_NAME = 256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,18 @@ def test_what_a_grammar_permits_is_read_as_calls(form: str) -> None:
     parts = [*parser.feed(output), *parser.flush()]
     assert parser.has_calls
     assert not any(isinstance(part, TextPart) for part in parts)
+
+
+@pytest.mark.parametrize("required", [[], ["a"], ["b"], ["c"], ["a", "c"], ["a", "b", "c"]])
+def test_a_pythonic_call_has_what_is_required_and_nothing_twice(required: list[str]) -> None:
+    """A small model that may write a parameter again does so without end."""
+    schema = {"type": "object", "properties": {key: {"type": "string"} for key in "abc"}, "required": required}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    called = grammar("pythonic", ToolUse(must_call=True), tools=tools)
+    for names in [[], *(list(names) for count in (1, 2, 3) for names in product("abc", repeat=count))]:
+        is_in_order = names == sorted(set(names))
+        call = f"[f({', '.join(f'{name}=1' for name in names)})]"
+        assert permits(called, call) == (is_in_order and set(required) <= set(names)), call
 
 
 def test_a_mark_that_is_a_token_may_be_spelled_and_a_spelled_call_is_kept_to_the_same_grammar(tmp_path: Path) -> None:
