@@ -148,7 +148,7 @@ def _before_the_first_token(
     chunks = [span for span in early if span.name == "chunk"]
     prefill_s, tokens = _sum(chunks, "chunk"), sum(int(span.facts.get("tokens", 0)) for span in chunks)
     where = " and ".join(sorted({span.process for span in chunks})) or "a worker"
-    yield "prefill", prefill_s, f"{_time(prefill_s)} to compute {tokens} tokens of the prompt on {where}"
+    yield "prefill", prefill_s, f"{_time(prefill_s)} to compute {tokens:,} tokens of the prompt on {where}"
     pulls = [span for span in early if span.name == "pull"]
     pages = sum(int(span.facts.get("pages", 0)) for span in pulls)
     inner_s = sum(span.length_s for span in early if span.name == "prefill")
@@ -166,7 +166,7 @@ def _after_the_first_token(spans: Sequence[Span], answer: Span, first_s: float) 
     tokens, decode_s = int(answer.facts.get("tokens", 0)), answer.end_s - first_s - queue_s - again_s
     if tokens > 1:
         each = _time(decode_s / (tokens - 1))
-        yield "decode", decode_s, f"{_time(decode_s)} for {tokens} tokens of output, one each {each}"
+        yield "decode", decode_s, f"{_time(decode_s)} for {tokens:,} tokens of output, one each {each}"
 
 
 def _remarks(spans: Sequence[Span]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from tests.console.browsing import DESKTOP, PHONE, watched
 from tests.console.conftest import SLOW, SYSTEM, Served
@@ -19,7 +19,8 @@ def test_the_slowest_request_of_the_last_minute_says_why_it_was_slow(served: Ser
         page.get_by_role("link", name="Requests").click()
         first = page.locator("tbody tr").first
         expect(first).to_contain_text(SLOW)
-        first.get_by_role("button").click()
+        first.get_by_role("button").press("Enter")
+        expect(page.locator("#main")).to_be_focused()
         parts = page.locator(".parts li")
         expect(parts.first).to_contain_text("for 150 tokens of output")
         expect(page.get_by_role("heading", name="Why it ran there")).to_be_visible()
@@ -45,6 +46,8 @@ def test_a_worker_is_drained_after_a_dialog_has_said_what_will_happen(served: Se
         assert served.server.epochs()["decode-1"] == before
         page.get_by_role("button", name="Drain decode-1").click()
         dialog.get_by_role("button", name="Drain").click()
+        expect(dialog.get_by_role("status")).to_contain_text("It is being drained")
+        dialog.get_by_role("button", name="Close").click()
         expect(page.get_by_role("status").filter(has_text="decode-1 serves again")).to_be_visible()
         assert served.server.epochs()["decode-1"] != before
         seen.check()
@@ -160,4 +163,20 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_not_in_the_address(served: Serve
         expect(page.locator(".worker")).to_have_count(3)
         assert served.key not in page.url
         assert page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
+        seen.check()
+
+
+def test_what_is_remarked_on_a_request_fits_a_phone(served: Served, chromium: Browser) -> None:
+    remark = "its first token came after 23.38 s; the router had foreseen 7.08 s, and that is a long line"
+    served.load()
+    with watched(chromium, served.url, served.key, PHONE) as seen:
+
+        def add_remark(route: Route) -> None:
+            answer = route.fetch()
+            route.fulfill(response=answer, json={**answer.json(), "remarks": [remark]})
+
+        seen.page.route("**/console/api/request?**", add_remark)
+        seen.go(f"requests/{SLOW}")
+        expect(seen.page.get_by_text(remark)).to_be_visible()
+        assert seen.is_as_wide_as_its_window()
         seen.check()

@@ -119,7 +119,7 @@ function workerRow(first) {
       fill(name, element("div", {}, element("strong", {}, worker.worker)), element("div", { class: "small" }, worker.role, " · ", statusText(worker.status)));
       fill(load, fact("runs", worker.slots ? `${worker.running} of ${worker.slots}` : count(worker.running)), fact("waits", count(worker.waiting)),
         worker.queued_tokens ? fact("queue", `${count(worker.queued_tokens)} tokens${worker.queued_s >= 0.001 ? `, ${seconds(worker.queued_s)}` : ""}`) : null,
-        worker.busy !== null ? fact("prompts", share(worker.busy)) : null,
+        worker.busy !== null ? fact("busy with prompts", share(worker.busy)) : null,
         worker.step_s ? fact("step", seconds(worker.step_s)) : null,
         worker.hit_rate !== null ? fact("reused", share(worker.hit_rate)) : null);
       const total = PAGE_STATES.reduce((sum, state) => sum + worker.pages[state], 0);
@@ -146,6 +146,7 @@ function askToDrain(worker) {
     ],
     controls: [field("Seconds until what is still open is cut off, and goes on elsewhere", deadline), restart.label, force.label],
     word: "Drain",
+    waiting: "It is being drained: it finishes what it runs or hands it over, leaves, and shows up again if it starts again.",
     isDangerous: true,
     call: "drain",
     body: () => ({ worker: worker.worker, deadline_s: Number(deadline.value), restart: restart.box.checked, force: force.box.checked }),
@@ -162,6 +163,7 @@ function askToSwitch(worker) {
       "Counts stay as they are from then on, until the planner decides again (twostroke scale --auto).",
     ],
     word: `Switch to ${other}`,
+    waiting: "It hands over what it runs, and starts in its new role.",
     isDangerous: true,
     call: "role",
     body: () => ({ worker: worker.worker, role: other }),

@@ -76,10 +76,12 @@ signOut.addEventListener("click", () => {
   show();
 });
 
-window.addEventListener("hashchange", () => {
+window.addEventListener("hashchange", async () => {
   api.takeKeyFromAddress();
   say("");
-  show();
+  await show();
+  // What had the focus may be gone: the keyboard goes on in the new view, not at the top of the page.
+  if (document.activeElement === document.body) main.focus();
 });
 api.takeKeyFromAddress();
 show();

@@ -119,7 +119,7 @@ function spanLine(line, wholeMs) {
   const isFailed = line.facts.includes("error=");
   return element("div", { class: `span${isEvent ? " event" : ""}${isFailed ? " failed" : ""}`, role: "listitem" }, name,
     element("span", { class: "track", "aria-hidden": "true" }, drawn),
-    element("span", { class: "number" }, isEvent ? `at ${line.start_ms.toFixed(1)} ms` : `${line.length_ms.toFixed(1)} ms`),
+    element("span", { class: "number" }, isEvent ? `at ${seconds(line.start_ms / 1e3)}` : seconds(line.length_ms / 1e3)),
     line.facts ? element("span", { class: "facts" }, line.facts) : null);
 }
 
