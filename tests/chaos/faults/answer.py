@@ -20,6 +20,7 @@ class Piece:
     text: str = ""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    """Those of the prompt's tokens come before those of the answer's, where they are wanted."""
     finish: str = ""
     usage: tuple[int, int] | None = None
     """Tokens of the prompt and of the answer."""

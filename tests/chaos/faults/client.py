@@ -112,7 +112,7 @@ class Clients:
                         index=response.index,
                         text=response.text,
                         tokens=tuple(response.token_ids),
-                        logprobs=tuple(entry.logprob for entry in response.logprobs),
+                        logprobs=tuple(entry.logprob for entry in (*response.prompt_logprobs, *response.logprobs)),
                         finish=response.finish_reason,
                         usage=(response.usage.prompt_tokens, response.usage.completion_tokens)
                         if response.HasField("usage")
@@ -153,6 +153,8 @@ def _message(ask: Ask, model: str, token: str) -> inference_pb2.GenerateRequest:
         sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty = 0.3, 0.2, 1.1
     if ask.logprobs:
         sampling.logprobs = 1
+    if ask.is_scored:
+        sampling.prompt_logprobs = 0
     return inference_pb2.GenerateRequest(
         model=model,
         text=ask.prompt,
@@ -187,6 +189,8 @@ def _body(ask: Ask, model: str) -> dict[str, Any]:
         body |= {"presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
     if ask.logprobs:
         body |= {"logprobs": True, "top_logprobs": 1} if ask.is_chat else {"logprobs": 1}
+    if ask.is_scored:
+        body["echo"] = True
     return body
 
 
@@ -204,7 +208,7 @@ def _piece(chunk: dict[str, Any], event_id: str) -> Piece:
         index=choice["index"],
         text=choice["text"] if "text" in choice else _said(choice["delta"]),
         tokens=tuple(choice.get("token_ids") or ()),
-        logprobs=of_chat or tuple(logprobs.get("token_logprobs") or ()),
+        logprobs=of_chat or tuple(each for each in logprobs.get("token_logprobs") or () if each is not None),
         finish=choice["finish_reason"] or "",
         usage=counts,
         resume_token=event_id,

@@ -61,6 +61,8 @@ class Ask:
     seed: int = MODEL_SEED
     penalties: bool = False
     logprobs: bool = False
+    is_scored: bool = False
+    """Logprobs of the prompt are wanted, too. Over HTTP the prompt is echoed with them."""
     stop: tuple[str, ...] = ()
     is_chat: bool = False
     """Its prompt is a message of a user."""
@@ -71,6 +73,11 @@ class Ask:
     conduct: Conduct = Conduct.STAYS
     stops_early: bool = False
     """Its stop string is to be taken from the middle of its answer."""
+
+    @property
+    def has_grammar(self) -> bool:
+        """Its answer has to match a grammar."""
+        return not self.fields.keys().isdisjoint(("structured_outputs", "tools"))
 
     def stopping_within(self, text: str) -> Ask:
         """With the middle of `text`, its answer so far, as stop string."""
@@ -114,6 +121,16 @@ def asks(seed: int, *, tokens: int, prompt_letters: int) -> list[Ask]:
         Ask(name="stop", endpoint=Endpoint.HTTP, prompt=prompt(), max_tokens=tokens, stops_early=True),
         Ask(name="penalties", endpoint=Endpoint.GRPC, prompt=prompt(shares=True), max_tokens=tokens, penalties=True),
         Ask(name="logprobs", endpoint=Endpoint.HTTP, prompt=prompt(), max_tokens=tokens, logprobs=True),
+        Ask(name="scored", endpoint=Endpoint.GRPC, prompt=prompt(), max_tokens=tokens, logprobs=True, is_scored=True),
+        Ask(
+            name="echo",
+            endpoint=Endpoint.HTTP,
+            prompt=prompt(shares=True),
+            max_tokens=tokens,
+            temperature=0.8,
+            logprobs=True,
+            is_scored=True,
+        ),
         Ask(
             name="grammar",
             endpoint=Endpoint.HTTP,

@@ -7,6 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tests.chaos.faults import head, pins
 from tests.chaos.faults.answer import Transcript, difference, longest_wait_s
@@ -110,6 +111,8 @@ class FaultRun:
             return Outcome.lost(trial, transports, model, f"{type(error).__name__}: {error}")
 
     async def _play(self, trial: Trial, transports: str, model: str) -> Outcome:
+        if trial.process == Process.ROUTER:
+            await self._compile_grammars()
         began_s = time.time()
         before, epochs = await refusals(self._bed), await self._bed.epochs()
         self._journal_lines, self._met = len(self._bed.journal()), None
@@ -141,6 +144,16 @@ class FaultRun:
             refused=await self._refused_since(before),
             took_s=time.time() - began_s,
         )
+
+    async def _compile_grammars(self) -> None:
+        """Asks each router for one token under each grammar.
+
+        To compile, a router starts a process with the first grammar that it gets. Under load that takes longer than the
+        clients of this run may be patient, and one that has replaced a dead router is not silent for being broken.
+        """
+        short = [replace(ask, max_tokens=1) for ask in self._asks if ask.has_grammar]
+        routers = range(len(self._clients.routers))
+        await asyncio.gather(*(self._clients.follow(ask, router) for router in routers for ask in short))
 
     def _wrong(self, got: Sequence[Transcript]) -> list[str]:
         return [wrong for each in got if (wrong := difference(self._expected[each.name], each)) is not None]

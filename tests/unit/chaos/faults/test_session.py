@@ -10,7 +10,7 @@ import pytest
 
 from tests import process_table
 from tests.chaos.faults.bounds import overruns
-from tests.chaos.faults.load import asks
+from tests.chaos.faults.load import Endpoint, asks
 from tests.chaos.faults.options import FaultsOptions, add_arguments, options_from
 from tests.chaos.faults.outcome import MISMATCHES, Outcome
 from tests.chaos.faults.report import Facts, summary, written
@@ -86,6 +86,7 @@ def test_requests_of_one_seed_are_the_same_and_of_every_kind() -> None:
     assert load == asks(7, tokens=60, prompt_letters=320)
     assert {ask.conduct for ask in load} == {"stays", "moves", "leaves"}
     assert any(ask.n > 1 for ask in load)
+    assert {ask.endpoint for ask in load if ask.is_scored} == {*Endpoint}
     assert len({ask.name for ask in load}) == len(load)
 
 
