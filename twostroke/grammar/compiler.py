@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits
 
@@ -14,7 +15,10 @@ from twostroke.grammar.vocabulary import Vocabulary
 from twostroke.request import Grammar
 
 KEPT_GRAMMARS = 256
-"""Compiled grammars that are kept. One takes from some kilobytes to a few megabytes."""
+"""Compiled grammars that are kept."""
+KEPT_CHARS = 1 << 20
+"""Characters of the sources of all grammars that are kept. An object with thousands of properties takes 460 bytes for
+each of its characters, so that hostile ones take half a gigabyte; 256 sets of ordinary tools are kept."""
 MOST_ERROR_CHARS = 300
 """Characters of llguidance's own words in an error."""
 LIMITS = LLParserLimits(
@@ -34,7 +38,8 @@ class GrammarCompiler:
     def __init__(self, vocabulary: Vocabulary, observe_mask_s: Callable[[float], None] = lambda seconds: None) -> None:
         self.vocabulary = vocabulary
         self._observe_mask_s = observe_mask_s
-        self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._kept_chars = 0
         self._lock = threading.Lock()
 
     def state(self, grammar: Grammar, tokens: Sequence[int] = ()) -> GrammarState:
@@ -55,15 +60,28 @@ class GrammarCompiler:
             kept = self._kept.get(digest)
             if kept is not None:
                 self._kept.move_to_end(digest)
-                return kept
+                return kept.matcher
         matcher = LLMatcher(self.vocabulary.tokenizer, grammar.source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise InvalidRequest(f"the grammar cannot be compiled: {in_words(matcher.get_error())}", field="grammar")
-        with self._lock:
-            self._kept[digest] = matcher
-            while len(self._kept) > KEPT_GRAMMARS:
-                self._kept.popitem(last=False)
+        self._keep(digest, _Kept(matcher, len(grammar.source)))
         return matcher
+
+    def _keep(self, digest: bytes, compiled: _Kept) -> None:
+        with self._lock:
+            if digest in self._kept:  # another thread was sooner
+                return
+            self._kept[digest] = compiled
+            self._kept_chars += compiled.chars
+            while len(self._kept) > KEPT_GRAMMARS or (self._kept_chars > KEPT_CHARS and len(self._kept) > 1):
+                _, dropped = self._kept.popitem(last=False)
+                self._kept_chars -= dropped.chars
+
+
+class _Kept(NamedTuple):
+    matcher: LLMatcher
+    chars: int
+    """Characters of its source."""
 
 
 def in_words(error: str) -> str:

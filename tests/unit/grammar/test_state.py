@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 import twostroke.grammar.compiler as compiler_module
 from tests.unit.grammar.grammars import byte_compiler, lark, regex, schema, text_state
 from twostroke.errors import ConfigError, InvalidRequest, UnsupportedFeature
-from twostroke.grammar.compiler import KEPT_GRAMMARS, MOST_ERROR_CHARS, GrammarCompiler
+from twostroke.grammar.compiler import KEPT_CHARS, KEPT_GRAMMARS, MOST_ERROR_CHARS, GrammarCompiler
 from twostroke.grammar.state import GrammarState, candidates, permitted
 from twostroke.grammar.vocabulary import load_vocabulary
 from twostroke.request import Grammar
@@ -175,6 +175,25 @@ def test_a_compiler_keeps_the_grammars_that_were_used_last(monkeypatch: pytest.M
     assert compiled == [each.source for each in (DATE, *others, regex("b"))], "DATE was used after the others"
     compiler.state(others[0])
     assert compiled[-1] == others[0].source, "it was used first, and is compiled again"
+
+
+def test_large_grammars_are_kept_while_all_of_them_are_short_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes megabytes: without a bound a few hundred clients' schemas are more memory than a worker has."""
+    compiled: list[str] = []
+
+    def compile_now(tokenizer: LLTokenizer, source: str, **options: Any) -> LLMatcher:
+        compiled.append(source)
+        return LLMatcher(tokenizer, source, **options)
+
+    monkeypatch.setattr(compiler_module, "LLMatcher", compile_now)
+    compiler = byte_compiler()
+    small, *large = [lark(f'start: "{rank}{"x" * (KEPT_CHARS // 3)}"' if rank else 'start: "a"') for rank in range(4)]
+    for grammar in (small, *large, large[2], large[1]):
+        compiler.state(grammar)
+    assert len(compiled) == 4, "the last two are kept"
+    compiler.state(large[0])
+    compiler.state(small)
+    assert compiled[4:] == [large[0].source, small.source]
 
 
 def test_masks_are_as_wide_as_logits_are(smollm2: GrammarCompiler, smollm2_dir: Path) -> None:
