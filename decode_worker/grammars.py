@@ -9,15 +9,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from decode_worker.grammar_metrics import GrammarMetrics
 from twostroke.engine.build import LoadedModel
-from twostroke.errors import InvalidRequest
+from twostroke.errors import Overloaded
 from twostroke.grammar.advance import be_nice
 from twostroke.grammar.compiler import GrammarCompiler
 from twostroke.grammar.state import GrammarState
 from twostroke.grammar.vocabulary import load_vocabulary
 from twostroke.request import Grammar, Request
 
-LONGEST_COMPILE_S = 10.0
-"""Time for one grammar, those before it included. The router has compiled it within two seconds."""
+LONGEST_COMPILE_S = 8.0
+"""Time for one grammar, those before it included: less than routers wait for a worker that opens a request. A router
+has compiled it with two seconds of processor time."""
 
 
 THREADS = 2
@@ -36,7 +37,8 @@ class Grammars:
     async def state(self, request: Request) -> GrammarState | None:
         """Returns where the answer of a request stands in its grammar, if it has one, with the tokens it has already.
 
-        Raises InvalidRequest for a grammar that cannot be compiled, and for tokens that it does not permit.
+        Raises InvalidRequest for a grammar that cannot be compiled, and for tokens that it does not permit; Overloaded
+        where too many others come first.
         """
         grammar = request.sampling.grammar
         if grammar is None:
@@ -50,9 +52,7 @@ class Grammars:
         try:
             return await asyncio.wait_for(compiling, LONGEST_COMPILE_S)
         except TimeoutError as error:
-            raise InvalidRequest(
-                f"the grammar was not compiled within {LONGEST_COMPILE_S:g} s", field="grammar"
-            ) from error
+            raise Overloaded(f"the grammar was not compiled within {LONGEST_COMPILE_S:g} s; try again") from error
 
     def ended(self, state: GrammarState) -> None:
         """Counts the tokens of an answer that has ended."""

@@ -8,11 +8,12 @@ import threading
 
 import pytest
 
+from decode_worker import grammars
 from tests.unit.grammar.grammars import regex
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import PAGE_BYTES, decode, prompt_of
 from twostroke.config import ModelConfig
-from twostroke.errors import InvalidRequest, UnsupportedFeature
+from twostroke.errors import InvalidRequest, Overloaded, UnsupportedFeature
 from twostroke.grammar.compiler import GrammarCompiler
 from twostroke.grammar.state import GrammarState
 from twostroke.request import Grammar
@@ -111,3 +112,24 @@ async def test_a_grammar_that_takes_long_holds_up_neither_steps_nor_other_gramma
         assert plain.tokens
         assert re.fullmatch(PATTERN, text_of(other.tokens))
         assert text_of(got.tokens) == "zzz"
+
+
+async def test_a_grammar_that_waits_too_long_behind_others_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no mistake of its client's: its router tries another worker."""
+    go_on, compile_now = threading.Event(), GrammarCompiler.state
+
+    def state(self: GrammarCompiler, grammar: Grammar, tokens: list[int]) -> GrammarState:
+        assert go_on.wait(30)
+        return compile_now(self, grammar, tokens)
+
+    monkeypatch.setattr(GrammarCompiler, "state", state)
+    monkeypatch.setattr(grammars, "LONGEST_COMPILE_S", 0.1)
+    async with decode(model=MODEL) as worker, router_to(worker) as router:
+        try:
+            with pytest.raises(Overloaded, match="the grammar was not compiled within"):
+                await router.open(PROMPT, 20, request_id="late", grammar=ANSWER)
+        finally:
+            go_on.set()
+        monkeypatch.setattr(grammars, "LONGEST_COMPILE_S", 30.0)
+        got = await router.answer(PROMPT, 200, request_id="again", grammar=ANSWER)
+        assert re.fullmatch(PATTERN, text_of(got.tokens))
