@@ -101,6 +101,8 @@ class _Program:
     """Time for one piece of work."""
     cpu_s: float | None
     """Processor time for one, which the process keeps to itself. None: as much as it gets in its time."""
+    wait_s: float | None
+    """Longest time that one waits and is worked on. None: clients wait as long as they like."""
     ends_too_large: frozenset[int]
     """Exit statuses of a process whose work took more than one may have."""
 
@@ -113,7 +115,7 @@ class _Program:
 
 
 _READER = _Program(
-    "router.frontend.preparation.process", "read the request", WORK_S, None, frozenset({-signal.SIGABRT})
+    "router.frontend.preparation.process", "read the request", WORK_S, None, None, frozenset({-signal.SIGABRT})
 )
 """Libraries end with SIGABRT where they get no memory."""
 _COMPILER = _Program(
@@ -121,6 +123,7 @@ _COMPILER = _Program(
     "compile the grammar",
     WORK_S,
     COMPILE_S,
+    WORK_S,
     frozenset({-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}),
 )
 """The others are how a process ends whose stack is full."""
@@ -172,7 +175,10 @@ class _Process:
         queue.waiting_bytes += len(work.body)
         self._has_work.set()
         try:
-            return await waiting.done
+            async with asyncio.timeout(self._program.wait_s):
+                return await waiting.done
+        except TimeoutError:
+            raise Overloaded(f"too many others come first: to {self._program.purpose} would take longer") from None
         finally:
             self._leave(tenant, queue, waiting)
 

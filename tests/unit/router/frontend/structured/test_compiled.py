@@ -178,6 +178,17 @@ async def test_a_grammar_may_take_so_much_processor_time_and_is_refused_for_good
             assert prepares._grammars._child is None, "the second time nothing is compiled"
 
 
+async def test_a_grammar_does_not_wait_for_ever_behind_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred of one tenant take two seconds each: whoever comes behind them is told so, and they go on."""
+    async with running() as prepares:
+        program = prepares._grammars._program
+        monkeypatch.setattr(prepares._grammars, "_program", dataclasses.replace(program, wait_s=0.0))
+        with pytest.raises(Overloaded, match="too many others come first"):
+            await prepares.compile(INTEGER, "")
+        monkeypatch.setattr(prepares._grammars, "_program", program)
+        assert (await prepares.compile(INTEGER, "")).error is None
+
+
 async def test_a_process_that_is_killed_while_it_compiles_is_replaced() -> None:
     async with running() as prepares:
         await prepares.compile(INTEGER, "")
