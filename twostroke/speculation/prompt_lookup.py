@@ -7,48 +7,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from twostroke.speculation.draft import Proposal
 
 MATCHED = (8, 4, 2)
-"""Lengths of the last tokens that are looked up, the longest first: the more agree, the more often the next one does
+"""Lengths of the last tokens that are looked for, the longest first: the more agree, the more often the next one does
 too."""
-MOST_INDEXED = 4096
-"""Tokens that one call adds to the index: a long prompt is taken in over several steps, half a millisecond each."""
+REACH = 32_768
+"""Tokens before the end that are searched: some tens of microseconds, without an index that takes memory."""
 
 
 class PromptLookup:
     def __init__(self) -> None:
-        self._places: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in MATCHED}
-        """Index of the token behind each run of so many tokens, where that stood last."""
-        self._indexed = 0
-        """Tokens of which the runs that end before them are indexed."""
+        self._tokens: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        """The known tokens, and room for more."""
+        self._count = 0
 
     def propose(self, known: Sequence[int], most: int) -> Proposal | None:
-        self._index(known)
-        for length in MATCHED:
-            if len(known) <= length:
-                continue
-            place = self._places[length].get(tuple(known[-length:]))
-            if place is not None:
-                return Proposal(_repeated(known, place, most), f"lookup {length}")
-        return None
+        self._take_in(known)
+        tokens = self._tokens[max(0, self._count - REACH) : self._count]
+        places = np.flatnonzero(tokens[:-1] == tokens[-1]) + 1
+        """Places behind the earlier runs that agree with the last tokens."""
+        found, matched = None, 0
+        for length in range(2, MATCHED[0] + 1):
+            places = places[places >= length]
+            if not len(places):
+                break
+            places = places[tokens[places - length] == tokens[-length]]
+            if length in MATCHED and len(places):
+                found, matched = int(places[-1]), length
+        if found is None:
+            return None
+        return Proposal(_repeated(tokens, found, most), f"lookup {matched}")
 
-    def _index(self, known: Sequence[int]) -> None:
-        end = min(len(known), self._indexed + MOST_INDEXED)
-        for length in MATCHED:
-            first = max(self._indexed, length)
-            if first >= end:
-                continue
-            tokens = known[first - length : end - 1]
-            runs = zip(*(tokens[offset:] for offset in range(length)), strict=False)
-            self._places[length].update(zip(runs, range(first, end), strict=True))
-        self._indexed = end
+    def _take_in(self, known: Sequence[int]) -> None:
+        if len(known) > len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * len(known))
+        self._tokens[self._count : len(known)] = known[self._count :]
+        self._count = len(known)
 
 
-def _repeated(known: Sequence[int], place: int, most: int) -> tuple[int, ...]:
+def _repeated(tokens: npt.NDArray[np.int32], place: int, most: int) -> tuple[int, ...]:
     """Return the tokens from `place` on, over and over where they end before `most`: a loop goes on as it did."""
-    tokens = list(known[place : place + most])
-    period = len(known) - place
-    while len(tokens) < most:
-        tokens.append(tokens[len(tokens) - period])
-    return tuple(tokens)
+    period = tokens[place:].tolist()
+    return tuple(period[rank % len(period)] for rank in range(most))

@@ -32,24 +32,34 @@ class SuffixTree:
         self._root = _Node((), 0)
         self._root.children = {}
 
-    def add(self, text: Sequence[int]) -> None:
-        """Add all suffixes of a text, which is not changed afterwards."""
-        for start in range(len(text)):
-            self._add_suffix(text, start)
+    def add(self, text: Sequence[int], start: int) -> None:
+        """Add the suffix of a text that begins at `start`; the text is not changed afterwards."""
+        node = self._root
+        for depth in range(1, min(DEPTH, len(text) - start) + 1):
+            place = start + depth
+            if node.children is None:
+                node.children = {}
+                if node.rest < len(node.text):
+                    node.children[node.text[node.rest]] = _Node(node.text, node.rest + 1)
+            child = node.children.get(text[place - 1])
+            if child is None:
+                node.children[text[place - 1]] = _Node(text, place)
+                return
+            child.count += 1
+            node = child
 
-    def remove(self, text: Sequence[int]) -> None:
-        """Remove all suffixes of a text that was added."""
-        for start in range(len(text)):
-            node = self._root
-            for token in text[start : start + DEPTH]:
-                if node.children is None:
-                    break
-                child = node.children[token]
-                child.count -= 1
-                if not child.count:
-                    del node.children[token]
-                    break
-                node = child
+    def remove(self, text: Sequence[int], start: int) -> None:
+        """Remove a suffix that was added."""
+        node = self._root
+        for token in text[start : start + DEPTH]:
+            if node.children is None:
+                return
+            child = node.children[token]
+            child.count -= 1
+            if not child.count:
+                del node.children[token]
+                return
+            node = child
 
     def continued(self, last: Sequence[int], most: int) -> list[int]:
         """Return up to `most` tokens that mostly followed after the tokens `last`; none where those never stood."""
@@ -77,18 +87,3 @@ class SuffixTree:
             if node is None:
                 return None
         return node
-
-    def _add_suffix(self, text: Sequence[int], start: int) -> None:
-        node = self._root
-        for depth in range(1, min(DEPTH, len(text) - start) + 1):
-            place = start + depth
-            if node.children is None:
-                node.children = {}
-                if node.rest < len(node.text):
-                    node.children[node.text[node.rest]] = _Node(node.text, node.rest + 1)
-            child = node.children.get(text[place - 1])
-            if child is None:
-                node.children[text[place - 1]] = _Node(text, place)
-                return
-            child.count += 1
-            node = child

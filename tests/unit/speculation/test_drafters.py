@@ -6,9 +6,9 @@ import random
 from collections import Counter
 
 from twostroke.config import DRAFTER_NAMES
-from twostroke.speculation.answers import AnswerSuffixes, FinishedAnswers
+from twostroke.speculation.answers import SUFFIXES_AT_ONCE, AnswerSuffixes, FinishedAnswers
 from twostroke.speculation.drafters import DRAFTERS
-from twostroke.speculation.prompt_lookup import MATCHED, MOST_INDEXED, PromptLookup
+from twostroke.speculation.prompt_lookup import MATCHED, REACH, PromptLookup
 from twostroke.speculation.suffix_tree import DEPTH, LEAST_SHARE, SuffixTree
 
 
@@ -58,12 +58,16 @@ def test_lookup_is_the_same_however_its_text_grew() -> None:
             )
 
 
-def test_a_long_prompt_is_taken_in_over_several_steps() -> None:
-    place = 2 * MOST_INDEXED + 5
-    known = [*range(3 * MOST_INDEXED), place, place + 1]
-    lookup = PromptLookup()
-    proposals = [lookup.propose(known, 1) for _ in range(3)]
-    assert proposals == [None, None, ((place + 2,), "lookup 2")]
+def test_what_lies_far_behind_is_not_searched() -> None:
+    known = [1, 2, *range(10, 10 + REACH - 4), 1, 2]
+    assert PromptLookup().propose(known, 1) == ((10,), "lookup 2")
+    assert PromptLookup().propose([0, 0, *known], 1) == ((10,), "lookup 2")
+    assert PromptLookup().propose([*known[:2], 3, *known[2:]], 1) is None
+
+
+def add(tree: SuffixTree, text: tuple[int, ...]) -> None:
+    for start in range(len(text)):
+        tree.add(text, start)
 
 
 def counted(texts: list[tuple[int, ...]], last: tuple[int, ...]) -> Counter[int]:
@@ -79,10 +83,12 @@ def test_a_suffix_tree_proposes_the_most_frequent_continuation_of_what_it_holds(
     tree, texts = SuffixTree(), list[tuple[int, ...]]()
     for turn in range(200):
         if texts and draw.random() < 0.4:
-            tree.remove(texts.pop(draw.randrange(len(texts))))
+            gone = texts.pop(draw.randrange(len(texts)))
+            for start in range(len(gone)):
+                tree.remove(gone, start)
         else:
             texts.append(tuple(draw.choices(range(3), k=draw.randint(1, 30))))
-            tree.add(texts[-1])
+            add(tree, texts[-1])
         if turn % 5 or not texts:
             continue
         text = draw.choice(texts)
@@ -95,13 +101,14 @@ def test_a_suffix_tree_proposes_the_most_frequent_continuation_of_what_it_holds(
         is_clear = bool(continuations) and max(continuations.values()) > LEAST_SHARE * occurrences
         assert bool(proposed) >= is_clear, "a clear continuation is proposed"
     for text in texts:
-        tree.remove(text)
+        for start in range(len(text)):
+            tree.remove(text, start)
     assert not tree._root.children, "nothing is left of texts that were removed"
 
 
 def test_a_draft_goes_on_beyond_the_depth_of_the_tree() -> None:
     tree = SuffixTree()
-    tree.add(tuple(range(100)))
+    add(tree, tuple(range(100)))
     assert tree.continued([10, 11, 12, 13], 3 * DEPTH) == list(range(14, 14 + 3 * DEPTH))
 
 
@@ -115,8 +122,24 @@ def test_answers_are_proposed_to_requests_with_the_same_salt_alone() -> None:
 
 def test_the_oldest_answers_go_and_leave_nothing() -> None:
     answers = FinishedAnswers(most_tokens=100)
+    trees = {}
     for number in range(50):
-        answers.add(bytes([number % 7]), range(number, number + 30))
+        salt = bytes([number % 7])
+        answers.add(salt, range(number, number + 30))
+        trees[number] = answers.tree(salt)
     assert answers._tokens <= 100
-    assert sum(count[0] for _, count in answers._trees.values()) == len(answers._kept)
-    assert set(answers._trees) == {salt for salt, _ in answers._kept}
+    assert sum(each.answers for each in answers._by_salt.values()) == len(answers._kept)
+    assert set(answers._by_salt) == {salt for salt, _ in answers._kept}
+    while answers._left:
+        answers.tree(b"")
+    living = [each.tree for each in answers._by_salt.values()]
+    assert all(not tree._root.children for tree in trees.values() if tree not in living)
+    assert all(tree._root.children for tree in living)
+
+
+def test_a_long_answer_is_taken_in_over_several_proposals() -> None:
+    answers = FinishedAnswers()
+    answers.add(b"", range(4 * SUFFIXES_AT_ONCE))
+    drafter = AnswerSuffixes(answers, b"")
+    last = [*range(3 * SUFFIXES_AT_ONCE + 1, 3 * SUFFIXES_AT_ONCE + 5)]
+    assert [drafter.propose(last, 1) is not None for _ in range(4)] == [False, False, False, True]
