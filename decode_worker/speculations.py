@@ -48,7 +48,7 @@ class Speculations:
 
     def of(self, request: Request) -> Speculation | None:
         """Return who proposes the answer's tokens; None: nobody."""
-        wanted = request.speculation
+        wanted = request.speculation or SPECULATE_AUTO
         names = self._names if wanted == SPECULATE_AUTO else tuple([name for name in self._names if name == wanted])
         if not names:
             return None

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from twostroke.config import SPECULATE_AUTO
 from twostroke.errors import InvalidRequest
 from twostroke.ids import BlockHash, RequestId
 from twostroke.tracing.context import TraceContext
@@ -191,8 +190,8 @@ class Request:
     sampling: SamplingParams
     deadline_s: float | None = None
     """Unix seconds (time.time)."""
-    speculation: str = SPECULATE_AUTO
-    """It says who may propose its tokens: auto, off, or a drafter."""
+    speculation: str = ""
+    """It says who may propose its tokens: off, or a drafter; auto or empty: as the worker is told."""
     router_id: str
     """The router whose token stream carries the answer."""
     priority: int = 0

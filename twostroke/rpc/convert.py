@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from twostroke import errors
-from twostroke.config import SPECULATE_AUTO
 from twostroke.errors import InternalError, InvalidRequest, ServeError
 from twostroke.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
@@ -132,7 +131,7 @@ def request_from_message(message: worker_pb2.OpenRequest) -> Request:
         router_id=message.router_id,
         trace=TraceContext.parse(message.traceparent),
         adapter=adapter_from_message(message.adapter) if message.HasField("adapter") else None,
-        speculation=message.speculation or SPECULATE_AUTO,
+        speculation=message.speculation,
         hint_tenant=message.tenant,
         hints=tuple(CacheHint(hint.blocks, hint.seconds) for hint in message.hints),
     )

@@ -19,10 +19,12 @@ import pytest
 from cluster.clients.resuming import ResumingClient
 from tests.cluster.processes import PATIENCE_S, Client, ProcessCluster, generate_request, running_cluster
 from tests.metrics_page import total
-from twostroke.config import ModelConfig
+from twostroke.config import SPECULATE_OFF, ModelConfig, ScheduleConfig
 from twostroke.rpc.v1 import inference_pb2
 
 MODEL = ModelConfig(model="paced:step_ms=12,prefill_tokens_per_s=20000")
+STEADY = ScheduleConfig(speculate=SPECULATE_OFF)
+"""An answer that was given before takes as long again."""
 PROMPT = list(range(1000, 1070))
 TOKENS = 60
 SILENCE_S = 15.0
@@ -57,7 +59,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @asynccontextmanager
 async def two_routers(decode: int = 2) -> AsyncIterator[tuple[ProcessCluster, ResumingClient]]:
     async with (
-        running_cluster(prefill=1, decode=decode, routers=2, model=MODEL) as cluster,
+        running_cluster(prefill=1, decode=decode, routers=2, model=MODEL, schedule=STEADY) as cluster,
         new_client(cluster) as client,
     ):
         yield cluster, client
