@@ -13,6 +13,7 @@ from twostroke.rpc.convert import hashes_to_bytes
 
 PROMPT = prompt_of(40)
 LENGTH = 60
+AUTO = ScheduleConfig(speculate=SPECULATE_AUTO)
 
 
 def tokens(worker: Running, name: str, drafter: str) -> float:
@@ -35,7 +36,7 @@ async def test_the_same_answer_again_takes_fewer_steps_where_answers_are_remembe
 
 
 async def test_a_request_may_narrow_who_proposes_and_never_widen_it() -> None:
-    async with decode(model=paced(step_ms=1)) as worker, router_to(worker) as router:
+    async with decode(model=paced(step_ms=1), schedule=AUTO) as worker, router_to(worker) as router:
         await router.answer(PROMPT, LENGTH, request_id="first")
         for speculation in (SPECULATE_OFF, "lookup", "a name of a later release"):
             await router.answer(PROMPT, LENGTH, request_id=speculation, speculation=speculation)
@@ -50,7 +51,7 @@ async def test_a_request_may_narrow_who_proposes_and_never_widen_it() -> None:
 
 
 async def test_answers_with_another_salt_are_not_proposed() -> None:
-    async with decode(model=paced(step_ms=1)) as worker, router_to(worker) as router:
+    async with decode(model=paced(step_ms=1), schedule=AUTO) as worker, router_to(worker) as router:
         for number in range(3):
             salt = bytes([number])
             hashes = hashes_to_bytes(block_hashes_of(PROMPT, BLOCK, salt))
