@@ -15,14 +15,10 @@ from twostroke.grammar.vocabulary import WORD_BITS, Vocabulary
 Mask = npt.NDArray[np.uint32]
 """One bit for each token of the vocabulary, the lowest bit of the first word for token 0: those that may come next."""
 TOO_LONG = "the answer's grammar takes too long to follow from here on"
-
-
 SLOW_S = 0.002
 """Processor time of one advance after which a grammar goes on apart from others, and has no drafted tokens."""
-
-
 LEAST_S = SLOW_S / 16
-"""An advance is taken to take as long, at least: the next one may take somewhat longer than the latest."""
+"""Least processor time that the next advance is expected to take, however quick the latest one was."""
 
 
 class GrammarState:
@@ -98,7 +94,7 @@ class GrammarState:
 
     @property
     def most_drafts(self) -> int:
-        """Returns for how many drafted tokens masks take no longer than one slow one, if they are like the latest."""
+        """The drafted tokens whose masks take SLOW_S together, if each takes as long as the latest advance."""
         return 0 if self.is_slow else int(SLOW_S / max(self.latest_s, LEAST_S))
 
     def permitted_prefix(self, drafts: Sequence[int]) -> int:

@@ -24,13 +24,12 @@ class Drafting:
         self._limits = limits
 
     def with_drafts(self, chunks: list[Chunk], cost: StepCost, most: int) -> list[Chunk]:
-        """Return the chunks with up to `most` drafted tokens in all behind those of streams."""
+        """Put up to `most` drafted tokens in all behind the last tokens of streams; return the chunks."""
         asking = [index for index, chunk in enumerate(chunks) if _may_draft(chunk)]
         if not asking or most <= 0:
             return chunks
         drafts = [self._draft(chunks[index].sequence) for index in asking]
         lengths = draft_lengths(drafts, cost, terms_of(chunks), most)
-        chunks = list(chunks)
         for index, draft, length in zip(asking, drafts, lengths, strict=True):
             if length:
                 fitting = self._fitting(chunks[index].sequence, length)

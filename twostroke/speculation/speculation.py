@@ -10,7 +10,7 @@ from twostroke.speculation.draft import NOTHING, Draft, Drafter, Proposal
 Ran = Callable[[str, int, int], None]
 """Gets the kind of a proposal, how many of its tokens were run, and how many of these were right."""
 MOST_DRAFTED = 32
-"""Tokens of one draft: with a chance of 0.9 each, all of so many are right one time in thirty."""
+"""Most tokens of one draft: where each is right with a chance of 0.9, all of 32 are right one time in thirty."""
 
 
 class Speculation:

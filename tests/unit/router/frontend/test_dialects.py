@@ -138,6 +138,25 @@ async def test_a_body_that_is_no_json_is_refused_in_the_dialects_form(client: ht
     assert "JSON" in message_of(path, got.content)
 
 
+def with_field(path: str, name: str, value: Any) -> Json:
+    """A body with one more field, where the dialect has those that are not its own."""
+    body = asked(path)
+    if "{model" in path:
+        return body | {"parameters": {**body["parameters"], name: value}}
+    return body | {name: value}
+
+
+@pytest.mark.parametrize("path", WAYS)
+async def test_a_client_of_every_dialect_may_narrow_speculation(frontend: Frontend, path: str) -> None:
+    async with httpx.AsyncClient(base_url=frontend.url, timeout=20) as client:
+        got = await client.post(url_of(path), json=with_field(path, "speculation", "off"))
+        assert got.status_code == 200, got.text
+        assert [request.speculation for request in frontend.dispatcher.requests] == ["off"]
+        got = await client.post(url_of(path), json=with_field(path, "speculation", "fast"))
+        assert got.status_code == 400
+        assert "speculation" in message_of(path, got.content)
+
+
 @pytest.mark.parametrize("path", WAYS)
 async def test_an_unknown_model_is_refused_in_the_dialects_form(client: httpx.AsyncClient, path: str) -> None:
     body = asked(path) if "{model" in path else asked(path, model="other")
