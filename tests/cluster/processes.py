@@ -301,12 +301,13 @@ class ProcessCluster:
     async def _first_line(self, process: asyncio.subprocess.Process) -> dict[str, object]:
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
-        assert line, f"a process ended before it was ready; logs:\n{self.logs()[-4000:]}"
+        assert line, f"a process ended before it was ready; logs:\n{self.logs(last=4000)}"
         said: dict[str, object] = json.loads(line)
         return said
 
-    def logs(self) -> str:
-        return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("*.log")))
+    def logs(self, *, last: int = 1 << 30) -> str:
+        """What every process has logged: `last` characters of each at most."""
+        return "\n".join(f"== {path.name}\n{path.read_text()[-last:]}" for path in sorted(self.folder.glob("*.log")))
 
     async def _until_ready(self) -> None:
         for router in self.routers.values():
@@ -373,7 +374,7 @@ async def running_cluster(
             yield cluster
             await cluster.assert_quiet()
         except BaseException:
-            print(cluster.logs()[-8000:])
+            print(cluster.logs(last=8000))
             raise
         finally:
             await cluster.close()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from tests.gpu.measure import DEVICE, ON_GPU
@@ -15,6 +17,8 @@ from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import SampleRow
 
 KINDS: tuple[dict[str, float], ...] = ({}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}, {"top_k": 50, "top_p": 0.8})
+PERMITTED = (0.5, 0.9999, 0.001, 0.00005)
+"""Shares of the vocabulary that grammars permit."""
 LEAST_DECIDED = 0.75
 """The least share of rows decided on the device; the others take the long way over the host."""
 
@@ -24,16 +28,30 @@ def check_draws(_report: Report) -> Iterator[Row]:
     random = torch.Generator().manual_seed(7)
     logits = (torch.randn(rows, vocab, generator=random) * 3).bfloat16()
     asked = [_row(seed, KINDS[seed % len(KINDS)]) for seed in range(rows)]
-    expected = sample(logits, asked)
-    there = logits.to(DEVICE)
-    draw_rows(there, asked)
+    bits = (
+        torch.rand((rows, vocab), generator=random)
+        < torch.tensor(PERMITTED)[torch.arange(rows) % len(PERMITTED)][:, None]
+    )
+    masks = np.packbits(np.pad(bits.numpy(), ((0, 0), (0, -vocab % 32))), axis=1, bitorder="little").view(np.uint32)
+    masked = [row._replace(mask=mask) for row, mask in zip(asked, masks, strict=True)]
+    greedy = [row._replace(params=replace(row.params, temperature=0)) for row in masked]
+    for what, sampled in (("draws", asked), ("draws of grammars", masked), ("greedy tokens of grammars", greedy)):
+        yield _drawn(f"{rows} {what} of {vocab}", logits, sampled)
+
+
+def _drawn(what: str, logits: torch.Tensor, rows: list[SampleRow]) -> Row:
     began_s = time.perf_counter()
-    drawn = draw_rows(there, asked)
+    expected = sample(logits, rows)
+    host_ms = (time.perf_counter() - began_s) * 1e3
+    there = logits.to(DEVICE)
+    draw_rows(there, rows)
+    began_s = time.perf_counter()
+    drawn = draw_rows(there, rows)
     ms = (time.perf_counter() - began_s) * 1e3
     decided = [(mine, right) for mine, right in zip(drawn, expected, strict=True) if mine is not None]
     wrong = sum(mine != right for mine, right in decided)
-    passed = not wrong and len(decided) >= LEAST_DECIDED * rows
-    yield Row(f"{rows} draws of {vocab}, as on the host", f"{len(decided) - wrong} ({ms:.1f} ms)", passed=passed)
+    passed = not wrong and len(decided) >= LEAST_DECIDED * len(rows)
+    return Row(what, f"{len(decided) - wrong} ({ms:.1f} ms)", ms / host_ms, "of the host", passed)
 
 
 def _row(seed: int, kind: dict[str, float]) -> SampleRow:

@@ -22,8 +22,9 @@ import numpy.typing as npt
 from router.frontend.structured.compile import Refusal, compile_output
 from router.frontend.structured.output import StructuredOutput
 from twostroke.grammar.compiler import GrammarCompiler
-from twostroke.grammar.state import GrammarState, permitted
-from twostroke.grammar.vocabulary import WORD_BITS, load_vocabulary
+from twostroke.grammar.mask import WORD_BITS, permitted
+from twostroke.grammar.state import GrammarState
+from twostroke.grammar.vocabulary import load_vocabulary
 from twostroke.request import Grammar
 
 VOCAB_SIZE, END_TOKENS = 49_152, (2,)

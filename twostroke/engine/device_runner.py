@@ -1,8 +1,8 @@
 """One real model on a CUDA device: decode steps as recorded graphs, steps with prompt chunks as they come.
 
 A step costs one copy to the device (everything about the batch, packed) and one back (the tokens). For rows that are
-drawn, the device proposes tokens and the host decides; rows that ask for more (penalties, bias, logprobs) send their
-logits and go through the sampler that serves the CPU.
+drawn, among all tokens or those that a grammar permits, the device proposes tokens and the host decides; rows that ask
+for more (penalties, bias, logprobs) send their logits and go through the sampler that serves the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from twostroke.engine.decode_graphs import DecodeGraphs, DecodeInputs, PageTable
 from twostroke.engine.device_sampler import draw_rows
 from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.engine.prompt_scores import score_prompts
-from twostroke.engine.sampler import UNSOUND, is_plain_draw, is_plain_greedy, sample
+from twostroke.engine.sampler import UNSOUND, is_plain_greedy, is_unadjusted, sample
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
 from twostroke.errors import EngineLost
 from twostroke.kernels.attention import RaggedBatch, RaggedPlaces
@@ -177,7 +177,7 @@ class DeviceRunner:
         asking = [
             index for index, row in enumerate(batch.samples) if tokens[index].is_sound and not is_plain_greedy(row)
         ]
-        drawn = [index for index in asking if is_plain_draw(batch.samples[index])]
+        drawn = [index for index in asking if is_unadjusted(batch.samples[index])]
         others = [index for index in asking if index not in drawn]
         for index, token in _pick(draw_rows, answers, batch, drawn):
             if token is None:

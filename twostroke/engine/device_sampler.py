@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from twostroke.engine.noise import gumbel, gumbel_rows, stream_of
-from twostroke.engine.sampler import Ids, Values, likeliest, truncated
+from twostroke.engine.sampler import Ids, Values, is_greedy, likeliest, truncated
+from twostroke.grammar.mask import WORD_BITS
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import SampleRow
 
@@ -30,14 +31,13 @@ it."""
 
 
 def draw_rows(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampledToken | None]:
-    """One token per row of logits [rows, vocab], None for a row that the sampler must decide. Rows are plain draws."""
-    free = [index for index, row in enumerate(rows) if not _is_truncated(row.params)]
-    cut = [index for index, row in enumerate(rows) if _is_truncated(row.params)]
+    """One token per row of logits [rows, vocab], None for a row that the sampler must decide. Rows are unadjusted."""
+    logits = _permitted(logits.float(), rows)
     drawn: list[SampledToken | None] = [None] * len(rows)
-    draws: list[tuple[list[int], _Draw]] = [(free, _draw_with_noise), (cut, _draw_truncated)]
-    for indices, draw in draws:
+    for draw in (_take_greatest, _draw_with_noise, _draw_truncated):
+        indices = [index for index, row in enumerate(rows) if _draw_of(row.params) is draw]
         if indices:
-            tokens = draw(logits[indices].float(), [rows[index] for index in indices])
+            tokens = draw(logits[indices], [rows[index] for index in indices])
             for index, token in zip(indices, tokens, strict=True):
                 drawn[index] = None if token is None else SampledToken(token)
     return drawn
@@ -46,8 +46,40 @@ def draw_rows(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampledTo
 _Draw = Callable[[torch.Tensor, Sequence[SampleRow]], list[int | None]]
 
 
+def _draw_of(params: SamplingParams) -> _Draw:
+    if is_greedy(params):
+        return _take_greatest
+    return _draw_truncated if _is_truncated(params) else _draw_with_noise
+
+
 def _is_truncated(params: SamplingParams) -> bool:
     return params.min_p > 0 or params.top_k is not None or params.top_p < 1
+
+
+def _permitted(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """The logits, minus infinity where a row's grammar does not permit a token or the token is banned.
+
+    A row that has none left is the sampler's: it knows what a grammar may do then.
+    """
+    if all(row.mask is None for row in rows):
+        return logits
+    vocab = logits.shape[1]
+    masks = np.full((len(rows), -(-vocab // WORD_BITS)), 0xFFFFFFFF, np.uint32)
+    for mask, row in zip(masks, rows, strict=True):
+        if row.mask is not None:
+            mask[:] = 0
+            mask[: len(row.mask)] = row.mask[: len(mask)]
+            for token in row.banned:
+                mask[token // WORD_BITS] &= ~np.uint32(1 << token % WORD_BITS)
+    words = torch.from_numpy(masks.view(np.int32)).to(logits.device)
+    bits = words[:, :, None] >> torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device) & 1
+    return logits.masked_fill(bits.view(len(rows), -1)[:, :vocab] == 0, -math.inf)
+
+
+def _take_greatest(logits: torch.Tensor, _rows: Sequence[SampleRow]) -> list[int | None]:
+    greatest, ids = logits.max(dim=-1)
+    both = zip(greatest.tolist(), ids.tolist(), strict=True)
+    return [token if math.isfinite(value) else None for value, token in both]
 
 
 def _draw_with_noise(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int | None]:
@@ -61,6 +93,7 @@ def _draw_with_noise(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[in
     for index, row in enumerate(rows):
         first, last = float(best[index, 0]), float(best[index, -1])
         is_sure = best.shape[1] == vocab or last < first - NOISE_MARGIN * max(1.0, abs(first))
+        is_sure &= math.isfinite(first)
         tokens.append(_decide(*_by_id(ids[index], proposed[index]), row, None) if is_sure else None)
     return tokens
 
@@ -73,9 +106,14 @@ def _draw_truncated(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int
     tokens: list[int | None] = []
     for index, row in enumerate(rows):
         row_ids, row_logits = _by_id(ids[index], proposed[index])
+        may_come = row_logits > -math.inf
+        is_whole = len(row_ids) == vocab or not may_come.all()
+        row_ids, row_logits = row_ids[may_come], row_logits[may_come]
+        if not len(row_ids):
+            tokens.append(None)
+            continue
         values: Values = (row_logits / row.params.temperature).numpy()
-        whole = len(row_ids) == vocab
-        kept = truncated(values, row.params) if whole else _kept(values, row.params, masses[index])
+        kept = truncated(values, row.params) if is_whole else _kept(values, row.params, masses[index])
         tokens.append(None if kept is None else _decide(row_ids, row_logits, row, kept))
     return tokens
 

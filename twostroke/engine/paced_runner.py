@@ -42,7 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.errors import ConfigError
-from twostroke.grammar.state import candidates
+from twostroke.grammar.mask import candidates
 from twostroke.kv_cache.groups import PageGroup, page_groups
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.adapters.peft import Adapter

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from twostroke.engine.noise import gumbel
-from twostroke.grammar.state import candidates
+from twostroke.grammar.mask import candidates
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import SampleRow
 
@@ -53,24 +53,20 @@ def _likeliest_of_each(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
     return ids.tolist(), np.isfinite(values[np.arange(len(values)), ids]).tolist()
 
 
-def _is_greedy(params: SamplingParams) -> bool:
+def is_greedy(params: SamplingParams) -> bool:
     return params.temperature < GREEDY_BELOW
 
 
 def is_plain_greedy(row: SampleRow) -> bool:
     """Whether the row's token is its greatest logit's, and nothing else is asked."""
-    return _is_greedy(row.params) and _asks_for_a_token_alone(row)
+    return row.mask is None and is_greedy(row.params) and is_unadjusted(row)
 
 
-def is_plain_draw(row: SampleRow) -> bool:
-    """Whether the row's token is drawn from its logits as they are, and nothing else is asked."""
-    return not _is_greedy(row.params) and _asks_for_a_token_alone(row)
-
-
-def _asks_for_a_token_alone(row: SampleRow) -> bool:
+def is_unadjusted(row: SampleRow) -> bool:
+    """Whether the token is chosen from logits as they are, all or those of a grammar, and nothing else is asked."""
     params = row.params
-    is_bare = not (params.logit_bias or params.has_penalties or row.banned) and row.mask is None
-    return is_bare and params.logprobs is None
+    is_adjusted = params.logit_bias or params.has_penalties or (row.banned and row.mask is None)
+    return not is_adjusted and params.logprobs is None
 
 
 def _sample_row(logits: torch.Tensor, row: SampleRow) -> SampledToken:
@@ -83,7 +79,7 @@ def _sample_row(logits: torch.Tensor, row: SampleRow) -> SampledToken:
         token, value = int(ids[0]), 0.0  # certain, whatever its logit and the noise
     else:
         values = logits if ids is None else logits[torch.from_numpy(ids)]
-        index, value = _greatest(values) if _is_greedy(params) else _draw(values / params.temperature, row, ids)
+        index, value = _greatest(values) if is_greedy(params) else _draw(values / params.temperature, row, ids)
         token = index if ids is None else int(ids[index])
     if not math.isfinite(value):  # what was adjusted and divided may have overflown, or every token is banned
         return UNSOUND

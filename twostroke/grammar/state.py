@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from llguidance import LLMatcher
 
-from twostroke.grammar.vocabulary import WORD_BITS, Vocabulary
+from twostroke.grammar.mask import WORD_BITS, Mask
+from twostroke.grammar.vocabulary import Vocabulary
 
-Mask = npt.NDArray[np.uint32]
-"""One bit for each token of the vocabulary, the lowest bit of the first word for token 0: those that may come next."""
 TOO_LONG = "the answer's grammar takes too long to follow from here on"
 SLOW_S = 0.002
 """Processor time of one advance after which a grammar goes on apart from others, and has no drafted tokens."""
@@ -143,18 +141,3 @@ class GrammarState:
         if self._matcher.is_error() or not mask.any():
             self.failure = self.failure or TOO_LONG
         return mask
-
-
-def permitted(mask: Mask, size: int) -> npt.NDArray[np.int64]:
-    """Returns the ids below `size` that a mask permits, in their order."""
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little", count=size))
-
-
-def candidates(mask: Mask, size: int, banned: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Returns the permitted ids below `size` that are not banned; all permitted ones where each of them is banned.
-
-    So a grammar that has ended ends the answer, before its least number of tokens too.
-    """
-    ids = permitted(mask, size)
-    left = ids[~np.isin(ids, banned)] if banned else ids
-    return left if len(left) else ids

@@ -8,9 +8,7 @@ from pathlib import Path
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from twostroke.errors import ConfigError, UnsupportedFeature
-
-WORD_BITS = 32
-"""Bits of one word of a mask."""
+from twostroke.grammar.mask import WORD_BITS
 
 
 @dataclass(frozen=True, slots=True)

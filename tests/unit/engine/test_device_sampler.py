@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from twostroke.engine.device_sampler import WITHOUT_NOISE, draw_rows
 from twostroke.engine.noise import gumbel, gumbel_rows, stream_of
-from twostroke.engine.sampler import is_plain_draw, sample
+from twostroke.engine.sampler import is_unadjusted, sample
+from twostroke.grammar.mask import WORD_BITS, Mask, permitted
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import SampleRow
 
@@ -103,9 +105,47 @@ def test_noise_of_rows_is_the_noise_of_each() -> None:
         assert torch.equal(together[index], gumbel(*key, torch.arange(500)))
 
 
-def test_only_rows_that_ask_for_a_token_alone_are_plain_draws() -> None:
-    assert is_plain_draw(row(1, top_p=0.5))
-    assert not is_plain_draw(row(1, temperature=0))
-    assert not is_plain_draw(row(1, logprobs=0))
-    assert not is_plain_draw(row(1, frequency_penalty=0.5))
-    assert not is_plain_draw(SampleRow(0, row(1).params, position=0, banned=(2,)))
+def permitting(few: int, seed: int) -> Mask:
+    """A mask of so many tokens."""
+    bits = np.zeros(-(-VOCAB // WORD_BITS) * WORD_BITS, np.uint8)
+    bits[np.random.default_rng(seed).permutation(VOCAB)[:few]] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+@pytest.mark.parametrize("kind", [{"temperature": 0}, *TRUNCATIONS], ids=str)
+@pytest.mark.parametrize("few", [0, 1, 2, 15, 200, 600, VOCAB])
+def test_masked_rows_are_drawn_as_the_sampler_draws_them(kind: dict[str, float], few: int) -> None:
+    torch.manual_seed(6)
+    count = 12
+    rows = [row(seed, **kind)._replace(mask=permitting(few, seed) if seed % 4 else None) for seed in range(count)]
+    decided = compare((torch.randn(count, VOCAB) * 3).bfloat16(), rows)
+    if few and kind.get("top_k", 0) < WITHOUT_NOISE:
+        assert decided >= count * 0.75
+
+
+def test_banned_tokens_of_a_masked_row_are_not_drawn_while_there_are_others() -> None:
+    mask = permitting(2, seed=1)
+    first, second = permitted(mask, VOCAB).tolist()
+    logits = torch.zeros(3, VOCAB)
+    logits[:, first] = 9.0
+    rows = [row(1, temperature=0)._replace(mask=mask, banned=banned) for banned in ((), (first,), (first, second))]
+    assert [None if token is None else token.token for token in draw_rows(logits, rows)] == [first, second, None]
+    assert compare(logits, rows) == 2
+
+
+def test_rows_whose_permitted_logits_are_infinite_are_left_to_the_sampler() -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[:, permitted(permitting(5, seed=3), VOCAB)] = -torch.inf
+    for kind in ({}, {"temperature": 0}, {"top_p": 0.5}):
+        assert (
+            draw_rows(logits, [row(seed, **kind)._replace(mask=permitting(5, seed=3)) for seed in (1, 2)]) == [None] * 2
+        )
+
+
+def test_only_rows_that_ask_for_a_token_alone_are_unadjusted() -> None:
+    assert is_unadjusted(row(1, top_p=0.5))
+    assert is_unadjusted(row(1, temperature=0))
+    assert is_unadjusted(row(1)._replace(banned=(2,), mask=permitting(5, seed=1)))
+    assert not is_unadjusted(row(1, logprobs=0))
+    assert not is_unadjusted(row(1, frequency_penalty=0.5))
+    assert not is_unadjusted(row(1)._replace(banned=(2,)))

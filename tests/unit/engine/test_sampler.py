@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from twostroke.engine.noise import gumbel
 from twostroke.engine.sampler import sample
-from twostroke.grammar.state import Mask
+from twostroke.grammar.mask import Mask
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import SampleRow
 

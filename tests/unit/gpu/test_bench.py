@@ -26,7 +26,7 @@ runpy.run_module("tests.gpu.bench", run_name="__main__")
 """
 MISSING = {
     "ray", "grpc", "google", "transformers", "safetensors", "tokenizers", "xxhash", "msgpack", "aiohttp",
-    "prometheus_client", "starlette", "uvicorn", "rich", "pytest", "hypothesis",
+    "llguidance", "prometheus_client", "starlette", "uvicorn", "rich", "pytest", "hypothesis",
 }  # fmt: skip
 
 

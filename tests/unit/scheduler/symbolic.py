@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence as ListOf
 
 from tests.unit.grammar.grammars import byte_compiler, regex
-from twostroke.grammar.state import Mask, candidates
+from twostroke.grammar.mask import Mask, candidates
 from twostroke.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.pool import BlockPool
