@@ -87,7 +87,8 @@ class Fleet:
         self._awaits_decode = False
         """The supervisor lists a decode worker that is dead or starting: it will serve soon."""
         self._changed = asyncio.Event()
-        self._listeners: list[Callable[[], None]] = []
+        self._change_listeners: list[Callable[[], None]] = []
+        self._report_listeners: list[Callable[[], None]] = []
         self._facts: ServingFacts | None = None
         self._feed_dependencies = FeedDependencies(
             membership=membership,
@@ -96,7 +97,7 @@ class Fleet:
             detector=self.detector,
             on_introduced=self._accept,
             on_status_change=self._note_change,
-            on_load_report=self._call_listeners,
+            on_load_report=self._note_report,
         )
         FleetMetrics(metrics.registry, self._workers, events.block_count)
         self._scaling = ScalingMetrics(metrics.registry)
@@ -150,9 +151,13 @@ class Fleet:
     def worker(self, worker_id: WorkerId) -> Worker | None:
         return self._workers.get(worker_id)
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever a worker reports, and when a worker's status changes."""
-        self._listeners.append(listener)
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` whenever a worker's status changes."""
+        self._change_listeners.append(listener)
+
+    def on_report(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` whenever a worker reports or its status changes: often, so it has to be quick."""
+        self._report_listeners.append(listener)
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Returns when a worker's status changes, or when the time is over."""
@@ -261,10 +266,12 @@ class Fleet:
         """Wakes everyone who waits for a change of the fleet."""
         self._changed.set()
         self._changed = asyncio.Event()
-        self._call_listeners()
+        for listener in self._change_listeners:
+            listener()
+        self._note_report()
 
-    def _call_listeners(self) -> None:
-        for listener in self._listeners:
+    def _note_report(self) -> None:
+        for listener in self._report_listeners:
             listener()
 
     def _accept(self, worker: Worker) -> None:

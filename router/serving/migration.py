@@ -70,14 +70,14 @@ class Migration:
         self._tasks = tasks
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._watched: set[_Watched] = set()
-        fleet.listen(self._look)
+        fleet.on_change(self._move_all)
 
     @contextlib.contextmanager
     def watching(self, stream: TokenStream, request: Callable[[], Request]) -> Iterator[None]:
         """The stream fails as Migrated when it is to go on elsewhere. `request` returns what is known now."""
         watched = _Watched(stream, request)
         self._watched.add(watched)
-        self._look()
+        self._move(watched)
         try:
             yield
         finally:
@@ -85,19 +85,18 @@ class Migration:
             if watched.task is not None:
                 watched.task.cancel()
 
-    def _look(self) -> None:
-        """Begins to migrate what is on workers that drain now."""
-        leaving = {
-            (worker.worker_id, worker.epoch)
-            for worker in self._fleet.decode_workers()
-            if worker.status is WorkerStatus.DRAINING
-        }
-        if not leaving or not self._fleet.serving(Role.DECODE):
-            return
+    def _move_all(self) -> None:
         for watched in self._watched:
-            link = watched.stream.link
-            if watched.task is None and (link.worker_id, link.epoch) in leaving:
-                watched.task = self._tasks.create_task(self._migrate(watched), name=f"migrate {link.worker_id}")
+            self._move(watched)
+
+    def _move(self, watched: _Watched) -> None:
+        """Begins to migrate what is on a worker that drains now."""
+        link = watched.stream.link
+        worker = self._fleet.worker(link.worker_id)
+        if watched.task is not None or worker is None or worker.epoch != link.epoch:
+            return
+        if worker.status is WorkerStatus.DRAINING and self._fleet.serving(Role.DECODE):
+            watched.task = self._tasks.create_task(self._migrate(watched), name=f"migrate {link.worker_id}")
 
     async def _migrate(self, watched: _Watched) -> None:
         """Contains bugs: one costs a request its pages, and no other request anything."""

@@ -63,7 +63,7 @@ class Placer:
         )
         admission = Admission(rules, self.selector, routing.reservations)
         self.queue = AdmissionQueue(admission, self._workers, metrics)
-        fleet.listen(self.queue.notice)
+        fleet.on_report(self.queue.notice)
         self._worker_wait_s = config.worker_wait_s
         self.attempts = Attempts()
         self._fleet = fleet
