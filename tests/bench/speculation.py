@@ -1,7 +1,8 @@
 """`python -m tests.bench speculation`: time per output token with speculation, beside the same requests without.
 
 Two clusters of a prefill and a decode worker each serve the same model, one with `--speculate off`. The same requests
-go to them in turns, so that a machine that is busy for a while is busy for both. Answers are compared, too.
+go to them in turns, so that a machine that is busy for a while is busy for both. Each cluster owns its cores as if it
+were alone: workers of the second one would find none free, and never borrow. Answers are compared, too.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import os
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from unittest.mock import patch
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cluster.flags.checks import file_can_be_made
 from tests.bench.options import json_file
-from tests.cluster.processes import Client, running_cluster
+from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tools.output import write_json
 from tools.tables import console_for, table_of, text_grid, text_row
 from twostroke.config import (
@@ -39,6 +43,8 @@ from twostroke.models.catalog.fetch import fetch
 TOKEN_IDS = range(1000, 30000)
 """Random prompts are drawn from these: ordinary tokens of the default model."""
 POOL_BYTES = 256 << 20
+COUNTED = ("drafted", "kept")
+"""Tokens that the cluster with speculation counts."""
 
 
 class SpeculationBenchOptions(Settings):
@@ -73,6 +79,9 @@ class Measured:
     """Seconds per output token of each round."""
     without: list[float] = field(default_factory=list)
     is_equal: bool = True
+    drafted: float = 0
+    kept: float = 0
+    """Tokens that were drafted, and those of them that were right, in all rounds."""
 
     @property
     def ratio(self) -> float:
@@ -127,16 +136,19 @@ def run(args: argparse.Namespace) -> int:
                 f"{1e3 * statistics.median(each.without):.2f}",
                 f"{1e3 * statistics.median(each.with_it):.2f}",
                 f"{each.ratio:.3f}",
+                f"{each.drafted:.0f}",
+                f"{each.kept:.0f}",
                 "equal" if each.is_equal else "DIFFERENT",
             )
         )
         for name, each in results.items()
     ]
     console = console_for(options.json_path)
-    grid = text_grid(("load", "off, ms per token", f"{options.speculate}, ms per token", "ratio", "answers"), rows)
+    grid = text_grid(
+        ("load", "off, ms per token", f"{options.speculate}, ms per token", "ratio", *COUNTED, "answers"), rows
+    )
     console.print(table_of(grid, f"{options.model}, {options.rounds} rounds"))
-    facts = {name: {"ratio": each.ratio, "equal": each.is_equal} for name, each in results.items()}
-    write_json(facts, options.json_path)
+    write_json({name: {**asdict(each), "ratio": each.ratio} for name, each in results.items()}, options.json_path)
     return 0 if all(each.is_equal for each in results.values()) else 1
 
 
@@ -147,6 +159,8 @@ async def _measure(options: SpeculationBenchOptions) -> dict[str, Measured]:
     async with contextlib.AsyncExitStack() as stack:
         clients: dict[str, Client] = {}
         for speculate in (SPECULATE_OFF, options.speculate):
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            stack.enter_context(patch.dict(os.environ, XDG_RUNTIME_DIR=folder))
             cluster = await stack.enter_async_context(
                 running_cluster(
                     prefill=1,
@@ -160,6 +174,7 @@ async def _measure(options: SpeculationBenchOptions) -> dict[str, Measured]:
             clients[speculate] = Client(cluster.grpc)
             stack.push_async_callback(clients[speculate].close)
         for load, number in itertools.product(LOADS, range(options.rounds + 1)):
+            before = _counted(cluster)
             prompts = [load.prompt(tokenizer, random.Random(f"{number} {n}")) for n in range(load.at_once)]
             answers, seconds = [], {}
             for speculate, client in sorted(clients.items(), reverse=number % 2 == 0):
@@ -170,7 +185,13 @@ async def _measure(options: SpeculationBenchOptions) -> dict[str, Measured]:
             if number:
                 measured.without.append(seconds[SPECULATE_OFF])
                 measured.with_it.append(seconds[options.speculate])
+            drafted, kept = (now - then for now, then in zip(_counted(cluster), before, strict=True))
+            measured.drafted, measured.kept = measured.drafted + drafted, measured.kept + kept
     return results
+
+
+def _counted(cluster: ProcessCluster) -> list[float]:
+    return [cluster.metric("decode-0", f"twostroke_speculation_{name}_tokens_total") for name in COUNTED]
 
 
 async def _round(client: Client, load: Load, prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
