@@ -19,6 +19,7 @@ from twostroke.rpc.convert import (
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.sequence import Sequence
+from twostroke.speculation.speculation import Outcome
 from twostroke.tracing.parts import Chunks
 from twostroke.tracing.recorder import Recorder
 from twostroke.tracing.span import OpenSpan
@@ -68,6 +69,12 @@ class RequestTrace:
         """Note that decoding begins, after so many steps."""
         self._decode = self.span.begin("decode")
         self._steps_before = steps - 1
+
+    def drafted(self, drafts: Outcome) -> None:
+        """Note what became of the drafted tokens of this attempt."""
+        if self._decode is not None and drafts.run:
+            saved_s = drafts.saved_s - drafts.spent_s
+            self._decode.set(drafted_tokens=drafts.run, kept_tokens=drafts.kept, speculation_saved_s=saved_s)
 
     def end(
         self, *, tokens: int, steps: int, preemptions: int, cached_tokens: int, outcome: str, error: str | None
@@ -122,6 +129,8 @@ class RequestState:
             self._end_trace()
 
     def _end_trace(self) -> None:
+        if self.sequence.speculation is not None:
+            self.trace.drafted(self.sequence.speculation.outcome)
         self.trace.end(
             tokens=len(self.tokens),
             steps=self.sequence.steps,

@@ -11,7 +11,7 @@ from twostroke.scheduler.sequence import Sequence
 from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.answers import FinishedAnswers
 from twostroke.speculation.drafters import drafters_of
-from twostroke.speculation.speculation import Speculation
+from twostroke.speculation.speculation import Outcome, Speculation
 
 POSITIONS = (1, 2, 3, 4, 8, 16, 32)
 """The last place of a draft in each class of places."""
@@ -19,19 +19,24 @@ POSITIONS = (1, 2, 3, 4, 8, 16, 32)
 
 class SpeculationMetrics:
     def __init__(self, registry: CollectorRegistry, role: str) -> None:
-        def counter(name: str, text: str) -> Counter:
-            name = f"twostroke_speculation_{name}_tokens_total"
-            return Counter(name, text, ("role", "drafter", "position"), registry=registry)
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"twostroke_speculation_{name}_total", text, ("role", "drafter", *labels), registry=registry)
 
         self._role = role
-        self._drafted = counter("drafted", "Drafted tokens that were run, by their place in the draft, up to this one.")
-        self._kept = counter("kept", "Drafted tokens that the sampler drew too.")
+        self._drafted = counter(
+            "drafted_tokens", "Drafted tokens that were run, by their place in the draft, up to this one.", "position"
+        )
+        self._kept = counter("kept_tokens", "Drafted tokens that the sampler drew too.", "position")
+        self._saved_s = counter("saved_seconds", "Time of steps that kept tokens have spared, by the fitted cost.")
+        self._spent_s = counter("spent_seconds", "Time that drafted tokens have made steps longer, by the fitted cost.")
 
-    def ran(self, kind: str, drafted: int, kept: int) -> None:
+    def ran(self, kind: str, outcome: Outcome) -> None:
         drafter = kind.split(maxsplit=1)[0]
+        self._saved_s.labels(self._role, drafter).inc(outcome.saved_s)
+        self._spent_s.labels(self._role, drafter).inc(outcome.spent_s)
         before = 0
         for position in POSITIONS:
-            for counted, counter in ((drafted, self._drafted), (kept, self._kept)):
+            for counted, counter in ((outcome.run, self._drafted), (outcome.kept, self._kept)):
                 if counted > before:
                     counter.labels(self._role, drafter, str(position)).inc(min(counted, position) - before)
             before = position

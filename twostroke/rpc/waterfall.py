@@ -23,7 +23,7 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "pull": ("source", "transport", "pages", "wanted_pages", "bytes", "wire_s", "is_from_peer", "is_stopped"),
     "prefill": ("tokens", "wanted_pages", "computed_pages", "computed_tokens"),
     "chunk": ("first_token", "tokens", "chunks"),
-    "decode": ("tokens", "steps", "preemptions"),
+    "decode": ("tokens", "steps", "preemptions", "drafted_tokens", "kept_tokens", "speculation_saved_s"),
 }
 """Attributes that are shown, by name of the span. Prices and forecasts of a route follow where they are not 0."""
 EVERYDAY = {"resumptions": 0, "peer": "none", "peer_blocks": 0, "is_from_peer": False, "is_stopped": False, "chunks": 1}

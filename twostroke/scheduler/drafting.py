@@ -16,6 +16,7 @@ from twostroke.scheduler.progress import BlockProgress
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import SchedulerLimits
 from twostroke.speculation.draft import NOTHING, Draft
+from twostroke.speculation.speculation import Price
 
 
 class Drafting:
@@ -29,11 +30,15 @@ class Drafting:
         if not asking or most <= 0:
             return chunks
         drafts = [self._draft(chunks[index].sequence) for index in asking]
-        lengths = draft_lengths(drafts, cost, terms_of(chunks), most)
+        step = terms_of(chunks)
+        lengths = draft_lengths(drafts, cost, step, most)
+        price = Price(cost.stream_s, cost.of(step) / step.streams)
         for index, draft, length in zip(asking, drafts, lengths, strict=True):
+            sequence = chunks[index].sequence
             if length:
-                fitting = self._fitting(chunks[index].sequence, length)
-                chunks[index] = chunks[index]._replace(drafts=draft.tokens[:fitting])
+                assert sequence.speculation is not None
+                sequence.speculation.runs(price)
+                chunks[index] = chunks[index]._replace(drafts=draft.tokens[: self._fitting(sequence, length)])
         return chunks
 
     def _draft(self, sequence: Sequence) -> Draft:

@@ -3,19 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from twostroke.speculation.acceptance import OWN_MEMORY, OWN_WEIGHT, Acceptance, Rate
 from twostroke.speculation.draft import NOTHING, Draft, Drafter, Proposal
 
-Ran = Callable[[str, int, int], None]
-"""Gets the kind of a proposal, how many of its tokens were run, and how many of these were right."""
+
+class Price(NamedTuple):
+    """What drafted tokens cost and bring in one step, by the fitted cost of steps."""
+
+    row_s: float
+    """Seconds that the step takes longer for one drafted token."""
+    token_s: float
+    """Seconds of a step without drafts for each token that it makes known: what a token that is kept spares."""
+
+
+class Outcome(NamedTuple):
+    """What became of one draft, or of all drafts of an answer."""
+
+    run: int = 0
+    """Tokens that were run."""
+    kept: int = 0
+    """Those of them that were right."""
+    saved_s: float = 0.0
+    """Seconds of steps that tokens which were kept have spared."""
+    spent_s: float = 0.0
+    """Seconds that drafted tokens have made steps longer."""
+
+    def plus(self, other: Outcome) -> Outcome:
+        return Outcome(
+            self.run + other.run,
+            self.kept + other.kept,
+            self.saved_s + other.saved_s,
+            self.spent_s + other.spent_s,
+        )
+
+
+Ran = Callable[[str, Outcome], None]
+"""Gets the kind of a proposal that was run, and what became of it."""
 MOST_DRAFTED = 32
 """Most tokens of one draft: where each is right with a chance of 0.9, all of 32 are right one time in thirty."""
 
 
 class Speculation:
     def __init__(
-        self, drafters: Sequence[Drafter], acceptance: Acceptance, ran: Ran = lambda kind, run, kept: None
+        self, drafters: Sequence[Drafter], acceptance: Acceptance, ran: Ran = lambda kind, outcome: None
     ) -> None:
         """`ran` is told of each draft that was run."""
         self._ran = ran
@@ -25,6 +57,9 @@ class Speculation:
         """What became of proposals of each kind in this answer."""
         self._proposal: Proposal | None = None
         """What was proposed for the step that comes or runs, whether or not it was run."""
+        self._price = Price(0.0, 0.0)
+        self.outcome = Outcome()
+        """What became of all drafts of this answer."""
 
     def propose(self, known: Sequence[int], most: int) -> Draft:
         """Return the draft with the most tokens that are expected to be right, of at most `most` tokens."""
@@ -40,6 +75,10 @@ class Speculation:
                 best, self._proposal = Draft(proposal.tokens, chances), proposal
         return best
 
+    def runs(self, price: Price) -> None:
+        """Note the price at which the latest proposal is run."""
+        self._price = price
+
     def drawn(self, tokens: Sequence[int], run: int) -> None:
         """Learn from the tokens that came after the latest proposal, of which the first `run` were run.
 
@@ -53,7 +92,10 @@ class Speculation:
             if proposed != token:
                 break
         if run:
-            self._ran(proposal.kind, run, min(run, len(tokens) - 1))
+            kept = min(run, len(tokens) - 1)
+            outcome = Outcome(run, kept, kept * self._price.token_s, run * self._price.row_s)
+            self.outcome = self.outcome.plus(outcome)
+            self._ran(proposal.kind, outcome)
 
     def _chance(self, kind: str) -> float:
         return self._own_rate(kind).blended(self._acceptance.chance(kind), OWN_WEIGHT)

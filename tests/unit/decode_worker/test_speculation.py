@@ -13,6 +13,8 @@ from twostroke.rpc.convert import hashes_to_bytes
 
 PROMPT = prompt_of(40)
 LENGTH = 60
+SAMPLED = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+"""A trace that somebody follows."""
 AUTO = ScheduleConfig(speculate=SPECULATE_AUTO)
 
 
@@ -33,6 +35,27 @@ async def test_the_same_answer_again_takes_fewer_steps_where_answers_are_remembe
         assert (kept > 0) == (speculate in (SPECULATE_AUTO, "suffix"))
         assert kept <= tokens(worker, "drafted", "suffix")
         assert (tokens(worker, "drafted", "lookup") > 0) <= (speculate in (SPECULATE_AUTO, "lookup"))
+
+
+async def test_time_saved_is_what_kept_tokens_spare_and_a_trace_tells_it_of_its_request() -> None:
+    async with decode(model=paced(step_ms=1), schedule=AUTO) as worker, router_to(worker) as router:
+        await router.answer(PROMPT, LENGTH, request_id="first")
+        await router.answer(PROMPT, LENGTH, request_id="again", traceparent=SAMPLED)
+        drafted, kept = (
+            sum(tokens(worker, name, drafter) for drafter in DRAFTER_NAMES) for name in ("drafted", "kept")
+        )
+        saved_s, spent_s = (
+            sum(worker.metric(f"speculation_{name}_seconds_total", drafter=drafter) for drafter in DRAFTER_NAMES)
+            for name in ("saved", "spent")
+        )
+        assert 0 <= spent_s < saved_s
+        assert 0 < kept <= drafted
+        kept_spans = worker.host.recorder.find("again")
+        assert kept_spans is not None
+        facts = next(span.attributes for span in kept_spans.spans if span.name == "decode")
+        assert 0 < facts["kept_tokens"] <= facts["drafted_tokens"]
+        assert facts["steps"] == LENGTH - facts["kept_tokens"]
+        assert facts["speculation_saved_s"] > 0
 
 
 async def test_a_request_may_narrow_who_proposes_and_never_widen_it() -> None:

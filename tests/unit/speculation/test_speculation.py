@@ -12,7 +12,7 @@ from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.drafting import draft_lengths
 from twostroke.speculation.acceptance import PRIOR, Acceptance
 from twostroke.speculation.draft import NOTHING, Draft, Proposal
-from twostroke.speculation.speculation import Speculation
+from twostroke.speculation.speculation import Outcome, Price, Speculation
 
 
 class Scripted:
@@ -60,13 +60,16 @@ def test_the_drafter_that_expects_more_right_tokens_is_heard() -> None:
 
 
 def test_what_was_run_and_kept_is_told() -> None:
-    told: list[tuple[str, int, int]] = []
-    speculation = Speculation([Scripted(Proposal((1, 2, 3), "kind"))], Acceptance(), lambda *facts: told.append(facts))
+    told: list[Outcome] = []
+    drafter = Scripted(Proposal((1, 2, 3), "kind"))
+    speculation = Speculation([drafter], Acceptance(), lambda kind, outcome: told.append(outcome))
     for drawn, run in (((1, 2, 9), 3), ((1, 2, 3, 4), 3), ((9,), 2), ((1,), 0)):
         speculation.propose([0], 3)
+        speculation.runs(Price(row_s=0.25, token_s=2.0))
         speculation.drawn(drawn, run)
     speculation.drawn((1, 2), 1)
-    assert told == [("kind", 3, 2), ("kind", 3, 3), ("kind", 2, 0)], "nothing is told of what was not proposed"
+    assert told == [(3, 2, 4.0, 0.75), (3, 3, 6.0, 0.75), (2, 0, 0.0, 0.5)], "nothing is told of what was not proposed"
+    assert speculation.outcome == (8, 5, 10.0, 2.0)
 
 
 def gain(lengths: Sequence[int], drafts: Sequence[Draft], cost: StepCost, step: StepTerms) -> float:
