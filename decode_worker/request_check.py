@@ -6,21 +6,15 @@ import math
 from collections.abc import Iterable
 
 from twostroke.engine.build import LoadedModel
-from twostroke.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest, UnsupportedFeature
-from twostroke.kv_cache.pool import BlockPool
+from twostroke.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest
 from twostroke.request import Request
 
 
-def check_request(request: Request, facts: LoadedModel, pool: BlockPool, now_s: float) -> None:
-    """Raise InvalidRequest, naming the field, or DeadlineExceeded for what can never be served here.
-
-    Raises UnsupportedFeature for what this model is not served with.
-    """
+def check_request(request: Request, facts: LoadedModel, now_s: float) -> None:
+    """Raise InvalidRequest, naming the field, or DeadlineExceeded for what can never be served here."""
     prompt, longest = len(request.prompt), len(request.prompt) + request.sampling.max_tokens
     if not prompt:
         raise InvalidRequest("the prompt is empty", field="prompt")
-    if request.scores_prompt:
-        _check_can_score(pool)
     _check_ids(request.known, "prompt", facts)
     _check_ids([token for token, _ in request.sampling.logit_bias], "logit_bias", facts)
     _check_ids(request.sampling.stop_token_ids, "stop_token_ids", facts)
@@ -46,14 +40,6 @@ def check_request(request: Request, facts: LoadedModel, pool: BlockPool, now_s: 
         check_deadline(request.deadline_s)
         if request.deadline_s <= now_s:
             raise DeadlineExceeded("the deadline had passed when the request arrived")
-
-
-def _check_can_score(pool: BlockPool) -> None:
-    if pool.windows is not None:
-        raise UnsupportedFeature(
-            "logprobs of the prompt are not served for models whose layers with a window keep pages of their own",
-            field="prompt_logprobs",
-        )
 
 
 def _check_ids(tokens: Iterable[int], field: str, facts: LoadedModel) -> None:

@@ -79,7 +79,7 @@ class RequestManager(RoleServices):
         """
         reach(Point.DECODE_OPENING)
         host = self._host
-        check_request(request, host.facts, host.pool, time.time())
+        check_request(request, host.facts, time.time())
         if request.scores_prompt:
             source = peer = forecast = None  # pages that are here, or come, bring no logits
         self._drop_earlier(request)

@@ -326,6 +326,8 @@ class Scheduler:
             known = len(sequence.known)
             if len(sequence.pages) * block_size < known and not self._grow(sequence):
                 continue
+            if known == sequence.prompt_tokens:  # of a prompt that was scored, the last block may have pages alone
+                self._progress.take(sequence, known - 1, known)
             chunks.append(Chunk(sequence, known - 1, known, True))
             if len(chunks) >= self.step_tokens:
                 break

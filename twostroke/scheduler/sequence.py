@@ -24,6 +24,8 @@ class HeldWindows:
     """Slot of each block whose part it holds."""
     most: int | None
     """Slots that it spoke for when it began; None: it takes them one by one."""
+    promised: int
+    """Leading blocks that these slots are for: the parts of later blocks are taken beside them."""
     pulled_depth: int = 0
     """Blocks after which it goes on where a pull or a load brings all of them; 0 where none is to."""
     full_blocks: int = 0

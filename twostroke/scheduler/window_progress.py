@@ -52,9 +52,10 @@ class WindowProgress:
         hashes, depth = sequence.block_hashes, claim.hits
         most = self._most_parts(sequence, depth)
         held = {block: self._windows.hold(hashes[block]) for block in self._windows.shape.tail(depth)}
-        sequence.windows = HeldWindows(held, most, pulled_depth=self._pulled_depth(sequence, depth))
+        promised = self._promised_blocks(sequence)
+        sequence.windows = HeldWindows(held, most, promised, pulled_depth=self._pulled_depth(sequence, depth))
         self._windows.commit(most)
-        for block in range(len(hashes), len(sequence.pages)):
+        for block in range(promised, len(sequence.pages)):
             slot = self._windows.take_private()
             assert slot is not None, "it began only because there was room"
             held[block] = slot
@@ -96,8 +97,7 @@ class WindowProgress:
         held, size = _held(sequence), self._block_size
         for block in range(start // size, -(-end // size)):
             if block not in held.slots:
-                assert block < len(sequence.block_hashes), "private blocks have their slots from the beginning"
-                slot = self._windows.take(sequence.block_hashes[block])
+                slot = self._take_slot(sequence, block)
                 if slot is None:
                     return min(end, block * size)
                 held.slots[block] = slot
@@ -180,7 +180,7 @@ class WindowProgress:
         sequence.computed_blocks.update(
             block
             for block in range(first, sequence.prompt_tokens // self._block_size)
-            if block in missing or self._pool.is_filled(claim.pages[block])
+            if block in missing or self._pool.is_filled(claim.pages[block]) or sequence.needs_scores
         )
 
     def _pulled_depth(self, sequence: Sequence, depth: int) -> int:
@@ -190,8 +190,21 @@ class WindowProgress:
             return pulled
         return sequence.loaded_blocks if sequence.loaded_blocks > depth else 0
 
+    def _promised_blocks(self, sequence: Sequence) -> int:
+        """Return the blocks whose parts come with the chunks that compute them; further ones are taken one by one.
+
+        They have hashes, but where a prompt is scored: its blocks get theirs as they are computed.
+        """
+        return sequence.prompt_tokens // self._block_size if sequence.needs_scores else len(sequence.block_hashes)
+
+    def _take_slot(self, sequence: Sequence, block: int) -> PageId | None:
+        if block < len(sequence.block_hashes):
+            return self._windows.take(sequence.block_hashes[block])
+        assert block < _held(sequence).promised, "other private blocks have their slots from the beginning"
+        return self._windows.take_private()
+
     def _most_parts(self, sequence: Sequence, depth: int) -> int:
-        tail, blocks = self._windows.shape.tail_blocks, len(sequence.block_hashes)
+        tail, blocks = self._windows.shape.tail_blocks, self._promised_blocks(sequence)
         private = 1 if sequence.sampling else 0
         tails = 2 if self._pulled_depth(sequence, depth) else 1
         return min(blocks, tails * tail + self._chunk_blocks) + private
@@ -271,7 +284,7 @@ class WindowProgress:
             self._let_go(sequence, [held.slots.pop(block)], is_end=any(block in end for end in ends))
         if held.most is None:
             self._windows.commit(-len(passed))
-        elif depth >= len(sequence.block_hashes):
+        elif depth >= held.promised:
             self._leave_promise(sequence, depth)
 
     def _let_go(self, sequence: Sequence, slots: ListOf[PageId], *, is_end: bool = True) -> None:
@@ -282,10 +295,10 @@ class WindowProgress:
         self._windows.release(slots, is_end=is_end)
 
     def _leave_promise(self, sequence: Sequence, depth: int | None = None) -> None:
-        """Give back slots that were spoken for and are not held, once all hashed blocks are computed."""
+        """Give back slots that were spoken for and are not held, once all promised blocks are computed."""
         held = _held(sequence)
         reached = sequence.computed // self._block_size if depth is None else depth
-        if held.most is not None and reached >= len(sequence.block_hashes):
+        if held.most is not None and reached >= held.promised:
             self._windows.commit(len(held.slots) - held.most)
             held.most = None
 

@@ -184,6 +184,30 @@ async def test_window_parts_that_were_converted_answer_as_those_of_transformers(
         assert abs(logprob - right_logprob) < ROUNDED
 
 
+async def test_prompts_are_scored_as_transformers_scores_them_where_window_parts_lie_apart(tmp_path: Path) -> None:
+    saved_with_tokenizer("gemma3", tmp_path, some=(), growing=0)
+    prompts = [prompt(length, seed=length).tolist() for length in LENGTHS]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        expected = [
+            model(torch.tensor([each])).logits[0, :-1].log_softmax(-1)[range(len(each) - 1), each[1:]]
+            for each in prompts
+        ]
+    async with serving(tmp_path, PAGES, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
+
+        async def score(each: list[int]) -> list[float]:
+            stream = client.stream(each, max_tokens=1, temperature=0, prompt_logprobs=0, ignore_eos=True)
+            return [one.logprob async for got in stream for one in got.prompt_logprobs]
+
+        for each in prompts:
+            await client.tokens(each, max_tokens=1, temperature=0)  # from there on its blocks are cached
+        for turn in range(2):
+            for found, right in zip(await asyncio.gather(*map(score, prompts)), expected, strict=True):
+                torch.testing.assert_close(torch.tensor(found), right, atol=ROUNDED, rtol=0)
+            if not turn:
+                await cluster.kill("decode-0")
+
+
 async def test_window_parts_of_4_bits_answer_alike_pulled_warm_and_computed(tmp_path: Path) -> None:
     saved_with_tokenizer("gemma3", tmp_path, some=(), growing=0)
     prompts = [prompt(length, seed=length).tolist() for length in LENGTHS]

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from tests.unit.worker.callers import Received, Router, router_to
-from tests.unit.worker.rig import answers_of, decode, expected_tokens, paced, prompt_of
+from tests.unit.worker.rig import VOCAB, answers_of, decode, expected_tokens, paced, prompt_of
 from twostroke.config import ModelConfig, ScheduleConfig
-from twostroke.errors import InvalidRequest, UnsupportedFeature
+from twostroke.errors import InvalidRequest
 from twostroke.ids import RequestId
 from twostroke.request import PromptLogprobs
 from twostroke.rpc.convert import prompt_logprobs_from_message
@@ -103,8 +103,16 @@ async def test_too_many_are_refused_by_name() -> None:
             await router.send(asking(router, top=21))
 
 
-async def test_models_whose_window_parts_lie_apart_refuse_them_by_name() -> None:
-    model = ModelConfig(model="paced:window=32,vocab=1000,max_model_len=4096")
-    async with decode(model=model) as worker, router_to(worker) as router:
-        with pytest.raises(UnsupportedFeature, match="window"):
-            await router.send(asking(router))
+async def test_where_window_parts_lie_apart_a_scored_prompt_holds_few_of_them_and_counts_nothing_as_cached() -> None:
+    model = ModelConfig(model=f"paced:window=32,vocab={VOCAB},max_model_len=4096,step_ms=1")
+    schedule = ScheduleConfig(max_num_batched_tokens=32, max_num_seqs=16)
+    async with decode(model=model, schedule=schedule) as worker, router_to(worker) as router:
+        await router.answer(PROMPT, request_id="plain")
+        fresh = await answered(router, request_id="first")
+        again = await asyncio.gather(*(answered(router, request_id=f"again-{number}") for number in range(6)))
+        assert len(scores_of(fresh)) == len(PROMPT) - 1
+        assert [scores_of(each) for each in again] == [scores_of(fresh)] * 6
+        assert [each.last.cached_tokens for each in again] == [0] * 6
+        await worker.idle()
+        assert worker.host.pool.windows is not None
+        assert worker.host.pool.windows.committed == 0

@@ -82,7 +82,7 @@ class SchedulerHistory(BegunHistory):
             self.grammars[sequence] = grammar
             sequence.grammar = COMPILER.state(grammar)
         sequence.pulled_blocks = min(pulled, len(sequence.block_hashes)) if self.pool.windows is not None else 0
-        if scored and self.pool.windows is None and len(prompt) > 1:
+        if scored and len(prompt) > 1:
             sequence.needs_scores = True
             self.scored.add(sequence)
             sequence.block_hashes = []
