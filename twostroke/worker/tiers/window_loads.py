@@ -37,11 +37,12 @@ class WindowLoads:
         """
         if not self._page_tiers.used:
             return 0
-        here = best = self._pool.hits(hashes)
+        here = best = above = self._pool.hits(hashes)
         for tier in LOWER_TIERS:
-            blocks = range(best, self._depth_down_to(tier, hashes))
-            if blocks and pays(tier, blocks, self._unread(tier, hashes[best : blocks.stop])):
-                best = blocks.stop
+            depth = self._depth_down_to(tier, hashes)
+            if depth > above and pays(tier, range(best, depth), self._unread(tier, hashes[best:depth])):
+                best = depth
+            above = max(above, depth)
         if best == here:
             return 0
         for block in self._windows.shape.tail(best):

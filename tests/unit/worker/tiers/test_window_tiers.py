@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.unit.worker.callers import Received, Router, router_to
 from tests.unit.worker.pulls.test_fetch import fetch
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, VOCAB, Running, prompt_of
@@ -14,6 +16,7 @@ from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.tier import Group, Tier
 from twostroke.scheduler.sequence import Sequence
 from twostroke.worker.tiers.opening import share_of
+from twostroke.worker.tiers.reader import TierReaders
 
 TAIL, BLOCKS, TOKENS = 4, 10, 4
 WINDOWED = ModelConfig(
@@ -57,6 +60,18 @@ async def test_an_evicted_prompt_comes_back_as_all_its_pages_and_its_last_window
         assert again.tokens == fresh.tokens
         assert again.last.cached_tokens == BLOCKS * BLOCK
         assert of_tier(worker, "loaded_pages_total", "host") - before == BLOCKS + TAIL
+
+
+async def test_what_is_computed_sooner_than_loaded_is_computed_where_host_memory_is_the_only_tier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with windowed(host_pages=200) as worker, router_to(worker) as router:
+        fresh = await displaced(router, worker)
+        before = of_tier(worker, "loaded_pages_total", "host")
+        monkeypatch.setattr(TierReaders, "load_s", lambda *_: 1e9)
+        again = await router.answer(PROMPTS[0], TOKENS, request_id="again")
+        assert again.tokens == fresh.tokens
+        assert of_tier(worker, "loaded_pages_total", "host") == before
 
 
 async def test_lower_tiers_keep_the_window_parts_of_ends_alone() -> None:
