@@ -418,6 +418,7 @@ def generate_request(prompt: Sequence[int], **options: object) -> inference_pb2.
         "priority",
         "tenant",
         "kv_exactness",
+        "speculation",
         "structured_output",
     }
     stop = {key: value for key, value in options.items() if key in stop_fields}

@@ -9,6 +9,7 @@ core may read nearly as fast as two.
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 
@@ -98,8 +99,10 @@ class Trials:
         self._steps += 1
         self._spent_s += seconds
         if self._is_trial:
-            if len(times) == TRIED_STEPS or self._steps >= 4 * TRIED_STEPS or self._is_hopeless(kind):
-                self._end_trial(kind)
+            if self._compared()[0] >= TRIED_STEPS or self._steps >= 4 * TRIED_STEPS:
+                self._end_trial(*self._compared())
+            elif self._is_hopeless(kind):
+                self._end_trial(TRIED_STEPS, math.inf, 0.0)
         elif self._spent_s >= self._between_s and len(times) == TRIED_STEPS:
             self._begin_trial()
 
@@ -117,16 +120,29 @@ class Trials:
     def _tried_and_usual(self, kind: StepKind) -> tuple[list[float], list[float]]:
         return self._seconds[self.wanted].get(kind, []), self._seconds[not self.wanted].get(kind, [])
 
-    def _end_trial(self, kind: StepKind) -> None:
-        tried, usual = self._tried_and_usual(kind)
-        is_better = len(tried) == len(usual) == TRIED_STEPS and statistics.fmean(tried) < WORTH * statistics.fmean(
-            usual
-        )
-        if is_better:
+    def _compared(self) -> tuple[int, float, float]:
+        """Return how many steps of a trial have usual ones of their kind beside them, and the mean seconds of both.
+
+        Drafted tokens make steps of many kinds: those of all kinds count together.
+        """
+        count, tried_s, usual_s = 0, 0.0, 0.0
+        for kind, tried in self._seconds[self.wanted].items():
+            usual = self._seconds[not self.wanted].get(kind, [])
+            pairs = min(len(tried), len(usual))
+            if pairs:
+                count += pairs
+                tried_s += pairs * statistics.fmean(tried)
+                usual_s += pairs * statistics.fmean(usual)
+        return count, tried_s, usual_s
+
+    def _end_trial(self, count: int, tried_s: float, usual_s: float) -> None:
+        """End it by `count` comparisons of the seconds of its steps with those of usual ones."""
+        if count >= TRIED_STEPS and tried_s < WORTH * usual_s:
             self._between_s = self._first_s
         else:
             self.wanted = not self.wanted
-            self._between_s = min(MOST_S, max(2 * self._between_s, TRIALS_APART * self._spent_s))
+            longer = 2 if count >= TRIED_STEPS else 1  # a trial that told nothing does not make the next one rarer
+            self._between_s = min(MOST_S, max(longer * self._between_s, TRIALS_APART * self._spent_s))
         for times in self._seconds.values():
             times.clear()
         self._is_trial, self._steps, self._spent_s = False, 0, 0.0

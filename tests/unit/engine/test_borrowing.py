@@ -78,6 +78,25 @@ def test_only_steps_of_one_kind_are_compared() -> None:
     assert trials.wanted
 
 
+def test_steps_of_many_kinds_are_compared_together() -> None:
+    """Drafted tokens make steps of as many rows as are likely to be right just then."""
+    trials, random = Trials(wanted=False, first_s=FIRST_S), Random(3)
+    for _ in range(600):
+        rows = random.randrange(1, 25)
+        seconds = 0.01 * rows * (0.7 if trials.wanted else 1.0)
+        trials.observe(StepKind(rows, 0, 0), seconds, int(trials.wanted))
+    assert trials.wanted
+
+
+def test_a_trial_without_steps_to_compare_with_does_not_put_off_the_next_one() -> None:
+    trials = Trials(wanted=False, first_s=FIRST_S)
+    for turn in range(4000):
+        is_known = not trials.wanted or turn > 1000  # until then, trials see kinds that are never usual
+        kind = DECODE if is_known else StepKind(2 + turn, 0, 0)
+        trials.observe(kind, STEP_S * (0.6 if trials.wanted else 1.0), int(trials.wanted))
+    assert trials.wanted
+
+
 def test_a_trial_whose_steps_are_all_longer_than_usual_ends_early() -> None:
     trials = Trials(wanted=False, first_s=FIRST_S)
     seen = ways(trials, FIRST_STEPS + 2 * TRIED_STEPS, factor=(1 + HOPELESS) / 2)
