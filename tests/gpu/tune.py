@@ -1,9 +1,9 @@
 """This program shows where a step's time goes, and whether other tiles are faster: run it where `make gpu` misses a
 mark.
 
-    python -m tests.gpu.tune [parts] [decode] [prefill]
+    python -m tests.gpu.tune [parts] [decode] [prefill] [codes]
 
-Needs a GPU; two or three minutes in all, mostly of compiling. The names are those of its sections, all by default.
+Needs a GPU; three or four minutes in all, mostly of compiling. The names are those of its sections, all by default.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from tests.gpu.attention import DTYPE, decode_s, layers_for, prefill_s, random_pool
+from tests.gpu.codes import FORMATS, copies_of
 from tests.gpu.kernels import WORST
 from tests.gpu.measure import DEVICE, ceilings, replayed_ms
 from tests.gpu.report import Report, Row
 from tests.gpu.shapes import BLOCK, LLAMA_8B
+from tests.unit.kernels.stored_matrices import stored
+from twostroke.kernels.device_codes import DeviceMatrix
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.spans import TokenSlots
+from twostroke.kernels.triton.codes import CodesTuning, product_of_codes
 from twostroke.kernels.triton.decode import DecodeTuning
 from twostroke.kernels.triton.elementwise import TritonElementwise
 from twostroke.kernels.triton.prefill import PrefillTuning
@@ -51,6 +55,28 @@ PREFILLS = (
     PrefillTuning(rows=64, keys=128, warps=4, stages=2),
 )
 
+CODES = {
+    16: (
+        CodesTuning(rows=16, outputs=64, inputs=128, warps=4, stages=4),
+        CodesTuning(rows=16, outputs=64, inputs=128, warps=4, stages=6),
+        CodesTuning(rows=16, outputs=64, inputs=256, warps=4, stages=3),
+        CodesTuning(rows=16, outputs=128, inputs=128, warps=8, stages=4),
+    ),
+    64: (
+        CodesTuning(rows=64, outputs=128, inputs=128, warps=8, stages=3),
+        CodesTuning(rows=64, outputs=64, inputs=128, warps=4, stages=3),
+        CodesTuning(rows=64, outputs=64, inputs=64, warps=4, stages=4),
+    ),
+    512: (
+        CodesTuning(rows=128, outputs=128, inputs=64, warps=8, stages=3),
+        CodesTuning(rows=256, outputs=128, inputs=64, warps=8, stages=3),
+        CodesTuning(rows=256, outputs=64, inputs=64, warps=4, stages=3),
+    ),
+}
+"""Tiles by the rows that they are measured with."""
+CODE_SHAPES = ((14336, 4096), (4096, 4096), (4096, 14336))
+"""Outputs and inputs: those of an 8B-shaped model, the last two of which are 64 tiles for 132 multiprocessors."""
+
 
 def main(wanted: Sequence[str]) -> int:
     if not torch.cuda.is_available():
@@ -62,6 +88,7 @@ def main(wanted: Sequence[str]) -> int:
         findings.section("parts of a step", parts)
         findings.section("decode", decodes)
         findings.section("prefill", prefills)
+        findings.section("codes", products_of_codes)
     findings.print_table(torch.cuda.get_device_name())
     return findings.exit_code
 
@@ -137,6 +164,33 @@ def prefills(report: Report) -> Iterator[Row]:
 
             name = f"chunk {tokens}: {_named(tuning, 'rows', 'keys', 'warps', 'stages')}"
             yield _row(name, measured, flop / report.ceilings["matmul"], "of matmul")
+
+
+def products_of_codes(_report: Report) -> Iterator[Row]:
+    """Time tiles of products of Q4_0 beside torch's products in bfloat16, in microseconds."""
+    for outputs, inputs in CODE_SHAPES:
+        copies = copies_of(DeviceMatrix.of(stored(FORMATS["Q4_0"], outputs, inputs), DEVICE))
+        plain = [
+            torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE) for _ in range(layers_for(2 * outputs * inputs))
+        ]
+        for rows, tunings in CODES.items():
+            x = torch.randn(rows, inputs, device=DEVICE, dtype=DTYPE)
+            out = x.new_empty(rows, outputs)
+            plain_s = replayed_ms(lambda x=x, plain=plain: [torch.nn.functional.linear(x, w) for w in plain])  # type: ignore[misc]
+            for tuning in tunings:
+
+                def measured(
+                    tuning: CodesTuning = tuning,
+                    x: torch.Tensor = x,
+                    out: torch.Tensor = out,
+                    copies: list[DeviceMatrix] = copies,
+                ) -> float:
+                    launches = replayed_ms(lambda: [product_of_codes(x, each, None, out, tuning) for each in copies])
+                    return launches / 1e3 / len(copies)
+
+                tiles = _named(tuning, "rows", "outputs", "inputs", "warps", "stages")
+                name = f"{rows} rows, {outputs} x {inputs}: {tiles}"
+                yield _row(name, measured, plain_s / 1e3 / len(plain), "plain over it")
 
 
 def _row(name: str, measured: Callable[[], float], floor_s: float, wanted: str) -> Row:

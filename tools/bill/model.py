@@ -99,7 +99,7 @@ def billed_model(flags: BillFlags) -> BilledModel:
     on_gpu = flags.memory.device_memory_bytes is not None
     layouts = _layouts_of(model)
     weights, kind = _weights(spec, model, layouts, on_gpu=on_gpu)
-    working = _working_on_gpu(spec, model) if on_gpu else _working_on_cpu(spec, model)
+    working = _working_on_gpu(spec, model, has_codes=layouts is not None) if on_gpu else _working_on_cpu(spec, model)
     return BilledModel(model.model, longest, groups, 0, spec.has_key_bias, weights, kind, working)
 
 
@@ -176,7 +176,7 @@ def _working_on_cpu(spec: ModelSpec, model: ModelFlags) -> int:
     return HOST_PROCESS_BYTES + step_bytes(spec.hidden_size, spec.widest_mlp, tokens=tokens) + logits
 
 
-def _working_on_gpu(spec: ModelSpec, model: ModelFlags) -> int:
+def _working_on_gpu(spec: ModelSpec, model: ModelFlags, *, has_codes: bool) -> int:
     return working_bytes(
         spec.hidden_size,
         spec.widest_mlp,
@@ -184,6 +184,7 @@ def _working_on_gpu(spec: ModelSpec, model: ModelFlags) -> int:
         tokens=_schedule(model).step_tokens(on_gpu=True),
         samples=model.max_num_seqs,
         recorded=sum(graph_sizes(model.max_num_seqs)),
+        has_codes=has_codes,
     )
 
 

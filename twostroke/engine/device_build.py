@@ -96,6 +96,7 @@ class DevicePlan:
             tokens=self.max_tokens,
             samples=samples,
             recorded=sum(graph_sizes(samples)),
+            has_codes=self.layout_of is not None,
         )
         of_loading = CONTEXT_BYTES + spec.expert_bytes(self.dtype)  # before there are steps
         return DeviceNeeds(

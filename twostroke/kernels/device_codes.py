@@ -1,7 +1,8 @@
 """Matrices of codes in a device's memory, and their products: each weight becomes a number where it is multiplied.
 
-A row is an output. Codes of 4 bits lie in tiles of 64 bytes, whose low halves are the first 64 inputs of the tile and
-whose high halves the next 64: so either half is multiplied with neighbouring inputs. Codes of 8 bits lie in order.
+A row is an output. Codes lie in tiles of 64 outputs and 64 inputs, one after the other for all inputs of 64 outputs. In
+a tile they lie as the tensor cores' 128 threads take them: a thread has two outputs and each eighth pair of inputs. So
+16 bytes that lie side by side are one thread's, and no code goes from one thread to another.
 """
 
 from __future__ import annotations
@@ -15,15 +16,25 @@ from torch.nn import functional
 from twostroke.kernels.layout import (
     DEVICE_MINS,
     DEVICE_SCALES,
-    DEVICE_TILE_BYTES,
+    DEVICE_TILE,
     Layout,
     device_bits,
-    device_row_bytes,
 )
 from twostroke.kernels.stored import FP4_HALVES, StoredMatrix, scales_and_mins
 
+SIGN: Final = 128
+"""The offset of codes that have a sign in the file: on a device they are counted from the least."""
+
 KINDS: Final = ("int4", "fp4", "int8", "fp8")
-"""What codes are: integers and FP4 of 4 bits, integers and FP8 (E4M3) of 8 bits."""
+"""What codes are: integers and FP4 of 4 bits, integers and FP8 (E4M3) of 8 bits. Integers have no sign."""
+
+PLACES: Final = {
+    # outputs / 16, outputs / 8, outputs, inputs / 16, inputs / 8, inputs / 2, inputs
+    4: ((4, 2, 8, 4, 2, 4, 2), (0, 2, 5, 3, 1, 4, 6)),
+    # the same, but inputs / 32 and inputs / 16
+    8: ((4, 2, 8, 2, 2, 2, 4, 2), (3, 0, 2, 6, 4, 5, 1, 7)),
+}
+"""How a tile [64 outputs, 64 inputs] is divided, and the order in which memory has the parts, by the bits of a code."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +43,7 @@ class DeviceMatrix:
 
     kind: str
     codes: torch.Tensor
-    """uint8 [outputs, bytes of a row]"""
+    """int32 [outputs / 64, words of 64 outputs], whose lowest bits are the first code's."""
     scales: torch.Tensor
     """[groups, outputs]"""
     mins: torch.Tensor | None
@@ -43,7 +54,7 @@ class DeviceMatrix:
     group: int
     """Inputs that share a scale."""
     offset: int
-    """What is subtracted from codes of 4 bits."""
+    """What is subtracted from integers."""
 
     @classmethod
     def of(cls, matrix: StoredMatrix, device: torch.device) -> DeviceMatrix:
@@ -62,12 +73,12 @@ class DeviceMatrix:
             order=None if matrix.order is None else matrix.order.to(device),
             inputs=matrix.inputs,
             group=layout.group,
-            offset=layout.offset if layout.bits == 4 else 0,
+            offset=SIGN if layout.bits == 8 else layout.offset,
         )
 
     @property
     def outputs(self) -> int:
-        return len(self.codes)
+        return self.scales.shape[1]
 
 
 class CodeProducts(Protocol):
@@ -111,29 +122,34 @@ def _dtypes(layout: Layout) -> tuple[torch.dtype, torch.dtype]:
 
 
 def _packed(codes: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """uint8 [rows, bytes] of codes [rows, inputs], zeros behind the last input."""
-    rows, inputs = codes.shape
-    content = codes.view(torch.uint8)
-    if 4 < layout.bits < 8:
-        content = (content.to(torch.int8) - layout.offset).view(torch.uint8)
-    width = device_row_bytes(layout, inputs) * 8 // device_bits(layout)
-    wide = torch.zeros(rows, width, dtype=torch.uint8)
-    wide[:, :inputs] = content
-    if device_bits(layout) == 8:
-        return wide
-    low, high = wide.view(rows, -1, 2, DEVICE_TILE_BYTES).unbind(2)
-    return (low | high << 4).flatten(1)
+    """int32 [outputs / 64, words] of codes [outputs, inputs], with zeros behind the last output and input."""
+    outputs, inputs = codes.shape
+    content, bits = codes.view(torch.uint8), device_bits(layout)
+    if layout.bits == 8 and not layout.is_fp8:
+        content = content ^ SIGN
+    tiles = -(-outputs // DEVICE_TILE), -(-inputs // DEVICE_TILE)
+    wide = torch.zeros(tiles[0] * DEVICE_TILE, tiles[1] * DEVICE_TILE, dtype=torch.uint8)
+    wide[:outputs, :inputs] = content
+    parts, order = PLACES[bits]
+    of_tiles = wide.view(tiles[0], DEVICE_TILE, tiles[1], DEVICE_TILE).transpose(1, 2).reshape(*tiles, *parts)
+    in_order = of_tiles.permute(0, 1, *(2 + part for part in order)).reshape(tiles[0], -1)
+    if bits == 4:
+        in_order = in_order[:, ::2] | in_order[:, 1::2] << 4
+    return in_order.view(torch.int32)
 
 
 def _unpacked(matrix: DeviceMatrix) -> torch.Tensor:
     """float32 [outputs, inputs and more]"""
-    codes = matrix.codes
-    if matrix.kind == "int8":
-        return codes.view(torch.int8).float()
+    in_order, bits = matrix.codes.view(torch.uint8), 4 if matrix.kind.endswith("4") else 8
+    if bits == 4:
+        in_order = torch.stack([in_order & 15, in_order >> 4], dim=2).flatten(1)
+    parts, order = PLACES[bits]
+    of_tiles = in_order.view(len(in_order), -1, *(parts[part] for part in order))
+    back = of_tiles.permute(0, 1, *(2 + order.index(part) for part in range(len(parts))))
+    square = back.reshape(len(in_order), -1, DEVICE_TILE, DEVICE_TILE)
+    codes = square.transpose(1, 2).reshape(len(in_order) * DEVICE_TILE, -1)[: matrix.outputs].contiguous()
     if matrix.kind == "fp8":
         return codes.view(torch.float8_e4m3fn).float()
-    tiles = codes.view(len(codes), -1, DEVICE_TILE_BYTES)
-    nibbles = torch.stack([tiles & 15, tiles >> 4], dim=2).flatten(1)
     if matrix.kind == "fp4":
-        return torch.tensor(FP4_HALVES, dtype=torch.float32, device=codes.device)[nibbles.int()]
-    return nibbles.float() - matrix.offset
+        return torch.tensor(FP4_HALVES, dtype=torch.float32, device=codes.device)[codes.int()]
+    return codes.float() - matrix.offset

@@ -80,8 +80,11 @@ class Layout:
         )
 
 
-DEVICE_TILE_BYTES: Final = 64
-"""Bytes of a row's codes that a program on a device reads at once; rows on devices are a multiple of it."""
+DEVICE_TILE: Final = 64
+"""Outputs and inputs of a tile of codes on a device: the outputs that the tensor cores of four warps take."""
+
+EXPANDED_BYTES: Final = 64 << 20
+"""Bytes of plain numbers, at most, that a device makes of a matrix of codes for one product with many rows."""
 
 DEVICE_SCALES: Final = {
     "float16": "float16",
@@ -108,15 +111,10 @@ def device_bits(layout: Layout) -> int:
     return 4 if layout.bits == 4 else 8
 
 
-def device_row_bytes(layout: Layout, inputs: int) -> int:
-    """Return the bytes of a row's codes on a device."""
-    tile_inputs = DEVICE_TILE_BYTES * 8 // device_bits(layout)
-    return -(-inputs // tile_inputs) * DEVICE_TILE_BYTES
-
-
 def device_matrix_bytes(layout: Layout, rows: int, inputs: int) -> int:
     """Return the bytes of a matrix of codes, scales and mins on a device; the factors of its rows widen few of them."""
     of_group = NUMBER_BYTES[DEVICE_SCALES[layout.scales]]
     if layout.mins != "none":
         of_group += NUMBER_BYTES[DEVICE_MINS[layout.mins]]
-    return rows * (device_row_bytes(layout, inputs) + layout.groups(inputs) * of_group)
+    tiles = -(-rows // DEVICE_TILE) * -(-inputs // DEVICE_TILE)
+    return tiles * DEVICE_TILE * DEVICE_TILE * device_bits(layout) // 8 + rows * layout.groups(inputs) * of_group

@@ -21,7 +21,7 @@ from twostroke.kernels.cpu.packing import (
     padded,
     stored_bytes,
 )
-from twostroke.kernels.layout import device_matrix_bytes
+from twostroke.kernels.layout import EXPANDED_BYTES, device_matrix_bytes
 from twostroke.kv_cache.form import FORMS, AnyForm, PageShape
 from twostroke.kv_cache.pool_size import SCRATCH_PAGES, enough_pages
 from twostroke.models.spec import DTYPE_BYTES, ModelSpec
@@ -233,13 +233,15 @@ def step_bytes(hidden: int, intermediate: int, *, tokens: int) -> int:
     return tokens * (8 * hidden + 6 * intermediate) * 4
 
 
-def working_bytes(hidden: int, intermediate: int, vocab: int, *, tokens: int, samples: int, recorded: int) -> int:
+def working_bytes(
+    hidden: int, intermediate: int, vocab: int, *, tokens: int, samples: int, recorded: int, has_codes: bool
+) -> int:
     """Return a generous size of what a device holds beside weights and pages: activations, and draws from all logits.
 
-    `recorded`: rows of all recordings together.
+    `recorded`: rows of all recordings together. `has_codes`: whether matrices of codes are expanded for long chunks.
     """
     logits = vocab * (samples * DRAW_BYTES + recorded * KEPT_BYTES)
-    return CONTEXT_BYTES + step_bytes(hidden, intermediate, tokens=tokens) + logits
+    return CONTEXT_BYTES + step_bytes(hidden, intermediate, tokens=tokens) + logits + has_codes * EXPANDED_BYTES
 
 
 def exact_blocks(form: AnyForm, block_size: int, *, tokens: int, sequences: int) -> int:

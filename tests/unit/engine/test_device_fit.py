@@ -14,6 +14,7 @@ from twostroke.engine.device_build import DevicePlan
 from twostroke.engine.device_fit import resolve_device
 from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.errors import ConfigError
+from twostroke.kernels.layout import EXPANDED_BYTES
 from twostroke.models.memory_needs import DRAW_BYTES, KEPT_BYTES, DeviceNeeds, MemoryReading, device_pages
 from twostroke.models.spec import ModelSpec, RopeSpec
 
@@ -130,6 +131,14 @@ def test_every_recorded_row_keeps_its_logits_which_is_counted() -> None:
     recorded = sum(graph_sizes(512)) - sum(graph_sizes(64))
     assert recorded > 5000
     assert many - few == 128256 * (448 * DRAW_BYTES + recorded * KEPT_BYTES)
+
+
+def test_weights_that_are_codes_are_expanded_for_long_chunks_which_is_counted() -> None:
+    plain, coded = (
+        dataclasses.replace(plan(Role.DECODE), layout_of=layout_of).needs().working_bytes
+        for layout_of in (None, lambda _name: None)
+    )
+    assert coded - plain == EXPANDED_BYTES
 
 
 def test_an_8b_model_leaves_an_80_gib_device_most_of_itself_for_pages() -> None:

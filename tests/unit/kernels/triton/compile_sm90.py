@@ -24,7 +24,6 @@ from triton.compiler import ASTSource
 
 from twostroke.kernels.device_codes import KINDS as CODE_KINDS
 from twostroke.kernels.grouped import TILE_ROWS
-from twostroke.kernels.layout import DEVICE_TILE_BYTES
 from twostroke.kernels.nibble_pool import LARGEST_HALF, SMALLEST_SCALE
 from twostroke.kernels.page_pool import LARGEST, PagePool
 from twostroke.kernels.triton import codes, decode, elementwise, grouped, nibble_spans, nibbles, pages, prefill, store
@@ -34,7 +33,7 @@ from twostroke.kv_cache.form import VALUE_GROUP, PageShape
 
 KV_HEADS, GROUP, BLOCK = 8, 4, 16
 FLOATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-ALIGNED_INTEGERS = ("_stride", "inputs", "outputs", "row_bytes")
+ALIGNED_INTEGERS = ("_stride", "inputs", "outputs", "row_words")
 """Arguments that are multiples of 16 in every serving shape, which Triton finds out at the launch."""
 
 
@@ -186,23 +185,30 @@ def grouped_variant(name: str, dtype: torch.dtype, is_gather: bool) -> Variant:
 
 
 def code_variants() -> Iterator[Variant]:
-    """Two scales of each tile of inputs, as in most GGUF files; one for four tiles; one for each output."""
+    """Four scales of each step of inputs, as in most GGUF files; one for a step; one for each output."""
     for dtype in (torch.bfloat16, torch.float32):
         for kind in CODE_KINDS:
             for group in (32, 128, 4096):
-                yield codes_variant(f"codes-{kind}-{group}-{FLOATS[dtype]}", dtype, kind, group)
-    yield codes_variant("codes-order-bf16", torch.bfloat16, "int4", 128, has_order=True)
+                for rows in (1, 64, 128, 512):
+                    yield codes_variant(f"codes-{rows}-{kind}-{group}-{FLOATS[dtype]}", dtype, kind, group, rows)
+    for kind in CODE_KINDS:
+        pointers, constants = code_arguments(torch.bfloat16, kind, 32, codes.EXPAND_INPUTS)
+        yield Variant(f"expand-{kind}", codes.expand_kernel, pointers | {"w": "*bf16"}, constants, 4)
 
 
-def codes_variant(name: str, dtype: torch.dtype, kind: str, group: int, *, has_order: bool = False) -> Variant:
-    plain = "*" + FLOATS[dtype]
-    pointers = {"x": plain, "y": plain, "bias": plain, "codes": "*u8", "order": "*i32"}
-    pointers |= {"scales": "*fp16", "mins": "*fp16"}
-    constants = {"KIND": CODE_KINDS.index(kind), "OFFSET": 8 * (kind == "int4"), "GROUP": group}
-    constants |= {"PART": min(group, DEVICE_TILE_BYTES), "GROUPS": 4096 // group, "TILE": DEVICE_TILE_BYTES}
-    constants |= {"HAS_MINS": kind == "int4", "HAS_ORDER": has_order, "HAS_BIAS": False}
-    constants |= {"ROWS": codes.ROWS, "OUTPUTS": codes.OUTPUTS}
-    return Variant(name, codes.codes_kernel, pointers, constants, 4, codes.stages_of(dtype))
+def codes_variant(name: str, dtype: torch.dtype, kind: str, group: int, rows: int) -> Variant:
+    plain, tuning = "*" + FLOATS[dtype], codes.codes_tuning(rows, 14336, dtype)
+    pointers, constants = code_arguments(dtype, kind, group, tuning.inputs)
+    pointers |= {"x": plain, "y": plain, "bias": plain}
+    constants |= {"ROWS": tuning.rows, "OUTPUTS": tuning.outputs, "HAS_BIAS": False}
+    return Variant(name, codes.codes_kernel, pointers, constants, tuning.warps, tuning.stages)
+
+
+def code_arguments(dtype: torch.dtype, kind: str, group: int, step: int) -> tuple[dict[str, str], dict[str, Any]]:
+    """(Pointers, constants) of matrices of such codes, integers of 4 bits with mins."""
+    constants = {"KIND": CODE_KINDS.index(kind), "OFFSET": 8 * (kind == "int4"), "GROUP": group, "STEP": step}
+    constants |= {"PART": min(group, step), "GROUPS": 4096 // group, "HAS_MINS": kind == "int4"}
+    return {"codes": "*i32", "scales": "*fp16", "mins": "*fp16"}, constants
 
 
 def nibble_pointers(kind: str) -> dict[str, str]:

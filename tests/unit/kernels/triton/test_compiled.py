@@ -19,7 +19,8 @@ IN_GATE = (
     "nibbles-1-128-bf16",
     "blocks-80-bf16",
     "grouped-gather-bf16",
-    "codes-int4-32-bf16",
+    "codes-1-int4-32-bf16",
+    "expand-int4",
     "combine",
     "merge",
     "pages-gather",
@@ -36,9 +37,11 @@ OTHERS = (
     "prefill-256-window",
     "nibbles-1-64-window",
     "grouped-scatter-fp32",
-    "codes-fp4-32-fp32",
-    "codes-fp8-128-bf16",
-    "codes-order-bf16",
+    "codes-1-fp4-32-fp32",
+    "codes-64-fp8-128-bf16",
+    "codes-128-int8-4096-bf16",
+    "codes-512-int4-32-bf16",
+    "expand-fp8",
 )
 """More widths, forms and windows of the same kernels: `make slow` compiles them."""
 

@@ -28,6 +28,7 @@ from twostroke.kernels.elementwise import TorchElementwise
 from twostroke.kernels.layout import device_matrix_bytes
 from twostroke.kernels.parted_pool import AnyPool
 from twostroke.kernels.stored import StoredMatrix
+from twostroke.kernels.triton import codes
 from twostroke.kernels.triton.codes import TritonCodeProducts
 from twostroke.models.spec import ModelSpec
 
@@ -68,6 +69,18 @@ def test_products_equal_those_of_the_expanded_matrix(name: str, dtype: torch.dty
     right = functional.linear(x, matrix.dense().to(dtype), bias)
     got = linears(TritonCodeProducts()).linear((matrix,), bias)(x)
     torch.testing.assert_close(got, right, rtol=SLACK[dtype], atol=SLACK[dtype] * float(right.float().std()))
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "MXFP4", "Q6_K", "FP8 in blocks"])
+def test_many_rows_meet_the_weights_of_the_file_some_outputs_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes, "EXPANDED_BYTES", 64 * INPUTS * 2)
+    matrix, bias = stored(ALL[name], 130, INPUTS), numbers(130, seed=1).half()
+    x = numbers(codes.EXPANDED_ROWS, INPUTS).half()
+    for each in (None, bias):
+        got = linears(TritonCodeProducts()).linear((matrix,), each)(x)
+        assert torch.equal(got, functional.linear(x, matrix.dense().half(), each))
 
 
 @pytest.mark.parametrize("inputs", [96, 160, 200])
