@@ -2,7 +2,8 @@
 
 Two clusters of a prefill and a decode worker each serve the same model, one with `--speculate off`. The same requests
 go to them in turns, so that a machine that is busy for a while is busy for both. Each cluster owns its cores as if it
-were alone: workers of the second one would find none free, and never borrow. Answers are compared, too.
+were alone. No worker borrows cores: whether that pays is tried out, with another result in each cluster where the
+machine is busy now and then. Answers are compared, too.
 """
 
 from __future__ import annotations
@@ -169,6 +170,7 @@ async def _measure(options: SpeculationBenchOptions) -> dict[str, Measured]:
                     model_dir=directory,
                     cache=CacheConfig(kv_cache_memory_bytes=POOL_BYTES),
                     schedule=ScheduleConfig(speculate=speculate),
+                    borrow=False,
                 )
             )
             clients[speculate] = Client(cluster.grpc)

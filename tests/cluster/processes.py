@@ -100,8 +100,10 @@ class ProcessCluster:
         tls: TlsConfig | None = None,
         cluster_tls: TlsConfig | None = None,
         fleet_port: int = 0,
+        borrow: bool = True,
     ) -> None:
         self.folder = folder
+        self.borrow = borrow
         self.tls, self.cluster_tls = tls, cluster_tls
         self.us = Membership.of(TOKEN, cluster_tls)
         self.tracing = tracing or TracingConfig()
@@ -201,7 +203,7 @@ class ProcessCluster:
             model=self.model,
             cache=self.cache,
             schedule=self.schedule,
-            runtime=RuntimeConfig(transports=self.transports),
+            runtime=RuntimeConfig(transports=self.transports, borrow=self.borrow),
             tracing=self.tracing,
         )
         config = config.replace(**changes)
@@ -350,6 +352,7 @@ async def running_cluster(
     fleet_port: int = 0,
     tls: TlsConfig | None = None,
     cluster_tls: TlsConfig | None = None,
+    borrow: bool = True,
 ) -> AsyncIterator[ProcessCluster]:
     """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -368,6 +371,7 @@ async def running_cluster(
             fleet_port=fleet_port,
             tls=tls,
             cluster_tls=cluster_tls,
+            borrow=borrow,
         )
         try:
             await cluster.start(prefill, decode, model_dir, routers)

@@ -39,7 +39,7 @@ class ScheduleConfig(Settings):
         4, is_hidden=True, least=0, help="how often shorter pulls may start before a longer one that does not fit yet"
     )
     speculate: str = setting(
-        SPECULATE_OFF,
+        SPECULATE_AUTO,
         choices=(SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES),
         help="who proposes tokens, several of which are checked in one step: lookup (what followed in the prompt), "
         "suffix (what followed in earlier answers of the tenant), off; auto: all, where no bit of an answer changes",
