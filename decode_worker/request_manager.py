@@ -60,7 +60,7 @@ class RequestManager(RoleServices):
         self._local_prefill = LocalPrefill(host)
         self._peer_pulls = PeerPulls(host, tasks)
         metrics = SpeculationMetrics(host.metrics.registry, Role.DECODE.value)
-        self._speculations = Speculations(host.config.schedule.speculate, host.determinism, metrics)
+        self._speculations = Speculations(host.config.schedule, host.determinism, metrics)
         self._grammars = Grammars(host.facts, GrammarMetrics(host.metrics.registry, Role.DECODE.value))
 
     # Calls by routers

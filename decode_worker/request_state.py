@@ -73,7 +73,7 @@ class RequestTrace:
     def drafted(self, drafts: Outcome) -> None:
         """Note what became of the drafted tokens of this attempt."""
         if self._decode is not None and drafts.run:
-            saved_s = drafts.saved_s - drafts.spent_s
+            saved_s = drafts.saved_s - drafts.spent_s - drafts.draft_s
             self._decode.set(drafted_tokens=drafts.run, kept_tokens=drafts.kept, speculation_saved_s=saved_s)
 
     def end(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
-from twostroke.config import DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF
+from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF, ScheduleConfig
 from twostroke.engine.determinism import Determinism
 from twostroke.request import Request
 from twostroke.scheduler.sequence import Sequence
@@ -28,12 +28,14 @@ class SpeculationMetrics:
         )
         self._kept = counter("kept_tokens", "Drafted tokens that the sampler drew too.", "position")
         self._saved_s = counter("saved_seconds", "Time of steps that kept tokens have spared, by the fitted cost.")
+        self._draft_s = counter("draft_seconds", "Time that a draft model computed.")
         self._spent_s = counter("spent_seconds", "Time that drafted tokens have made steps longer, by the fitted cost.")
 
     def ran(self, kind: str, outcome: Outcome) -> None:
         drafter = kind.split(maxsplit=1)[0]
         self._saved_s.labels(self._role, drafter).inc(outcome.saved_s)
         self._spent_s.labels(self._role, drafter).inc(outcome.spent_s)
+        self._draft_s.labels(self._role, drafter).inc(outcome.draft_s)
         before = 0
         for position in POSITIONS:
             for counted, counter in ((outcome.run, self._drafted), (outcome.kept, self._kept)):
@@ -43,10 +45,8 @@ class SpeculationMetrics:
 
 
 class Speculations:
-    """`speculate`: a choice of `--speculate`."""
-
-    def __init__(self, speculate: str, determinism: Determinism, metrics: SpeculationMetrics) -> None:
-        self._names = _names(speculate, determinism)
+    def __init__(self, schedule: ScheduleConfig, determinism: Determinism, metrics: SpeculationMetrics) -> None:
+        self._names = _names(schedule, determinism)
         self._metrics = metrics
         self._acceptance = Acceptance()
         self._answers = FinishedAnswers()
@@ -57,6 +57,8 @@ class Speculations:
         names = self._names if wanted == SPECULATE_AUTO else tuple([name for name in self._names if name == wanted])
         if not names:
             return None
+        if DRAFT_MODEL in names:
+            self._acceptance.fade(DRAFT_MODEL)
         drafters = drafters_of(names, self._answers, request.salt)
         return Speculation(drafters, self._acceptance, self._metrics.ran)
 
@@ -66,9 +68,11 @@ class Speculations:
             self._answers.add(sequence.salt, sequence.known[sequence.prompt_tokens :])
 
 
-def _names(speculate: str, determinism: Determinism) -> tuple[str, ...]:
-    if speculate == SPECULATE_OFF:
+def _names(schedule: ScheduleConfig, determinism: Determinism) -> tuple[str, ...]:
+    if schedule.speculate == SPECULATE_OFF:
         return ()
-    if speculate == SPECULATE_AUTO:
-        return DRAFTER_NAMES if determinism.holds else ()
-    return (speculate,)
+    if schedule.speculate != SPECULATE_AUTO:
+        return (schedule.speculate,)
+    if not determinism.holds:
+        return ()
+    return tuple([name for name in DRAFTER_NAMES if name != DRAFT_MODEL or schedule.draft_model is not None])

@@ -37,6 +37,7 @@ from twostroke.config import PACED_PREFIX, ClusterConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.models.catalog.places import locate
+from twostroke.models.draft_check import check_draft, draft_dir
 from twostroke.models.preflight import check_model
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
@@ -284,11 +285,13 @@ class _Launch:
 
 
 def _with_absolute_model(config: ClusterConfig) -> ClusterConfig:
-    """Make a model's folder or file absolute, because workers have another working directory.
+    """Make the folders or files of models absolute, because workers have another working directory.
 
-    Its public name stays the same.
+    The model's public name stays the same.
     """
-    model = config.model
+    model, draft = config.model, config.schedule.draft_model
+    if draft is not None and Path(draft).exists():
+        config = config.replace(schedule=config.schedule.replace(draft_model=str(Path(draft).resolve())))
     if model.is_paced or not Path(model.model).exists():
         return config
     absolute = model.replace(model=str(Path(model.model).resolve()), served_model_name=model.public_name)
@@ -303,4 +306,15 @@ def _model_dir(config: ClusterConfig) -> str:
         return ""
     directory = locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype)
     check_model(directory, model)
+    _have_draft_model(config, directory)
     return str(directory)
+
+
+def _have_draft_model(config: ClusterConfig, directory: Path) -> None:
+    """Fetch the draft model, if any, and check that it can propose tokens for the model in a directory."""
+    name, model = config.schedule.draft_model, config.model
+    if name is None:
+        return
+    draft = draft_dir(name, model.dtype) or fetch_with_progress(name, model.dtype)
+    check_model(draft, model.replace(model=name, served_model_name=None, max_model_len=None))
+    check_draft(name, draft, directory)

@@ -113,4 +113,9 @@ def _check_memory(config: ClusterConfig) -> None:
         return  # their pages may be on a GPU, which only workers can inspect
     workers, each_bytes = config.prefill + config.decode, config.cache.host_bytes + config.cache.host_cache_bytes
     flag = "--kv-cache-memory and --host-cache" if config.cache.host_cache_bytes else "--kv-cache-memory"
-    refuse_more_than_free(each_bytes, available_memory_bytes(), workers=workers, flag=flag)
+    free_bytes = available_memory_bytes()
+    refuse_more_than_free(each_bytes, free_bytes, workers=workers, flag=flag)
+    if config.schedule.draft_model is not None:
+        free_bytes -= workers * each_bytes
+        draft_bytes = config.schedule.draft_cache_bytes
+        refuse_more_than_free(draft_bytes, free_bytes, workers=config.decode, flag="--draft-cache-memory")

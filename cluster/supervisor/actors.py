@@ -143,10 +143,10 @@ class MountedWorker:
         """`replaced`: the weights of the epoch before, if this one has others."""
         if replaced is not None:
             await replaced.close()
-        model = self._config.model
-        if not model.is_paced and locate(model.model, model.dtype) is None:
-            # A node that was joined may lack the files that the launcher's machine has.
-            await asyncio.to_thread(fetch, model.model, model.dtype, _log_progress)
+        for name in _models(self._config):
+            if locate(name, self._config.model.dtype) is None:
+                # A node that was joined may lack the files that the launcher's machine has.
+                await asyncio.to_thread(fetch, name, self._config.model.dtype, _log_progress)
         await worker.run(incarnation)
 
     async def ready(self, incarnation: int) -> Serving:
@@ -224,3 +224,10 @@ class DecodeWorker(MountedWorker):
 
 
 MOUNTS: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillWorker, Role.DECODE: DecodeWorker}
+
+
+def _models(config: WorkerConfig) -> list[str]:
+    """Return the names of the models that a worker loads."""
+    names = [] if config.model.is_paced else [config.model.model]
+    draft = config.schedule.draft_model
+    return [*names, draft] if draft is not None and config.can_sample else names

@@ -51,6 +51,7 @@ COUNTED = ("drafted", "kept")
 class SpeculationBenchOptions(Settings):
     model: str = setting(DEFAULT_MODEL, help="as `serve --model`, in bfloat16")
     speculate: str = setting(SPECULATE_AUTO, choices=(SPECULATE_AUTO, *DRAFTER_NAMES), help="as `serve --speculate`")
+    draft_model: str | None = setting(None, unit="MODEL", help="as `serve --draft-model`", default_text="none")
     output_tokens: int = setting(128, least=2, help="length of outputs")
     rounds: int = setting(5, least=1, help="rounds of each load, after one that is not measured")
     json_path: str | None = json_file()
@@ -110,6 +111,23 @@ def _again(tokenizer: PreTrainedTokenizerBase, draws: random.Random) -> list[int
     return list(tokenizer(str(text))["input_ids"])
 
 
+WRITTEN = (
+    "a binary search tree with insert, search and delete",
+    "a queue of jobs that are run by several threads",
+    "a parser of comma-separated values with quoted fields",
+    "a cache that forgets what was used least recently",
+    "a matrix with addition, multiplication and transposition",
+    "a graph with breadth-first search and shortest paths",
+)
+
+
+def _code_to_write(tokenizer: PreTrainedTokenizerBase, draws: random.Random) -> list[int]:
+    """A prompt whose answer is code that it does not hold."""
+    asked = [{"role": "user", "content": f"Write a Python class for {draws.choice(WRITTEN)}."}]
+    text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer(str(text))["input_ids"])
+
+
 def _noise(tokenizer: PreTrainedTokenizerBase, draws: random.Random) -> list[int]:
     return draws.choices(TOKEN_IDS, k=64)
 
@@ -117,6 +135,7 @@ def _noise(tokenizer: PreTrainedTokenizerBase, draws: random.Random) -> list[int
 LOADS = (
     Load("edit, one at once", _edit),
     Load("the same again, one at once", _again),
+    Load("code to write, one at once", _code_to_write),
     Load("random text, one at once", _noise, temperature=1.0),
     Load("random text, 16 at once", _noise, at_once=16, temperature=1.0),
 )
@@ -155,6 +174,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def _measure(options: SpeculationBenchOptions) -> dict[str, Measured]:
     directory = fetch(options.model, "bfloat16", lambda stage, part: None)
+    if options.draft_model is not None:
+        fetch(options.draft_model, "bfloat16", lambda stage, part: None)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory)
     results = {load.name: Measured() for load in LOADS}
     async with contextlib.AsyncExitStack() as stack:
@@ -169,7 +190,7 @@ async def _measure(options: SpeculationBenchOptions) -> dict[str, Measured]:
                     model=ModelConfig(model=options.model),
                     model_dir=directory,
                     cache=CacheConfig(kv_cache_memory_bytes=POOL_BYTES),
-                    schedule=ScheduleConfig(speculate=speculate),
+                    schedule=_schedule(options, speculate),
                     borrow=False,
                 )
             )
@@ -190,6 +211,11 @@ async def _measure(options: SpeculationBenchOptions) -> dict[str, Measured]:
             drafted, kept = (now - then for now, then in zip(_counted(cluster), before, strict=True))
             measured.drafted, measured.kept = measured.drafted + drafted, measured.kept + kept
     return results
+
+
+def _schedule(options: SpeculationBenchOptions, speculate: str) -> ScheduleConfig:
+    draft_model = None if speculate == SPECULATE_OFF else options.draft_model
+    return ScheduleConfig(speculate=speculate, draft_model=draft_model)
 
 
 def _counted(cluster: ProcessCluster) -> list[float]:

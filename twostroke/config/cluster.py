@@ -95,6 +95,7 @@ class ClusterConfig(Settings):
                 field="--transports",
             )
         self.schedule.check_budget()
+        self.schedule.check_draft_model(self.model)
         may_switch = self.scaling.may_switch(self.prefill, self.decode)  # raises where a count is out of its bounds
         check_kv_formats(self.cache, self.model, may_switch=may_switch)
 

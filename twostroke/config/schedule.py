@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twostroke.config.model import PACED_PREFIX, ModelConfig
 from twostroke.config.settings import Settings, setting
 from twostroke.errors import ConfigError
 
@@ -11,8 +12,12 @@ GPU_STEP_TOKENS = 4096
 
 
 SPECULATE_AUTO, SPECULATE_OFF = "auto", "off"
-DRAFTER_NAMES = ("lookup", "suffix")
+DRAFT_MODEL = "model"
+"""The drafter that needs `--draft-model`."""
+DRAFTER_NAMES = ("lookup", "suffix", DRAFT_MODEL)
 """Keys of the table of drafters (`twostroke.speculation.drafters`)."""
+DRAFT_CACHE_BYTES = 128 << 20
+"""Page memory of the draft model: about 10,000 tokens of a model of half a billion parameters."""
 
 
 class ScheduleConfig(Settings):
@@ -42,7 +47,22 @@ class ScheduleConfig(Settings):
         SPECULATE_AUTO,
         choices=(SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES),
         help="who proposes tokens, several of which are checked in one step: lookup (what followed in the prompt), "
-        "suffix (what followed in earlier answers of the tenant), off; auto: all, where no bit of an answer changes",
+        "suffix (what followed in earlier answers of the tenant), model (what --draft-model draws), off; auto: all, "
+        "where no bit of an answer changes",
+    )
+    draft_model: str | None = setting(
+        None,
+        unit="MODEL",
+        help="a smaller model with the same tokens, named as --model is, that proposes tokens on decode workers",
+        default_text="none",
+    )
+    draft_cache_bytes: int = setting(
+        DRAFT_CACHE_BYTES,
+        flag="--draft-cache-memory",
+        least=1,
+        is_size=True,
+        unit="SIZE",
+        help="page memory of the draft model on each decode worker: 64M, 1G",
     )
     local_prefill: bool = setting(
         True, help="decode workers with room compute prompts that would wait at a prefill worker"
@@ -64,4 +84,31 @@ class ScheduleConfig(Settings):
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be more than "
                 f"--max-num-seqs ({self.max_num_seqs})",
                 field="--max-num-batched-tokens",
+            )
+
+    def check_draft_model(self, model: ModelConfig) -> None:
+        """Raises ConfigError where the draft model cannot propose tokens for `model`, as far as their names say it."""
+        name = self.draft_model
+        if name is None:
+            if self.speculate == DRAFT_MODEL:
+                raise ConfigError("--speculate model needs --draft-model: the model that proposes", field="--speculate")
+            return
+        if self.speculate not in (SPECULATE_AUTO, DRAFT_MODEL):
+            raise ConfigError(
+                f"--draft-model {name} would propose nothing with --speculate {self.speculate}: "
+                f"give --speculate {SPECULATE_AUTO} or {DRAFT_MODEL}",
+                field="--draft-model",
+            )
+        if model.is_paced or name.startswith(PACED_PREFIX):
+            raise ConfigError(
+                f"--draft-model {name}: a paced model computes nothing, so neither it nor its draft model can be one",
+                field="--draft-model",
+            )
+        if model.device.startswith("cuda"):
+            raise ConfigError(
+                f"--draft-model {name} is computed on CPUs only, and --device is {model.device}", field="--draft-model"
+            )
+        if name == model.model:
+            raise ConfigError(
+                f"--draft-model {name} is the model itself: a draft model is a smaller one", field="--draft-model"
             )

@@ -82,6 +82,7 @@ class WorkerConfig(Settings):
 
     def model_post_init(self, _context: Any) -> None:
         self.schedule.check_budget()
+        self.schedule.check_draft_model(self.model)
         check_kv_formats(self.cache, self.model, may_switch=self.flexible)
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from twostroke.config import PACED_PREFIX, Role, WorkerConfig
+from twostroke.config import PACED_PREFIX, ModelConfig, Role, WorkerConfig
 from twostroke.config.worker import kv_format_of
 from twostroke.engine.adapter_slots import AdapterSlots, NoSlots
 from twostroke.engine.cores import Cores
@@ -243,11 +243,11 @@ def _build_on_cpu(
     apart = GROUPS_APART if len(groups) > 1 else ""
     fingerprint = f"{facts.fingerprint}{apart}{NATIVE_ORDER if has_pieces else ''}{arithmetic}"
     in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads)
-    weights = _weights_use(config, spec, model_dir, is_packed=built.runner.has_packed_weights)
-    model = replace(facts, fingerprint=fingerprint, conversion=conversion)
+    is_packed = built.runner.has_packed_weights
+    weights = weights_use(config.model, spec, model_dir, is_packed=is_packed, with_head=config.can_sample)
     return replace(
         built,
-        model=model,
+        model=replace(facts, fingerprint=fingerprint, conversion=conversion),
         kernels=in_use,
         weights=weights,
         expert_load=built.runner.expert_load,
@@ -310,18 +310,18 @@ def _shared_pool(
     )
 
 
-def _weights_use(config: WorkerConfig, spec: ModelSpec, model_dir: Path, *, is_packed: bool) -> MemoryUse:
+def weights_use(model: ModelConfig, spec: ModelSpec, model_dir: Path, *, is_packed: bool, with_head: bool) -> MemoryUse:
     from twostroke.models.families.table import layouts_named
     from twostroke.models.weights.packed_file import mapped_bytes
     from twostroke.models.weights.packed_weights import packed_folder
 
     if not is_packed:
-        return MemoryUse("weights", plain_weights(spec, config.model.dtype, with_head=config.can_sample).total, None)
+        return MemoryUse("weights", plain_weights(spec, model.dtype, with_head=with_head).total, None)
     layouts = layouts_in(model_dir)
     if layouts is not None:
-        billed = stored_weights(spec, layouts_named(layouts, spec), with_head=config.can_sample)
+        billed = stored_weights(spec, layouts_named(layouts, spec), with_head=with_head)
     else:
-        billed = packed_weights(spec, is_int8=config.model.weights == "int8", with_head=config.can_sample)
+        billed = packed_weights(spec, is_int8=model.weights == "int8", with_head=with_head)
     return MemoryUse("weights", billed.total, mapped_bytes(packed_folder()) or None)
 
 
@@ -367,8 +367,8 @@ def _build_on_device(
     facts = replace(facts, conversion=conversion, fingerprint=f"{facts.fingerprint}{apart}")
     built = _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device, *facts.windows), load)
     assert isinstance(built.runner, DeviceRunner)
-    weights = MemoryUse("weights", plan.needs().weight_bytes, None)
-    return replace(built, weights=weights, expert_load=built.runner.expert_load)
+    needed = MemoryUse("weights", plan.needs().weight_bytes, None)
+    return replace(built, weights=needed, expert_load=built.runner.expert_load)
 
 
 def _kv_form(config: WorkerConfig) -> KvForm:

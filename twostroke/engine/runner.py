@@ -19,6 +19,7 @@ from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch, RaggedPlaces
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.attention import NativeAttention
+from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.linear import Linears, TorchLinears
@@ -48,20 +49,23 @@ class ModelRunner:
         model: ModelConfig,
         *,
         pool: AnyPool,
-        cores: Cores,
+        cores: Cores | ModelRunner,
         with_head: bool,
         profiler: Profiler | None = None,
     ) -> None:
+        """`cores` may be another runner, which is closed later: its threads compute the steps of both, in turns."""
         self._profiler = profiler or Profiler()
-        self._cores = cores
+        beside = cores if isinstance(cores, ModelRunner) else None
+        self._owns_threads = beside is None
+        cores = cores if isinstance(cores, Cores) else cores._cores
+        self._cores: Cores = cores
         self._further_groups = len(memory.layout.regions) - 1
         torch.set_num_threads(len(cores.home))
         self._borrowing = Borrowing()
         kind: torch.dtype = getattr(torch, model.dtype)
-        self.kernels = kernels = choose_kernels(cache_dir() / "kernels")
-        self._team = (
-            None if kernels is None else Team(kernels, cores.home, cores.neighbours(), cores.folder, pin=cores.pin)
-        )
+        kernels = choose_kernels(cache_dir() / "kernels") if beside is None else beside.kernels
+        self.kernels: Kernels | None = kernels
+        self._team: Team | None = _team_on(cores, kernels) if beside is None else beside._team
         backend = choose_attention(
             pool,
             heads=spec.heads,
@@ -214,11 +218,16 @@ class ModelRunner:
         """Let go of weights and of the view of the pages, so that the page memory can be unmapped."""
         del self._model
         self._close_team()
-        self._cores.close()
+        if self._owns_threads:
+            self._cores.close()
 
     def _close_team(self) -> None:
-        if self._team is not None:
+        if self._team is not None and self._owns_threads:
             self._team.close()
+
+
+def _team_on(cores: Cores, kernels: Kernels | None) -> Team | None:
+    return None if kernels is None else Team(kernels, cores.home, cores.neighbours(), cores.folder, pin=cores.pin)
 
 
 def _outputs(logits: torch.Tensor | None, batch: Batch) -> tuple[tuple[SampledToken, ...], tuple[PromptLogprobs, ...]]:

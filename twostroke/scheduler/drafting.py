@@ -43,14 +43,9 @@ class Drafting:
 
     def _draft(self, sequence: Sequence) -> Draft:
         """Return what may come next of a stream, as far as its answer goes on behind each of the tokens."""
-        params, known, limits = sequence.sampling, len(sequence.known), self._limits
+        params, limits, most = sequence.sampling, self._limits, most_drafted(sequence, self._limits)
         assert params is not None
         assert sequence.speculation is not None
-        most = min(params.max_tokens - sequence.answer_tokens, limits.max_model_len - known) - 1
-        if limits.has_exact_blocks:  # a block is stored when its last token runs, which has to be the right one
-            most = min(most, limits.block_size - known % limits.block_size - 1)
-        if sequence.grammar is not None:  # each drafted token needs a mask
-            most = min(most, sequence.grammar.most_drafts)
         if most <= 0:
             return NOTHING
         draft = sequence.speculation.propose(sequence.known, most)
@@ -70,6 +65,18 @@ class Drafting:
 
 def _may_draft(chunk: Chunk) -> bool:
     return chunk.sequence.speculation is not None and chunk.samples and chunk.end - chunk.start == 1
+
+
+def most_drafted(sequence: Sequence, limits: SchedulerLimits) -> int:
+    """Return how many drafted tokens may run behind the known ones of a stream."""
+    params, known = sequence.sampling, len(sequence.known)
+    assert params is not None, "a stream samples"
+    most = min(params.max_tokens - sequence.answer_tokens, limits.max_model_len - known) - 1
+    if limits.has_exact_blocks:  # a block is stored when its last token runs, which has to be the right one
+        most = min(most, limits.block_size - known % limits.block_size - 1)
+    if sequence.grammar is not None:  # each drafted token needs a mask
+        most = min(most, sequence.grammar.most_drafts)
+    return most
 
 
 def draft_lengths(drafts: ListOf[Draft], cost: StepCost, step: StepTerms, most: int) -> list[int]:

@@ -83,6 +83,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def running_sequences(self) -> tuple[Sequence, ...]:
+        """Return the running sequences, in order of admission."""
+        return tuple(self._running)
+
+    @property
     def prompts(self) -> int:
         """Sequences that wait for their first token, or for their pages where nothing is sampled."""
         return len(self._waiting) + sum([len(each.known) <= each.prompt_tokens for each in self._running])

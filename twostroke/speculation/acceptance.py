@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from twostroke.config import DRAFT_MODEL
+
 PRIOR = 0.5
 """Chance of a token of a kind that was never tried."""
+PRIORS = {DRAFT_MODEL: 0.7}
+"""Another chance of kinds that are worth more: an operator names a draft model because it often agrees."""
 PRIOR_WEIGHT = 4.0
 """Tokens that this counts for."""
 MEMORY = 512.0
@@ -14,6 +18,10 @@ OWN_WEIGHT = 8.0
 """Tokens of an answer of its own that weigh as much as what other answers saw."""
 OWN_MEMORY = 32.0
 """Tokens that an answer remembers: what it repeats now says little about what it writes later."""
+
+FADING = 0.9
+"""Share of what was seen of a kind that is kept for each new answer: a draft model that was wrong is not asked, so
+nothing else would ever make it tried again."""
 
 
 class Rate:
@@ -29,6 +37,11 @@ class Rate:
         self.right = self.right * fading + is_right
         self.tried = self.tried * fading + 1.0
 
+    def fade(self, share: float) -> None:
+        """Keep a share of what was seen."""
+        self.right *= share
+        self.tried *= share
+
     def blended(self, chance: float, weight: float) -> float:
         """Return the share, with `chance` as if it had been seen for `weight` tokens before."""
         return (self.right + weight * chance) / (self.tried + weight)
@@ -42,7 +55,11 @@ class Acceptance:
 
     def chance(self, kind: str) -> float:
         """Return the chance that one token of this kind is right, if those before it are."""
-        return self._kinds[kind].blended(PRIOR, PRIOR_WEIGHT)
+        return self._kinds[kind].blended(PRIORS.get(kind, PRIOR), PRIOR_WEIGHT)
 
     def observe(self, kind: str, is_right: bool) -> None:
         self._kinds[kind].observe(is_right)
+
+    def fade(self, kind: str) -> None:
+        """Let what was seen of a kind count less, as an answer begins."""
+        self._kinds[kind].fade(FADING)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from twostroke.config import DRAFT_MODEL
 from twostroke.speculation.acceptance import OWN_MEMORY, OWN_WEIGHT, Acceptance, Rate
 from twostroke.speculation.draft import NOTHING, Draft, Drafter, Proposal
+from twostroke.speculation.draft_model import ModelDrafter
 
 
 class Price(NamedTuple):
@@ -29,6 +31,8 @@ class Outcome(NamedTuple):
     """Seconds of steps that tokens which were kept have spared."""
     spent_s: float = 0.0
     """Seconds that drafted tokens have made steps longer."""
+    draft_s: float = 0.0
+    """Seconds that a draft model computed."""
 
     def plus(self, other: Outcome) -> Outcome:
         return Outcome(
@@ -36,11 +40,12 @@ class Outcome(NamedTuple):
             self.kept + other.kept,
             self.saved_s + other.saved_s,
             self.spent_s + other.spent_s,
+            self.draft_s + other.draft_s,
         )
 
 
 Ran = Callable[[str, Outcome], None]
-"""Gets the kind of a proposal that was run, and what became of it."""
+"""Gets the kind of a proposal that was run or computed, and what became of it."""
 MOST_DRAFTED = 32
 """Most tokens of one draft: where each is right with a chance of 0.9, all of 32 are right one time in thirty."""
 
@@ -52,6 +57,9 @@ class Speculation:
         """`ran` is told of each draft that was run."""
         self._ran = ran
         self._drafters = drafters
+        self._others = [each for each in drafters if not isinstance(each, ModelDrafter)]
+        self.of_model = next((each for each in drafters if isinstance(each, ModelDrafter)), None)
+        """Takes what a draft model draws; None where none may propose."""
         self._acceptance = acceptance
         self._own: dict[str, Rate] = {}
         """What became of proposals of each kind in this answer."""
@@ -63,17 +71,21 @@ class Speculation:
 
     def propose(self, known: Sequence[int], most: int) -> Draft:
         """Return the draft with the most tokens that are expected to be right, of at most `most` tokens."""
-        best = NOTHING
-        self._proposal = None
-        for drafter in self._drafters:
-            proposal = drafter.propose(known, min(most, MOST_DRAFTED))
-            if proposal is None or not proposal.tokens:
-                continue
-            chance = self._chance(proposal.kind)
-            chances = tuple([chance**rank for rank in range(1, len(proposal.tokens) + 1)])
-            if sum(chances) > sum(best.chances):
-                best, self._proposal = Draft(proposal.tokens, chances), proposal
-        return best
+        draft, self._proposal = self._best(self._drafters, known, most)
+        return draft
+
+    def foreseen(self, known: Sequence[int], most: int) -> Draft:
+        """Return what would be proposed without a draft model, and remember nothing of it."""
+        return self._best(self._others, known, most)[0]
+
+    @property
+    def model_chance(self) -> float:
+        """The chance that a token of the draft model is right, if those before it are."""
+        return self._chance(DRAFT_MODEL)
+
+    def computed(self, seconds: float) -> None:
+        """Note that a draft model has computed for this answer."""
+        self._note(DRAFT_MODEL, Outcome(draft_s=seconds))
 
     def runs(self, price: Price) -> None:
         """Note the price at which the latest proposal is run."""
@@ -93,9 +105,25 @@ class Speculation:
                 break
         if run:
             kept = min(run, len(tokens) - 1)
-            outcome = Outcome(run, kept, kept * self._price.token_s, run * self._price.row_s)
-            self.outcome = self.outcome.plus(outcome)
-            self._ran(proposal.kind, outcome)
+            self._note(proposal.kind, Outcome(run, kept, kept * self._price.token_s, run * self._price.row_s))
+
+    def _best(self, drafters: Sequence[Drafter], known: Sequence[int], most: int) -> tuple[Draft, Proposal | None]:
+        """Return the draft with the most tokens that are expected to be right, and the proposal behind it."""
+        best: Proposal | None = None
+        draft = NOTHING
+        for drafter in drafters:
+            proposal = drafter.propose(known, min(most, MOST_DRAFTED))
+            if proposal is None or not proposal.tokens:
+                continue
+            chance = self._chance(proposal.kind)
+            chances = tuple([chance**rank for rank in range(1, len(proposal.tokens) + 1)])
+            if sum(chances) > sum(draft.chances):
+                best, draft = proposal, Draft(proposal.tokens, chances)
+        return draft, best
+
+    def _note(self, kind: str, outcome: Outcome) -> None:
+        self.outcome = self.outcome.plus(outcome)
+        self._ran(kind, outcome)
 
     def _chance(self, kind: str) -> float:
         return self._own_rate(kind).blended(self._acceptance.chance(kind), OWN_WEIGHT)

@@ -12,6 +12,8 @@ import time
 
 from twostroke.config import WorkerConfig
 from twostroke.engine.build import BuiltEngine, build_runner
+from twostroke.engine.draft_build import build_draft
+from twostroke.engine.draft_engine import DraftEngine
 from twostroke.engine.loop import EngineThread
 from twostroke.errors import ConfigError, InternalError
 from twostroke.ids import BlockHash, Epoch, PageId
@@ -79,12 +81,17 @@ class _WindowListener:
 
 
 class EngineState:
-    def __init__(self, built: BuiltEngine, profiler: Profiler, tiers: GroupTiers) -> None:
+    def __init__(
+        self, built: BuiltEngine, profiler: Profiler, tiers: GroupTiers, draft: DraftEngine | None = None
+    ) -> None:
         self.facts = built.model
         self.memory = built.memory
         self.determinism = built.determinism
         self.kernels = built.kernels
-        self.memory_use = built.memory_use
+        self.draft = draft
+        """The draft model beside the model, if any."""
+        self.draft_rates = Rates()
+        self.memory_use = (*built.memory_use, *(() if draft is None else draft.memory_use))
         self.expert_load = built.expert_load
         self.engine = EngineThread(built.runner, profiler)
         self.neighbours = built.neighbours
@@ -103,12 +110,16 @@ class EngineState:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         profiler = Profiler()
         built = await asyncio.to_thread(_build, config, profiler)
+        draft: DraftEngine | None = None
         try:
+            draft = await asyncio.to_thread(build_draft, config, built)
             tiers = await asyncio.to_thread(open_tiers, config, built.model, built.memory)
         except BaseException:
+            if draft is not None:
+                await asyncio.to_thread(draft.close)
             await asyncio.to_thread(built.close)
             raise
-        return cls(built, profiler, tiers)
+        return cls(built, profiler, tiers, draft)
 
     def begin_epoch(self, epoch: Epoch) -> EventLog:
         """Return the event log of a new epoch; it begins with the cached blocks of all tiers, and without pins.
@@ -138,6 +149,8 @@ class EngineState:
         """Close engine and memory, unless the engine is lost: its step may still write until the process ends."""
         if self.engine.is_lost:
             return
+        if self.draft is not None:
+            await self.engine.between_steps(self.draft.close)
         await asyncio.to_thread(self.engine.close)
         await self.tiers.close()
         self.memory.close()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.processes import Client, running_cluster
 from tests.cluster.requests.test_exact_resume import MODES, ask_all, busiest
+from tests.draft_models import save_first_layers
 from twostroke.config import (
     DEFAULT_MODEL,
+    DRAFT_MODEL,
     DRAFTER_NAMES,
     SPECULATE_AUTO,
     SPECULATE_OFF,
@@ -28,7 +31,11 @@ LOOP = {"max_tokens": 96, "ignore_eos": True, "temperature": 0}
     ("kv_format", "drafters"),
     [(None, ()), *(pytest.param(kv_format, DRAFTER_NAMES, marks=pytest.mark.slow) for kv_format in (None, "int4"))],
 )
-async def test_speculation_changes_no_bit_of_any_answer(kv_format: str | None, drafters: tuple[str, ...]) -> None:
+async def test_speculation_changes_no_bit_of_any_answer(
+    tmp_path: Path, kv_format: str | None, drafters: tuple[str, ...]
+) -> None:
+    directory = fetch(DEFAULT_MODEL, "bfloat16", lambda stage, part: None)
+    draft_model = str(save_first_layers(directory, tmp_path / "draft"))
     modes = MODES | {"loop": LOOP, "loop with penalties": LOOP | {"frequency_penalty": 0.01}}
     answers = {}
     for speculate in (SPECULATE_OFF, SPECULATE_AUTO, *drafters):
@@ -36,9 +43,12 @@ async def test_speculation_changes_no_bit_of_any_answer(kv_format: str | None, d
             prefill=1,
             decode=2,
             model=ModelConfig(dtype="bfloat16"),
-            model_dir=fetch(DEFAULT_MODEL, "bfloat16", lambda stage, part: None),
+            model_dir=directory,
             cache=CacheConfig(kv_cache_memory_bytes=256 << 20, kv_format=kv_format),
-            schedule=ScheduleConfig(speculate=speculate),
+            schedule=ScheduleConfig(
+                speculate=speculate,
+                draft_model=draft_model if speculate in (SPECULATE_AUTO, DRAFT_MODEL) else None,
+            ),
         ) as cluster:
             client = Client(cluster.grpc)
             first = await ask_all(client, modes)

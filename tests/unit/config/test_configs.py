@@ -17,6 +17,9 @@ CONFIG = WorkerConfig(
 )
 
 
+DRAFTED = {"speculate": "model", "draft_model": "small"}
+
+
 def test_a_config_comes_back_as_it_was_written() -> None:
     assert WorkerConfig.from_json(CONFIG.to_json()) == CONFIG
 
@@ -48,6 +51,17 @@ def test_a_config_comes_back_as_it_was_written() -> None:
             {"cache": {"kv_exact_layers": 2, "prefill_kv_format": "int4"}, "flexible": True},
             r"hold int4\+2xbfloat16 and decode workers' bfloat16: no worker",
         ),
+        ({"schedule": {"speculate": "model"}}, "--speculate model needs --draft-model"),
+        (
+            {"schedule": {"draft_model": "small", "speculate": "off"}},
+            "--draft-model small would propose nothing with --speculate off",
+        ),
+        (
+            {"schedule": DRAFTED, "model": {"model": "paced:"}},
+            "--draft-model small: a paced model computes nothing",
+        ),
+        ({"schedule": DRAFTED, "model": {"device": "cuda:1"}}, "computed on CPUs only, and --device is cuda:1"),
+        ({"schedule": DRAFTED, "model": {"model": "small"}}, "--draft-model small is the model itself"),
         ({"cooks": 2}, "WorkerConfig has no setting cooks; known are role, worker_id,"),
     ],
 )

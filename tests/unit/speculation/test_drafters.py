@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from twostroke.config import DRAFTER_NAMES
+from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES
 from twostroke.speculation.answers import SUFFIXES_AT_ONCE, AnswerSuffixes, FinishedAnswers
+from twostroke.speculation.draft_model import ModelDrafter
 from twostroke.speculation.drafters import DRAFTERS
 from twostroke.speculation.prompt_lookup import MATCHED, REACH, PromptLookup
 from twostroke.speculation.suffix_tree import DEPTH, LEAST_SHARE, SuffixTree
@@ -14,6 +15,15 @@ from twostroke.speculation.suffix_tree import DEPTH, LEAST_SHARE, SuffixTree
 
 def test_the_setting_names_the_drafters_of_the_table() -> None:
     assert set(DRAFTER_NAMES) == set(DRAFTERS)
+
+
+def test_what_a_draft_model_drew_is_proposed_until_the_answer_goes_on() -> None:
+    drafter = ModelDrafter()
+    assert drafter.propose([1, 2], 4) is None
+    drafter.drafted([1, 2], (3, 4, 5))
+    assert drafter.propose([1, 2], 2) == ((3, 4), DRAFT_MODEL)
+    assert drafter.propose([1, 2], 0) is None
+    assert drafter.propose([1, 2, 3], 4) is None
 
 
 def test_lookup_proposes_what_followed_the_last_time() -> None:

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from twostroke.config import DRAFT_MODEL
 from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.drafting import draft_lengths
 from twostroke.speculation.acceptance import PRIOR, Acceptance
 from twostroke.speculation.draft import NOTHING, Draft, Proposal
+from twostroke.speculation.draft_model import ModelDrafter
 from twostroke.speculation.speculation import Outcome, Price, Speculation
 
 
@@ -68,8 +70,9 @@ def test_what_was_run_and_kept_is_told() -> None:
         speculation.runs(Price(row_s=0.25, token_s=2.0))
         speculation.drawn(drawn, run)
     speculation.drawn((1, 2), 1)
-    assert told == [(3, 2, 4.0, 0.75), (3, 3, 6.0, 0.75), (2, 0, 0.0, 0.5)], "nothing is told of what was not proposed"
-    assert speculation.outcome == (8, 5, 10.0, 2.0)
+    expected = [Outcome(3, 2, 4.0, 0.75), Outcome(3, 3, 6.0, 0.75), Outcome(2, 0, 0.0, 0.5)]
+    assert told == expected, "nothing is told of what was not proposed"
+    assert speculation.outcome == Outcome(8, 5, 10.0, 2.0)
 
 
 def gain(lengths: Sequence[int], drafts: Sequence[Draft], cost: StepCost, step: StepTerms) -> float:
@@ -102,3 +105,26 @@ def test_a_step_runs_no_more_drafted_tokens_than_it_has_room_for() -> None:
 
 def test_nothing_is_drafted_before_costs_are_known() -> None:
     assert draft_lengths([Draft((1,), (1.0,))], StepCost(), StepTerms(streams=1), 9) == [0]
+
+
+def test_a_draft_model_that_was_wrong_is_tried_again_after_enough_other_answers() -> None:
+    acceptance = Acceptance()
+    first = acceptance.chance(DRAFT_MODEL)
+    for _ in range(500):
+        acceptance.observe(DRAFT_MODEL, False)
+    assert acceptance.chance(DRAFT_MODEL) < 0.05
+    for _ in range(100):
+        acceptance.fade(DRAFT_MODEL)
+    assert acceptance.chance(DRAFT_MODEL) > 0.9 * first
+
+
+def test_what_is_foreseen_without_the_draft_model_changes_nothing() -> None:
+    drafter, acceptance = ModelDrafter(), Acceptance()
+    speculation = Speculation([drafter, Scripted(Proposal((7,), "kind"))], acceptance)
+    drafter.drafted([0], (1, 2, 3))
+    assert speculation.propose([0], 3).tokens == (1, 2, 3)
+    assert speculation.foreseen([0], 3).tokens == (7,)
+    before = speculation.model_chance
+    speculation.drawn((1, 2, 3, 4), 3)
+    assert speculation.model_chance > before
+    assert speculation.outcome.kept == 3

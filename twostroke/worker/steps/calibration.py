@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
-from twostroke.engine.loop import EngineThread
 from twostroke.kv_cache.window_parts import WindowShape
 from twostroke.request import SamplingParams
-from twostroke.scheduler.batch import Batch, SampleRow
+from twostroke.scheduler.batch import Batch, SampleRow, StepResult
 from twostroke.scheduler.batching import with_windows
 from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.worker.steps.rates import Rates
@@ -64,7 +64,13 @@ class CalibrationLimits:
         return min(self.max_model_len, self.pages * self.block_size)
 
 
-async def calibrate(engine: EngineThread, rates: Rates, limits: CalibrationLimits, budget: SweepBudget) -> None:
+class StepStarter(Protocol):
+    """What runs steps: an engine thread."""
+
+    def start(self, batch: Batch) -> Awaitable[StepResult]: ...
+
+
+async def calibrate(engine: StepStarter, rates: Rates, limits: CalibrationLimits, budget: SweepBudget) -> None:
     """Let `rates` observe steps of all sizes."""
     end_s = time.monotonic() + budget.budget_s
     kinds_seen: set[bool] = set()

@@ -27,6 +27,7 @@ from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.steps import calibration
 from twostroke.worker.steps.calibration import CalibrationLimits, calibrate, step_tokens_within
 from twostroke.worker.steps.engine_check import EngineCheck, probe_batch
+from twostroke.worker.steps.model_drafts import DraftThread, ModelDrafts, NoDrafts, StepDrafts
 from twostroke.worker.steps.sharing import Sharing
 from twostroke.worker.steps.work_loop import WorkLoop
 
@@ -58,9 +59,9 @@ class EngineSteps:
             metrics,
             self.progress,
             _sharing_of(config, engine_state, self.scheduler),
-            engine_state.rates,
             self.check,
             engine_state.engine.profiler,
+            self._drafts(),
         )
 
     async def prepare(self) -> None:
@@ -79,6 +80,14 @@ class EngineSteps:
         now = self.scheduler.queued()
         beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
         return self.loop.drain_s(beside)
+
+    def _drafts(self) -> StepDrafts:
+        """Return what drafts before steps: decode workers alone make tokens."""
+        state = self._engine_state
+        if state.draft is None or self._config.role is not Role.DECODE:
+            return NoDrafts()
+        limits, rates = _limits_of(self._config, state), (state.rates, state.draft_rates)
+        return ModelDrafts(state.draft, state.engine, self.scheduler, limits, *rates, lambda: self.loop.lends)
 
     def _wake(self) -> None:
         self.loop.wake()
@@ -109,6 +118,12 @@ class EngineSteps:
             if state.neighbours is not None:
                 await asyncio.to_thread(turn.enter_context, state.neighbours.measuring())
             await calibrate(state.engine, self.loop.rates, step_limits, budget)
+            if state.draft is not None:
+                of_draft = dataclasses.replace(
+                    step_limits, max_model_len=state.draft.max_model_len, pages=state.draft.pages, window=None
+                )
+                await calibrate(DraftThread(state.engine, state.draft), state.draft_rates, of_draft, budget)
+                log.info("draft model calibrated %s", state.draft_rates.cost)
         state.is_calibrated = True
         log.info("calibrated seconds=%.3f %s", time.monotonic() - started_s, self.loop.rates.cost)
 
@@ -138,8 +153,17 @@ def _scheduler_of(
     adapters: AdapterGate | None,
     advancer: Advancer,
 ) -> Scheduler:
+    limits = _limits_of(config, engine_state)
+    builder = BatchBuilder(
+        limits.block_size, engine_state.pool.total, limits.eos_token_ids, engine_state.facts.window_shape
+    )
+    profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
+    return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate, adapters, advancer)
+
+
+def _limits_of(config: WorkerConfig, engine_state: EngineState) -> SchedulerLimits:
     facts = engine_state.facts
-    limits = SchedulerLimits(
+    return SchedulerLimits(
         facts.block_size,
         facts.max_model_len,
         facts.eos_token_ids,
@@ -147,11 +171,6 @@ def _scheduler_of(
         on_gpu=_is_on_gpu(engine_state),
         has_exact_blocks=not config.model.is_paced and page_form(config.kv_format).spans_block,
     )
-    builder = BatchBuilder(
-        limits.block_size, engine_state.pool.total, limits.eos_token_ids, engine_state.facts.window_shape
-    )
-    profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
-    return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate, adapters, advancer)
 
 
 def _is_on_gpu(engine_state: EngineState) -> bool:

@@ -29,7 +29,7 @@ class Sharing:
         neighbours: Neighbours | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._rates = rates
+        self.rates = rates
         self._target = target
         self._clock_s = clock_s
         self._neighbours = neighbours
@@ -69,7 +69,7 @@ class Sharing:
         scheduler = self._scheduler
         count = scheduler.prompts
         due = list(scheduler.due_prompts()) if count else []
-        prompts = WaitingPrompts(count, waiting_s=waiting_s(due, self._rates.cost, scheduler.step_tokens))
+        prompts = WaitingPrompts(count, waiting_s=waiting_s(due, self.rates.cost, scheduler.step_tokens))
         if all(prompt.due_s is None for prompt in due):
             return prompts
         budget, queued = self._budget_for(prompts), scheduler.queued()
@@ -77,7 +77,7 @@ class Sharing:
         return replace(prompts, has_late=is_late)
 
     def _budget_for(self, prompts: WaitingPrompts) -> Budget:
-        target, rates = self._target, self._rates
+        target, rates = self._target, self.rates
         if prompts.has_late:
             return rates.budget(target.most_for_late_s(rates.cost))
         return rates.budget(target.most_s(rates.cost), None if target.is_fixed else prompts.waiting_s)

@@ -27,7 +27,7 @@ from twostroke.worker.condition import Condition
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.steps.engine_check import EngineCheck
-from twostroke.worker.steps.rates import Rates
+from twostroke.worker.steps.model_drafts import NoDrafts, StepDrafts
 from twostroke.worker.steps.sharing import Sharing
 
 log = logging.getLogger(__name__)
@@ -86,18 +86,19 @@ class WorkLoop:
         metrics: WorkerMetrics,
         progress: Condition,
         sharing: Sharing,
-        rates: Rates,
         check: EngineCheck,
         profiler: Profiler,
+        drafts: StepDrafts | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self._drafts = drafts or NoDrafts()
         self._engine = engine
         self._metrics = metrics
         self._progress = progress
         """Notified after every step and every arrival: blocks may have become readable."""
         self._sharing = sharing
         self._wake = asyncio.Event()
-        self.rates = rates
+        self.rates = sharing.rates
         self._check = check
         self._profiler = profiler
         self._began_s = 0.0
@@ -132,6 +133,11 @@ class WorkLoop:
         emissions: list[Emission] = []
         while True:
             self._wake.clear()
+            drafting = self._drafts.begin()
+            if drafting is not None:
+                self._send(emissions, role)
+                emissions = []
+                await drafting
             with self._profiler.slice(WORK_LOOP, "admit"):
                 self._admit(role, admitting, prefetch)
                 emissions += self._scheduler.take_late()
@@ -152,7 +158,8 @@ class WorkLoop:
                 emissions = await self._update(step, running, role)
             else:
                 emissions = []
-                await self._wake.wait()
+                if drafting is None:
+                    await self._wake.wait()
 
     def _start(self, step: Step) -> asyncio.Future[StepResult]:
         reach(Point.WORKER_STEP)

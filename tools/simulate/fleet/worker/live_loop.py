@@ -86,7 +86,7 @@ class LiveLoop:
         engine: Any = device
         check: Any = SimpleNamespace(computed=lambda tokens: None)
         progress: Any = SimpleNamespace(notify=host.notify)
-        self._loop = WorkLoop(host.scheduler, engine, host.metrics, progress, sharing, rates, check, Profiler())
+        self._loop = WorkLoop(host.scheduler, engine, host.metrics, progress, sharing, check, Profiler())
         self._task: asyncio.Task[None] | None = None
 
     @property

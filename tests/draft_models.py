@@ -1,0 +1,22 @@
+"""A draft model for the default model: its first layers, with its embedding and head. It is real, if not good."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+LAYERS = 24
+"""Layers that are kept of 30: they agree with the whole model in four tokens of ten, 16 of them in one of eight."""
+
+
+def save_first_layers(model: Path, directory: Path, layers: int = LAYERS) -> Path:
+    """Write the first layers of the model in one directory to another, and return that."""
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    whole.model.layers = whole.model.layers[:layers]
+    whole.config.num_hidden_layers = layers
+    whole.save_pretrained(directory)
+    shutil.copyfile(model / "tokenizer.json", directory / "tokenizer.json")
+    return directory

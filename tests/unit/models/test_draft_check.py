@@ -1,0 +1,59 @@
+"""Which models can propose tokens for another one: those with the same vocabulary, and not the model itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.engine.tiny import TINY, save_tiny
+from twostroke.errors import ConfigError
+from twostroke.models.draft_check import check_draft, draft_dir
+
+WORDS = {"a": 0, "b": 1}
+
+
+def saved(directory: Path, vocabulary: object = WORDS, added: tuple[tuple[str, int], ...] = (), size: int = 64) -> Path:
+    config = TINY.from_dict(TINY.to_dict() | {"vocab_size": size})
+    save_tiny(directory, config)
+    told = [{"content": token, "id": number} for token, number in added]
+    (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": told}))
+    return directory
+
+
+def test_a_model_with_the_same_vocabulary_may_draft_however_its_file_lists_it(tmp_path: Path) -> None:
+    model = saved(tmp_path / "model", WORDS, (("<end>", 2),))
+    check_draft("draft", saved(tmp_path / "same", WORDS, (("<end>", 2),)), model)
+    check_draft("draft", saved(tmp_path / "listed", [["a", -1.0], ["b", -2.0], ["<end>", 0.0]]), model)
+
+
+def test_other_vocabularies_and_the_model_itself_are_refused_in_one_line(tmp_path: Path) -> None:
+    model = saved(tmp_path / "model")
+    (tmp_path / "link").symlink_to(model)
+    refused = {
+        "the model itself": tmp_path / "link",
+        "draws from 65 tokens and the model from 64": saved(tmp_path / "larger", size=65),
+        "differ in token 1 ": saved(tmp_path / "other", {"a": 0, "c": 1}),
+        "differ in token 2 ": saved(tmp_path / "more", WORDS, (("<end>", 2),)),
+    }
+    for why, draft in refused.items():
+        with pytest.raises(ConfigError, match=why) as raised:
+            check_draft("draft", draft, model)
+        assert "\n" not in raised.value.message
+        assert raised.value.field == "--draft-model"
+
+
+def test_what_is_no_tokenizer_is_named(tmp_path: Path) -> None:
+    model, draft = saved(tmp_path / "model"), saved(tmp_path / "draft")
+    (draft / "tokenizer.json").write_text("no json")
+    with pytest.raises(ConfigError, match=r"draft/tokenizer\.json is not a tokenizer"):
+        check_draft("draft", draft, model)
+
+
+def test_a_directory_that_is_not_there_is_refused_as_the_models_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--draft-model '\./nothing' is no directory"):
+        draft_dir("./nothing", "bfloat16")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        draft_dir(str(tmp_path / "empty"), "bfloat16")

@@ -1,0 +1,99 @@
+"""From a worker's config to its draft model: the page memory of its own, and a runner on the model's threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twostroke.config import ModelConfig, WorkerConfig
+from twostroke.engine.build import BuiltEngine, weights_use
+from twostroke.engine.draft_engine import DraftEngine
+from twostroke.engine.memory_use import MemoryUse
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.form import page_form
+from twostroke.kv_cache.groups import groups_apart
+from twostroke.kv_cache.memory import PageMemory, available_memory_bytes
+from twostroke.kv_cache.pool_size import enough_pages
+from twostroke.models.draft_check import check_draft, draft_dir
+from twostroke.models.known_specs import known_spec
+from twostroke.models.weights.stored.model_files import layouts_in
+
+FLAG = "--draft-cache-memory"
+
+
+def build_draft(config: WorkerConfig, built: BuiltEngine) -> DraftEngine | None:
+    """Load the draft model beside the model of a worker that can decode; None where there is none.
+
+    Native kernels compute it in int8, unless its weights are quantised already.
+    Raises ConfigError where it cannot propose tokens for the model, or does not fit into memory.
+    """
+    name = config.schedule.draft_model
+    if name is None or not config.can_sample:
+        return None
+    directory = draft_dir(name, config.model.dtype)
+    if directory is None:
+        raise ConfigError(f"draft model {name!r} is not on this machine; run: twostroke model pull {name}")
+    check_draft(name, directory, Path(built.model.model_dir))
+    return _build_on_cpu(config, built, name, directory)
+
+
+def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory: Path) -> DraftEngine:
+    import torch
+
+    from twostroke.engine.runner import ModelRunner
+    from twostroke.kernels.choice import grouped_pool
+
+    if not isinstance(built.runner, ModelRunner):
+        raise ConfigError(f"--draft-model {name} is computed on CPUs only: give --device cpu", field="--draft-model")
+    spec = known_spec(directory)
+    if spec.vocab_size != built.model.vocab_size:
+        raise ConfigError(
+            f"--draft-model {name} draws from {spec.vocab_size} tokens, and the model from {built.model.vocab_size}",
+            field="--draft-model",
+        )
+    longest = min(built.model.max_model_len, spec.max_position_embeddings)
+    block_size, form = config.cache.block_size, page_form(config.model.dtype)
+    groups = groups_apart(spec.page_groups, by_whole_blocks=True)
+    shapes = spec.page_shapes(block_size, groups)
+    page_bytes = form.page_bytes(shapes[0])
+    pages = enough_pages(config.schedule.draft_cache_bytes, page_bytes, flag=FLAG)
+    is_packed = built.runner.has_packed_weights and spec.generic is None
+    is_int8 = is_packed and layouts_in(directory) is None
+    model = ModelConfig(
+        model=name,
+        dtype=config.model.dtype,
+        weights="int8" if is_int8 else "model",
+        max_model_len=longest,
+        device=config.model.device,
+    )
+    weights = weights_use(model, spec, directory, is_packed=is_packed, with_head=True)
+    _check_room(name, weights)
+    memory = PageMemory(pages, page_bytes, flag=FLAG)
+    try:
+        runner = ModelRunner(
+            directory,
+            spec,
+            memory,
+            model,
+            pool=grouped_pool([torch.from_numpy(memory.regions[0])], form, shapes, getattr(torch, model.dtype)),
+            cores=built.runner,
+            with_head=True,
+        )
+    except BaseException:
+        memory.close()
+        raise
+    uses = (
+        MemoryUse("draft pages", memory.layout.host_bytes, memory.held_bytes),
+        MemoryUse("draft weights", weights.billed_bytes, None),
+    )
+    return DraftEngine(runner, memory, block_size, longest, uses)
+
+
+def _check_room(name: str, weights: MemoryUse) -> None:
+    """Raises ConfigError where the draft model's weights do not fit into the memory of this machine."""
+    free_bytes = available_memory_bytes()
+    if weights.billed_bytes > free_bytes:
+        raise ConfigError(
+            f"--draft-model {name} needs {weights.billed_bytes} bytes for its weights, but this machine has "
+            f"{free_bytes} free",
+            field="--draft-model",
+        )

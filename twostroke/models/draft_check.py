@@ -1,0 +1,57 @@
+"""Whether a draft model can propose tokens for a model: another model with the same vocabulary. No torch here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from twostroke.errors import ConfigError
+from twostroke.models.catalog.places import locate
+from twostroke.models.known_specs import known_spec
+
+FLAG = "--draft-model"
+TOKENIZER = "tokenizer.json"
+
+
+def draft_dir(name: str, dtype: str) -> Path | None:
+    """Return what `places.locate` returns for a draft model. Raises ConfigError, naming its flag."""
+    try:
+        return locate(name, dtype)
+    except ConfigError as error:
+        raise ConfigError(error.message.replace("--model", FLAG), field=FLAG) from error
+
+
+def check_draft(name: str, draft: Path, model: Path) -> None:
+    """Raises ConfigError, one line, where the draft model in a directory cannot propose tokens for `model`.
+
+    `name` is the draft model's, as `--draft-model` says it.
+    """
+    if draft.resolve() == model.resolve():
+        raise _refused(name, "is the model itself: a draft model is a smaller one")
+    sizes = [known_spec(directory).vocab_size for directory in (draft, model)]
+    if sizes[0] != sizes[1]:
+        raise _refused(name, f"draws from {sizes[0]} tokens and the model from {sizes[1]}: both need one vocabulary")
+    own, others = _vocabulary(draft), _vocabulary(model)
+    differing = sorted(own.items() ^ others.items(), key=lambda entry: entry[1])
+    if differing:
+        token, number = differing[0]
+        raise _refused(
+            name, f"has another vocabulary than the model: they differ in token {number} ({token!r}), among others"
+        )
+
+
+def _refused(name: str, why: str) -> ConfigError:
+    return ConfigError(f"{FLAG} {name} {why}", field=FLAG)
+
+
+def _vocabulary(directory: Path) -> dict[str, int]:
+    """Return the number of each token, added ones included. Raises ConfigError where its file cannot be read."""
+    path = directory / TOKENIZER
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        vocabulary = (read.get("model") or {}).get("vocab") or {}
+        if isinstance(vocabulary, list):  # of a Unigram tokenizer: pairs of a token and its score
+            vocabulary = {str(token): number for number, (token, _) in enumerate(vocabulary)}
+        return {**vocabulary, **{str(added["content"]): int(added["id"]) for added in read.get("added_tokens") or ()}}
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not a tokenizer: {error!r}", field=FLAG) from error

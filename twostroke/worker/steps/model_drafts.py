@@ -1,0 +1,285 @@
+"""The draft model of a decode worker: it computes what it lacks of each answer, and draws tokens before a step.
+
+It runs on the engine thread, between the steps of the model. An answer's pages in it are claimed when it begins to
+catch up with the answer, and free again once the answer runs here no more. Where pages are out, an answer goes on
+without it. Where it fails, it is off until the worker starts again, and no request notices.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from twostroke.engine.draft_engine import Drafted, DraftEngine
+from twostroke.engine.loop import EngineThread
+from twostroke.errors import EngineLost
+from twostroke.ids import PageId
+from twostroke.request import SamplingParams
+from twostroke.scheduler.batch import MOST_EXTRA_LOGITS, Batch, StepResult
+from twostroke.scheduler.cost import StepCost, StepTerms
+from twostroke.scheduler.draft_rows import DraftRow, draft_params
+from twostroke.scheduler.drafting import most_drafted
+from twostroke.scheduler.model_drafting import Asking, model_lengths, pays_catching_up
+from twostroke.scheduler.scheduler import Scheduler
+from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.values import SchedulerLimits
+from twostroke.speculation.draft_model import ModelDrafter
+from twostroke.speculation.speculation import MOST_DRAFTED, Speculation
+from twostroke.worker.steps.rates import Rates
+
+log = logging.getLogger(__name__)
+
+MOST_LACKING = 16
+"""Tokens that are computed together with the first drafted one. More of them are caught up with before, in chunks."""
+CATCH_UP_SHARE = 0.5
+"""Share of the streams' step that catching up may take beside it: all of them wait for it."""
+IDLE_TOKENS = 64
+"""Tokens that are caught up with at a time while no stream runs: a prompt whose pages arrive meanwhile waits for it."""
+LEAST_TOKENS = 16
+"""Tokens that are caught up with at a time at least: fewer take hardly less time."""
+EXPECTED_TOKENS = 256
+"""Most tokens that an answer is expected to go on for: few come near to the most that they may have."""
+
+
+class StepDrafts(Protocol):
+    """What a work loop does between two steps, so that the next one has drafted tokens."""
+
+    def begin(self) -> Awaitable[None] | None:
+        """Begin to draft, and return its end; None where there is nothing to draft and nothing to catch up with."""
+
+
+class NoDrafts:
+    """A worker without a draft model."""
+
+    def begin(self) -> Awaitable[None] | None:
+        return None
+
+
+class DraftThread:
+    """Runs single steps of a draft model on the engine thread."""
+
+    def __init__(self, engine: EngineThread, draft: DraftEngine) -> None:
+        self._engine = engine
+        self._draft = draft
+
+    def start(self, batch: Batch) -> Awaitable[StepResult]:
+        return self._engine.between_steps(functools.partial(self._draft.step, batch))
+
+
+class _Stream(NamedTuple):
+    """A running sequence for which a draft model may propose."""
+
+    sequence: Sequence
+    speculation: Speculation
+    drafter: ModelDrafter
+    params: SamplingParams
+    draws_next: bool
+    """Its next step makes a token known."""
+
+
+@dataclass(slots=True)
+class _DraftState:
+    """What the draft model holds of one sequence."""
+
+    pages: list[PageId] = field(default_factory=list)
+    computed: int = 0
+    """Leading tokens of the sequence that it has computed."""
+    beyond: tuple[int, ...] = ()
+    """Drafted tokens behind these that it has computed too."""
+    refused_tokens: int = 0
+    """Known tokens of the sequence when catching up with it did not pay."""
+
+    def agree(self, known: list[int]) -> None:
+        """Keep what it has computed of drafted tokens that are known now; the last known token runs again."""
+        for token in self.beyond:
+            if self.computed >= len(known) or known[self.computed] != token:
+                break
+            self.computed += 1
+        self.beyond = ()
+        self.computed = min(self.computed, len(known) - 1)
+
+
+class ModelDrafts:
+    def __init__(
+        self,
+        draft: DraftEngine,
+        engine: EngineThread,
+        scheduler: Scheduler,
+        limits: SchedulerLimits,
+        rates: Rates,
+        draft_rates: Rates,
+        lends: Callable[[], bool],
+    ) -> None:
+        """`lends` tells whether prompts beside this worker are computed with its cores."""
+        self._draft = draft
+        self._engine = engine
+        self._scheduler = scheduler
+        self._limits = limits
+        self._rates = rates
+        self._draft_rates = draft_rates
+        self._lends = lends
+        self._states: dict[Sequence, _DraftState] = {}
+        self._free = [PageId(page) for page in reversed(range(draft.pages))]
+        self._is_off = False
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._free)
+
+    def begin(self) -> Awaitable[None] | None:
+        if self._is_off:
+            return None
+        self._release_ended()
+        streams = [stream for each in self._scheduler.running_sequences if (stream := _stream_of(each)) is not None]
+        if not streams:
+            return None
+        step = self._step_terms()
+        chosen = self._to_draft(streams, step)
+        chosen += self._to_catch_up(streams, step)
+        return self._run(chosen) if chosen else None
+
+    async def _run(self, chosen: list[tuple[_Stream, DraftRow]]) -> None:
+        rows = [row for _, row in chosen]
+        try:
+            drafted = await self._engine.between_steps(functools.partial(self._draft.run, rows))
+        except EngineLost:
+            raise
+        except Exception as error:
+            log.warning("draft model is off from now on error=%s", error, exc_info=error)
+            self._is_off = True
+            self._release(list(self._states))
+            return
+        for terms, seconds in drafted.steps:
+            self._draft_rates.observe(terms, seconds)
+        self._take_in(chosen, drafted)
+
+    def _take_in(self, chosen: list[tuple[_Stream, DraftRow]], drafted: Drafted) -> None:
+        computed = sum(len(row.tokens) + row.length for _, row in chosen)
+        for (stream, row), tokens in zip(chosen, drafted.tokens, strict=True):
+            state = self._states[stream.sequence]
+            state.computed, state.beyond = row.end, tokens[:-1]
+            stream.speculation.computed(drafted.seconds * (len(row.tokens) + row.length) / computed)
+            if row.length:
+                stream.drafter.drafted(stream.sequence.known, tokens)
+
+    # Streams
+
+    def _step_terms(self) -> StepTerms:
+        """Return what the next step costs without drafts, prompts left away."""
+        contexts = [len(each.known) for each in self._scheduler.running_sequences if _draws_next(each)]
+        return StepTerms(len(contexts), sum(contexts))
+
+    def _to_draft(self, streams: list[_Stream], step: StepTerms) -> list[tuple[_Stream, DraftRow]]:
+        """Return what to compute for streams that draft now."""
+        ready = [stream for stream in streams if self._may_draft(stream)]
+        asking = [self._asking(stream) for stream in ready]
+        cost, draft_cost = self._rates.cost, self._draft_rates.cost
+        if not any(model_lengths(asking, draft_cost, cost, step, MOST_EXTRA_LOGITS).tokens):
+            return []
+        beside = [
+            each._replace(others=stream.speculation.foreseen(stream.sequence.known, each.most))
+            for stream, each in zip(ready, asking, strict=True)
+        ]
+        lengths = model_lengths(beside, draft_cost, cost, step, MOST_EXTRA_LOGITS).tokens
+        rows = [(stream, self._row(stream, length)) for stream, length in zip(ready, lengths, strict=True) if length]
+        return [(stream, row) for stream, row in rows if row is not None]
+
+    def _may_draft(self, stream: _Stream) -> bool:
+        if not stream.draws_next or stream.drafter.has_drafted(stream.sequence.known):
+            return False
+        return self._lacking(stream.sequence) <= MOST_LACKING
+
+    def _asking(self, stream: _Stream) -> Asking:
+        known = len(stream.sequence.known)
+        most = min(most_drafted(stream.sequence, self._limits), self._draft.max_model_len - known, MOST_DRAFTED)
+        return Asking(stream.speculation.model_chance, most, known)
+
+    def _lacking(self, sequence: Sequence) -> int:
+        state = self._states.get(sequence)
+        if state is None:
+            return len(sequence.known)
+        state.agree(sequence.known)
+        return len(sequence.known) - state.computed
+
+    # Catching up
+
+    def _to_catch_up(self, streams: list[_Stream], step: StepTerms) -> list[tuple[_Stream, DraftRow]]:
+        """Return what to compute for streams that cannot draft yet, as much as the others can wait for."""
+        chosen: list[tuple[_Stream, DraftRow]] = []
+        left = 0 if self._lends() else self._catch_up_tokens(step)
+        for stream in streams:
+            if left <= 0:
+                break
+            lacking = self._lacking(stream.sequence)
+            if lacking <= MOST_LACKING or not self._pays(stream, step):
+                continue
+            row = self._row(stream, 0, min(lacking - 1, left))
+            if row is not None:
+                chosen.append((stream, row))
+                left -= len(row.tokens)
+        return chosen
+
+    def _catch_up_tokens(self, step: StepTerms) -> int:
+        cost: StepCost = self._draft_rates.cost
+        if not step.streams or cost.prompt_token_s <= 0:
+            return IDLE_TOKENS
+        seconds = CATCH_UP_SHARE * self._rates.cost.of(step)
+        return max(LEAST_TOKENS, min(IDLE_TOKENS, int(seconds / cost.prompt_token_s)))
+
+    def _pays(self, stream: _Stream, step: StepTerms) -> bool:
+        """Tell whether catching up with a stream pays, which is asked again once the answer has gone on for a while."""
+        sequence, state = stream.sequence, self._states.get(stream.sequence)
+        known = len(sequence.known)
+        if known > self._draft.max_model_len - 1:
+            return False
+        if state is not None and state.refused_tokens and known < state.refused_tokens + MOST_LACKING:
+            return False
+        left = min(stream.params.max_tokens - sequence.answer_tokens, EXPECTED_TOKENS)
+        own = step if step.streams else StepTerms(1, known)
+        lacking, costs = self._lacking(sequence), (self._draft_rates.cost, self._rates.cost)
+        if pays_catching_up(self._asking(stream), lacking, left, *costs, own):
+            return True
+        self._states.setdefault(sequence, _DraftState()).refused_tokens = known
+        return False
+
+    # Pages
+
+    def _row(self, stream: _Stream, length: int, most: int = MOST_LACKING) -> DraftRow | None:
+        """Return what to compute for a stream: at most so many tokens that it lacks; None where pages are out."""
+        sequence = stream.sequence
+        state = self._states.setdefault(sequence, _DraftState())
+        known = sequence.known
+        if not self._claim(state, max(len(known), state.computed + 1) + length):
+            return None
+        tokens = tuple(known[state.computed : state.computed + most])
+        return DraftRow(tokens, state.computed, tuple(state.pages), draft_params(stream.params), length)
+
+    def _claim(self, state: _DraftState, tokens: int) -> bool:
+        """Claim the pages of that many tokens, all or none."""
+        missing = -(-tokens // self._draft.block_size) - len(state.pages)
+        if missing > len(self._free):
+            return False
+        state.pages += [self._free.pop() for _ in range(missing)]
+        return True
+
+    def _release_ended(self) -> None:
+        running = set(self._scheduler.running_sequences)
+        self._release([each for each in self._states if each not in running])
+
+    def _release(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self._free += self._states.pop(sequence).pages
+
+
+def _draws_next(sequence: Sequence) -> bool:
+    return sequence.sampling is not None and len(sequence.known) - sequence.first_query <= 1
+
+
+def _stream_of(sequence: Sequence) -> _Stream | None:
+    speculation, params = sequence.speculation, sequence.sampling
+    if speculation is None or speculation.of_model is None or params is None:
+        return None
+    return _Stream(sequence, speculation, speculation.of_model, params, _draws_next(sequence))
