@@ -63,6 +63,9 @@ async def test_speculation_changes_no_bit_of_any_answer(
             await client.close()
         answers[speculate] = first
         assert again == first
-        assert (drafted > kept > 0) == (speculate != SPECULATE_OFF)
+        if speculate == DRAFT_MODEL:  # a poor one, which its price may forbid
+            assert drafted >= kept
+        else:
+            assert (drafted > kept > 0) == (speculate != SPECULATE_OFF)
     for speculate, said in answers.items():
         assert {mode for mode in modes if said[mode] != answers[SPECULATE_OFF][mode]} == set(), speculate

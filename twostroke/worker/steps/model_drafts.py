@@ -240,7 +240,8 @@ class ModelDrafts:
         left = min(stream.params.max_tokens - sequence.answer_tokens, EXPECTED_TOKENS)
         own = step if step.streams else StepTerms(1, known)
         lacking, costs = self._lacking(sequence), (self._draft_rates.cost, self._rates.cost)
-        if pays_catching_up(self._asking(stream), lacking, left, *costs, own):
+        asking = self._asking(stream)._replace(most=MOST_DRAFTED)  # of later steps, wherever in a block it is now
+        if pays_catching_up(asking, lacking, left, *costs, own):
             return True
         self._states.setdefault(sequence, _DraftState()).refused_tokens = known
         return False
