@@ -64,7 +64,7 @@ class Speculations:
 
     def finished(self, sequence: Sequence) -> None:
         """Learn from a whole answer."""
-        if "suffix" in self._names:
+        if "suffix" in self._names and sequence.speculation is not None:
             self._answers.add(sequence.salt, sequence.known[sequence.prompt_tokens :])
 
 

@@ -99,8 +99,9 @@ class Trials:
         self._steps += 1
         self._spent_s += seconds
         if self._is_trial:
-            if self._compared()[0] >= TRIED_STEPS or self._steps >= 4 * TRIED_STEPS:
-                self._end_trial(*self._compared())
+            count, tried_s, usual_s = self._compared()
+            if count >= TRIED_STEPS or self._steps >= (4 * TRIED_STEPS if count else TRIED_STEPS):
+                self._end_trial(count, tried_s, usual_s)
             elif self._is_hopeless(kind):
                 self._end_trial(TRIED_STEPS, math.inf, 0.0)
         elif self._spent_s >= self._between_s and len(times) == TRIED_STEPS:

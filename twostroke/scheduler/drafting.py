@@ -8,6 +8,7 @@ their chances, rows are added until that no longer holds, which is the greatest 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence as ListOf
 
 from twostroke.scheduler.batching import Chunk, terms_of
@@ -17,6 +18,9 @@ from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import SchedulerLimits
 from twostroke.speculation.draft import NOTHING, Draft
 from twostroke.speculation.speculation import Price
+
+MOST_HARM = 1.5
+"""Times as long as without drafts that a step may take where some of its streams have none: their tokens come later."""
 
 
 class Drafting:
@@ -79,17 +83,23 @@ def most_drafted(sequence: Sequence, limits: SchedulerLimits) -> int:
     return most
 
 
+def longest_step_s(proposed: int, cost: StepCost, step: StepTerms) -> float:
+    """Return how long drafts may make a step where `proposed` of its streams have some: the others gain nothing."""
+    return math.inf if proposed >= step.streams else MOST_HARM * cost.of(step)
+
+
 def draft_lengths(drafts: ListOf[Draft], cost: StepCost, step: StepTerms, most: int) -> list[int]:
     """Return how many leading tokens of each draft to run in a step that costs `step` without them, `most` in all."""
     lengths = [0] * len(drafts)
     seconds, tokens = cost.of(step), float(step.streams)
     if seconds <= 0:
         return lengths  # nothing is known of costs
+    longest_s = longest_step_s(sum([bool(draft.chances) for draft in drafts]), cost, step)
     chances = [(-draft.chances[0], index) for index, draft in enumerate(drafts) if draft.chances]
     heapq.heapify(chances)
     while chances and sum(lengths) < most:
         negative_chance, index = heapq.heappop(chances)
-        if -negative_chance * seconds <= tokens * cost.stream_s:
+        if -negative_chance * seconds <= tokens * cost.stream_s or seconds + cost.stream_s > longest_s:
             break
         lengths[index] += 1
         tokens -= negative_chance

@@ -10,7 +10,7 @@ from collections.abc import Sequence as ListOf
 from typing import NamedTuple
 
 from twostroke.scheduler.cost import StepCost, StepTerms
-from twostroke.scheduler.drafting import draft_lengths
+from twostroke.scheduler.drafting import draft_lengths, longest_step_s
 from twostroke.speculation.draft import NOTHING, Draft
 from twostroke.speculation.speculation import MOST_DRAFTED
 
@@ -54,6 +54,7 @@ def model_lengths(asking: ListOf[Asking], draft_cost: StepCost, cost: StepCost, 
         most += by_others[index]
     most -= sum(by_others)
     lengths = [0] * len(asking)
+    longest_s = longest_step_s(len(asking), cost, step)
     for rank in range(1, MOST_DRAFTED + 1):
         row_s = draft_cost.stream_s + cost.stream_s
         drafting = [
@@ -67,6 +68,8 @@ def model_lengths(asking: ListOf[Asking], draft_cost: StepCost, cost: StepCost, 
         seconds += len(chosen) * cost.stream_s + draft_cost.of_streams(
             len(chosen), sum(each.known_tokens for each in chosen)
         )
+        if seconds > longest_s:
+            break
         tokens += sum(each.chance**rank for each in chosen)
         for index in drafting:
             lengths[index] = rank

@@ -6,7 +6,7 @@ A tenant could read another's text from how fast its own answers are, if both sh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.speculation.draft import Proposal
@@ -18,9 +18,11 @@ MOST_TOKENS = 200_000
 """Tokens of answers that a worker keeps: about 60 MB of tree, where most of them repeat."""
 LONGEST = 8192
 """Tokens of one answer that are kept, its first ones."""
+OWN_TOKENS = 16
+"""Tokens that each answer counts for beside its own: what it takes to keep a short one."""
 SUFFIXES_AT_ONCE = 32
-"""Suffixes that one proposal takes into trees or out of them: a long answer is taken in over many steps, some tenths of
-a millisecond each."""
+"""Suffixes that one proposal, and one answer that ends, takes into trees or out of them: a long answer is taken in over
+many steps, some tenths of a millisecond each."""
 
 
 @dataclass(slots=True)
@@ -29,36 +31,46 @@ class _OfSalt:
     answers: int = 0
 
 
-@dataclass(slots=True)
-class _Suffixes:
-    """Suffixes of an answer that are to be taken into a tree, or out of it: those that begin at `start` or later."""
+@dataclass(slots=True, eq=False)
+class _Answer:
+    salt: bytes
+    tokens: tuple[int, ...]
+    tree: SuffixTree
+    taken: int = 0
+    """Suffixes that are in the tree: those that begin before this token."""
+    removed: int = 0
+    """Of these, the first ones, as many as have been taken out again."""
 
-    act: Callable[[Sequence[int], int], None]
-    answer: tuple[int, ...]
-    start: int = 0
+    @property
+    def size(self) -> int:
+        return len(self.tokens) + OWN_TOKENS
 
 
 class FinishedAnswers:
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
         self._most_tokens = most_tokens
         self._by_salt: dict[bytes, _OfSalt] = {}
-        self._kept: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._kept: deque[_Answer] = deque()
         self._tokens = 0
-        self._left: deque[_Suffixes] = deque()
-        """They are done in this order."""
+        self._coming: deque[_Answer] = deque()
+        """Kept answers of which some suffixes are not in a tree yet, in the same order."""
+        self._leaving: deque[_Answer] = deque()
+        """Forgotten answers of which some suffixes are still in a tree."""
 
     def add(self, salt: bytes, answer: Sequence[int]) -> None:
         """Keep an answer; the oldest ones go."""
-        kept = tuple(answer[:LONGEST])
-        if not kept:
+        tokens = tuple(answer[:LONGEST])
+        if not tokens:
             return
         of_salt = self._by_salt.setdefault(salt, _OfSalt(SuffixTree()))
         of_salt.answers += 1
-        self._left.append(_Suffixes(of_salt.tree.add, kept))
-        self._kept.append((salt, kept))
-        self._tokens += len(kept)
+        kept = _Answer(salt, tokens, of_salt.tree)
+        self._kept.append(kept)
+        self._coming.append(kept)
+        self._tokens += kept.size
         while self._tokens > self._most_tokens:
             self._forget_oldest()
+        self._go_on()
 
     def tree(self, salt: bytes) -> SuffixTree | None:
         """Return the tree of the answers with this salt, as far as they have been taken in."""
@@ -67,23 +79,33 @@ class FinishedAnswers:
         return None if found is None else found.tree
 
     def _forget_oldest(self) -> None:
-        salt, answer = self._kept.popleft()
-        of_salt = self._by_salt[salt]
-        self._tokens -= len(answer)
+        oldest = self._kept.popleft()
+        self._tokens -= oldest.size
+        if self._coming and self._coming[0] is oldest:
+            self._coming.popleft()
+        of_salt = self._by_salt[oldest.salt]
         of_salt.answers -= 1
         if not of_salt.answers:
-            del self._by_salt[salt]
-        self._left.append(_Suffixes(of_salt.tree.remove, answer))
+            del self._by_salt[oldest.salt]  # with its tree, and all that is in it
+        elif oldest.taken:
+            self._leaving.append(oldest)
 
     def _go_on(self) -> None:
         for _ in range(SUFFIXES_AT_ONCE):
-            if not self._left:
+            if self._leaving:
+                answer = self._leaving[0]
+                answer.tree.remove(answer.tokens, answer.removed)
+                answer.removed += 1
+                if answer.removed == answer.taken:
+                    self._leaving.popleft()
+            elif self._coming:
+                answer = self._coming[0]
+                answer.tree.add(answer.tokens, answer.taken)
+                answer.taken += 1
+                if answer.taken == len(answer.tokens):
+                    self._coming.popleft()
+            else:
                 return
-            suffixes = self._left[0]
-            suffixes.act(suffixes.answer, suffixes.start)
-            suffixes.start += 1
-            if suffixes.start == len(suffixes.answer):
-                self._left.popleft()
 
 
 class AnswerSuffixes:

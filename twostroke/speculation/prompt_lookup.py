@@ -19,16 +19,21 @@ REACH = 32_768
 """Tokens before the end that are searched: some tens of microseconds, without an index that takes memory."""
 
 
+PLACES = 256
+"""Places that are compared further, the last ones: in a prompt of one token all places agree."""
+
+
 class PromptLookup:
     def __init__(self) -> None:
         self._tokens: npt.NDArray[np.int32] = np.empty(0, np.int32)
-        """The known tokens, and room for more."""
+        """The last known tokens, at least REACH of them, and room for more."""
         self._count = 0
+        self._known = 0
 
     def propose(self, known: Sequence[int], most: int) -> Proposal | None:
         self._take_in(known)
         tokens = self._tokens[max(0, self._count - REACH) : self._count]
-        places = np.flatnonzero(tokens[:-1] == tokens[-1]) + 1
+        places = np.flatnonzero(tokens[:-1] == tokens[-1])[-PLACES:] + 1
         """Places behind the earlier runs that agree with the last tokens."""
         found, matched = None, 0
         for length in range(2, MATCHED[0] + 1):
@@ -43,10 +48,15 @@ class PromptLookup:
         return Proposal(_repeated(tokens, found, most), f"lookup {matched}")
 
     def _take_in(self, known: Sequence[int]) -> None:
-        if len(known) > len(self._tokens):
-            self._tokens = np.resize(self._tokens, 2 * len(known))
-        self._tokens[self._count : len(known)] = known[self._count :]
-        self._count = len(known)
+        new = known[max(self._known, len(known) - REACH) :]
+        kept = min(self._count, REACH)
+        if self._count + len(new) > len(self._tokens):
+            tokens = np.empty(2 * (kept + len(new)), np.int32)
+            tokens[:kept] = self._tokens[self._count - kept : self._count]
+            self._tokens, self._count = tokens, kept
+        self._tokens[self._count : self._count + len(new)] = new
+        self._count += len(new)
+        self._known = len(known)
 
 
 def _repeated(tokens: npt.NDArray[np.int32], place: int, most: int) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ class Speculation:
             if proposed != token:
                 break
         if run:
-            kept = min(run, len(tokens) - 1)
+            kept = max(0, min(run, len(tokens) - 1))  # no token comes of a row that is not sound
             self._note(proposal.kind, Outcome(run, kept, kept * self._price.token_s, run * self._price.row_s))
 
     def _best(self, drafters: Sequence[Drafter], known: Sequence[int], most: int) -> tuple[Draft, Proposal | None]:

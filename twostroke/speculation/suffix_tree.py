@@ -6,12 +6,15 @@ shares end in a leaf that points into its text (path compression), so that a tre
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 DEPTH = 24
 """Tokens of a suffix that are told apart."""
 LEAST_SHARE = 0.5
 """A draft ends where the most frequent continuation was less frequent than this share of all."""
+MOST_LOOKED_AT = 64
+"""Continuations of which the most frequent is taken, the first that were seen: some text has thousands."""
 
 
 class _Node:
@@ -67,7 +70,8 @@ class SuffixTree:
         while node is not None and len(tokens) < most:
             if node.children is None:
                 return [*tokens, *node.text[node.rest : node.rest + most - len(tokens)]]
-            token, child = max(node.children.items(), key=lambda item: item[1].count, default=(0, None))
+            first = itertools.islice(node.children.items(), MOST_LOOKED_AT)
+            token, child = max(first, key=lambda item: item[1].count, default=(0, None))
             if child is None or child.count < LEAST_SHARE * node.count:
                 break
             tokens.append(token)

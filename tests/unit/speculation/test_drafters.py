@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
+
 from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES
-from twostroke.speculation.answers import SUFFIXES_AT_ONCE, AnswerSuffixes, FinishedAnswers
+from twostroke.speculation.answers import OWN_TOKENS, SUFFIXES_AT_ONCE, AnswerSuffixes, FinishedAnswers
 from twostroke.speculation.draft_model import ModelDrafter
 from twostroke.speculation.drafters import DRAFTERS
 from twostroke.speculation.prompt_lookup import MATCHED, REACH, PromptLookup
-from twostroke.speculation.suffix_tree import DEPTH, LEAST_SHARE, SuffixTree
+from twostroke.speculation.suffix_tree import DEPTH, LEAST_SHARE, MOST_LOOKED_AT, SuffixTree
 
 
 def test_the_setting_names_the_drafters_of_the_table() -> None:
@@ -131,25 +133,56 @@ def test_answers_are_proposed_to_requests_with_the_same_salt_alone() -> None:
 
 
 def test_the_oldest_answers_go_and_leave_nothing() -> None:
-    answers = FinishedAnswers(most_tokens=100)
-    trees = {}
+    answers = FinishedAnswers(most_tokens=100 + 3 * OWN_TOKENS)
     for number in range(50):
-        salt = bytes([number % 7])
-        answers.add(salt, range(number, number + 30))
-        trees[number] = answers.tree(salt)
-    assert answers._tokens <= 100
-    assert sum(each.answers for each in answers._by_salt.values()) == len(answers._kept)
-    assert set(answers._by_salt) == {salt for salt, _ in answers._kept}
-    while answers._left:
-        answers.tree(b"")
-    living = [each.tree for each in answers._by_salt.values()]
-    assert all(not tree._root.children for tree in trees.values() if tree not in living)
-    assert all(tree._root.children for tree in living)
+        answers.add(bytes([number % 3]), range(number, number + 30))
+    assert answers._tokens <= answers._most_tokens
+    assert sum(each.answers for each in answers._by_salt.values()) == len(answers._kept) == 3
+    assert set(answers._by_salt) == {each.salt for each in answers._kept}
+    for number in range(50, 60):
+        answers.add(b"", range(number, number + 10))
+        while answers._coming or answers._leaving:
+            answers.tree(b"")
+    (tree,) = [each.tree for each in answers._by_salt.values()]
+    assert tree._root.children is not None
+    assert set(tree._root.children) == {token for each in answers._kept for token in each.tokens}
+
+
+@pytest.mark.parametrize("length", [1, 600])
+def test_answers_that_nobody_asks_for_are_kept_within_the_same_bounds(length: int) -> None:
+    answers = FinishedAnswers(most_tokens=2000)
+    for number in range(3000):
+        answers.add(bytes([number % 5]), range(length))
+        assert len(answers._coming) <= len(answers._kept)
+        waiting = sum(each.taken - each.removed for each in answers._leaving)
+        assert waiting <= 2000
+    assert len(answers._kept) == 2000 // (length + OWN_TOKENS)
 
 
 def test_a_long_answer_is_taken_in_over_several_proposals() -> None:
     answers = FinishedAnswers()
-    answers.add(b"", range(4 * SUFFIXES_AT_ONCE))
+    answers.add(b"", range(5 * SUFFIXES_AT_ONCE))  # as it comes, it takes in the first ones
     drafter = AnswerSuffixes(answers, b"")
-    last = [*range(3 * SUFFIXES_AT_ONCE + 1, 3 * SUFFIXES_AT_ONCE + 5)]
+    last = [*range(4 * SUFFIXES_AT_ONCE + 1, 4 * SUFFIXES_AT_ONCE + 5)]
     assert [drafter.propose(last, 1) is not None for _ in range(4)] == [False, False, False, True]
+
+
+def test_of_thousands_of_continuations_a_few_are_looked_at() -> None:
+    tree = SuffixTree()
+    for token in [*range(10, 10 + 4 * MOST_LOOKED_AT), *[5] * 10 * MOST_LOOKED_AT]:
+        add(tree, (1, 2, token))
+    assert tree.continued([1, 2], 1) == [], "the frequent one came too late"
+
+
+def test_a_prompt_of_one_token_is_looked_up_at_a_few_places_and_kept_as_far_as_it_is_searched() -> None:
+    lookup = PromptLookup()
+    known = [7] * (4 * REACH)
+    for _ in range(3):
+        assert lookup.propose(known, 4) == ((7, 7, 7, 7), "lookup 8")
+        known.append(7)
+    assert len(lookup._tokens) <= 2 * REACH + 2
+    long = [*range(1000), *range(REACH), 101, 102, 103]
+    grown = PromptLookup()
+    for end in range(len(long) - 3, len(long) + 1):
+        proposal = grown.propose(long[:end], 2)
+    assert proposal == PromptLookup().propose(long, 2) == ((104, 105), "lookup 2")

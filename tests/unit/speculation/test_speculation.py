@@ -10,7 +10,7 @@ import pytest
 
 from twostroke.config import DRAFT_MODEL
 from twostroke.scheduler.cost import StepCost, StepTerms
-from twostroke.scheduler.drafting import draft_lengths
+from twostroke.scheduler.drafting import MOST_HARM, draft_lengths
 from twostroke.speculation.acceptance import PRIOR, Acceptance
 from twostroke.speculation.draft import NOTHING, Draft, Proposal
 from twostroke.speculation.draft_model import ModelDrafter
@@ -94,6 +94,25 @@ def test_no_other_lengths_make_more_tokens_per_second(seed: int) -> None:
     choices = itertools.product(*(range(len(draft.tokens) + 1) for draft in drafts))
     best = max(gain(choice, drafts, cost, step) for choice in choices)
     assert gain(lengths, drafts, cost, step) == pytest.approx(best)
+
+
+def test_a_draft_behind_which_nothing_sound_was_drawn_kept_nothing() -> None:
+    told: list[Outcome] = []
+    drafter = Scripted(Proposal((1, 2), "kind"))
+    speculation = Speculation([drafter], Acceptance(), lambda kind, outcome: told.append(outcome))
+    speculation.propose([0], 2)
+    speculation.runs(Price(row_s=0.25, token_s=2.0))
+    speculation.drawn((), 2)
+    assert (told[0].run, told[0].kept, told[0].saved_s) == (2, 0, 0.0)
+
+
+def test_streams_without_drafts_do_not_wait_long_for_those_that_have_some() -> None:
+    cost = StepCost(step_s=0.01, stream_s=0.002)
+    drafts = [Draft((1,) * 32, (0.99,) * 32)]
+    alone = draft_lengths(drafts, cost, StepTerms(streams=1), most=100)
+    beside = draft_lengths(drafts, cost, StepTerms(streams=2), most=100)
+    assert alone == [32]
+    assert 0 < beside[0] <= (MOST_HARM - 1) * cost.of(StepTerms(streams=2)) / cost.stream_s
 
 
 def test_a_step_runs_no_more_drafted_tokens_than_it_has_room_for() -> None:

@@ -33,16 +33,20 @@ class WindowLoads:
     def depth(self, hashes: Sequence[BlockHash], pays: Callable[[Tier, range, Sequence[BlockHash]], bool]) -> int:
         """Return after how many of these blocks a sequence can go on once tiers have brought theirs; 0 if none does.
 
-        `pays` tells whether blocks are to be loaded from a tier, of which some have to be read there. O(blocks).
+        `pays` tells whether blocks are to be loaded from a tier, of which some have to be read there. Pages of a tier
+        above that did not pay are priced as those of the tier below. O(blocks).
         """
         if not self._page_tiers.used:
             return 0
-        here = best = above = self._pool.hits(hashes)
+        here = best = reached = self._pool.hits(hashes)
+        above = Tier.DEVICE
         for tier in LOWER_TIERS:
             depth = self._depth_down_to(tier, hashes)
-            if depth > above and pays(tier, range(best, depth), self._unread(tier, hashes[best:depth])):
-                best = depth
-            above = max(above, depth)
+            if depth <= reached:
+                above = tier
+            elif pays(tier, range(best, depth), self._unread(above, hashes[best:depth])):
+                best, above = depth, tier
+            reached = max(reached, depth)
         if best == here:
             return 0
         for block in self._windows.shape.tail(best):
@@ -122,9 +126,8 @@ class WindowLoads:
                 break
         return deepest(pages, self._windows.shape.tail_blocks, lambda block: self._has_part(lowest, hashes[block]))
 
-    def _unread(self, tier: Tier, hashes: Sequence[BlockHash]) -> list[BlockHash]:
-        """Return the blocks whose pages have to be read from this tier: they are neither here nor higher."""
-        above = Tier(tier - 1)
+    def _unread(self, above: Tier, hashes: Sequence[BlockHash]) -> list[BlockHash]:
+        """Return the blocks whose pages are neither here nor on a tier down to `above`."""
         return [
             block_hash
             for block_hash in hashes
