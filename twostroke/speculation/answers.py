@@ -39,7 +39,7 @@ class _Answer:
     taken: int = 0
     """Suffixes that are in the tree: those that begin before this token."""
     removed: int = 0
-    """Of these, the first ones, as many as have been taken out again."""
+    """How many of these, the first ones, have been taken out again."""
 
     @property
     def size(self) -> int:
