@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
 from decode_worker.speculations import POSITIONS
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import BLOCK, Running, decode, expected_tokens, paced, prompt_of
 from twostroke.config import DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF, ScheduleConfig
+from twostroke.engine.paced_runner import PacedRunner
+from twostroke.engine.sampler import UNSOUND
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.rpc.convert import hashes_to_bytes
+from twostroke.scheduler.batch import Batch, StepResult
 
 PROMPT = prompt_of(40)
 LENGTH = 60
@@ -80,3 +86,26 @@ async def test_answers_with_another_salt_are_not_proposed() -> None:
             hashes = hashes_to_bytes(block_hashes_of(PROMPT, BLOCK, salt))
             await router.answer(PROMPT, LENGTH, request_id=f"r{number}", salt=salt, block_hashes=hashes)
         assert tokens(worker, "drafted", "suffix") == 0
+
+
+async def test_drafts_behind_a_row_that_is_not_sound_end_their_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = PacedRunner.run
+
+    def unsound(self: PacedRunner, batch: Batch) -> StepResult:
+        result = run(self, batch)
+        if not batch.drafted_tokens:
+            return result
+        row = next(sample.row for sample in batch.samples if sample.behind)
+        drawn = zip(batch.samples, result.tokens, strict=True)
+        return replace(result, tokens=tuple(UNSOUND if sample.row == row else token for sample, token in drawn))
+
+    async with decode(model=paced(step_ms=1), schedule=AUTO) as worker, router_to(worker) as router:
+        await router.answer(PROMPT, LENGTH, request_id="first")
+        other = prompt_of(30, seed=5)
+        neighbour = asyncio.create_task(router.answer(other, LENGTH, request_id="neighbour", speculation=SPECULATE_OFF))
+        monkeypatch.setattr(PacedRunner, "run", unsound)
+        failed = await router.open(PROMPT, LENGTH, request_id="again")
+        async with asyncio.timeout(10):
+            await failed.done.wait()
+            assert (await neighbour).tokens == expected_tokens(other, LENGTH)
+        assert len(failed.tokens) < LENGTH
