@@ -66,6 +66,10 @@ def message_of(entry: Any, name: str) -> dict[str, Any]:
     return message
 
 
+INVALID_JSON = "INVALID_JSON"
+"""The name under which arguments stand that are no JSON, as in Anthropic's API."""
+
+
 def _tool_calls(calls: Any, name: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise InvalidRequest(f"{name} must be a list of calls", field=name)
@@ -73,7 +77,10 @@ def _tool_calls(calls: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: Any, name: str) -> dict[str, Any]:
-    """Published templates read the arguments as an object; clients send them as text."""
+    """Published templates read the arguments as an object; clients send them as text.
+
+    A call that was cut has text that is no JSON: it goes into an object, as in answers of Anthropic's API.
+    """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{name}.function must be an object with name and arguments", field=f"{name}.function")
@@ -81,10 +88,8 @@ def _tool_call(call: Any, name: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(
-                f"{name}.function.arguments is not valid JSON: {error}", field=f"{name}.function.arguments"
-            ) from error
+        except (ValueError, RecursionError):
+            arguments = {INVALID_JSON: arguments}
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -7,6 +7,7 @@ would take without keeping to it, so that no answer violates its schema.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -81,6 +82,16 @@ UNSUPPORTED: Mapping[str, Callable[[Any, Schema], bool]] = {
 drafts."""
 
 
+_CONTROLS = "[\x00-\x07\x0b\x0e-\x1f\x7f]"
+"""Control characters without a letter of their own after a backslash: strings of an answer cannot have them."""
+_UNWRITABLE = re.compile(_CONTROLS)
+_CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_UNWRITABLE_PATTERN = re.compile(
+    rf"{_CONTROLS}|\\(?:x|x\{{0*|u00|u\{{0*)(?:0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF]|[0-7bBeEfF]\}})|\\[aev0]|\\c[A-Z]"
+)
+"""A control character in a pattern, or an escape that stands for one. A class may name some beside others."""
+
+
 def checked_schema(schema: Any, field: str, *, is_strict: bool) -> Any:
     """Returns the schema without keywords that ask for nothing; changes it in place.
 
@@ -97,6 +108,7 @@ def _check(schema: Schema, place: str, field: str, is_strict: bool) -> None:
     for keyword in unsupported:
         if not UNSUPPORTED[keyword](schema[keyword], schema):
             raise _unsupported(keyword, place, field)
+    _check_characters(schema, place, field)
     if "minProperties" in schema and not _counts_required(schema["minProperties"], schema):
         raise _unsupported("minProperties", place, field, ", beyond the required properties and one more,")
     named = schema.get("format")
@@ -107,6 +119,34 @@ def _check(schema: Schema, place: str, field: str, is_strict: bool) -> None:
         del schema["format"]
     for keyword in unsupported:
         del schema[keyword]
+
+
+def _check_characters(schema: Schema, place: str, field: str) -> None:
+    """llguidance would leave out characters that it cannot write, and so take another text for the right one."""
+    texts = [(keyword, text) for keyword in ("const", "enum") for text in _strings_in(schema.get(keyword))]
+    patterns = [("pattern", schema.get("pattern"))]
+    if isinstance(schema.get("patternProperties"), dict):
+        patterns += [("patternProperties", name) for name in schema["patternProperties"]]
+    refused = [keyword for keyword, text in texts if _UNWRITABLE.search(text)]
+    refused += [
+        keyword
+        for keyword, pattern in patterns
+        if isinstance(pattern, str) and _UNWRITABLE_PATTERN.search(_CLASS.sub("", pattern))
+    ]
+    if refused:
+        raise _unsupported(refused[0], place, field, " with control characters")
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            waiting += [*each, *each.values()]
+        elif isinstance(each, list):
+            waiting += each
 
 
 def _takes_strings(schema: Schema) -> bool:

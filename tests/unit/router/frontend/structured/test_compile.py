@@ -99,6 +99,18 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("divisibleBy", {"type": "integer", "divisibleBy": 2}),
     ("x-guidance", {"x-guidance": {"lenient": True}}),
 ]
+CONTROLS: list[tuple[str, Any]] = [
+    ("const", {"const": "a\x00b"}),
+    ("const", {"const": {"k": ["\x02z"]}}),
+    ("const", {"const": "a\x7fb"}),
+    ("enum", {"enum": ["x", "x\x01y"]}),
+    ("pattern", {"pattern": "^a\x01b$"}),
+    ("pattern", {"pattern": r"^a\x01b$"}),
+    ("pattern", {"pattern": r"^a\x{1}b$"}),
+    ("pattern", {"pattern": r"^a\u001Fb$"}),
+    ("pattern", {"pattern": r"^a\x7fb$"}),
+    ("patternProperties", {"type": "object", "patternProperties": {r"^\x1b$": {"type": "null"}}}),
+]
 
 
 @pytest.mark.parametrize(("keyword", "schema"), UNSUPPORTED, ids=[keyword for keyword, _ in UNSUPPORTED])
@@ -111,6 +123,28 @@ def test_an_unsupported_keyword_is_refused_by_name_with_its_place(keyword, schem
         assert f'field: "{refused.cause}"' in refused.error.message
         assert refused.error.message.endswith(f"at {place} is not supported")
         assert refused.error.field == "field"
+
+
+@pytest.mark.parametrize(("keyword", "schema"), CONTROLS)
+def test_texts_with_characters_that_strings_cannot_have_are_refused_by_name(keyword, schema):
+    refused = compiled("json", schema)
+    assert isinstance(refused, Refusal)
+    assert refused.cause == keyword
+    assert f'"{keyword}" with control characters at #' in refused.error.message
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"^a\nb\tc$", r"a\nb\tc"),
+        (r"^[^\x00-\x1f]+$", "ab"),
+        (r"^[\x20-\x7e]+$", "ab"),
+        (r"^\x41\u0042$", "AB"),
+        (r"^[\]\x01a]$", "a"),
+    ],
+)
+def test_patterns_that_name_other_characters_beside_controls_are_kept_to(pattern, text):
+    assert takes("json", {"type": "string", "pattern": pattern}, f'"{text}"')
 
 
 UNSUPPORTED_TOGETHER = {"then": {"if", "then"}, "minContains": {"contains", "minContains"}}
@@ -126,7 +160,6 @@ UNSUPPORTED_TOGETHER = {"then": {"if", "then"}, "minContains": {"contains", "min
         ("json", {"$ref": "http://example.org/x"}, "$ref", "not present"),
         ("json", {"$ref": "#"}, "unsatisfiable", "matches no text"),
         ("json", True, "syntax", "must be a JSON object"),
-        ("json", {"const": "\x01"}, "unsatisfiable", "matches no text"),
         ("json", {"type": "float"}, "syntax", "Invalid type: float"),
         ("json", "{", "syntax", "is not valid JSON"),
         ("json", "[" * 90_000, "size", "nested too deeply"),

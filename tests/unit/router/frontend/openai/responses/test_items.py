@@ -102,7 +102,6 @@ def test_reasoning_that_this_server_encoded_is_read_again(encoded: Any, text: st
         ([{"type": "function_call_output", "output": "x"}], "input[0].call_id"),
         ([{"type": "function_call_output", "call_id": "1", "output": 5}], "input[0].output"),
         ([{"type": "function_call", "call_id": "1", "arguments": "{}"}], "input[0].tool_calls[0].function"),
-        ([call("a", "1", "{")], "input[0].tool_calls[0].function.arguments"),
         ([{"type": "custom_tool_call", "name": "a", "call_id": "1"}], "input[0].input"),
     ],
 )
@@ -110,6 +109,11 @@ def test_what_is_no_conversation_is_refused_by_name(items: Any, field: str) -> N
     with pytest.raises(InvalidRequest) as refused:
         messages_of(items, None)
     assert refused.value.field == field
+
+
+def test_arguments_of_a_call_that_was_cut_stand_in_an_object() -> None:
+    (message,) = messages_of([call("a", "1", '{"at": "sk')], None)
+    assert message["tool_calls"][0]["function"]["arguments"] == {"INVALID_JSON": '{"at": "sk'}
 
 
 def test_a_reference_is_refused_with_what_to_do_instead() -> None:
