@@ -8,9 +8,12 @@ import signal
 from tests.cluster.cache.test_index_equality import forget_cached
 from tests.cluster.processes import Client, running_cluster
 from tests.unit.worker.rig import BLOCK, paced, prompt_of
+from twostroke.config import SPECULATE_OFF, ScheduleConfig
 
 STREAMS, TOKENS = 6, 160
 STEP_MS = 10.0
+STEADY = ScheduleConfig(speculate=SPECULATE_OFF)
+"""A step for each token, also of answers that were given before."""
 
 
 async def read_all(client: Client, prompts: list[tuple[int, ...]], answers: list[list[int]]) -> list[list[int]]:
@@ -26,7 +29,7 @@ async def read_all(client: Client, prompts: list[tuple[int, ...]], answers: list
 
 async def test_streams_move_with_their_pages_off_a_decode_worker_that_is_told_to_end() -> None:
     prompts = [prompt_of(400 + 7 * number, seed=number) for number in range(STREAMS)]
-    async with running_cluster(prefill=1, decode=2, model=paced(step_ms=STEP_MS)) as cluster:
+    async with running_cluster(prefill=1, decode=2, model=paced(step_ms=STEP_MS), schedule=STEADY) as cluster:
         client = Client(cluster.grpc)
         expected = await read_all(client, prompts, [[] for _ in prompts])
         await forget_cached(cluster)
