@@ -21,8 +21,11 @@ from twostroke.rpc.v1 import inference_pb2, pins_pb2
 def prompt_of(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:
     kind = request.WhichOneof("prompt")
     keep_s = _keep_s(request, "cache_control") if isinstance(request, inference_pb2.GenerateRequest) else None
+    suffix = request.suffix if isinstance(request, inference_pb2.GenerateRequest) else ""
     if kind == "text":
-        return TextPrompt(request.text, keep_s=keep_s)
+        return TextPrompt(request.text, keep_s=keep_s, suffix=suffix)
+    if suffix:
+        raise InvalidRequest("suffix needs a prompt that is text", field="suffix")
     if kind == "chat":
         return dataclasses.replace(_chat_of(request.chat), hints=_hints_of(request.chat, keep_s))
     if isinstance(request, inference_pb2.GenerateRequest) and kind == "token_ids":
@@ -130,7 +133,7 @@ def options_of(request: inference_pb2.GenerateRequest) -> AnswerOptions:
             "prompt_logprobs",
         ),
     )
-    options |= _given(stop, ("max_tokens", "min_tokens")) | _given(request, ("n",))
+    options |= _given(stop, ("max_tokens", "min_tokens")) | _given(request, ("n", "skip_special_tokens"))
     if options.get("top_k") == 0:
         del options["top_k"]
     options |= {

@@ -88,6 +88,13 @@ class InferenceService:
         assert isinstance(response, bytes)
         return response
 
+    async def Detokenize(self, raw: bytes, context: Context) -> bytes:
+        """Returns the serialized response."""
+        auth = self._calls.of(context)
+        response = await self._handler.prepare("grpc_detokenize", raw, auth, client=client_address(context))
+        assert isinstance(response, bytes)
+        return response
+
     async def Abort(self, request: inference_pb2.AbortRequest, context: Context) -> inference_pb2.AbortResponse:
         found = await self._handler.abort(request.request_id, request.resume_token, self._calls.of(context))
         return inference_pb2.AbortResponse(found=found)
@@ -110,6 +117,7 @@ class InferenceService:
                 self.Generate, response_serializer=written.GenerateResponse.SerializeToString
             ),
             "Tokenize": grpc.unary_unary_rpc_method_handler(self.Tokenize),
+            "Detokenize": grpc.unary_unary_rpc_method_handler(self.Detokenize),
             "Abort": grpc.unary_unary_rpc_method_handler(
                 self.Abort, written.AbortRequest.FromString, written.AbortResponse.SerializeToString
             ),

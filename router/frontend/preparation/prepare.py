@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from router.frontend.output.answer_grammar import answer_grammar
 from router.frontend.output.parsing import NO_FORMATS, OutputFormats, Parsing, callable_tools
 from router.frontend.output.reasoning_formats import BY_NAME
 from router.frontend.params import (
+    AnswerOptions,
     ChatPrompt,
     Prompt,
     TextPrompt,
@@ -129,15 +130,15 @@ class _Preparation:
         structured = wanted.options.structured
         for prompt, tokens in zip(wanted.prompts, prompts, strict=True):
             structured = self._structured(prompt, tokens, structured)
-        ends = self._ends(wanted)
+        ends = self._ends(wanted.prompts, wanted.options)
         options = wanted.options.model_copy(update={"structured": structured, "stop_token_ids": ends})
         return wanted.model_copy(update={"prompts": prompts, "options": options})
 
-    def _ends(self, wanted: AnswerRequest) -> tuple[int, ...]:
+    def _ends(self, prompts: Iterable[Prompt], options: AnswerOptions) -> tuple[int, ...]:
         """Returns the tokens that end an answer: those that the client names, and with a suffix those of the form."""
-        named = tuple(wanted.options.stop_token_ids)
-        fills = any(isinstance(prompt, TextPrompt) and prompt.suffix for prompt in wanted.prompts)
-        if not fills or wanted.options.ignore_eos:
+        named = tuple(options.stop_token_ids)
+        fills = any(isinstance(prompt, TextPrompt) and prompt.suffix for prompt in prompts)
+        if not fills or options.ignore_eos:
             return named
         return tuple(dict.fromkeys((*named, *infill_ends(self._text))))[:MAX_STOP_TOKENS]
 
@@ -173,24 +174,35 @@ class _Preparation:
     def detokenize(self) -> bytes:
         """Returns the body of the response."""
         wanted = DetokenizeBody.read(parse_json(self._work.body))
-        tokens = wanted.tokens
-        check_model(wanted.model, self._work.model, self._work.adapters)
-        check_length(len(tokens), "tokens", self._facts)
-        check_token_ids(tokens, "tokens", self._facts.vocab_size)
+        return _json({"prompt": self._detokenized(wanted.model, wanted.tokens, "tokens")})
+
+    def grpc_detokenize(self) -> bytes:
+        """Returns the serialized response."""
+        message = _message(inference_pb2.DetokenizeRequest, self._work.body)
+        text = self._detokenized(message.model or None, message.token_ids, "token_ids")
+        return inference_pb2.DetokenizeResponse(text=text).SerializeToString()
+
+    def _detokenized(self, model: str | None, tokens: Sequence[int], field: str) -> str:
+        check_model(model, self._work.model, self._work.adapters)
+        check_length(len(tokens), field, self._facts)
+        check_token_ids(tokens, field, self._facts.vocab_size)
         self._outcome.tokens += len(tokens)
-        return _json({"prompt": self._text.decode(tokens, skip_special_tokens=False)})
+        return self._text.decode(tokens, skip_special_tokens=False)
 
     def grpc_generate(self) -> tuple[inference_pb2.GenerateRequest, TokenPrompt, StructuredOutput | None]:
         """Returns the message without its large parts: the prompt, which follows as tokens, and what the output is."""
         message = _message(inference_pb2.GenerateRequest, self._work.body)
         check_model(message.model or None, self._work.model, self._work.adapters)
-        asked, structured = prompt_of(message), options_of(message).structured
+        asked, options = prompt_of(message), options_of(message)
+        structured = options.structured
+        message.stop.stop_token_ids[:] = self._ends([asked], options)
         prompt = self._parsed(asked, *self._prompts([asked]))
         structured = self._structured(asked, prompt, structured)
         message.ClearField("structured_output")
         message.ClearField("token_ids")
         message.ClearField("chat")
         message.ClearField("text")
+        message.ClearField("suffix")
         return message, prompt, structured
 
     def grpc_tokenize(self) -> bytes:
@@ -312,6 +324,7 @@ KINDS: Mapping[str, Callable[[_Preparation], Any]] = {
     "kserve_infer": _Preparation.kserve_infer,
     "grpc_generate": _Preparation.grpc_generate,
     "grpc_tokenize": _Preparation.grpc_tokenize,
+    "grpc_detokenize": _Preparation.grpc_detokenize,
     "pinned_prefix": _Preparation.pinned_prefix,
 }
 

@@ -45,6 +45,11 @@ class InferenceStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/twostroke.v1.Inference/Detokenize',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/twostroke.v1.Inference/Abort',
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
@@ -74,6 +79,12 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Abort(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -98,6 +109,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -165,6 +181,33 @@ class Inference:
             '/twostroke.v1.Inference/Tokenize',
             twostroke_dot_rpc_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Inference/Detokenize',
+            twostroke_dot_rpc_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -250,6 +250,24 @@ async def test_text_and_chats_can_be_tokenized(frontend):
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_tokens_become_the_text_that_they_stand_for(frontend):
+    stub = inference_pb2_grpc.InferenceStub(frontend.channel)
+    answer = await stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids="hé".encode()))
+    assert answer.text == "hé"
+    for bad in ({"token_ids": [300]}, {"token_ids": [1], "model": "another"}):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Detokenize(inference_pb2.DetokenizeRequest(**bad))
+
+
+async def test_a_suffix_goes_with_text_alone_and_needs_a_model_that_fills_in(frontend):
+    stub = inference_pb2_grpc.InferenceStub(frontend.channel)
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="a")])
+    ids = inference_pb2.TokenIds(ids=[1])
+    for prompt, words in (({"chat": chat}, "text"), ({"token_ids": ids}, "text"), ({"text": "a"}, "not supported by")):
+        with pytest.raises(grpc.aio.AioRpcError, match=f"suffix .*{words}"):
+            await anext(aiter(stub.Generate(inference_pb2.GenerateRequest(**prompt, suffix="b"))))
+
+
 async def test_control_tells_about_the_router_and_the_model(frontend):
     stub = control_pb2_grpc.ControlStub(frontend.admin)
     server = await stub.GetServerInfo(control_pb2.GetServerInfoRequest())

@@ -11,12 +11,14 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from router.frontend.grpc.schema import options_of
 from router.frontend.preparation.prepare import Work, prepare
 from router.frontend.text.infill import FORMS, infill_text
 from router.frontend.text.tokenizer import ByteText, TokenizerText
 from tests.unit.router.conftest import FACTS
 from twostroke.errors import UnsupportedFeature
 from twostroke.request import FinishReason, SampledToken
+from twostroke.rpc.v1 import inference_pb2
 
 URL = "/v1/completions"
 
@@ -162,6 +164,17 @@ def test_a_suffix_becomes_tokens_of_the_prompt(tmp_path: Path) -> None:
         request = prepare(Work(URL, json.dumps(body).encode(), "toy", FACTS), text).value
         assert list(request.prompts[0].ids) == expected
         assert request.prompts[0].text == prompt
+
+
+def test_a_suffix_over_grpc_becomes_tokens_of_the_prompt_and_ends_where_the_form_does(tmp_path: Path) -> None:
+    text = vocabulary(tmp_path, "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    for ignore_eos, ends in ((False, {1, 3, 4, 5}), (True, {1})):
+        stop = inference_pb2.StopOptions(stop_token_ids=[1], ignore_eos=ignore_eos)
+        asked = inference_pb2.GenerateRequest(text="a", suffix="b", stop=stop, skip_special_tokens=False)
+        message, prompt, _ = prepare(Work("grpc_generate", asked.SerializeToString(), "toy", FACTS), text).value
+        assert list(prompt.ids) == [3, 1, 4, 2, 5]
+        assert set(message.stop.stop_token_ids) == ends
+        assert options_of(message).skip_special_tokens is False
 
 
 def test_a_middle_ends_at_the_models_own_tokens_for_it_unless_nothing_is_to_end_it(tmp_path: Path) -> None:
