@@ -44,6 +44,15 @@ _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
     "bad_words": _is_empty,
     "chat_template": _is_empty,
     "documents": _is_empty,
+    "no_repeat_ngram_size": _is_empty,
+    "typical_p": lambda value: value == 1,
+    "tfs_z": lambda value: value == 1,
+    "top_a": _is_empty,
+    "mirostat": _is_empty,
+    "dry_multiplier": _is_empty,
+    "xtc_probability": _is_empty,
+    "images": _is_empty,
+    "json_mode": _is_empty,
 }
 """Fields whose effect is not offered here, and the values that ask for none. Other unknown fields are ignored, as
 OpenAI's servers and vLLM do."""

@@ -187,6 +187,8 @@ async def test_who_asks_is_known_by_the_same_fields_as_elsewhere(app):
         ({"text_input": "a", "parameters": {"timeout": -1}}, "timeout"),
         ({"text_input": "a", "parameters": {"timeout": 10**400}}, "timeout"),
         ({"text_input": "a", "parameters": {"use_beam_search": True}}, "use_beam_search"),
+        ({"text_input": "a", "parameters": {"suffix": "b"}}, "suffix"),
+        ({"text_input": "a", "parameters": {"max_new_tokens": 5}}, "max_new_tokens"),
         ({"text_input": "a", "parameters": {"best_of": 2}}, "best_of"),
         ({"text_input": "a", "parameters": {"guided_json": {}}}, "guided_json"),
         ({"text_input": "a", "parameters": {"sequence_id": 5}}, "sequence_id"),
