@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from router.frontend.http.reply import Json, encoded, sse
-from router.frontend.output.parts import Part, ReasoningPart, TextPart, ToolCallPart
+from router.frontend.output.parts import INVALID_JSON, Part, ReasoningPart, TextPart, ToolCallPart
 
 _quoted = json.encoder.encode_basestring
 
@@ -123,7 +123,7 @@ def _arguments(text: str) -> Json:
         arguments: Any = json.loads(text or "{}")
     except (ValueError, RecursionError):
         arguments = None
-    return arguments if isinstance(arguments, dict) else {"INVALID_JSON": text}
+    return arguments if isinstance(arguments, dict) else {INVALID_JSON: text}
 
 
 def _event(value: Json) -> str:

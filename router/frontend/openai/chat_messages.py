@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from router.frontend.output.parts import INVALID_JSON
 from router.frontend.output.tool_use import ToolUse
 from router.frontend.params import check_role
 from twostroke.client_text import shown
@@ -64,10 +65,6 @@ def message_of(entry: Any, name: str) -> dict[str, Any]:
         if isinstance(entry.get(extra), str):
             message[extra] = entry[extra]
     return message
-
-
-INVALID_JSON = "INVALID_JSON"
-"""The name under which arguments stand that are no JSON, as in Anthropic's API."""
 
 
 def _tool_calls(calls: Any, name: str) -> list[dict[str, Any]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+INVALID_JSON: Final = "INVALID_JSON"
+"""The name under which arguments of a call stand that are no JSON object, as in Anthropic's API: a call may be cut."""
 
 
 class TextPart(NamedTuple):
