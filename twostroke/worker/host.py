@@ -154,7 +154,7 @@ class WorkerHost:
     def _watch(self) -> None:
         """Report all parts at every scrape."""
         self.group_tiers.report_to(self.metrics.of_tiers())
-        self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
+        self.metrics.watch(self.pool, self.scheduler, self.feed.log)
         exchange = self.exchange
         self.metrics.watch_pages(exchange.digests, exchange.transports, exchange.converted, exchange.converting)
 

@@ -58,6 +58,8 @@ class WorkerMetrics:
         self._queries = counter("prefix_cache_queries_total", "Tokens looked up in the prefix cache.").labels(role_name)
         self.queried_tokens = self.hit_tokens = 0
         """Tokens that were looked up in the prefix cache, and found there, since this epoch began."""
+        self._queued = 0, 0.0
+        """Known tokens that are to be computed, and the predicted seconds until they are."""
         self._hits = counter("prefix_cache_hits_total", "Tokens found in the prefix cache.").labels(role_name)
         self.preemptions = counter("preemptions_total", "Sequences that gave their pages back.").labels(role_name)
         self.local_prefills = counter("local_prefills_total", "Prompts computed here instead of waiting.").labels(
@@ -87,9 +89,13 @@ class WorkerMetrics:
         self.stale_attempts = counter("stale_attempts_total", "Calls about a replaced attempt.").labels(role_name)
         self.served_pages = counter("served_pages_total", "Pages announced to pulling workers.").labels(role_name)
 
-    def watch(self, pool: BlockPool, scheduler: Scheduler, log: EventLog, queued_s: Callable[[], float]) -> None:
+    def planned(self, queued_tokens: int, queued_s: float) -> None:
+        """Note what is queued as a step is planned: a scrape, on its own thread, cannot walk through the scheduler."""
+        self._queued = queued_tokens, queued_s
+
+    def watch(self, pool: BlockPool, scheduler: Scheduler, log: EventLog) -> None:
         """Report pages by state, queue lengths and the event log's end at every scrape."""
-        self.registry.register(_Gauges(self._role, pool, scheduler, log, queued_s))
+        self.registry.register(_Gauges(self._role, pool, scheduler, log, lambda: self._queued))
 
     def computes(self, determinism: Determinism) -> None:
         """Report whether a stream's bits depend on others, and why."""
@@ -184,15 +190,20 @@ class WorkerMetrics:
 
 class _Gauges(Collector):
     def __init__(
-        self, role: str, pool: BlockPool, scheduler: Scheduler, log: EventLog, queued_s: Callable[[], float]
+        self,
+        role: str,
+        pool: BlockPool,
+        scheduler: Scheduler,
+        log: EventLog,
+        queued: Callable[[], tuple[int, float]],
     ) -> None:
         self._role = role
         self._pool = pool
         self._values: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("requests_running", "Sequences that hold pages.", lambda: scheduler.running),
             ("requests_waiting", "Sequences that wait for pages.", lambda: scheduler.waiting),
-            ("queued_tokens", "Known tokens that are to be computed here.", lambda: scheduler.queued_tokens),
-            ("queued_seconds", "Predicted time until queued_tokens are computed.", queued_s),
+            ("queued_tokens", "Known tokens that are to be computed here.", lambda: queued()[0]),
+            ("queued_seconds", "Predicted time until queued_tokens are computed.", lambda: queued()[1]),
             (
                 "event_sequence",
                 "Sequence of the last batch in the event log.",

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 from prometheus_client import generate_latest
 
+from tests.unit.scheduler.bench import Bench
 from twostroke.config import Role
 from twostroke.engine.build import KernelsInUse
 from twostroke.engine.memory_use import MemoryUse
+from twostroke.ids import Epoch
+from twostroke.kv_cache.events import EventLog
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.worker.metrics import WorkerMetrics
 
@@ -45,3 +54,30 @@ def test_experts_are_exported_with_their_tokens_and_how_uneven_they_are() -> Non
         'twostroke_expert_tokens_total{expert="1",role="decode"} 6.0',
         'twostroke_expert_imbalance_ratio{role="decode"} 1.25',
     ]
+
+
+def test_a_page_is_made_while_sequences_come_and_go() -> None:
+    """Pages are made on a thread of their own, and the event loop changes what the gauges tell of."""
+    bench = Bench(pages=64)
+    metrics = WorkerMetrics(Role.DECODE, bench.limits.block_size)
+    metrics.watch(bench.pool, bench.scheduler, EventLog(Epoch(1, 2)))
+    running = collections.deque(bench.answer([number]) for number in range(16))
+    bench.scheduler.admit()
+    assert bench.scheduler.running == 16
+    with ThreadPoolExecutor(1) as pool, switching_often():
+        pages = pool.submit(lambda: [generate_latest(metrics.registry) for _ in range(50)])
+        while not pages.done():
+            bench.scheduler.end(running.popleft())
+            running.append(bench.answer([0]))
+            bench.scheduler.admit()
+        assert len(pages.result()) == 50
+
+
+@contextlib.contextmanager
+def switching_often() -> Iterator[None]:
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)

@@ -186,7 +186,10 @@ class WorkLoop:
         role.planning()
 
     def _plan(self, role: RoleHandlers) -> Step | None:
-        step = self._scheduler.plan(self.budget)
+        budget = self.budget
+        step = self._scheduler.plan(budget)
+        queued = self._scheduler.queued()
+        self._metrics.planned(queued.all_tokens, budget.drain_s(queued, self._scheduler.step_tokens))
         self._sharing.tell(step)
         for sequence in self._scheduler.take_preempted():
             self._metrics.preemptions.inc()

@@ -175,10 +175,15 @@ async def test_a_drained_worker_that_was_told_to_sleep_is_asked_back_in_vain_at_
 
 
 async def test_of_two_reloads_at_once_the_first_goes_on() -> None:
-    async with serving(Backend()) as supervisor:
-        told = (supervisor.reload("", 1.0), supervisor.reload("", 1.0))
-        first, second = await asyncio.gather(*told, return_exceptions=True)
-        assert {type(first), type(second)} == {list, PeerLost}
+    backend = Backend()
+    async with serving(backend) as supervisor:
+        room = backend.workers["decode-0"].room = asyncio.Event()
+        told = {asyncio.create_task(supervisor.reload("", 300.0)) for _ in range(2)}
+        refused, going_on = await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
+        assert [type(each.exception()) for each in refused] == [PeerLost]
+        room.set()
+        async with asyncio.timeout(PATIENCE_S):
+            assert [await each for each in going_on] == [[]]
         assert set(checkpoints(supervisor).values()) == {Checkpoint("", 1)}
 
 

@@ -163,11 +163,14 @@ async def test_time_spent_on_prompts_and_what_is_left_of_a_queue_are_told_in_sec
         for number, prompt in enumerate(prompts):
             await router.open(prompt, 4, source=source, request_id=str(number))
         await eventually(lambda: source.host.scheduler.running == 2)
+        await eventually(lambda: source.metric("queued_tokens") > 600)
+        assert source.metric("queued_seconds") > 0
         before = source.host.load_report()
         assert 0.8 < before.queued_s / (before.queued_tokens / 2000) < 4, "a busy machine makes steps longer"
         await eventually(lambda: all(router.of(str(number)).done.is_set() for number in (0, 1)))
         after = source.host.load_report()
         assert (after.queued_s, after.queued_tokens) == (0.0, 0)
+        assert (source.metric("queued_seconds"), source.metric("queued_tokens")) == (0.0, 0.0)
         assert 0.8 * 2 * 592 / 2000 < after.prefill_busy_s < time.monotonic() - begun_s
         assert source.metric("prefill_busy_seconds_total") == pytest.approx(after.prefill_busy_s)
         own = target.host.load_report()
