@@ -46,9 +46,13 @@ WITH_EXACT_LAYERS = "int4"
 """The form that --kv-exact-layers is for."""
 
 
-def form_name(kv_format: str, exact_layers: int, dtype: str) -> str:
-    """Return the name of the pages' form: `int4+2xbfloat16` keeps the first two and the last two layers in bfloat16."""
-    return f"{kv_format}+{exact_layers}x{dtype}" if exact_layers and kv_format == WITH_EXACT_LAYERS else kv_format
+def form_name(kv_format: str, exact_layers: int, dtype: str, ranks: int = 1) -> str:
+    """Return the name of the pages' form.
+
+    `int4+2xbfloat16` keeps the first two and the last two layers in bfloat16, `bfloat16/4` is of workers of four ranks.
+    """
+    name = f"{kv_format}+{exact_layers}x{dtype}" if exact_layers and kv_format == WITH_EXACT_LAYERS else kv_format
+    return name if ranks == 1 else f"{name}/{ranks}"
 
 
 def check_exact_layers(exact_layers: int, *kv_formats: str) -> None:

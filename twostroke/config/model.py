@@ -10,6 +10,8 @@ from twostroke.errors import ConfigError
 DEFAULT_MODEL = "smollm2-135m"
 PACED_PREFIX = "paced:"
 AUTO, TRANSFORMERS = "auto", "transformers"
+MOST_RANKS = 64
+"""Ranks of a worker: processes of one host."""
 IMPLEMENTATIONS = (AUTO, "twostroke", TRANSFORMERS)
 """What --model-impl takes: the owner of the code that computes a model."""
 
@@ -50,6 +52,26 @@ class ModelConfig(Settings):
         pattern=r"auto|cpu|cuda(:\d+)?",
         must="auto, cpu, cuda or cuda:N",
         help="device that computes; auto: CUDA where there is a device, else the CPU",
+    )
+
+    tp: int = setting(
+        1,
+        least=1,
+        most=MOST_RANKS,
+        unit="RANKS",
+        help="processes of each worker, all on one host, that share out the heads, MLPs, experts and vocabulary of the "
+        "model (tensor parallelism); each has its own --threads",
+    )
+    prefill_tp: int | None = setting(
+        None,
+        least=1,
+        most=MOST_RANKS,
+        unit="RANKS",
+        help="--tp of prefill workers; where decode workers have another, pages are regrouped on the way",
+        default_text="as --tp",
+    )
+    decode_tp: int | None = setting(
+        None, least=1, most=MOST_RANKS, unit="RANKS", help="--tp of decode workers", default_text="as --tp"
     )
 
     def model_post_init(self, _context: Any) -> None:

@@ -97,6 +97,11 @@ class WorkerConfig(Settings):
         return kv_format_of(self.cache, self.model, other)
 
     @property
+    def ranks(self) -> int:
+        """Processes of this worker that compute together."""
+        return ranks_of(self.model, self.role)
+
+    @property
     def can_sample(self) -> bool:
         """Whether it decodes now, or may in a later epoch in the same process."""
         return self.flexible or self.role is Role.DECODE
@@ -104,12 +109,25 @@ class WorkerConfig(Settings):
 
 def kv_format_of(cache: CacheConfig, model: ModelConfig, role: Role) -> str:
     """Return the name of the form of the pages of a role's workers."""
-    return form_name(_number_format(cache, model, role), cache.kv_exact_layers, model.dtype)
+    number_format = _number_format(cache, model, role)
+    return form_name(number_format, cache.kv_exact_layers, model.dtype, ranks_of(model, role))
+
+
+def ranks_of(model: ModelConfig, role: Role) -> int:
+    """Return the ranks of a role's workers."""
+    own = model.prefill_tp if role is Role.PREFILL else model.decode_tp
+    return own or model.tp
 
 
 def _number_format(cache: CacheConfig, model: ModelConfig, role: Role) -> str:
     own = cache.prefill_kv_format if role is Role.PREFILL else cache.decode_kv_format
     return own or cache.kv_format or model.dtype
+
+
+def _differing_field(cache: CacheConfig, model: ModelConfig) -> str:
+    if ranks_of(model, Role.PREFILL) != ranks_of(model, Role.DECODE):
+        return "--decode-tp" if model.decode_tp else "--prefill-tp"
+    return "--decode-kv-format" if cache.decode_kv_format else "--prefill-kv-format"
 
 
 def check_kv_formats(cache: CacheConfig, model: ModelConfig, *, may_switch: bool) -> None:
@@ -123,7 +141,7 @@ def check_kv_formats(cache: CacheConfig, model: ModelConfig, *, may_switch: bool
     if prefill == decode:
         return
     differ = f"prefill workers' pages hold {prefill} and decode workers' {decode}"
-    field = "--decode-kv-format" if cache.decode_kv_format else "--prefill-kv-format"
+    field = _differing_field(cache, model)
     if model.is_paced:
         raise ConfigError(f"{differ}: a paced model has no numbers to convert; give both the same", field=field)
     if model.deterministic:

@@ -36,11 +36,28 @@ def convert_page(conversion: Conversion, source: torch.Tensor, target: torch.Ten
         for form, data in ((conversion.source, source), (conversion.target, target))
     )
     for (there, read), (here, written) in itertools.product(*pages):
-        end = min(there.stop, here.stop)
-        for first in range(max(there.start, here.start), end, chunk):
-            last = min(first + chunk, end)
-            rows = read.read(slice(first - there.start, last - there.start))
-            written.write(slice(first - here.start, last - here.start), rows)
+        heads, layers = _common(there.heads, here.heads), _common(there.layers, here.layers)
+        own, others = (_within(heads, part.heads) for part in (here, there))
+        if there.form == here.form:
+            places = written.parts(_within(layers, here.layers), own)
+            for place, numbers in zip(places, read.parts(_within(layers, there.layers), others), strict=True):
+                place.copy_(numbers)
+            continue
+        for first in range(layers.start, layers.stop, chunk):
+            some = range(first, min(first + chunk, layers.stop))
+            rows = read.read(_within(some, there.layers))[:, :, others]
+            written.write(_within(some, here.layers), own, rows)
+
+
+def _common(one: slice, other: slice) -> range:
+    """Return the numbers that two slices have in common."""
+    first = max(one.start, other.start)
+    return range(first, max(first, min(one.stop, other.stop)))
+
+
+def _within(numbers: range, whole: slice) -> slice:
+    """Return where consecutive numbers are in a slice that has them."""
+    return slice(numbers.start - whole.start, numbers.stop - whole.start)
 
 
 class _Page(Protocol):
@@ -49,12 +66,15 @@ class _Page(Protocol):
     def read(self, layers: slice) -> torch.Tensor:
         """Return what attention reads: float32, or of the plain format."""
 
-    def write(self, layers: slice, rows: torch.Tensor) -> None: ...
+    def write(self, layers: slice, heads: slice, rows: torch.Tensor) -> None: ...
+
+    def parts(self, layers: slice, heads: slice) -> list[torch.Tensor]:
+        """Return views of what it stores, as it lies."""
 
 
-def _parts(conversion: Conversion, form: AnyForm, data: torch.Tensor) -> list[tuple[slice, _Page]]:
-    """Return the layers of each part of the page that `data` is, and the part."""
-    return [(part.layers, _part_of(conversion, part, data[part.bytes])) for part in form.parts(conversion.shape)]
+def _parts(conversion: Conversion, form: AnyForm, data: torch.Tensor) -> list[tuple[PagePart, _Page]]:
+    """Return the parts of the page that `data` is, each with its numbers."""
+    return [(part, _part_of(conversion, part, data[part.bytes])) for part in form.parts(conversion.shape)]
 
 
 def _part_of(conversion: Conversion, part: PagePart, data: torch.Tensor) -> _Page:
@@ -62,7 +82,7 @@ def _part_of(conversion: Conversion, part: PagePart, data: torch.Tensor) -> _Pag
     if part.form.spans_block:
         check_shape(shape)
         return _NibblePage(data.view(shape.layers, shape.kv_heads, -1), shape.head_dim)
-    own = None if centers is None else torch.from_numpy(centers[part.layers])
+    own = None if centers is None else torch.from_numpy(centers[part.layers, part.heads])
     return _TokenPage(PagePool.over(data[None], part.form, shape, own), conversion.has_pieces)
 
 
@@ -78,22 +98,29 @@ class _TokenPage:
         rows = _rows(stored, name) if self.has_pieces else stored
         if self.page.scales is None:
             return rows
-        return self._moved(rows.view(BYTES[name]).float() * self.page.scales[0, layers][..., None], layers, 1)
+        return self._moved(
+            rows.view(BYTES[name]).float() * self.page.scales[0, layers][..., None], layers, slice(None), 1
+        )
 
-    def write(self, layers: slice, rows: torch.Tensor) -> None:
+    def write(self, layers: slice, heads: slice, rows: torch.Tensor) -> None:
         name = self.page.form.name
         if self.page.scales is None:
             numbers = rows.to(PLAIN[name])
         else:
-            numbers, self.page.scales[0, layers] = quantised(self._moved(rows.float(), layers, -1), name)
-        self.page.numbers[0, layers] = _pieces(numbers, name) if self.has_pieces else numbers
+            moved = self._moved(rows.float(), layers, heads, -1)
+            numbers, self.page.scales[0, layers, :, heads] = quantised(moved, name)
+        self.page.numbers[0, layers, :, heads] = _pieces(numbers, name) if self.has_pieces else numbers
 
-    def _moved(self, rows: torch.Tensor, layers: slice, times: int) -> torch.Tensor:
+    def parts(self, layers: slice, heads: slice) -> list[torch.Tensor]:
+        both = (self.page.numbers, self.page.scales)
+        return [each[0, layers, :, heads] for each in both if each is not None]
+
+    def _moved(self, rows: torch.Tensor, layers: slice, heads: slice, times: int) -> torch.Tensor:
         """Return float32 rows, of which keys have gained their centers so many times."""
         centers = self.page.key_centers
         if centers is None:
             return rows
-        keys = rows[:, 0] + times * centers[layers, :, None]
+        keys = rows[:, 0] + times * centers[layers, heads, None]
         return torch.stack((keys, rows[:, 1]), dim=1)
 
 
@@ -108,8 +135,11 @@ class _NibblePage:
     def read(self, layers: slice) -> torch.Tensor:
         return unpacked(self.heads[layers], self.head_dim).transpose(1, 2)
 
-    def write(self, layers: slice, rows: torch.Tensor) -> None:
-        self.heads[layers] = packed(rows.transpose(1, 2))
+    def write(self, layers: slice, heads: slice, rows: torch.Tensor) -> None:
+        self.heads[layers, heads] = packed(rows.transpose(1, 2))
+
+    def parts(self, layers: slice, heads: slice) -> list[torch.Tensor]:
+        return [self.heads[layers, heads]]
 
 
 def _word(name: str) -> int:

@@ -97,23 +97,29 @@ class PageForm:
         return shape.layers * shape.kv_heads * self.head_bytes(shape)
 
     def parts(self, shape: PageShape) -> tuple[PagePart, ...]:
-        return (PagePart(self, shape, 0, 0),)
+        return (PagePart(self, shape),)
 
 
 @dataclass(frozen=True, slots=True)
 class PagePart:
-    """Layers that lie side by side in a page, all in one form."""
+    """Layers and heads that lie side by side in a page, all in one form."""
 
     form: PageForm
     shape: PageShape
     """The dimensions of this part alone."""
-    first_layer: int
-    first_byte: int
+    first_layer: int = 0
+    first_byte: int = 0
+    first_head: int = 0
 
     @property
     def layers(self) -> slice:
         """Return which layers of the page these are."""
         return slice(self.first_layer, self.first_layer + self.shape.layers)
+
+    @property
+    def heads(self) -> slice:
+        """Return which heads of the page these are."""
+        return slice(self.first_head, self.first_head + self.shape.kv_heads)
 
     @property
     def bytes(self) -> slice:
@@ -161,7 +167,46 @@ class FormWithExactEnds:
         return tuple(parts)
 
 
-AnyForm = PageForm | FormWithExactEnds
+@dataclass(frozen=True, slots=True)
+class RankedForm:
+    """The form of pages of workers with several ranks: each range of heads is a page of its own, side by side.
+
+    A page also says so where all ranks have the same heads: its numbers are sums of as many parts.
+    """
+
+    inner: PageForm | FormWithExactEnds
+    """The form of a rank's part."""
+    ranks: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.inner.name}/{self.ranks}"
+
+    @property
+    def spans_block(self) -> bool:
+        return self.inner.spans_block
+
+    def page_bytes(self, shape: PageShape) -> int:
+        """Return the bytes of a whole page. Raises ConfigError as the inner form does."""
+        return self.inner.page_bytes(shape)
+
+    def parts(self, shape: PageShape) -> tuple[PagePart, ...]:
+        """Return the parts of a page, range by range of heads. Raises ConfigError as the inner form does."""
+        ranges = self.ranges(shape.kv_heads)
+        of_range = replace(shape, kv_heads=shape.kv_heads // ranges)
+        part_bytes = self.inner.page_bytes(of_range)
+        return tuple(
+            replace(part, first_byte=part.first_byte + at * part_bytes, first_head=at * of_range.kv_heads)
+            for at in range(ranges)
+            for part in self.inner.parts(of_range)
+        )
+
+    def ranges(self, kv_heads: int) -> int:
+        """Return in how many ranges the heads of a page lie: fewer than there are ranks where these share heads."""
+        return min(self.ranks, kv_heads)
+
+
+AnyForm = PageForm | FormWithExactEnds | RankedForm
 
 
 def check_latents(shape: PageShape, form: AnyForm) -> None:
@@ -169,7 +214,8 @@ def check_latents(shape: PageShape, form: AnyForm) -> None:
 
     One scale for a latent and a rotated key would lose the smaller of them.
     """
-    if shape.latent_rank is None or (isinstance(form, PageForm) and form.stores_latents):
+    inner = form.inner if isinstance(form, RankedForm) else form
+    if shape.latent_rank is None or (isinstance(inner, PageForm) and inner.stores_latents):
         return
     names = ", ".join(form.name for form in FORMS.values() if form.stores_latents)
     raise ConfigError(
@@ -270,10 +316,16 @@ FORMS: Final = {
 }
 """All forms that a layer can have, by name."""
 _EXACT_ENDS: Final = re.compile(r"(\w+)\+(\d+)x(\w+)")
+_RANKED: Final = re.compile(r"(.+)/(\d+)")
 
 
 def page_form(name: str) -> AnyForm:
-    """Return the form of a name of `FORMS`, or of a name that `config.cache.form_name` made of two of them."""
+    """Return the form of a name of `FORMS`, or of a name that `config.cache.form_name` made of some."""
+    ranked = _RANKED.fullmatch(name)
+    return _unranked(name) if ranked is None else RankedForm(_unranked(ranked[1]), int(ranked[2]))
+
+
+def _unranked(name: str) -> PageForm | FormWithExactEnds:
     matched = _EXACT_ENDS.fullmatch(name)
     if matched is None:
         return FORMS[name]

@@ -19,6 +19,8 @@ from twostroke.kernels.linear import Linears, TorchLinears
 from twostroke.kernels.steady import SteadyLinears
 from twostroke.models.families.table import named
 from twostroke.models.native_transformer import NativeTransformer
+from twostroke.models.ranks import Ranks
+from twostroke.models.share import shared_out
 from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import Model, Transformer
 from twostroke.models.weights.balanced_keys import balanced
@@ -71,6 +73,25 @@ def load_model(
     return Transformer(spec, weights, backend)
 
 
+def load_share(
+    directory: Path,
+    spec: ModelSpec,
+    backend: AttentionBackend,
+    ranks: Ranks,
+    *,
+    dtype: torch.dtype,
+    with_head: bool,
+    is_deterministic: bool = False,
+) -> Model:
+    """Return what one rank computes of a model: `spec` is its share.
+
+    Raises ConfigError as `load_weights` does, and for weights that cannot be shared out.
+    """
+    linears = SteadyLinears() if is_deterministic else TorchLinears()
+    weights = load_weights(directory, spec, dtype, with_head=with_head, linears=linears)
+    return Transformer(spec, weights, backend, ranks)
+
+
 def load_weights(
     directory: Path, spec: ModelSpec, dtype: torch.dtype, *, with_head: bool, linears: Linears | None = None
 ) -> ModelWeights:
@@ -79,8 +100,8 @@ def load_weights(
     Raises ConfigError naming a tensor that is missing or has another shape than the config says.
     """
     with open_weights(directory, dtype) as files:
-        source = balanced(named(files, spec), spec)
-        return take_products(source, spec, with_head=with_head, linears=linears or TorchLinears())
+        source = balanced(named(files, spec.whole), spec.whole)
+        return take_products(shared_out(source, spec), spec, with_head=with_head, linears=linears or TorchLinears())
 
 
 def _generic(

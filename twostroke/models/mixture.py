@@ -52,7 +52,7 @@ def _highest(ranks: torch.Tensor, count: int) -> torch.Tensor:
 def mixture(
     x: torch.Tensor, experts: Experts, shared: Mlp | None, spec: ExpertSpec, tokens: torch.Tensor
 ) -> torch.Tensor:
-    """What the experts make of each row of x [rows, hidden], added up by ascending expert in float32.
+    """What the experts held here make of each row of x [rows, hidden], added up by ascending expert in float32.
 
     `tokens` [experts] counts the rows of each.
     """
@@ -61,9 +61,10 @@ def mixture(
     total = torch.zeros_like(x, dtype=torch.float32)
     counts = torch.bincount(chosen.flatten(), minlength=spec.count)
     tokens += counts
-    for expert in counts.nonzero().flatten().tolist():
-        rows, places = torch.where(chosen == expert)
-        mlp = experts.table[expert]
+    held = counts[experts.first : experts.first + len(experts.table)]
+    for index in held.nonzero().flatten().tolist():
+        rows, places = torch.where(chosen == experts.first + index)
+        mlp = experts.table[index]
         total[rows] += weights[rows, places, None] * mlp.down(mlp.inner(x[rows]))
     if shared is not None:
         answers = shared.down(shared.inner(x))

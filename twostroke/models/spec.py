@@ -113,6 +113,20 @@ class GenericWeights:
     """How many the head has of its own; 0 where it is tied to the embedding."""
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of a model a rank computes."""
+
+    rank: int
+    ranks: int
+    whole: ModelSpec
+
+    def of(self, count: int) -> range:
+        """Return the rank's range of so many things; of fewer than there are ranks, the one that it has with others."""
+        first = count * self.rank // self.ranks
+        return range(first, max(first + 1, count * (self.rank + 1) // self.ranks))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     architecture: str
@@ -167,6 +181,25 @@ class ModelSpec:
     generic: GenericWeights | None = None
     """Given where transformers' code computes the model. Then only what attention and pages need is true of the fields
     above, and all positions are in queries and keys before attention sees them."""
+    share: Share | None = None
+    """Given for the part of a model that one rank computes: then heads, widths of MLPs and the held experts are its
+    own. None: all of the model."""
+
+    @property
+    def whole(self) -> ModelSpec:
+        """Return the model that this is a share of."""
+        return self if self.share is None else self.share.whole
+
+    @property
+    def vocabulary(self) -> range:
+        """Return the tokens whose logits are computed here."""
+        return range(self.vocab_size) if self.share is None else self.share.of(self.vocab_size)
+
+    @property
+    def held_experts(self) -> range:
+        """Return which experts of a layer are computed here."""
+        count = 0 if self.experts is None else self.experts.count
+        return range(count) if self.share is None else self.share.of(count)
 
     @property
     def rules(self) -> tuple[AttentionRule, ...]:

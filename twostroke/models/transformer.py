@@ -20,6 +20,7 @@ from twostroke.models.adapters.products import StepAdapters, adapters_of_rows
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.latent_attention import queries_and_keys, values_of
 from twostroke.models.mixture import counters, mixture
+from twostroke.models.ranks import OneRank, Ranks
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.products import LayerWeights, ModelWeights
 from twostroke.models.weights.tensors import NormWeights
@@ -43,8 +44,11 @@ class Model(Protocol):
 class Transformer:
     """In torch's operations, on any device: weights, and the attention backend that knows the pages."""
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, backend: AttentionBackend) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: ModelWeights, backend: AttentionBackend, ranks: Ranks | None = None
+    ) -> None:
         self._spec = spec
+        self._ranks = ranks or OneRank()
         self._weights = weights
         self._backend = backend
         self._qkv_heads = [spec.heads, spec.kv_heads, spec.kv_heads]
@@ -69,7 +73,8 @@ class Transformer:
                 adapters = None if adapters is None or sample_rows is None else adapters.pruned(sample_rows)
             x = self._finish(index, layer, x, attended, adapters)
         assert self._weights.head is not None, "sampling on a worker without a head"
-        return reference.capped(self._weights.head(self._norm(x, self._weights.norm)), self._spec.final_softcap)
+        logits = self._ranks.gather(self._weights.head(self._norm(x, self._weights.norm)))
+        return None if logits is None else reference.capped(logits, self._spec.final_softcap)
 
     def _embedded(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         embedding = self._weights.embedding
@@ -97,7 +102,8 @@ class Transformer:
     def _finish(
         self, index: int, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor, adapters: StepAdapters | None
     ) -> torch.Tensor:
-        attention = _with(adapters, index, "output", attended, layer.attention_output(attended))
+        part = _with(adapters, index, "output", attended, layer.attention_output(attended))
+        attention = self._ranks.all_reduce(part)
         if layer.attention_output_norm is not None:
             attention = self._norm(attention, layer.attention_output_norm)
         if self._spec.is_parallel:
@@ -108,10 +114,11 @@ class Transformer:
     def _mlp(self, index: int, layer: LayerWeights, x: torch.Tensor, adapters: StepAdapters | None) -> torch.Tensor:
         normed, experts = self._norm(x, layer.mlp_norm), self._spec.experts_of(index)
         if experts is not None and layer.experts is not None:
-            return mixture(normed, layer.experts, layer.mlp, experts, self._expert_tokens[index])
+            part = mixture(normed, layer.experts, layer.mlp, experts, self._expert_tokens[index])
+            return self._ranks.all_reduce(part)
         assert layer.mlp is not None, "a dense layer has an MLP"
         inner = layer.mlp.inner(normed, functools.partial(_with, adapters, index, "gate_up"))
-        y = _with(adapters, index, "down", inner, layer.mlp.down(inner))
+        y = self._ranks.all_reduce(_with(adapters, index, "down", inner, layer.mlp.down(inner)))
         return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
 
     def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:

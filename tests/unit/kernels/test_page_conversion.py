@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.page_conversion import convert_page
 from twostroke.kernels.page_pool import PLAIN, PagePool
-from twostroke.kv_cache.form import FORMS, Conversion, KvForm, PageShape
+from twostroke.kv_cache.form import FORMS, Conversion, KvForm, PageShape, RankedForm, page_form
 
 BY_TOKEN = [form for form in KV_FORMATS if not FORMS[form].spans_block]
 PAIRS = [pair for pair in itertools.product(BY_TOKEN, BY_TOKEN) if pair[0] != pair[1]]
@@ -120,3 +121,32 @@ def test_the_order_of_native_kernels_is_undone_and_done_as_they_have_it(source: 
     assert torch.equal(in_pieces(views[0].numbers), views[1].numbers)
     if views[0].scales is not None and views[1].scales is not None:
         assert torch.equal(views[0].scales, views[1].scales)
+
+
+@pytest.mark.parametrize("form", [*KV_FORMATS, "int4+1xbfloat16"])
+@pytest.mark.parametrize(("source", "target"), [(1, 2), (2, 1), (4, 2), (2, 4), (2, 3), (8, 1)])
+def test_heads_of_a_page_are_put_in_other_ranges_as_they_lie(form: str, source: int, target: int) -> None:
+    shape = PageShape(layers=4, kv_heads=12 if 3 in {source, target} else 4, block=16, head_dim=32)
+    noise = torch.Generator().manual_seed(source)
+    page = torch.randint(0, 256, (page_form(form).page_bytes(shape),), dtype=torch.uint8, generator=noise)
+    one, other = (form if ranks == 1 else f"{form}/{ranks}" for ranks in (source, target))
+    (moved,) = converted(page[None], one, other, shape, has_pieces=False)
+    assert by_head(moved, other, shape) == by_head(page, one, shape)
+    (back,) = converted(moved[None], other, one, shape, has_pieces=False)
+    assert torch.equal(back, page)
+
+
+def by_head(page: torch.Tensor, name: str, shape: PageShape) -> dict[tuple[int, int], bytes]:
+    """The bytes that a page stores of a head in a layer, found without the code that converts."""
+    form = page_form(name)
+    ranges = form.ranges(shape.kv_heads) if isinstance(form, RankedForm) else 1
+    inner, heads = (form.inner if isinstance(form, RankedForm) else form), shape.kv_heads // ranges
+    found: dict[tuple[int, int], bytes] = {}
+    for at, data in enumerate(page.chunk(ranges)):
+        for part in inner.parts(replace(shape, kv_heads=heads)):
+            for layer, head in itertools.product(range(part.shape.layers), range(heads)):
+                own = data[part.bytes].view(part.shape.layers, -1)[layer]
+                is_plain = part.form.name in PLAIN
+                pieces = own.view(2, heads, -1)[:, head] if is_plain else own.view(heads, -1)[head]
+                found[part.first_layer + layer, at * heads + head] = pieces.contiguous().numpy().tobytes()
+    return found

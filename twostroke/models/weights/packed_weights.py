@@ -18,6 +18,7 @@ from twostroke.kernels.stored import Matrix
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.families import tensors as naming
 from twostroke.models.families.table import named
+from twostroke.models.share import shared_out
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights import balanced_keys as balancing
 from twostroke.models.weights import fused_experts
@@ -72,8 +73,9 @@ class PackedModel:
         # To quantise shapes alone, torch would load its compiler, which takes longer than the weights.
         with self._open() as files:
             source: WeightSource = files if self.is_int8 else MatrixShapes(files)
-            matched = balanced(named(source, self.spec), self.spec, whole=named(files, self.spec))
-            return self._take(matched, MappedArena(region), with_head=with_head)
+            whole = self.spec.whole
+            matched = balanced(named(source, whole), whole, whole=named(files, whole))
+            return self._take(shared_out(matched, self.spec), MappedArena(region), with_head=with_head)
 
     def _write(self, file: BinaryIO) -> None:
         """Write all that any worker needs: what a worker without a head needs is the beginning of it."""
@@ -83,7 +85,9 @@ class PackedModel:
 
     def _load(self, arena: Arena, *, with_head: bool) -> ModelWeights:
         with self._open() as files:
-            return self._take(balanced(named(files, self.spec), self.spec), arena, with_head=with_head)
+            whole = self.spec.whole
+            source = shared_out(balanced(named(files, whole), whole), self.spec)
+            return self._take(source, arena, with_head=with_head)
 
     def _open(self) -> OpenWeights:
         return open_weights(self.directory, self.dtype, keeps_codes=True)

@@ -38,9 +38,11 @@ class Experts:
     router: Linear
     """hidden -> a logit of each expert in float32, and then that of a shared expert's gate"""
     table: tuple[Mlp, ...]
-    """The products of each expert: whatever computes with experts finds them here, by their number."""
+    """The products of each expert that is held here: whatever computes with experts finds them here."""
     correction: torch.Tensor | None = None
     """float32 [experts], added to scores when experts are chosen."""
+    first: int = 0
+    """The number of the first one in the table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +96,13 @@ def take_products(
     table = source.take_matrix("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     embedding = linears.linear((table,)) if isinstance(table, StoredMatrix) else table
     positions = take_positions(source, spec)
-    packed = functools.partial(layer_products, linears=linears, activation=spec.activation, may_expand=may_expand)
+    packed = functools.partial(
+        layer_products,
+        linears=linears,
+        activation=spec.activation,
+        first_expert=spec.held_experts.start,
+        may_expand=may_expand,
+    )
     layers = tuple(packed(take_layer(source, layer, spec)) for layer in range(spec.layers))
     norm = take_norm(source, "model.norm", spec)
     head = None
@@ -105,16 +113,18 @@ def take_products(
 
 def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor | Linear, linears: Linears) -> Linear:
     """A table that is a product already is the head, too, where they are tied."""
+    words = spec.vocabulary
     if not spec.tie_word_embeddings:
         matrix = source.take_matrix("lm_head.weight", spec.vocab_size, spec.hidden_size)
-        return linears.linear(matrix if isinstance(matrix, torch.Tensor) else (matrix,))
+        return linears.linear(matrix[words.start : words.stop] if isinstance(matrix, torch.Tensor) else (matrix,))
     if isinstance(embedding, torch.Tensor):
-        return linears.linear(source.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size))
+        table = source.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        return linears.linear(table[words.start : words.stop])
     return embedding
 
 
 def layer_products(
-    layer: DeviceLayer, linears: Linears, activation: Activation, *, may_expand: bool = False
+    layer: DeviceLayer, linears: Linears, activation: Activation, *, first_expert: int = 0, may_expand: bool = False
 ) -> LayerWeights:
     """Return the products of a layer. Raises ConfigError for codes that cannot be read."""
     return LayerWeights(
@@ -125,7 +135,7 @@ def layer_products(
         attention_output=linears.linear(layer.attention_output.weight, layer.attention_output.bias),
         mlp_norm=layer.mlp_norm,
         mlp=None if layer.mlp is None else _packed_mlp(layer.mlp, linears, activation),
-        experts=None if layer.experts is None else _packed_experts(layer.experts, linears, activation),
+        experts=None if layer.experts is None else _packed_experts(layer.experts, linears, activation, first_expert),
         attention_output_norm=layer.attention_output_norm,
         mlp_output_norm=layer.mlp_output_norm,
         sinks=layer.sinks,
@@ -150,7 +160,7 @@ def _packed_mlp(mlp: MlpWeights, linears: Linears, activation: Activation) -> Ml
     return Mlp(inner, linears.linear(mlp.down.weight, mlp.down.bias))
 
 
-def _packed_experts(experts: ExpertWeights, linears: Linears, activation: Activation) -> Experts:
+def _packed_experts(experts: ExpertWeights, linears: Linears, activation: Activation, first: int) -> Experts:
     router = linears.exact(experts.router, experts.router_bias)
     table = tuple(_packed_mlp(mlp, linears, activation) for mlp in experts.table)
-    return Experts(router, table, experts.correction)
+    return Experts(router, table, experts.correction, first)

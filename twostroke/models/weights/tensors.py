@@ -55,7 +55,7 @@ class ExpertWeights:
     router: torch.Tensor
     """[experts, hidden], and a last row for the gate of a shared expert"""
     table: tuple[MlpWeights, ...]
-    """The weights of each expert."""
+    """The weights of each expert that is held here."""
     router_bias: torch.Tensor | None = None
     """[experts]"""
     correction: torch.Tensor | None = None
@@ -230,7 +230,7 @@ def _take_experts(source: WeightSource, name: str, experts: ExpertSpec, spec: Mo
         router.append(source.take(f"{name}.shared_expert_gate.weight", 1, spec.hidden_size))
     return ExpertWeights(
         _stacked(router),
-        tuple(_take_mlp(source, f"{name}.experts.{expert}", experts.width, spec) for expert in range(experts.count)),
+        tuple(_take_mlp(source, f"{name}.experts.{expert}", experts.width, spec) for expert in spec.held_experts),
         source.take(f"{name}.gate.bias", experts.count) if experts.has_router_bias else None,
         source.take(f"{name}.gate.e_score_correction_bias", experts.count) if experts.is_sigmoid else None,
     )

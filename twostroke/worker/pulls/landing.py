@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from twostroke.ids import PageId
-from twostroke.kv_cache.form import FORMS, Conversion
+from twostroke.kv_cache.form import Conversion, page_form
 from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageMemory, Pages, Window
 from twostroke.transfer.base import Identity, PageTransport, digest, until_done
@@ -82,7 +82,7 @@ class ConvertingLanding:
 
     def __init__(self, pages: Pages, conversion: Conversion, transports: Sequence[PageTransport]) -> None:
         """`transports` are not open yet, and read nothing but pages that are to be converted."""
-        sizes = [FORMS[each.source.format].page_bytes(each.shape) for each in conversion.groups]
+        sizes = [page_form(each.source.format).page_bytes(each.shape) for each in conversion.groups]
         self.form = conversion.source
         self.transports = transports
         self.batch_pages = max(1, PART_BYTES // sum(sizes))

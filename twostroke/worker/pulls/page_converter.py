@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.ids import PageId
-from twostroke.kv_cache.form import FORMS, Conversion
+from twostroke.kv_cache.form import Conversion, page_form
 from twostroke.kv_cache.memory import Pages, Window
 from twostroke.transfer.copy_threads import CopyThreads, off_loop
 from twostroke.worker.tiers.price import PageTime
@@ -136,7 +136,7 @@ def convert(conversion: Conversion, original: Numbers, target: Numbers) -> None:
 def time_of_a_conversion(conversion: Conversion) -> float:
     """Return the seconds of the quickest of some conversions: the first one also loads code."""
     original, target = (
-        np.zeros(FORMS[form.format].page_bytes(conversion.shape), np.uint8)
+        np.zeros(page_form(form.format).page_bytes(conversion.shape), np.uint8)
         for form in (conversion.source, conversion.target)
     )
     seconds = []

@@ -1,0 +1,115 @@
+"""Ranks that each compute a share of a model give what one that computes all of it does."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.models.family_configs import CONFIGS
+from tests.unit.models.test_families import BLOCK, LONGEST, ODD, Pages, one_thread, prompt, reference
+from tests.unit.models.test_registry import saved
+from twostroke.errors import ConfigError
+from twostroke.kernels.choice import choose_attention, grouped_pool
+from twostroke.kernels.page_conversion import convert_page
+from twostroke.kv_cache.form import Conversion, KvForm, RankedForm, page_form
+from twostroke.models.choice import load_share
+from twostroke.models.registry import read_spec
+from twostroke.models.rope import rope_tables
+from twostroke.models.share import pages_of_share, share_of
+
+__all__ = ["one_thread"]
+
+PATIENCE_S = 60.0
+
+
+class Meeting:
+    """Ranks that are threads of this process."""
+
+    def __init__(self, ranks: int) -> None:
+        self.parts: list[torch.Tensor | None] = [None] * ranks
+        self.barrier = threading.Barrier(ranks)
+
+    def exchanged(self, rank: int, part: torch.Tensor) -> list[torch.Tensor]:
+        self.parts[rank] = part
+        self.barrier.wait(PATIENCE_S)
+        found = [each for each in self.parts if each is not None]
+        self.barrier.wait(PATIENCE_S)
+        return found
+
+
+class ThreadRank:
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.meeting = meeting
+        self.rank = rank
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros_like(part, dtype=torch.float32)
+        for each in self.meeting.exchanged(self.rank, part):
+            total += each
+        return total.to(part.dtype)
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """Every rank gets the logits here, so that each says what it found."""
+        return torch.cat(self.meeting.exchanged(self.rank, part), dim=1)
+
+
+class RankPages(Pages):
+    """One rank's share of a model over its part of the pages."""
+
+    def __init__(self, directory: Path, data: torch.Tensor, meeting: Meeting, rank: int, form: RankedForm) -> None:
+        self.data = data
+        spec = share_of(read_spec(directory), rank, form.ranks)
+        assert spec.share is not None
+        (own,) = pages_of_share([data], form, spec.share)
+        pool = grouped_pool([own], form.inner, [spec.page_shape(BLOCK)], torch.float32)
+        backend = choose_attention(pool, heads=spec.heads, rules=spec.rules, kernels=None, dtype=torch.float32)
+        ranks = ThreadRank(meeting, rank)
+        self.model = load_share(directory, spec, backend, ranks, dtype=torch.float32, with_head=True)
+        self.angles = rope_tables(spec.ropes, LONGEST)
+
+
+def prefilled(directory: Path, tokens: list[int], ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits behind a prompt, and its pages."""
+    form = page_form(f"float32/{ranks}")
+    assert isinstance(form, RankedForm)
+    data = torch.zeros(LONGEST // BLOCK, form.page_bytes(read_spec(directory).page_shape(BLOCK)), dtype=torch.uint8)
+    meeting = Meeting(ranks)
+    pages = [RankPages(directory, data, meeting, rank, form) for rank in range(ranks)]
+    with ThreadPoolExecutor(ranks) as threads:
+        (logits, *_) = threads.map(lambda rank: pages[rank].prefill(tokens, ODD), range(ranks))
+    return logits, data
+
+
+SHARING_HEADS = ("qwen2, windows above", "phi3", "qwen2_moe", "gpt_oss", "deepseek_v3", "gpt2")
+"""Some that four ranks can compute; of two of them they share key-value heads, and of one latents."""
+
+
+@pytest.mark.parametrize(("name", "ranks"), [*((name, 2) for name in CONFIGS), *((name, 4) for name in SHARING_HEADS)])
+def test_ranks_have_the_logits_and_pages_of_one_that_computes_all(name: str, ranks: int, tmp_path: Path) -> None:
+    reference(CONFIGS[name], tmp_path)
+    tokens = prompt(90).tolist()
+    alone = Pages(tmp_path, None, "float32")
+    expected = alone.prefill(tokens, ODD)
+    logits, data = prefilled(tmp_path, tokens, ranks)
+    torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)
+    shape = read_spec(tmp_path).page_shape(BLOCK)
+    conversion = Conversion(KvForm(f"float32/{ranks}"), KvForm("float32"), shape, has_pieces=False)
+    for page, own in zip(data, alone.data, strict=True):
+        whole = torch.zeros_like(own)
+        convert_page(conversion, page, whole)
+        torch.testing.assert_close(whole.view(torch.float32), own.view(torch.float32), rtol=1e-4, atol=1e-4)
+
+
+def refused(name: str, ranks: int, tmp_path: Path) -> str:
+    saved(CONFIGS[name], tmp_path)
+    with pytest.raises(ConfigError) as refusal:
+        share_of(read_spec(tmp_path), 0, ranks)
+    return str(refusal.value)
+
+
+def test_a_model_that_ranks_do_not_divide_is_refused_with_the_number_that_they_do_not_divide(tmp_path: Path) -> None:
+    assert refused("phi3", 3, tmp_path) == "--tp 3 does not divide the model's 4 attention heads"

@@ -1,0 +1,28 @@
+"""What a model of one rank asks of the other ranks of its worker."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Ranks(Protocol):
+    """All ranks call the same methods in the same order, with tensors of the same shapes. Raises EngineLost where one
+    of them does not answer any more."""
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all ranks' parts, added in the order of ranks in float32 and rounded once."""
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor | None:
+        """Return the columns of all ranks' parts [rows, columns] side by side on the first rank, None on the others."""
+
+
+class OneRank:
+    """A worker that computes whole models."""
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        return part
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor | None:
+        return part
