@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from twostroke.config import PACED_PREFIX, ModelConfig, Role, WorkerConfig
 from twostroke.config.worker import kv_format_of
 from twostroke.engine.adapter_slots import AdapterSlots, NoSlots
-from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import DEVICE, PACED, Determinism
 from twostroke.engine.memory_use import MemoryUse, pages_use
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.ids import PageId
 from twostroke.kv_cache.block import HASH_SCHEME
-from twostroke.kv_cache.form import LAYOUT_VERSION, Conversion, KvForm, PageShape, check_latents, page_form
+from twostroke.kv_cache.form import LAYOUT_VERSION, Conversion, KvForm, PageShape, page_form
 from twostroke.kv_cache.groups import PageGroup, groups_apart
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
@@ -199,40 +198,18 @@ def _build_model(config: WorkerConfig, model_dir: Path, profiler: Profiler | Non
 def _build_on_cpu(
     config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device: torch.device, profiler: Profiler | None
 ) -> BuiltEngine:
-    import torch
-
+    from twostroke.engine.host_build import HostPlan
     from twostroke.engine.runner import ModelRunner
-    from twostroke.kernels.choice import grouped_pool
     from twostroke.kernels.cpu.choice import variant_and_reason
-    from twostroke.kernels.nibble_pool import check_shape
 
-    groups, form = spec.page_groups, page_form(config.kv_format)
-    shapes = spec.page_shapes(config.cache.block_size, groups)
-    check_latents(shapes[0], form)
-    if form.spans_block:
-        check_shape(shapes[0])
-    dtype: torch.dtype = getattr(torch, config.model.dtype)
-    centers = _key_centers(model_dir, spec, dtype)
-    conversion = _conversion_of(config, shapes, groups, centers)
+    plan = HostPlan.of(config, spec, model_dir)
+    groups, shapes = plan.groups, plan.shapes
+    conversion = _conversion_of(config, shapes, groups, plan.centers)
     facts = _model_facts(config, spec, model_dir, _host_layout(config, spec, groups, conversion), groups)
     arithmetic = _cpu_arithmetic(config) if config.model.deterministic else ""
 
     def load(memory: PageMemory) -> Loaded:
-        cores = Cores.claim(config.runtime.threads, pin=config.runtime.pin, borrow=config.runtime.borrow)
-        try:
-            runner = ModelRunner(
-                model_dir,
-                spec,
-                memory,
-                config.model,
-                pool=grouped_pool([*map(torch.from_numpy, memory.regions)], form, shapes, dtype, centers),
-                cores=cores,
-                with_head=config.can_sample,
-                profiler=profiler,
-            )
-        except BaseException:
-            cores.close()
-            raise
+        runner = plan.runner(memory, profiler=profiler)
         return runner, runner.determinism, runner if runner.can_borrow else None
 
     built = _with_memory(facts, PageMemory(facts.pages, facts.page_bytes, *facts.windows), load)
@@ -336,8 +313,11 @@ def _build_on_device(
     from twostroke.engine.device_runner import DeviceRunner
     from twostroke.kernels.nibble_pool import check_shape
     from twostroke.models.families.table import layouts_named
+    from twostroke.models.key_centers import stored_key_centers
     from twostroke.models.weights.stored.formats import open_weights
 
+    if config.ranks > 1:
+        raise ConfigError(f"--tp {config.ranks} is computed on CPUs only: give --device cpu", field="--tp")
     if config.model.weights == "int8":
         raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="weights")
     if page_form(config.kv_format).spans_block:
@@ -356,7 +336,7 @@ def _build_on_device(
     shared = _shared_pool(config, groups, sizes, spec.max_position_embeddings, on_gpu=True)
     layout = shared.layout(plan.pages(config.cache) * plan.needs().page_bytes)
     facts = _model_facts(config, spec, model_dir, layout, groups)
-    centers = _key_centers(model_dir, spec, plan.torch_dtype)
+    centers = stored_key_centers(model_dir, spec, plan.torch_dtype)
     conversion = _conversion_of(config, spec.page_shapes(config.cache.block_size, groups), groups, centers)
 
     def load(memory: DeviceMemory) -> Loaded:
@@ -374,18 +354,6 @@ def _build_on_device(
 def _kv_form(config: WorkerConfig) -> KvForm:
     own, peers = config.kv_format, config.peer_kv_format
     return KvForm(own, peers if config.role is Role.DECODE and own != peers else None)
-
-
-def _key_centers(model_dir: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.Tensor | None:
-    if not spec.has_key_bias:
-        return None
-    from twostroke.models.families.table import named
-    from twostroke.models.key_centers import key_centers
-    from twostroke.models.weights.balanced_keys import balanced
-    from twostroke.models.weights.stored.formats import open_weights
-
-    with open_weights(model_dir, dtype) as files:
-        return key_centers(balanced(named(files, spec), spec), spec)
 
 
 def _conversion_of(

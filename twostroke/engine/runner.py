@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from twostroke.engine.determinism import EXPANDED, NATIVE, STEADY, TORCH, Determ
 from twostroke.engine.model_adapters import ModelAdapters
 from twostroke.engine.prompt_scores import score_prompts
 from twostroke.engine.sampler import sample
-from twostroke.kernels.attention import RaggedBatch, RaggedPlaces
+from twostroke.kernels.attention import AttentionBackend, RaggedBatch, RaggedPlaces
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
@@ -27,15 +28,29 @@ from twostroke.kernels.parted_pool import AnyPool, parts_of
 from twostroke.kernels.steady import SteadyLinears
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog.places import cache_dir
-from twostroke.models.choice import load_model
+from twostroke.models.choice import load_model, load_share
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.native_transformer import NativeTransformer
+from twostroke.models.ranks import OneRank, Ranks
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
+from twostroke.models.transformer import Model
 from twostroke.profiler import ENGINE, KernelRecords, Profiler
 from twostroke.request import PromptLogprobs, SampledToken
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.lateness import WaitingPrompts
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a runner computes with, beside its model and its pages."""
+
+    cores: Cores | ModelRunner
+    """Another runner, which is closed later: its threads compute the steps of both, in turns."""
+    profiler: Profiler = field(default_factory=Profiler)
+    """Is shown the parts of its steps."""
+    ranks: Ranks | None = None
+    """The other ranks of the worker, where the model is one rank's share, and the pool its part of the pages."""
 
 
 class ModelRunner:
@@ -49,15 +64,14 @@ class ModelRunner:
         model: ModelConfig,
         *,
         pool: AnyPool,
-        cores: Cores | ModelRunner,
+        on: Surroundings,
         with_head: bool,
-        profiler: Profiler | None = None,
     ) -> None:
-        """`cores` may be another runner, which is closed later: its threads compute the steps of both, in turns."""
-        self._profiler = profiler or Profiler()
-        beside = cores if isinstance(cores, ModelRunner) else None
+        self._profiler = on.profiler
+        self._ranks = on.ranks or OneRank()
+        beside = on.cores if isinstance(on.cores, ModelRunner) else None
         self._owns_threads = beside is None
-        cores = cores if isinstance(cores, Cores) else cores._cores
+        cores = on.cores if isinstance(on.cores, Cores) else on.cores._cores
         self._cores: Cores = cores
         self._further_groups = len(memory.layout.regions) - 1
         torch.set_num_threads(len(cores.home))
@@ -78,16 +92,7 @@ class ModelRunner:
         self.has_native_pages = isinstance(backend, NativeAttention)
         self._cosines, self._sines = rope_tables(spec.ropes, model.max_model_len or spec.max_position_embeddings)
         try:
-            self._model = load_model(
-                model_dir,
-                spec,
-                backend,
-                kernels,
-                dtype=kind,
-                is_int8=model.weights == "int8",
-                with_head=with_head,
-                is_deterministic=model.deterministic,
-            )
+            self._model = self._loaded(model_dir, spec, backend, model, with_head=with_head, ranks=on.ranks)
             linears: Linears | None = SteadyLinears() if model.deterministic else TorchLinears()
             if isinstance(self._model, NativeTransformer):
                 linears = None
@@ -99,13 +104,41 @@ class ModelRunner:
             self._close_team()
             raise
 
+    def _loaded(
+        self,
+        model_dir: Path,
+        spec: ModelSpec,
+        backend: AttentionBackend,
+        model: ModelConfig,
+        *,
+        with_head: bool,
+        ranks: Ranks | None,
+    ) -> Model:
+        kind: torch.dtype = getattr(torch, model.dtype)
+        if ranks is not None:
+            is_steady = model.deterministic
+            return load_share(
+                model_dir, spec, backend, ranks, dtype=kind, with_head=with_head, is_deterministic=is_steady
+            )
+        return load_model(
+            model_dir,
+            spec,
+            backend,
+            self.kernels,
+            dtype=kind,
+            is_int8=model.weights == "int8",
+            with_head=with_head,
+            is_deterministic=model.deterministic,
+        )
+
     def _tried(
         self, memory: PageMemory, model: ModelConfig, spec: ModelSpec, pool: AnyPool, *, with_head: bool
     ) -> Determinism:
         """Try what must be tried on the loaded model. Raises ConfigError where it cannot serve so."""
         if spec.generic is not None:
             return self._generic_tried(memory, model, spec, pool)
-        if model.deterministic:
+        is_first = spec.share is None or spec.share.rank == 0
+        if model.deterministic and is_first:  # the other ranks compute what the first one tries
             check_deterministic(
                 self,
                 memory,
@@ -187,6 +220,7 @@ class ModelRunner:
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
         """Write the KV of all tokens; the logits of `batch.logit_rows`, or None where there are none."""
+        self._ranks.begin(batch)
         with self._profiler.slice(ENGINE, "prepare"):
             tokens, ragged, sample_rows = self._prepare(batch)
         with self._profiler.slice(ENGINE, "forward", kernels=ragged.kernels):

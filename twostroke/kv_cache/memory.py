@@ -119,13 +119,21 @@ class PageMemory(Pages):
         *further: PageRegion,
         fd: int | None = None,
         flag: str = "--kv-cache-memory",
+        writers: bool = False,
     ) -> None:
-        """`further`: the pages of other groups than the first. `flag`: the setting that asked for the memory."""
+        """`further`: the pages of other groups than the first. `flag`: the setting that asked for the memory.
+
+        `writers`: other ranks of the worker write to it, too. The owner calls `seal` once they have mapped it.
+        """
         self.layout = layout = PoolLayout.of(pages, page_bytes, *further)
         self.total_bytes = layout.host_bytes
         if fd is None:
             refuse_more_than_free(self.total_bytes, available_memory_bytes(), flag=flag)
             self._memory = SharedMemory(self.total_bytes)
+            if not writers:
+                self.seal()
+        elif writers:
+            self._memory = SharedMemory(self.total_bytes, fd=fd)
         else:
             self._memory = SharedMemory.attach(fd, self.total_bytes)
         self.fd = self._memory.fd
@@ -147,6 +155,16 @@ class PageMemory(Pages):
         """
         first, *further = layout.regions
         return cls(first.pages, first.page_bytes, *further, fd=fd)
+
+    @classmethod
+    def join(cls, fd: int, layout: PoolLayout) -> PageMemory:
+        """Map the memory of the worker that this process is a rank of, before it is sealed."""
+        first, *further = layout.regions
+        return cls(first.pages, first.page_bytes, *further, fd=fd, writers=True)
+
+    def seal(self) -> None:
+        """Let no process but those that have mapped it write to the pages. Nobody else gets them before."""
+        self._memory.seal()
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:

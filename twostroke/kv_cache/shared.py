@@ -24,17 +24,19 @@ _PROTECTION = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_FUTURE_WRITE | fcntl.
 class SharedMemory:
     """`size_bytes` bytes, claimed at once where they are ours, read-only where they were handed over."""
 
-    def __init__(self, size_bytes: int, *, fd: int | None = None) -> None:
+    def __init__(self, size_bytes: int, *, fd: int | None = None, may_write: bool = True) -> None:
+        is_ours = fd is None
         if fd is None:
-            self.fd = os.memfd_create("twostroke-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            fd = os.memfd_create("twostroke-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             # Claims the memory now, in a third of the time in which a mapping is populated.
-            os.posix_fallocate(self.fd, 0, size_bytes)
-            both = mmap.PROT_READ | mmap.PROT_WRITE
-            self.map = mmap.mmap(self.fd, size_bytes, flags=mmap.MAP_SHARED, prot=both)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _PROTECTION)
-        else:
-            self.fd = fd
-            self.map = mmap.mmap(self.fd, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            os.posix_fallocate(fd, 0, size_bytes)
+        self.fd = fd
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_ours or may_write else 0)
+        self.map = mmap.mmap(self.fd, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
+
+    def seal(self) -> None:
+        """Let no process map it for writing, or resize it, from now on. The owner calls it before others get it."""
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _PROTECTION)
 
     @classmethod
     def attach(cls, fd: int, size_bytes: int) -> SharedMemory:
@@ -47,7 +49,7 @@ class SharedMemory:
             raise ConfigError(f"shared page memory is {actual} bytes, expected {size_bytes}")
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _PROTECTION != _PROTECTION:
             raise ConfigError("shared page memory is not sealed: its owner could shrink it under a reader")
-        return cls(size_bytes, fd=fd)
+        return cls(size_bytes, fd=fd, may_write=False)
 
     def close(self) -> None:
         """Drop the mapping. Views that others still hold keep it alive until they go."""
@@ -63,7 +65,11 @@ class GenerationTable:
 
     def __init__(self, pages: int, *, fd: int | None = None) -> None:
         size_bytes = generation_bytes(pages)
-        self._memory = SharedMemory(size_bytes) if fd is None else SharedMemory.attach(fd, size_bytes)
+        if fd is None:
+            self._memory = SharedMemory(size_bytes)
+            self._memory.seal()
+        else:
+            self._memory = SharedMemory.attach(fd, size_bytes)
         self.fd = self._memory.fd
         self.generations: npt.NDArray[np.uint64] = np.frombuffer(self._memory.map, np.uint64, count=pages)
 

@@ -6,10 +6,17 @@ from typing import Protocol
 
 import torch
 
+from twostroke.scheduler.batch import Batch
+
 
 class Ranks(Protocol):
-    """All ranks call the same methods in the same order, with tensors of the same shapes. Raises EngineLost where one
-    of them does not answer any more."""
+    """All ranks call the same methods in the same order, with tensors of the same shapes.
+
+    Raises EngineLost where one of them does not answer any more.
+    """
+
+    def begin(self, batch: Batch) -> None:
+        """Called with each step before it is computed: the first rank tells the others."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' parts, added in the order of ranks in float32 and rounded once."""
@@ -20,6 +27,9 @@ class Ranks(Protocol):
 
 class OneRank:
     """A worker that computes whole models."""
+
+    def begin(self, batch: Batch) -> None:
+        """There is nobody to tell."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         return part

@@ -5,7 +5,7 @@ T tokens of S sequences lie end to end (ragged). Sequence s owns tokens query_st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -83,6 +83,11 @@ class Batch:
     can go."""
     windows: tuple[GroupPlaces, ...] = ()
     """Places in each further page group; none where its pages lie where the first group's do."""
+
+    def without_draws(self) -> Batch:
+        """Return the same step for those who compute logits and draw nothing from them."""
+        rows = [SampleRow(row.row, row.params, row.position, behind=row.behind) for row in self.samples]
+        return replace(self, samples=tuple(rows))
 
     @property
     def sequences(self) -> int:
