@@ -19,6 +19,7 @@
     ├── Cancelled                the client went away or aborted
     ├── PeerLost                 a worker or link died                         (retryable)
     │   └── EngineLost           a worker's engine or device has failed; it ends and is replaced (retryable)
+    │       └── RankLost         a rank of a worker has died, is frozen or has failed; so has its worker (retryable)
     ├── StepFailed               a worker could not compute this request; tried at one other (retryable)
     ├── TransferFailed           pages did not arrive as announced             (retryable)
     ├── FingerprintMismatch      two workers do not serve the same KV
@@ -210,6 +211,10 @@ class PeerLost(ServeError):
 
 
 class EngineLost(PeerLost):
+    pass
+
+
+class RankLost(EngineLost):
     pass
 
 

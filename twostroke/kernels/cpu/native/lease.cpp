@@ -2,18 +2,17 @@
 
 #include <cerrno>
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <system_error>
 #include <time.h>
 #include <unistd.h>
 
+#include "futex.h"
+
 namespace twostroke {
 namespace {
 
-constexpr int64_t SECOND_NS = 1000000000;
 constexpr int64_t LOOK_NS = SECOND_NS / 1000;  // a borrower that dies wakes nobody
 
 bool try_lock(int file) {
@@ -21,11 +20,6 @@ bool try_lock(int file) {
     do failed = flock(file, LOCK_EX | LOCK_NB);
     while (failed && errno == EINTR);
     return !failed;
-}
-
-void wait_while(std::atomic<uint32_t> &word, uint32_t value, int64_t most_ns) {
-    const timespec most{time_t(most_ns / SECOND_NS), long(most_ns % SECOND_NS)};
-    syscall(SYS_futex, &word, FUTEX_WAIT, value, &most, nullptr, 0);
 }
 
 // The file's blocks, not just its length: a store into a hole of a full file system would be the end of the process.
@@ -99,7 +93,7 @@ void Lease::release() {
     flock(file_, LOCK_UN);
     if (!wanted_back()) return;
     cell_->yields.fetch_add(1, std::memory_order_seq_cst);
-    syscall(SYS_futex, &cell_->yields, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+    wake(cell_->yields, 1);
 }
 
 }  // namespace twostroke

@@ -8,20 +8,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "futex.h"
+
 namespace twostroke {
 namespace {
 
 constexpr int SPINS = 20000;           // about half a millisecond; then a helper parks, be the step open or not
 constexpr int64_t LOOK_NS = 500000;  // between two looks for idle cores: a look costs a call to the system
 constexpr int SPINS_BEFORE_YIELD = 2000;  // the caller, whose helper may share a core with somebody
-
-void pause_core() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 void futex(std::atomic<uint32_t> &word, int operation, uint32_t value) {
     syscall(SYS_futex, &word, operation, value, nullptr, nullptr, 0);

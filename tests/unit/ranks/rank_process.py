@@ -1,0 +1,112 @@
+"""A rank of a group in a process of its own: `python -m tests.unit.ranks.rank_process JOB FD RANK RANKS SLOT_BYTES`.
+
+It writes the digest of every tensor that it got to stdout, one a line, or `RankLost` where its waits were ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from twostroke.errors import RankLost
+from twostroke.kernels.cpu.build import load_kernels
+from twostroke.models.catalog.places import cache_dir
+from twostroke.ranks.group import RankGroup
+
+SUMS = (1, 7, 8, 63, 1000, 16_384, 16_385, 100_003)
+"""Lengths of sums: odd ones, and ones of a slot of 64 KiB in float32, one more, and several slots."""
+GATHERED = ((1, (3, 5, 7, 11)), (3, (1000, 1000, 1000, 1000)), (17, (4096, 1, 2500, 0)), (2, (40_000, 9, 40_000, 3)))
+"""Rows, and columns of each rank."""
+ROUNDS = 3000
+
+
+def partial(seed: int, rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of very different sizes: another order of additions has other bits."""
+    generator = torch.Generator().manual_seed(seed * 100 + rank)
+    numbers = torch.randn(count, generator=generator) * torch.randn(count, generator=generator).mul(4).exp()
+    return numbers.to(dtype)
+
+
+def sum_in_order(partials: list[torch.Tensor]) -> torch.Tensor:
+    """The oracle of a sum over ranks."""
+    whole = partials[0].float()
+    for other in partials[1:]:
+        whole = whole + other.float()
+    return whole.to(partials[0].dtype)
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    return hashlib.blake2b(tensor.contiguous().view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def sums(group: RankGroup) -> Iterator[torch.Tensor]:
+    for dtype in (torch.float32, torch.bfloat16):
+        for seed, count in enumerate(SUMS):
+            values = partial(seed, group.rank, count, dtype)
+            group.all_reduce(values)
+            yield values
+
+
+def gathers(group: RankGroup) -> Iterator[torch.Tensor]:
+    for seed, (rows, columns) in enumerate(GATHERED):
+        part = partial(seed, group.rank, rows * columns[group.rank], torch.float32).view(rows, -1)
+        whole = group.gather(part, sum(columns[: group.ranks]))
+        assert (whole is None) == (group.rank != 0)
+        if whole is not None:
+            yield whole
+
+
+def many(group: RankGroup) -> Iterator[torch.Tensor]:
+    """Rounds of all kinds in which ranks come early and late."""
+    jitter = random.Random(group.rank)
+    kinds = random.Random(0)
+    total = torch.zeros(64)
+    for seed in range(ROUNDS):
+        if jitter.random() < 0.02:
+            time.sleep(jitter.random() * 2e-3)
+        kind, count = kinds.randrange(8), kinds.randrange(1, 64)
+        if kind == 0:
+            group.meet()
+        elif kind == 1:
+            group.gather(torch.ones(1, count), count * group.ranks)
+        values = torch.full((count,), float(seed % 100 + group.rank))
+        group.all_reduce(values)
+        total[:count] += values
+    yield total
+
+
+def forever(group: RankGroup) -> Iterator[torch.Tensor]:
+    """The last rank never comes."""
+    if group.rank == group.ranks - 1:
+        time.sleep(0.3)
+        group.abort()
+    else:
+        group.meet()
+    yield torch.zeros(1)
+
+
+JOBS: dict[str, Callable[[RankGroup], Iterator[torch.Tensor]]] = {
+    each.__name__: each for each in (sums, gathers, many, forever)
+}
+
+
+def main() -> None:
+    job, (fd, rank, ranks, slot_bytes) = sys.argv[1], map(int, sys.argv[2:])
+    kernels = load_kernels(cache_dir() / "kernels")
+    assert kernels is not None
+    group = RankGroup(kernels, fd, rank, ranks, slot_bytes)
+    try:
+        for tensor in JOBS[job](group):
+            print(digest_of(tensor))
+    except RankLost:
+        print("RankLost")
+    group.close()
+
+
+if __name__ == "__main__":
+    main()

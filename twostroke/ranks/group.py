@@ -1,0 +1,140 @@
+"""Sums over all ranks and gathered results, in memory that the ranks share.
+
+The memory is a memfd: it has no name, needs no room in /dev/shm, and is gone with its last process. How ranks meet
+in it is told in `twostroke/kernels/cpu/native/ranks.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Final
+
+import torch
+
+from twostroke.errors import RankLost
+from twostroke.kernels.cpu.build import Kernels
+
+FIRST: Final = 0
+"""The rank that requests come to, and that gets what is gathered."""
+
+LEAST_SLOT_BYTES: Final = 64 << 10
+"""Bytes of a rank's slot, at least, so that what is gathered goes in few rounds where a step's sums are short."""
+
+_LINE: Final = 64
+"""Bytes of a cache line, which slots begin at."""
+
+_MET_ALL, _ABORTED = 0, 1
+"""`Met` of ranks.h; what is left is that ranks are no longer in step."""
+
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+
+
+class RankGroup:
+    """One rank's place among all ranks of a worker.
+
+    All ranks make the same calls in the same order, each from one thread at a time. A call waits for the other ranks'
+    and raises RankLost where any rank, also from another thread, has called `abort`.
+    """
+
+    def __init__(self, kernels: Kernels, fd: int, rank: int, ranks: int, slot_bytes: int) -> None:
+        """Join with the descriptor of what `create_memory` made, which this object closes."""
+        assert 0 <= rank < ranks
+        self.rank, self.ranks, self.fd = rank, ranks, fd
+        self.slot_bytes = slot_bytes
+        new = kernels.function("twostroke_ranks_new", (_POINTER, ctypes.c_int32, ctypes.c_int32, _NUMBER), _POINTER)
+        of_values = (_POINTER, _POINTER, _POINTER, _NUMBER, ctypes.c_int32)
+        self._reduce = kernels.function("twostroke_ranks_reduce", of_values, ctypes.c_int32)
+        of_rows = (_POINTER, _POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER)
+        self._gather = kernels.function("twostroke_ranks_gather", of_rows, ctypes.c_int32)
+        self._meet = kernels.function("twostroke_ranks_meet", (_POINTER,), ctypes.c_int32)
+        self._abort = kernels.function("twostroke_ranks_abort", (_POINTER,))
+        self._is_aborted = kernels.function("twostroke_ranks_is_aborted", (_POINTER,), ctypes.c_int32)
+        self._beat = kernels.function("twostroke_ranks_beat", (_POINTER,))
+        self._beats = kernels.function("twostroke_ranks_beats", (_POINTER, ctypes.c_int32), ctypes.c_uint64)
+        self._free = kernels.function("twostroke_ranks_free", (_POINTER,))
+        self._memory = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.address: int | None = new(begin, rank, ranks, slot_bytes)
+        """What a native kernel takes as its group; None once it is closed."""
+
+    def all_reduce(self, values: torch.Tensor, team: int | None = None) -> None:
+        """Put the sum of all ranks' `values` in their place: contiguous float32 or bfloat16 of the same shape on each.
+
+        The ranks' numbers are added in the order of the ranks, in float32, and rounded once. `team`: the address of
+        the threads that help.
+        """
+        assert values.is_contiguous()
+        assert values.dtype in (torch.float32, torch.bfloat16)
+        is_bfloat16 = values.dtype == torch.bfloat16
+        self._check(self._reduce(self.address, team, values.data_ptr(), values.numel(), is_bfloat16))
+
+    def gather(self, part: torch.Tensor, columns: int) -> torch.Tensor | None:
+        """Return all ranks' parts of a [rows, columns] tensor side by side, to the first rank alone.
+
+        A part is [rows, columns of this rank], and has the same number type on all ranks.
+        """
+        rows, own_columns = part.shape
+        whole = part.new_empty(rows, columns) if self.rank == FIRST else None
+        part = part.contiguous()
+        size = part.element_size()
+        into = None if whole is None else whole.data_ptr()
+        widths = rows, own_columns * size, columns * size
+        self._check(self._gather(self.address, part.data_ptr(), *widths, into))
+        return whole
+
+    def meet(self) -> None:
+        """Wait until all ranks have come here."""
+        self._check(self._meet(self.address))
+
+    def abort(self) -> None:
+        """End all waits of all ranks, now and from now on. Any thread may call it."""
+        if self.address is not None:
+            self._abort(self.address)
+
+    @property
+    def is_aborted(self) -> bool:
+        return self.address is not None and bool(self._is_aborted(self.address))
+
+    def beat(self) -> None:
+        """Show the others that this process is not frozen."""
+        if self.address is not None:
+            self._beat(self.address)
+
+    def beats(self, rank: int) -> int:
+        """Return how often `beat` was called on `rank`."""
+        return int(self._beats(self.address, rank))
+
+    def close(self) -> None:
+        """Leave the group's memory. No other thread is in a call."""
+        address, self.address = self.address, None
+        if address is not None:
+            self._free(address)
+            self._memory.close()
+            os.close(self.fd)
+
+    def _check(self, met: int) -> None:
+        if met == _MET_ALL:
+            return
+        if met == _ABORTED:
+            raise RankLost("this worker has lost one of its ranks")
+        self.abort()
+        raise AssertionError(f"rank {self.rank} of {self.ranks} came with other sizes than another rank")
+
+
+def create_memory(kernels: Kernels, ranks: int, most_bytes: int) -> tuple[int, int]:
+    """Return the descriptor of memory for a group of `ranks`, claimed at once, and the bytes of a slot in it.
+
+    `most_bytes`: of the longest sum, which then takes one round; longer ones take several. Raises OSError where there
+    is not enough memory.
+    """
+    slot_bytes = -(-max(most_bytes, LEAST_SLOT_BYTES) // _LINE) * _LINE
+    size = kernels.function("twostroke_ranks_bytes", (ctypes.c_int32, _NUMBER), _NUMBER)
+    fd = os.memfd_create("twostroke-ranks", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(fd, 0, size(ranks, slot_bytes))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd, slot_bytes
