@@ -85,7 +85,7 @@ class RequestManager(RoleServices):
         self._drop_earlier(request)
         sequence = self._sequence(request)
         sequence.grammar = grammar
-        sequence.speculation = self._speculations.of(request)
+        sequence.speculation = self._speculations.of(request, grammar)
         pulled = len(request.block_hashes) if source is not None else peer.blocks if peer is not None else 0
         sequence.pulled_blocks = pulled
         state = RequestState(

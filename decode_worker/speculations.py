@@ -6,11 +6,12 @@ from prometheus_client import CollectorRegistry, Counter
 
 from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF, ScheduleConfig
 from twostroke.engine.determinism import Determinism
+from twostroke.grammar.state import GrammarState
 from twostroke.request import Request
 from twostroke.scheduler.sequence import Sequence
 from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.answers import FinishedAnswers
-from twostroke.speculation.drafters import drafters_of
+from twostroke.speculation.drafters import AnswerFacts, drafters_of
 from twostroke.speculation.speculation import Outcome, Speculation
 
 POSITIONS = (1, 2, 3, 4, 8, 16, 32)
@@ -51,15 +52,19 @@ class Speculations:
         self._acceptance = Acceptance()
         self._answers = FinishedAnswers()
 
-    def of(self, request: Request) -> Speculation | None:
-        """Return who proposes the answer's tokens; None: nobody."""
+    def of(self, request: Request, grammar: GrammarState | None = None) -> Speculation | None:
+        """Return who proposes the answer's tokens; None: nobody.
+
+        What its grammar forces is proposed where each token needs its logprobs; elsewhere it becomes known undrawn.
+        """
         wanted = request.speculation or SPECULATE_AUTO
         names = self._names if wanted == SPECULATE_AUTO else tuple([name for name in self._names if name == wanted])
         if not names:
             return None
         if DRAFT_MODEL in names:
             self._acceptance.fade(DRAFT_MODEL)
-        drafters = drafters_of(names, self._answers, request.salt)
+        forced_run = None if grammar is None or request.sampling.logprobs is None else grammar.forced_run
+        drafters = drafters_of(names, AnswerFacts(self._answers, request.salt, forced_run))
         return Speculation(drafters, self._acceptance, self._metrics.ran)
 
     def finished(self, sequence: Sequence) -> None:

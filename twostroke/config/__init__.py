@@ -14,7 +14,14 @@ from twostroke.config.placement import RoleConfig, WorkerPorts
 from twostroke.config.router import RouterCommand, RouterConfig
 from twostroke.config.routing import PatienceConfig, RoutingConfig
 from twostroke.config.scaling import Bounds, ScalingConfig
-from twostroke.config.schedule import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF, ScheduleConfig
+from twostroke.config.schedule import (
+    DRAFT_MODEL,
+    DRAFTER_NAMES,
+    GRAMMAR_DRAFTER,
+    SPECULATE_AUTO,
+    SPECULATE_OFF,
+    ScheduleConfig,
+)
 from twostroke.config.security import CertificatesConfig
 from twostroke.config.settings import Settings, group, port, setting
 from twostroke.config.tracing import TracingConfig
@@ -25,6 +32,7 @@ __all__ = [
     "DEVICE_SHARE",
     "DRAFTER_NAMES",
     "DRAFT_MODEL",
+    "GRAMMAR_DRAFTER",
     "HOST_CACHE_BYTES",
     "MIN_PAGES",
     "PACED_PREFIX",

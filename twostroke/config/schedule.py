@@ -14,7 +14,9 @@ GPU_STEP_TOKENS = 4096
 SPECULATE_AUTO, SPECULATE_OFF = "auto", "off"
 DRAFT_MODEL = "model"
 """The drafter that needs `--draft-model`."""
-DRAFTER_NAMES = ("lookup", "suffix", DRAFT_MODEL)
+GRAMMAR_DRAFTER = "grammar"
+"""The drafter that proposes what an answer's grammar forces."""
+DRAFTER_NAMES = (GRAMMAR_DRAFTER, "lookup", "suffix", DRAFT_MODEL)
 """Keys of the table of drafters (`twostroke.speculation.drafters`)."""
 DRAFT_CACHE_BYTES = 128 << 20
 """Page memory of the draft model: about 10,000 tokens of a model of half a billion parameters."""
@@ -46,9 +48,9 @@ class ScheduleConfig(Settings):
     speculate: str = setting(
         SPECULATE_AUTO,
         choices=(SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES),
-        help="who proposes tokens, several of which are checked in one step: lookup (what followed in the prompt), "
-        "suffix (what followed in earlier answers of the tenant), model (what --draft-model draws), off; auto: all, "
-        "where no bit of an answer changes",
+        help="who proposes tokens, several of which are checked in one step: grammar (what it forces where logprobs "
+        "are asked for), lookup (what followed in the prompt), suffix (what followed in earlier answers of the "
+        "tenant), model (what --draft-model draws), off; auto: all, where no bit of an answer changes",
     )
     draft_model: str | None = setting(
         None,

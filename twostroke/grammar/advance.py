@@ -46,7 +46,7 @@ class Advance:
     most_tokens: int
     """Tokens that the answer may still get, at least one."""
     takes_forced: bool
-    """False: each token has a step of its own."""
+    """False: each token is drawn, in a step of its own or behind drafted ones."""
     ends: Collection[int]
     """Tokens that end the answer."""
     tokens: list[SampledToken] = field(default_factory=list)

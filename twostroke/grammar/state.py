@@ -63,6 +63,15 @@ class GrammarState:
             self._forced = self._matcher.compute_ff_tokens()[::-1]
         return self._forced[-1] if self._forced else None
 
+    def forced_run(self, most: int) -> Sequence[int]:
+        """Returns up to `most` tokens that must come next, one after the other, as far as known without a mask.
+
+        No run is found at an end: what follows the end token is no answer.
+        """
+        if most <= 0 or self._is_finished or self.forced_token is None:
+            return ()
+        return self._forced[: -most - 1 : -1]
+
     def consume(self, token: int) -> None:
         """Goes on by one token of the answer."""
         self.tokens += 1
@@ -83,6 +92,7 @@ class GrammarState:
         if not drafts:
             return masks
         ahead = GrammarState(self._matcher.deep_copy(), self._vocabulary, self._observe_s)
+        ahead._forced = self._forced.copy()
         for token in drafts:
             began_s = time.thread_time()
             ahead.replay((token,))
@@ -132,8 +142,8 @@ class GrammarState:
 
     def _found_mask(self) -> Mask:
         mask = np.zeros(self._vocabulary.mask_words, np.uint32)
-        if self._is_finished:
-            word, bit = divmod(self._vocabulary.end, WORD_BITS)
+        if self._is_finished or (self._forced and not self._matcher.is_error()):
+            word, bit = divmod(self._vocabulary.end if self._is_finished else self._forced[-1], WORD_BITS)
             mask[word] = np.uint32(1 << bit)
             return mask
         if not self._matcher.is_error():

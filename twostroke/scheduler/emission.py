@@ -34,8 +34,8 @@ class Emitted(NamedTuple):
 class Emitter:
     """Forced tokens are what the sampler would draw in steps of their own; they are computed in the next step.
 
-    Where logprobs are asked for, each token needs its own step. An answer whose grammar takes long to go on gets its
-    tokens later, and runs in no step until then.
+    Where logprobs are asked for, each token has to be drawn: then forced ones are drafted like others, or have steps of
+    their own. An answer whose grammar takes long to go on gets its tokens later, and runs in no step until then.
     """
 
     def __init__(self, end_tokens: ListOf[int], max_model_len: int, advancer: Advancer) -> None:

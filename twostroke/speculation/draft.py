@@ -13,6 +13,8 @@ class Proposal(NamedTuple):
     tokens: tuple[int, ...]
     kind: str
     """Proposals of one kind have been right about equally often: a drafter's name and what it went by."""
+    is_certain: bool = False
+    """The sampler will draw each of them, because no other token may come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,13 +65,15 @@ class Speculation:
         """What became of proposals of each kind in this answer."""
         self._proposal: Proposal | None = None
         """What was proposed for the step that comes or runs, whether or not it was run."""
+        self._certain = 0
+        """Its leading tokens that no other could take the place of: of those nothing is learned."""
         self._price = Price(0.0, 0.0)
         self.outcome = Outcome()
         """What became of all drafts of this answer."""
 
     def propose(self, known: Sequence[int], most: int) -> Draft:
         """Return the draft with the most tokens that are expected to be right, of at most `most` tokens."""
-        draft, self._proposal = self._best(self._drafters, known, most)
+        draft, self._proposal, self._certain = self._best(self._drafters, known, most)
         return draft
 
     def foreseen(self, known: Sequence[int], most: int) -> Draft:
@@ -99,27 +101,34 @@ class Speculation:
         proposal, self._proposal = self._proposal, None
         if proposal is None:
             return
-        for proposed, token in zip(proposal.tokens, tokens, strict=False):
-            self._observe(proposal.kind, proposed == token)
+        for rank, (proposed, token) in enumerate(zip(proposal.tokens, tokens, strict=False)):
+            if rank >= self._certain:
+                self._observe(proposal.kind, proposed == token)
             if proposed != token:
                 break
         if run:
             kept = max(0, min(run, len(tokens) - 1))  # no token comes of a row that is not sound
             self._note(proposal.kind, Outcome(run, kept, kept * self._price.token_s, run * self._price.row_s))
 
-    def _best(self, drafters: Sequence[Drafter], known: Sequence[int], most: int) -> tuple[Draft, Proposal | None]:
-        """Return the draft with the most tokens that are expected to be right, and the proposal behind it."""
+    def _best(self, drafters: Sequence[Drafter], known: Sequence[int], most: int) -> tuple[Draft, Proposal | None, int]:
+        """Return the draft with the most tokens that are expected to be right, and the proposal behind it.
+
+        Where a drafter is certain, others are heard as far as they agree. The count of certain tokens comes last.
+        """
+        asked = [drafter.propose(known, min(most, MOST_DRAFTED)) for drafter in drafters]
+        proposals = [each for each in asked if each is not None and each.tokens]
+        certain = next((each.tokens for each in proposals if each.is_certain), ())
         best: Proposal | None = None
         draft = NOTHING
-        for drafter in drafters:
-            proposal = drafter.propose(known, min(most, MOST_DRAFTED))
-            if proposal is None or not proposal.tokens:
+        for proposal in proposals:
+            if proposal.tokens[: len(certain)] != certain:
                 continue
             chance = self._chance(proposal.kind)
-            chances = tuple([chance**rank for rank in range(1, len(proposal.tokens) + 1)])
+            unsure = range(1, len(proposal.tokens) - len(certain) + 1)
+            chances = (1.0,) * len(certain) + tuple([chance**rank for rank in unsure])
             if sum(chances) > sum(draft.chances):
                 best, draft = proposal, Draft(proposal.tokens, chances)
-        return draft, best
+        return draft, best, len(certain)
 
     def _note(self, kind: str, outcome: Outcome) -> None:
         self.outcome = self.outcome.plus(outcome)

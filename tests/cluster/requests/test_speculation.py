@@ -10,11 +10,13 @@ import pytest
 
 from tests.cluster.processes import Client, running_cluster
 from tests.cluster.requests.test_exact_resume import MODES, ask_all, busiest
+from tests.cluster.requests.test_grammars import GRAMMARS, HOW
 from tests.draft_models import save_first_layers
 from twostroke.config import (
     DEFAULT_MODEL,
     DRAFT_MODEL,
     DRAFTER_NAMES,
+    GRAMMAR_DRAFTER,
     SPECULATE_AUTO,
     SPECULATE_OFF,
     CacheConfig,
@@ -23,6 +25,17 @@ from twostroke.config import (
 )
 from twostroke.models.catalog.fetch import fetch
 
+STRUCTURED = {
+    f"{grammar}, logprobs, {how}": {
+        "structured_output": GRAMMARS[grammar],
+        "max_tokens": 160,
+        "logprobs": 3,
+        **HOW[how],
+    }
+    for grammar in GRAMMARS
+    for how in ("greedy", "drawn")
+}
+"""Grammars force many of these tokens, and each has its logprobs."""
 LOOP = {"max_tokens": 96, "ignore_eos": True, "temperature": 0}
 """A small model that goes on greedily soon repeats itself."""
 
@@ -36,7 +49,7 @@ async def test_speculation_changes_no_bit_of_any_answer(
 ) -> None:
     directory = fetch(DEFAULT_MODEL, "bfloat16", lambda stage, part: None)
     draft_model = str(save_first_layers(directory, tmp_path / "draft"))
-    modes = MODES | {"loop": LOOP, "loop with penalties": LOOP | {"frequency_penalty": 0.01}}
+    modes = MODES | STRUCTURED | {"loop": LOOP, "loop with penalties": LOOP | {"frequency_penalty": 0.01}}
     answers = {}
     for speculate in (SPECULATE_OFF, SPECULATE_AUTO, *drafters):
         async with running_cluster(
@@ -65,6 +78,8 @@ async def test_speculation_changes_no_bit_of_any_answer(
         assert again == first
         if speculate == DRAFT_MODEL:  # a poor one, which its price may forbid
             assert drafted >= kept
+        elif speculate == GRAMMAR_DRAFTER:
+            assert drafted == kept > 0
         else:
             assert (drafted > kept > 0) == (speculate != SPECULATE_OFF)
     for speculate, said in answers.items():

@@ -112,7 +112,33 @@ def test_a_run_of_forced_tokens_is_found_at_once_and_is_the_same_from_each_of_it
         assert state.failure is None
     assert len(run) > 60
     for cut in range(len(run)):
-        assert smollm2.state(constant, run[:cut]).forced_token == run[cut]
+        again = smollm2.state(constant, run[:cut])
+        assert again.forced_token == run[cut]
+        assert [*again.forced_run(len(run))] == run[cut:]
+        assert [*again.forced_run(2)] == run[cut : cut + 2]
+
+
+def test_masks_along_a_forced_run_permit_the_forced_token_alone(smollm2: GrammarCompiler) -> None:
+    grammar = lark('start: "the first and the second said: " ("yes" | "no")')
+    known, unknown = smollm2.state(grammar), smollm2.state(grammar)
+    run = known.forced_run(100)
+    assert len(run) > 4
+    along = known.masks_along(run)
+    assert [mask.tolist() for mask in along] == [mask.tolist() for mask in unknown.masks_along(run)]
+    ids = [candidates(mask, SIZE, ()).tolist() for mask in along]
+    assert ids[:-1] == [[token] for token in run]
+    assert len(ids[-1]) > 1
+
+
+def test_no_run_is_forced_behind_a_choice_or_an_end() -> None:
+    state = byte_compiler().state(regex("a[xy]"))
+    assert bytes(state.forced_run(9)) == b"a"
+    assert not state.forced_run(0)
+    state.consume(ord("a"))
+    assert not state.forced_run(9)
+    state.consume(ord("x"))
+    assert state.forced_token is not None
+    assert not state.forced_run(9)
 
 
 def test_a_long_run_of_forced_tokens_takes_no_more_than_its_length(smollm2: GrammarCompiler) -> None:

@@ -14,6 +14,7 @@ from tests.unit.scheduler.symbolic import (
     GuessingDrafter,
     answer_alone,
     answering,
+    logprob_of,
     prefilling,
     pulling,
     scores_of,
@@ -23,6 +24,8 @@ from twostroke.request import FinishReason, Grammar, PromptLogprobs, SamplingPar
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence
 from twostroke.speculation.acceptance import Acceptance
+from twostroke.speculation.draft import Drafter
+from twostroke.speculation.forced_tokens import ForcedTokens
 from twostroke.speculation.speculation import Speculation
 
 MAX_TURNS = 3000
@@ -86,7 +89,7 @@ class SchedulerHistory(BegunHistory):
             sequence.needs_scores = True
             self.scored.add(sequence)
             sequence.block_hashes = []
-        sequence.speculation = Speculation([GuessingDrafter(seed, wrong)], Acceptance()) if wrong > 1 else None
+        sequence.speculation = speculation_of(sequence, wrong)
         self.texts.append(prompt)
         self.answers[sequence] = []
         self.live.append(sequence)
@@ -121,6 +124,15 @@ class SchedulerHistory(BegunHistory):
         self.answers[resumed] = emitted
         self.live.append(resumed)
         self.scheduler.enqueue(resumed)
+
+    @precondition(lambda self: self.live)
+    @rule(pick=picks, wrong=st.integers(0, 6))
+    def switch_speculation(self, pick: int, wrong: int) -> None:
+        """An answer gets other drafters, or none, also while drafts of the earlier ones run."""
+        sequence = self.live[pick % len(self.live)]
+        if sequence.sampling is not None:
+            sequence.speculation = speculation_of(sequence, wrong)
+            self.seen["speculation switched"] += 1
 
     # Work is done
 
@@ -182,6 +194,9 @@ class SchedulerHistory(BegunHistory):
             )
             drafted = step.batch.drafted_tokens
             assert len(step.batch.tokens) - drafted - beside <= self.beside.most_prompt_tokens + over
+        for chunk in step.chunks:
+            run = () if chunk.sequence.grammar is None else tuple(chunk.sequence.grammar.forced_run(len(chunk.drafts)))
+            self.seen["forced tokens drafted"] += bool(run) and chunk.drafts[: len(run)] == run
         self.flight = Flight(step)
         if runs_at_once:
             self.runner.write(step)
@@ -204,6 +219,10 @@ class SchedulerHistory(BegunHistory):
         known = [len(chunk.sequence.known) for chunk in step.chunks]
         for emission in self.scheduler.update(step, result):
             sequence = emission.sequence
+            assert sequence.sampling is not None
+            if sequence.sampling.logprobs is not None:
+                seen = [*sequence.known[: sequence.prompt_tokens], *self.answers[sequence]]
+                assert emission.token.logprob == logprob_of(seen, emission.token.token)
             self.answers[sequence].append(emission.token.token)
             self.check_answer(sequence, emission.finish)
         for chunk, before in zip(step.chunks, known, strict=True):
@@ -414,3 +433,14 @@ class SchedulerHistory(BegunHistory):
         else:
             return False
         return True
+
+
+def speculation_of(sequence: Sequence, wrong: int) -> Speculation | None:
+    """Return who proposes: nobody for 1, the grammar alone for 0, else also a drafter wrong at one place in `wrong`."""
+    assert sequence.sampling is not None
+    if wrong == 1:
+        return None
+    drafters: list[Drafter] = [GuessingDrafter(sequence.sampling.seed, wrong)] if wrong else []
+    if sequence.grammar is not None and sequence.sampling.logprobs is not None:
+        drafters.append(ForcedTokens(sequence.grammar.forced_run))
+    return Speculation(drafters, Acceptance())

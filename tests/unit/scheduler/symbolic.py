@@ -50,6 +50,12 @@ def next_token(context: ListOf[int], seed: int, banned: ListOf[int] = (), mask: 
     return next(token for token in order if token in allowed)
 
 
+def logprob_of(context: ListOf[int], token: int) -> float:
+    """What the model says of a token behind a context: another number for each of both."""
+    digest = hashlib.blake2b(bytes([*context, token]), digest_size=4).digest()
+    return -float(int.from_bytes(digest, "little"))
+
+
 def answer_alone(
     prompt: ListOf[int], params: SamplingParams, max_model_len: int, grammar: Grammar | None = None
 ) -> tuple[list[int], FinishReason]:
@@ -192,7 +198,8 @@ class SymbolicRunner:
 def _sampled(context: ListOf[int], row: SampleRow) -> SampledToken:
     if row.mask is not None and not row.mask.any():
         return SampledToken(0, is_sound=False)
-    return SampledToken(next_token(context, row.params.seed, row.banned, row.mask))
+    token = next_token(context, row.params.seed, row.banned, row.mask)
+    return SampledToken(token, None if row.params.logprobs is None else logprob_of(context, token))
 
 
 class ExactRunner(SymbolicRunner):

@@ -17,6 +17,9 @@ from twostroke.request import FinishReason, Grammar, SamplingParams
 from twostroke.scheduler.cost import Budget, StepCost
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import Emission
+from twostroke.speculation.acceptance import Acceptance
+from twostroke.speculation.forced_tokens import ForcedTokens
+from twostroke.speculation.speculation import Speculation
 
 COMPILER = byte_compiler(VOCABULARY, (EOS,))
 RUN = [3, 4, 5, 3, 4, 5, 3, 4, 5]
@@ -54,6 +57,31 @@ def test_forced_tokens_change_no_answer_and_save_steps(prompt: list[int]) -> Non
     assert run.grammar is not None
     assert run.grammar.forced_tokens == ANSWER_TOKENS - run.steps
     assert fast.is_clean()
+
+
+@pytest.mark.parametrize("prompt", [tokens(3), tokens(4), [2, 5, 1, 1, 6, 3, 2]])
+def test_forced_tokens_whose_logprobs_are_asked_for_are_drafted_and_all_kept(prompt: list[int]) -> None:
+    """Whatever the rates of other proposals: each row draws the one token that may come, with its own logprob."""
+    drafted, single = Bench(), Bench()
+    run, alone = grammatical(drafted, prompt, params=one_by_one()), grammatical(single, prompt, params=one_by_one())
+    assert run.grammar is not None
+    run.speculation = Speculation([ForcedTokens(run.grammar.forced_run)], Acceptance())
+    cost = StepCost(step_s=1.0, stream_s=0.1)
+    emissions = {}
+    for bench, sequence in ((drafted, run), (single, alone)):
+        emissions[sequence] = []
+        while not sequence.ended:
+            bench.admit()
+            step = bench.scheduler.plan(Budget(1.0, cost, most_prompt_tokens=8))
+            assert step is not None
+            emissions[sequence] += bench.scheduler.update(step, bench.runner.run(step))
+    assert [(each.token, each.finish) for each in emissions[run]] == [
+        (each.token, each.finish) for each in emissions[alone]
+    ]
+    assert all(each.token.logprob is not None for each in emissions[run])
+    assert run.speculation.outcome.run == run.speculation.outcome.kept == alone.steps - run.steps
+    assert run.steps == 1 + 1 + 4 + 1, "two choices, each forced run with the choice behind it, and the end"
+    assert drafted.is_clean()
 
 
 def test_the_next_step_computes_forced_tokens_in_one_chunk() -> None:

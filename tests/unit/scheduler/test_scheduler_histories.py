@@ -70,6 +70,7 @@ def busy_history(seed: int, events: int) -> Counter[str]:
         lambda: history.flight and draw.random() < 0.3 and history.lose_step(0): 1,
         lambda: history.live and draw.random() < 0.5 and history.resume_elsewhere(pick()): 1,
         lambda: history.live and history.abort(pick(), draw.randint(0, 2)): 2,
+        lambda: history.live and history.switch_speculation(pick(), draw.randint(0, 6)): 6,
         lambda: history.pulls and history.page_arrives(pick()): 8,
         lambda: history.pulls and history.pull_fails(pick()): 1,
         lambda: history.live and history.pull_again(pick(), draw.randint(1, 6)): 1,
@@ -89,7 +90,7 @@ def test_long_busy_histories_see_every_mishap_and_no_wrong_answer() -> None:
     for seed in range(20):
         seen += busy_history(seed, 4000)
     assert min(seen.values()) >= 10, seen
-    assert len(seen) == 15, seen
+    assert len(seen) == 17, seen
 
 
 def test_a_scored_prompt_ends_where_its_share_of_a_step_is_smaller_than_a_block() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES
 from twostroke.speculation.answers import OWN_TOKENS, SUFFIXES_AT_ONCE, AnswerSuffixes, FinishedAnswers
+from twostroke.speculation.draft import Proposal
 from twostroke.speculation.draft_model import ModelDrafter
 from twostroke.speculation.drafters import DRAFTERS
 from twostroke.speculation.prompt_lookup import MATCHED, REACH, PromptLookup
@@ -23,7 +24,7 @@ def test_what_a_draft_model_drew_is_proposed_until_the_answer_goes_on() -> None:
     drafter = ModelDrafter()
     assert drafter.propose([1, 2], 4) is None
     drafter.drafted([1, 2], (3, 4, 5))
-    assert drafter.propose([1, 2], 2) == ((3, 4), DRAFT_MODEL)
+    assert drafter.propose([1, 2], 2) == Proposal((3, 4), DRAFT_MODEL)
     assert drafter.propose([1, 2], 0) is None
     assert drafter.propose([1, 2, 3], 4) is None
 
@@ -31,18 +32,18 @@ def test_what_a_draft_model_drew_is_proposed_until_the_answer_goes_on() -> None:
 def test_lookup_proposes_what_followed_the_last_time() -> None:
     known = [1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 21, 1, 2]
     proposal = PromptLookup().propose(known, 4)
-    assert proposal == ((3, 4, 5, 6), "lookup 2")
+    assert proposal == Proposal((3, 4, 5, 6), "lookup 2")
 
 
 def test_lookup_prefers_the_longest_run_to_the_latest() -> None:
     run = [1, 2, 3, 4]
     known = [*run, 50, 9, 3, 4, 60, *run]
     proposal = PromptLookup().propose(known, 1)
-    assert proposal == ((50,), "lookup 4")
+    assert proposal == Proposal((50,), "lookup 4")
 
 
 def test_lookup_goes_on_with_a_loop() -> None:
-    assert PromptLookup().propose([7, 8, 9, 7, 8, 9, 7, 8], 7) == ((9, 7, 8, 9, 7, 8, 9), "lookup 4")
+    assert PromptLookup().propose([7, 8, 9, 7, 8, 9, 7, 8], 7) == Proposal((9, 7, 8, 9, 7, 8, 9), "lookup 4")
 
 
 def test_lookup_has_no_idea_of_what_never_stood() -> None:
@@ -72,8 +73,8 @@ def test_lookup_is_the_same_however_its_text_grew() -> None:
 
 def test_what_lies_far_behind_is_not_searched() -> None:
     known = [1, 2, *range(10, 10 + REACH - 4), 1, 2]
-    assert PromptLookup().propose(known, 1) == ((10,), "lookup 2")
-    assert PromptLookup().propose([0, 0, *known], 1) == ((10,), "lookup 2")
+    assert PromptLookup().propose(known, 1) == Proposal((10,), "lookup 2")
+    assert PromptLookup().propose([0, 0, *known], 1) == Proposal((10,), "lookup 2")
     assert PromptLookup().propose([*known[:2], 3, *known[2:]], 1) is None
 
 
@@ -129,7 +130,7 @@ def test_answers_are_proposed_to_requests_with_the_same_salt_alone() -> None:
     answers.add(b"one", range(20))
     assert AnswerSuffixes(answers, b"two").propose([*range(8)], 4) is None
     proposal = AnswerSuffixes(answers, b"one").propose([*range(8)], 4)
-    assert proposal == ((8, 9, 10, 11), "suffix 8")
+    assert proposal == Proposal((8, 9, 10, 11), "suffix 8")
 
 
 def test_the_oldest_answers_go_and_leave_nothing() -> None:
@@ -178,11 +179,11 @@ def test_a_prompt_of_one_token_is_looked_up_at_a_few_places_and_kept_as_far_as_i
     lookup = PromptLookup()
     known = [7] * (4 * REACH)
     for _ in range(3):
-        assert lookup.propose(known, 4) == ((7, 7, 7, 7), "lookup 8")
+        assert lookup.propose(known, 4) == Proposal((7, 7, 7, 7), "lookup 8")
         known.append(7)
     assert len(lookup._tokens) <= 2 * REACH + 2
     long = [*range(1000), *range(REACH), 101, 102, 103]
     grown = PromptLookup()
     for end in range(len(long) - 3, len(long) + 1):
         proposal = grown.propose(long[:end], 2)
-    assert proposal == PromptLookup().propose(long, 2) == ((104, 105), "lookup 2")
+    assert proposal == PromptLookup().propose(long, 2) == Proposal((104, 105), "lookup 2")

@@ -61,6 +61,30 @@ def test_the_drafter_that_expects_more_right_tokens_is_heard() -> None:
     assert draft.tokens == (4,)
 
 
+def test_what_is_certain_is_drafted_whole_and_others_go_on_behind_it() -> None:
+    acceptance = Acceptance()
+    for _ in range(500):
+        acceptance.observe("poor", False)
+    forced = Scripted(Proposal((1, 2), "forced", is_certain=True))
+    disagreeing = Scripted(Proposal((1, 3, 4, 5, 6, 7, 8, 9), "kind"))
+    agreeing = Scripted(Proposal((1, 2, 3, 4), "kind"))
+    poor = Scripted(Proposal((1, 2, 9), "poor"))
+    alone = Speculation([forced, disagreeing], acceptance).propose([0], 9)
+    assert alone == Draft((1, 2), (1.0, 1.0))
+    beyond = Speculation([disagreeing, poor, agreeing, forced], acceptance).propose([0], 9)
+    assert beyond == Draft((1, 2, 3, 4), (1.0, 1.0, PRIOR, PRIOR**2))
+
+
+def test_nothing_is_learned_of_a_drafter_from_tokens_that_had_to_come() -> None:
+    acceptance = Acceptance()
+    forced = Scripted(Proposal((1, 2), "forced", is_certain=True))
+    for _ in range(50):
+        speculation = Speculation([forced, Scripted(Proposal((1, 2, 3), "kind"))], acceptance)
+        speculation.propose([0], 3)
+        speculation.drawn((1, 2, 9), 3)
+    assert acceptance.chance("kind") < 0.1
+
+
 def test_what_was_run_and_kept_is_told() -> None:
     told: list[Outcome] = []
     drafter = Scripted(Proposal((1, 2, 3), "kind"))
