@@ -95,8 +95,10 @@ class Capacity:
         if request.deadline_s is None or not workers.decode:
             return request.deadline_s
         tokens = min(request.most_output_tokens, self._selector.output_tokens)
-        steps_s = (worker.cost.of_streams(worker.load.running + 1, 0) for worker in workers.decode)
-        token_s = self._selector.token_s or min(steps_s)
+        tokens_s = (
+            worker.cost.of_streams(worker.load.running + 1, 0) / worker.step_tokens_each for worker in workers.decode
+        )
+        token_s = self._selector.token_s or min(tokens_s)
         output_s = OUTPUT_MARGIN * max(0.0, tokens - 1) * token_s
         return request.deadline_s - min(output_s, MOST_OUTPUT_SHARE * max(0.0, request.deadline_s - now_s))
 
@@ -109,9 +111,9 @@ class Capacity:
         if decode is None:
             return decision.forecast.prefill_s
         streams = max(1, decode.load.running)
-        token_s = decode.cost.of_streams(streams + 1, 0) - decode.cost.of_streams(streams, 0)
+        step_s = decode.cost.of_streams(streams + 1, 0) - decode.cost.of_streams(streams, 0)
         tokens = min(request.most_output_tokens, self._selector.output_tokens)
-        return decision.forecast.prefill_s + tokens * max(0.0, token_s)
+        return decision.forecast.prefill_s + tokens / decode.step_tokens_each * max(0.0, step_s)
 
     def sent_to(self, worker: WorkerId) -> Iterable[RequestId]:
         return self._sent_to.get(worker, ())
@@ -174,7 +176,7 @@ class Capacity:
         if not load.waiting:
             waiting -= max(0, load.slots - load.running)
         step_s = max(decode.cost.of_streams(load.running, 0), load.seconds_per_step)
-        output_s = self._selector.output_tokens * step_s
+        output_s = self._selector.output_tokens / decode.step_tokens_each * step_s
         ending = load.running * self.ahead_s(decode) / output_s if output_s > 0 else 0.0
         most = MOST_ENDING * load.slots if self.tenants.are_several else MOST_LONE_ENDING * load.max_waiting
         if most:

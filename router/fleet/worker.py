@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from router.fleet.liveness import Liveness
 from twostroke.config import Role
@@ -21,7 +21,7 @@ from twostroke.rpc.v1.control_pb2 import (
     WorkerState,
 )
 from twostroke.rpc.v1.worker_pb2 import PageSource
-from twostroke.scheduler.cost import StepCost
+from twostroke.scheduler.cost import StepCost, StreamStep
 
 UNKNOWN_FORM = KvForm("")
 """The form of a worker that has not introduced itself."""
@@ -69,6 +69,9 @@ class Worker:
     """The form of its pages, as `model` says it."""
     load: Load = field(default_factory=Load)
     cost: StepCost = field(default_factory=StepCost)
+    """Cost of its steps, with the tokens that it drafts."""
+    step_tokens_each: float = 1.0
+    """Tokens of each stream that one of its steps makes known, on average."""
     links: dict[WorkerId, LinkRate] = field(default_factory=dict)
     tier_page_s: tuple[float, ...] = (0.0,)
     """Seconds to bring a page up from the device itself, host memory and disk, down to the worker's lowest tier."""
@@ -119,15 +122,9 @@ class Worker:
                 self.prefilled_at_s = now_s
             self._note_busy(busy_s, now_s - self.reported_at_s)
         self.load, self.reported_at_s = load, now_s
-        costs = load.costs
-        self.cost = StepCost(
-            costs.step_s,
-            costs.stream_s,
-            costs.context_token_s,
-            costs.prompt_token_s,
-            costs.prompt_step_s,
-            costs.prompt_pair_s,
-        )
+        each = stream_step(load)
+        self.cost = step_cost(load).with_drafts(each)
+        self.step_tokens_each = each.tokens
         self.tier_page_s = _tier_page_s(load)
         self.links = {WorkerId(link.worker_id): LinkRate(link.latency_s, link.bytes_per_s) for link in load.links}
 
@@ -151,6 +148,16 @@ class Worker:
         passed = max(elapsed_s, 0.0) / UTILISATION_WINDOW_S
         weight = -math.expm1(-passed) / passed if passed else 1.0
         self._busy_share = self._busy_share * math.exp(-passed) + weight * busy_s / UTILISATION_WINDOW_S
+
+
+def step_cost(load: Load) -> StepCost:
+    """Returns what a worker's steps cost by what runs in them, as it has measured it; zeros while it knows nothing."""
+    return StepCost(**{term.name: getattr(load.costs, term.name) for term in fields(StepCost)})
+
+
+def stream_step(load: Load) -> StreamStep:
+    """Returns what a worker's steps do for each stream. One that says nothing of it makes one token known."""
+    return StreamStep(load.stream_step.rows or 1.0, load.stream_step.tokens or 1.0, load.stream_step.draft_s)
 
 
 def _tier_page_s(load: Load) -> tuple[float, ...]:

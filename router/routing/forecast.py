@@ -130,7 +130,7 @@ class Forecaster:
         pages_short = pages * (1 + decode.waiting) - decode.pages_free - decode.pages_cached
         if slots_short <= 0 and pages_short <= 0:
             return 0.0
-        residence_s = self.output_tokens * self.step_s(decode)
+        residence_s = self.output_steps(decode) * self.step_s(decode)
         share = min(1.0, max(0, pages_short) / max(1, decode.pages_active)) * (1 + decode.waiting)
         return residence_s * max(share, slots_short / max(1, decode.slots))
 
@@ -162,6 +162,10 @@ class Forecaster:
     @property
     def output_tokens(self) -> int:
         return self._snapshot.output_tokens or UNKNOWN_OUTPUT_TOKENS
+
+    def output_steps(self, decode: WorkerView) -> float:
+        """Returns how many steps an output is expected to take there."""
+        return self.output_tokens / decode.step_tokens_each
 
     def _computing(self, worker: WorkerView, peer: PrefixHolder | None, tokens: int, streams: int) -> Computing:
         """Forecasts `tokens` of the prompt beside `streams` that share its steps, from the tier that makes it end

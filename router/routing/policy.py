@@ -44,7 +44,9 @@ class WorkerView:
     """Pages with blocks that no request uses at the moment: reusable, at the price of forgetting them."""
     pages_active: int = 0
     cost: StepCost = UNKNOWN
-    """Cost of its steps; zeros while unknown."""
+    """Cost of its steps, with the tokens that it drafts; zeros while unknown."""
+    step_tokens_each: float = 1.0
+    """Tokens of each stream that one of its steps makes known, on average."""
     step_tokens: int = 0
     """Most tokens in one step; 0 while unknown."""
     step_target_s: float = 0.0

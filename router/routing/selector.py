@@ -295,6 +295,7 @@ class Selector:
             pages_cached=max(0, load.pages_cached - max(0, reserved.pages - load.pages_free)),
             pages_active=load.pages_active + reserved.pages,
             cost=worker.cost,
+            step_tokens_each=worker.step_tokens_each,
             step_tokens=load.costs.step_tokens,
             step_target_s=load.costs.step_target_s,
             depths=_depths(prefixes.held.get(worker_id, ()), len(worker.tier_page_s)),

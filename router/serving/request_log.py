@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from router.fleet.worker import Worker
+from router.fleet.worker import Worker, step_cost
 from router.metrics import RouterMetrics
 from twostroke.errors import ConfigError
 from twostroke.request_log import LinkRecord, Record, WorkerRecord, line_of
@@ -136,7 +136,7 @@ def worker_record(worker: Worker) -> WorkerRecord | None:
         pages_total=load.pages_total,
         step_tokens=load.costs.step_tokens,
         step_target_s=load.costs.step_target_s,
-        costs=asdict(worker.cost),
+        costs=asdict(step_cost(load)),
         links=tuple(
             LinkRecord(worker=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
             for peer, link in worker.links.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,18 @@ class StepTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamStep:
+    """What a step does for each of its streams, on average: more than one token where tokens are drafted."""
+
+    rows: float = 1.0
+    """Tokens that run for it: its last one, and drafted ones."""
+    tokens: float = 1.0
+    """Tokens that become known of it."""
+    draft_s: float = 0.0
+    """Seconds that a draft model computes before the step, for all streams."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepCost:
     """Coefficients whose sum is the length of a step in seconds; 0 while unknown.
 
@@ -88,6 +100,17 @@ class StepCost:
         """Return the length of one step."""
         streams_s = self.of_streams(terms.streams, terms.context_tokens)
         return streams_s + self.of_prompts(terms.prompt_tokens > 0, terms.prompt_tokens, terms.prompt_pairs)
+
+    def with_drafts(self, each: StreamStep) -> StepCost:
+        """Return the costs of steps that do this for each of their streams."""
+        return replace(self, step_s=self.step_s + each.draft_s, stream_s=each.rows * self.stream_s)
+
+    def per_token(self, tokens: float) -> StepCost:
+        """Return the costs of streams for each token that they get, where a step makes so many of each known."""
+        step_s, stream_s, context_token_s = self.step_s, self.stream_s, self.context_token_s
+        return replace(
+            self, step_s=step_s / tokens, stream_s=stream_s / tokens, context_token_s=context_token_s / tokens
+        )
 
     def prompt_share(self, terms: StepTerms) -> float:
         """Return the share of a step's time that its prompt tokens take."""

@@ -277,6 +277,7 @@ class WorkerHost:
             adapters=self.adapters.loaded,
             adapter_load_s=self.adapters.load_s,
             windows=_window_report(self.pool.windows),
+            stream_step=control_pb2.StreamStep(**dataclasses.asdict(self.loop.stream_steps.each)),
         )
 
 

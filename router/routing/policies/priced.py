@@ -174,7 +174,7 @@ class _Pricing:
         cost, step_s = self._forecaster.cost(decode), self._forecaster.step_s(decode)
         growth_s = cost.stream_s + cost.context_token_s * self._snapshot.known_tokens + self._snapshot.mask_s
         nearness = min(1.0, step_s / decode.step_target_s) if decode.step_target_s > 0 else 1.0
-        delay_s = decode.running * growth_s * self._forecaster.output_tokens * nearness
+        delay_s = decode.running * growth_s * self._forecaster.output_steps(decode) * nearness
         delay_s += (self._streams + self._prices.streams_to_come) * prefill_s
         return delay_s * self._prices.harm_per_stream
 

@@ -29,6 +29,7 @@ from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.steps.engine_check import EngineCheck
 from twostroke.worker.steps.model_drafts import NoDrafts, StepDrafts
 from twostroke.worker.steps.sharing import Sharing
+from twostroke.worker.steps.stream_steps import StreamSteps
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class WorkLoop:
         """When the latest step began."""
         self.prefill_busy_s = 0.0
         """Step time spent on prompt tokens since the epoch began."""
+        self.stream_steps = StreamSteps()
 
     def wake(self) -> None:
         """Wake the loop after a change that the next plan should see."""
@@ -137,10 +139,14 @@ class WorkLoop:
             if drafting is not None:
                 self._send(emissions, role)
                 emissions = []
+                begun_s = asyncio.get_running_loop().time()
                 await drafting
+                self.stream_steps.drafted(asyncio.get_running_loop().time() - begun_s)
             with self._profiler.slice(WORK_LOOP, "admit"):
                 self._admit(role, admitting, prefetch)
-                emissions += self._scheduler.take_late()
+                late = self._scheduler.take_late()
+                self.stream_steps.became_known(len(late))
+                emissions += late
             pause_s = self._sharing.pause_s(asyncio.get_running_loop().time() - self._began_s)
             if pause_s > 0:
                 self._send(emissions, role)
@@ -220,7 +226,9 @@ class WorkLoop:
         self._check.computed(len(step.batch.tokens))
         if step.batch.has_prompts:
             role.computed(step, result.seconds)
-        return self._scheduler.update(step, result)
+        emissions = self._scheduler.update(step, result)
+        self.stream_steps.observe(step, emissions)
+        return emissions
 
     async def _recover(self, step: Step, error: Exception, role: RoleHandlers) -> None:
         """Find the sequences that make a step fail, and go on with the others, which lose nothing.

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 
-from cluster.scaling.autoscaler import Autoscaler, seen_from
+from cluster.scaling.autoscaler import Autoscaler, capacity_from, seen_from
 from cluster.scaling.capacity import WorkerCounts
 from cluster.scaling.planner import REMEMBERED
 from tests.unit.cluster.scaling.fleets import Backend, config, supervising
 from twostroke.config import ClusterConfig, Role, ScalingConfig
 from twostroke.rpc.v1 import control_pb2, fleet_pb2
+from twostroke.scheduler.cost import StepCost
 
 COSTS = control_pb2.StepCosts(step_s=0.02, stream_s=0.001, prompt_token_s=1e-4, step_tokens=512)
 PER_REPORT = 64
 
 
 def load(**facts: object) -> control_pb2.Load:
-    return control_pb2.Load(slots=8, pages_total=1000, costs=COSTS, **facts)  # type: ignore[arg-type]  # any field
+    return control_pb2.Load(**{"slots": 8, "pages_total": 1000, "costs": COSTS} | facts)  # type: ignore[arg-type]  # any field
 
 
 def report(
@@ -82,3 +83,12 @@ def test_a_worker_that_has_not_reported_yet_has_no_say() -> None:
     both = WorkerCounts(0, 2)
     seen = seen_from(loads, 16, at_s=1.0, arrived=0, ended=(), serving=both, desired=both)
     assert (seen.slots, seen.streams, seen.stream_tokens) == (8, 3, 80)
+
+
+def test_the_planner_counts_a_step_for_each_token_that_a_stream_gets() -> None:
+    costs = control_pb2.StepCosts(step_s=0.02, stream_s=0.001, context_token_s=1e-6, prompt_token_s=1e-4)
+    each = control_pb2.StreamStep(rows=3.0, tokens=2.0)
+    loads = {name: (Role.DECODE, load(costs=costs, stream_step=each)) for name in ("decode-0", "decode-1")}
+    capacity = capacity_from(loads, 16)
+    assert capacity is not None
+    assert capacity.cost == StepCost(0.01, 0.0015, 5e-7, prompt_token_s=1e-4)

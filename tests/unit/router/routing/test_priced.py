@@ -318,3 +318,17 @@ def test_masks_lengthen_the_first_step_and_delay_the_streams_beside() -> None:
     assert free.why is not None
     assert masked.why is not None
     assert masked.why.harm_s > free.why.harm_s
+
+
+def test_outputs_that_take_fewer_steps_free_their_slots_sooner_and_are_delayed_less() -> None:
+    full = {"running": 8, "slots": 8, "slots_taken": 8}
+    views = [view(D0, **full), view(D0, **full, step_tokens_each=2.0)]
+    waits_s, harms_s = [], []
+    for decode in views:
+        forecaster = Forecaster(snapshot([], [decode], output_tokens=100))
+        waits_s.append(forecaster.admission_s(decode, 1))
+        why = decide(view(P0), decode=[decode], output_tokens=100).why
+        assert why is not None
+        harms_s.append(why.harm_s)
+    assert waits_s[1] == pytest.approx(waits_s[0] / 2)
+    assert harms_s[1] == pytest.approx(harms_s[0] / 2)

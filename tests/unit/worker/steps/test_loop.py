@@ -176,3 +176,16 @@ async def test_time_spent_on_prompts_and_what_is_left_of_a_queue_are_told_in_sec
         own = target.host.load_report()
         tails = "two tails of eight tokens, within steps of streams"
         assert 2 * 8 / 2000 * 0.5 < own.prefill_busy_s < after.prefill_busy_s / 2, tails
+
+
+async def test_what_steps_run_and_make_known_of_each_stream_is_told_to_routers() -> None:
+    for speculate, drafts in (("off", False), ("suffix", True)):
+        schedule = ScheduleConfig(speculate=speculate, max_num_seqs=4)
+        async with decode(schedule=schedule) as worker, router_to(worker) as router:
+            for number in range(2):
+                got = await router.open(PROMPT, 40, request_id=str(number))
+                await got.done.wait()
+            each = worker.host.load_report().stream_step
+            assert (each.rows > 1.0, each.tokens > 1.0) == (drafts, drafts)
+            assert each.rows >= each.tokens
+            assert each.draft_s == 0.0
