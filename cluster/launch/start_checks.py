@@ -14,6 +14,7 @@ from cluster.ray.placement import Node, first_unplaceable
 from cluster.spec import LOOPBACK, router_ports
 from router.frontend.auth.auth import read_keys
 from twostroke.config import ClusterConfig, Role
+from twostroke.config.worker import ranks_of
 from twostroke.engine.cores import check_threads
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
@@ -60,7 +61,8 @@ def check_machine(config: ClusterConfig) -> None:
     for role in (Role.PREFILL, Role.DECODE):
         own = config.role(role).threads
         if not config.model.is_paced:
-            check_threads(own or config.runtime.threads, "--threads" if own is None else f"{role.value}.threads")
+            said = "--threads" if own is None else f"{role.value}.threads"
+            check_threads(own or config.runtime.threads, said, ranks_of(config.model, role))
     _check_room(config)
 
 

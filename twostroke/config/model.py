@@ -77,6 +77,25 @@ class ModelConfig(Settings):
     def model_post_init(self, _context: Any) -> None:
         if self.weights == "int8" and self.dtype != "bfloat16":
             raise ConfigError(f"--weights int8 needs --dtype bfloat16, got {self.dtype}", field="--weights")
+        for flag, ranks in self.ranks_by_flag:
+            self._check_ranks(flag, ranks)
+
+    @property
+    def ranks_by_flag(self) -> tuple[tuple[str, int], ...]:
+        """Return every number of ranks that some workers have, beside the flag that says so."""
+        found = (("--tp", self.tp), ("--prefill-tp", self.prefill_tp), ("--decode-tp", self.decode_tp))
+        return tuple([(flag, ranks) for flag, ranks in found if ranks is not None and ranks > 1])
+
+    def _check_ranks(self, flag: str, ranks: int) -> None:
+        why = ""
+        if self.is_paced:
+            why = "a paced model computes nothing that ranks could share out"
+        elif self.device.startswith("cuda"):
+            why = f"ranks compute on CPUs only, and --device is {self.device}"
+        elif self.model_impl == TRANSFORMERS:
+            why = "--model-impl transformers computes whole models only"
+        if why:
+            raise ConfigError(f"{flag} {ranks}: {why}", field=flag)
 
     @property
     def public_name(self) -> str:

@@ -52,11 +52,12 @@ def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def check_threads(threads: int, said: str = "--threads") -> None:
-    """Raises ConfigError for more threads than there are cores."""
+def check_threads(threads: int, said: str = "--threads", ranks: int = 1) -> None:
+    """Raises ConfigError where the ranks of a worker have more threads than there are cores."""
     cores = len(usable_cores())
-    if threads > cores:
-        raise ConfigError(f"{said} {threads}: this machine lets us use {cores} cores", field=said)
+    if threads * ranks > cores:
+        of_ranks = "" if ranks == 1 else f" in each of {ranks} ranks"
+        raise ConfigError(f"{said} {threads}{of_ranks}: this machine lets us use {cores} cores", field=said)
 
 
 def cores_folder() -> Path:

@@ -19,8 +19,9 @@ from twostroke.kv_cache.groups import PageGroup
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.key_centers import stored_key_centers
 from twostroke.models.ranks import Ranks
-from twostroke.models.share import pages_of_share, share_of
+from twostroke.models.share import share_of
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.shared_out import pages_of_share
 from twostroke.profiler import Profiler
 
 

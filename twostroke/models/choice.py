@@ -20,12 +20,12 @@ from twostroke.kernels.steady import SteadyLinears
 from twostroke.models.families.table import named
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.ranks import Ranks
-from twostroke.models.share import shared_out
 from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import Model, Transformer
 from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.packed_weights import PackedModel
 from twostroke.models.weights.products import ModelWeights, take_products
+from twostroke.models.weights.shared_out import shared_out
 from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.stored.model_files import layouts_in
 

@@ -20,6 +20,7 @@ from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.known_specs import known_spec, spec_key
+from twostroke.models.share import share_of
 from twostroke.models.weights.stored.check import check_weights
 from twostroke.models.weights.stored.model_files import layouts_in
 
@@ -32,6 +33,8 @@ REFUSED: Final = 3
 def check_model(directory: Path, model: ModelConfig) -> None:
     """Raises ConfigError, one line, where the model cannot be served as `model` says."""
     check_weights(directory)
+    for flag, ranks in model.ranks_by_flag:
+        _check_ranks(directory, model, flag, ranks)
     passed = _memory_of(directory, model)
     if passed.exists():
         return
@@ -41,6 +44,14 @@ def check_model(directory: Path, model: ModelConfig) -> None:
         passed.touch()
     except OSError as error:
         log.warning("checked model not remembered path=%s error=%s", passed, error)
+
+
+def _check_ranks(directory: Path, model: ModelConfig, flag: str, ranks: int) -> None:
+    share_of(known_spec(directory, model.max_model_len, model.model_impl), 0, ranks, flag)
+    if layouts_in(directory) is not None:
+        raise ConfigError(
+            f"{flag} {ranks}: quantised weights are not shared out over ranks; take plain ones", field=flag
+        )
 
 
 def check_tensors(directory: Path, model: ModelConfig) -> None:

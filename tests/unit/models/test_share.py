@@ -19,7 +19,9 @@ from twostroke.kv_cache.form import Conversion, KvForm, RankedForm, page_form
 from twostroke.models.choice import load_share
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
-from twostroke.models.share import pages_of_share, share_of
+from twostroke.models.share import share_of
+from twostroke.models.weights.shared_out import pages_of_share
+from twostroke.scheduler.batch import Batch
 
 __all__ = ["one_thread"]
 
@@ -45,6 +47,9 @@ class ThreadRank:
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting = meeting
         self.rank = rank
+
+    def begin(self, batch: Batch) -> None:
+        """Each is told by the test."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(part, dtype=torch.float32)

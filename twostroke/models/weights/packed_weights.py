@@ -18,7 +18,6 @@ from twostroke.kernels.stored import Matrix
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.families import tensors as naming
 from twostroke.models.families.table import named
-from twostroke.models.share import shared_out
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights import balanced_keys as balancing
 from twostroke.models.weights import fused_experts
@@ -33,6 +32,7 @@ from twostroke.models.weights.products import (
     ModelWeights,
     take_products,
 )
+from twostroke.models.weights.shared_out import shared_out
 from twostroke.models.weights.stored import coded, gguf, gguf_names
 from twostroke.models.weights.stored.formats import OpenWeights, open_weights
 from twostroke.models.weights.tensors import WeightSource, take_positions
