@@ -36,6 +36,7 @@ KERNELS: Final = (
     *("router", "experts' gate and up", "experts' down", "experts' sum"),
     *("queries of latents", "queries into latents", "values of latents"),
     *("adapters", "activation after adapters"),
+    "sum over ranks",
 )
 """Names of the kinds of kernels: `KernelKind` of kernels/cpu/native/profile.h, in that order."""
 MOST_KERNELS: Final = 2048

@@ -118,7 +118,14 @@ class ModelRunner:
         if ranks is not None:
             is_steady = model.deterministic
             return load_share(
-                model_dir, spec, backend, ranks, dtype=kind, with_head=with_head, is_deterministic=is_steady
+                model_dir,
+                spec,
+                backend,
+                self.kernels,
+                ranks,
+                dtype=kind,
+                with_head=with_head,
+                is_deterministic=is_steady,
             )
         return load_model(
             model_dir,

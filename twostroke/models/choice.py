@@ -77,6 +77,7 @@ def load_share(
     directory: Path,
     spec: ModelSpec,
     backend: AttentionBackend,
+    kernels: Kernels | None,
     ranks: Ranks,
     *,
     dtype: torch.dtype,
@@ -87,6 +88,10 @@ def load_share(
 
     Raises ConfigError as `load_weights` does, and for weights that cannot be shared out.
     """
+    if kernels is not None and isinstance(backend, NativeAttention) and dtype == SERVED:
+        make_linears = functools.partial(_native_linears, kernels, backend.team, False)
+        weights = PackedModel(directory, spec, dtype, False, make_linears).load(with_head=with_head)
+        return NativeTransformer(spec, weights, backend, kernels, is_deterministic=is_deterministic, ranks=ranks)
     linears = SteadyLinears() if is_deterministic else TorchLinears()
     weights = load_weights(directory, spec, dtype, with_head=with_head, linears=linears)
     return Transformer(spec, weights, backend, ranks)

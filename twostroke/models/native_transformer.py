@@ -21,6 +21,7 @@ from twostroke.kernels.cpu.linear import PanelLinear
 from twostroke.kernels.linear import ActivatedProduct, Linear
 from twostroke.kernels.parted_pool import parts_of
 from twostroke.models.mixture import counters
+from twostroke.models.ranks import OneRank, Ranks
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.products import Experts, Latents, LayerWeights, ModelWeights
 from twostroke.models.weights.tensors import NormWeights
@@ -37,8 +38,10 @@ class NativeTransformer:
         kernels: Kernels,
         *,
         is_deterministic: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         self._backend = backend
+        self._ranks = ranks or OneRank()
         self.expands_prompts = not is_deterministic and spec.latents is not None and _has_bfloat16_pages(backend)
         """Whether long chunks attend to keys and values that are made of latents, and so have other bits."""
         self.expert_load, tokens = counters(spec)
@@ -60,6 +63,7 @@ class NativeTransformer:
             embedding_scale=torch.tensor(spec.embedding_scale, dtype=torch.bfloat16).item(),
             final_softcap=spec.final_softcap,
             is_parallel=spec.is_parallel,
+            ranks=self._ranks.native,
         )
         self._forward = NativeForward(kernels, backend.team, model)
 
@@ -73,7 +77,8 @@ class NativeTransformer:
             addresses = torch.tensor([0 if adapter is None else adapter.address for adapter in batch.adapters])
             counts = torch.tensor(batch.query_starts).diff()
             adapters = addresses.repeat_interleave(counts)
-        return self._forward(tokens.int(), step, sample_rows, batch.kernels, adapters)
+        logits = self._forward(tokens.int(), step, sample_rows, batch.kernels, adapters)
+        return None if logits is None else self._ranks.gather(logits)
 
 
 def _has_bfloat16_pages(backend: NativeAttention) -> bool:
@@ -126,6 +131,7 @@ def _experts(experts: Experts, spec: ModelSpec, tokens: torch.Tensor) -> Forward
     return ForwardExperts(
         router=_packed(experts.router),
         table=[(_packed(mlp.inner), _packed(mlp.down)) for mlp in experts.table],
+        first=experts.first,
         per_token=spec.experts.per_token,
         is_normalised=spec.experts.is_normalised,
         tokens=tokens,

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from twostroke.kernels.cpu.forward import NativeRanks
 from twostroke.scheduler.batch import Batch
 
 
@@ -14,6 +15,10 @@ class Ranks(Protocol):
 
     Raises EngineLost where one of them does not answer any more.
     """
+
+    @property
+    def native(self) -> NativeRanks | None:
+        """The same for native kernels, which add up on their own."""
 
     def begin(self, batch: Batch) -> None:
         """Called with each step before it is computed: the first rank tells the others."""
@@ -27,6 +32,10 @@ class Ranks(Protocol):
 
 class OneRank:
     """A worker that computes whole models."""
+
+    @property
+    def native(self) -> NativeRanks | None:
+        return None
 
     def begin(self, batch: Batch) -> None:
         """There is nobody to tell."""

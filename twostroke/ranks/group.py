@@ -68,7 +68,7 @@ class RankGroup:
         assert values.is_contiguous()
         assert values.dtype in (torch.float32, torch.bfloat16)
         is_bfloat16 = values.dtype == torch.bfloat16
-        self._check(self._reduce(self.address, team, values.data_ptr(), values.numel(), is_bfloat16))
+        self.check(self._reduce(self.address, team, values.data_ptr(), values.numel(), is_bfloat16))
 
     def gather(self, part: torch.Tensor, columns: int) -> torch.Tensor | None:
         """Return all ranks' parts of a [rows, columns] tensor side by side, to the first rank alone.
@@ -81,12 +81,12 @@ class RankGroup:
         size = part.element_size()
         into = None if whole is None else whole.data_ptr()
         widths = rows, own_columns * size, columns * size
-        self._check(self._gather(self.address, part.data_ptr(), *widths, into))
+        self.check(self._gather(self.address, part.data_ptr(), *widths, into))
         return whole
 
     def meet(self) -> None:
         """Wait until all ranks have come here."""
-        self._check(self._meet(self.address))
+        self.check(self._meet(self.address))
 
     def abort(self) -> None:
         """End all waits of all ranks, now and from now on. Any thread may call it."""
@@ -114,7 +114,8 @@ class RankGroup:
             self._memory.close()
             os.close(self.fd)
 
-    def _check(self, met: int) -> None:
+    def check(self, met: int) -> None:
+        """Raises RankLost where a kernel returned another `Met` than ALL."""
         if met == _MET_ALL:
             return
         if met == _ABORTED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,16 +12,23 @@ import torch
 
 from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_families import BLOCK, LONGEST, ODD, Pages, one_thread, prompt, reference
+from tests.unit.models.test_native_transformer import PAGES, Served, logits_of, plain
 from tests.unit.models.test_registry import saved
 from twostroke.errors import ConfigError
 from twostroke.kernels.choice import choose_attention, grouped_pool
+from twostroke.kernels.cpu.attention import NativeAttention
+from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.page_conversion import convert_page
+from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import Conversion, KvForm, RankedForm, page_form
 from twostroke.models.choice import load_share
+from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.share import share_of
 from twostroke.models.weights.shared_out import pages_of_share
+from twostroke.ranks.group import RankGroup, create_memory
+from twostroke.ranks.sums import RankSums
 from twostroke.scheduler.batch import Batch
 
 __all__ = ["one_thread"]
@@ -48,6 +56,8 @@ class ThreadRank:
         self.meeting = meeting
         self.rank = rank
 
+    native = None
+
     def begin(self, batch: Batch) -> None:
         """Each is told by the test."""
 
@@ -73,7 +83,7 @@ class RankPages(Pages):
         pool = grouped_pool([own], form.inner, [spec.page_shape(BLOCK)], torch.float32)
         backend = choose_attention(pool, heads=spec.heads, rules=spec.rules, kernels=None, dtype=torch.float32)
         ranks = ThreadRank(meeting, rank)
-        self.model = load_share(directory, spec, backend, ranks, dtype=torch.float32, with_head=True)
+        self.model = load_share(directory, spec, backend, None, ranks, dtype=torch.float32, with_head=True)
         self.angles = rope_tables(spec.ropes, LONGEST)
 
 
@@ -118,3 +128,58 @@ def refused(name: str, ranks: int, tmp_path: Path) -> str:
 
 def test_a_model_that_ranks_do_not_divide_is_refused_with_the_number_that_they_do_not_divide(tmp_path: Path) -> None:
     assert refused("phi3", 3, tmp_path) == "--tp 3 does not divide the model's 4 attention heads"
+
+
+class NativeRanks:
+    """Ranks that compute natively, each on a thread, and meet in the memory that processes share."""
+
+    def __init__(self, directory: Path, kernels: Kernels, ranks: int) -> None:
+        spec = read_spec(directory)
+        fd, slot_bytes = create_memory(kernels, ranks, 64 << 10)
+        groups = [RankGroup(kernels, os.dup(fd), rank, ranks, slot_bytes) for rank in range(ranks)]
+        os.close(fd)
+        self.served = [self._served(directory, kernels, RankSums(each, spec.vocab_size), each) for each in groups]
+        self.threads = ThreadPoolExecutor(ranks)
+
+    def _served(self, directory: Path, kernels: Kernels, sums: RankSums, group: RankGroup) -> Served:
+        spec = share_of(read_spec(directory), group.rank, group.ranks)
+        pool = PagePool.empty(PAGES, "bfloat16", spec.page_shape(BLOCK))
+        backend = NativeAttention(pool, spec.heads, spec.rules, kernels)
+        model = load_share(directory, spec, backend, kernels, sums, dtype=torch.bfloat16, with_head=True)
+        assert isinstance(model, NativeTransformer)
+        return Served(spec, model)
+
+    def logits(
+        self, sequences: list[torch.Tensor], starts: list[int], sampled: list[int] | None
+    ) -> torch.Tensor | None:
+        steps = [self.threads.submit(each.logits, sequences, starts, sampled) for each in self.served]
+        found = [step.result() for step in steps]
+        assert found[1:] == [None] * (len(found) - 1), "the first rank alone draws"
+        return found[0]
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "deepseek" not in name or "whole dense" in name])
+def test_native_ranks_are_nearer_to_the_truth_than_torch(name: str, tmp_path: Path, kernels: Kernels) -> None:
+    reference(CONFIGS[name], tmp_path)
+    tokens = prompt(37)
+    truth = logits_of(plain(tmp_path, torch.float32), tokens)
+    theirs = (logits_of(plain(tmp_path, torch.bfloat16), tokens) - truth).abs()
+    logits = NativeRanks(tmp_path, kernels, 2).logits([tokens], [0], list(range(len(tokens))))
+    assert logits is not None
+    assert (logits.float() - truth).abs().mean() < theirs.mean()
+
+
+@pytest.mark.parametrize("name", ["mistral, window", "qwen2_moe", "deepseek_v3"])
+def test_native_ranks_give_a_row_the_same_bits_in_chunks_and_beside_others(
+    name: str, tmp_path: Path, kernels: Kernels
+) -> None:
+    reference(CONFIGS[name], tmp_path)
+    tokens, other = prompt(30), prompt(23, seed=1)  # so short that latents are not expanded
+    whole = NativeRanks(tmp_path, kernels, 2).logits([tokens], [0], [29])
+    ranks = NativeRanks(tmp_path, kernels, 2)
+    assert ranks.logits([tokens[:17]], [0], None) is None
+    assert ranks.logits([tokens[:29], other], [17, 0], None) is None
+    chunked = ranks.logits([tokens, other], [29, 22], [0, 1])
+    assert whole is not None
+    assert chunked is not None
+    assert torch.equal(chunked[0], whole[0])

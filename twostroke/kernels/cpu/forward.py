@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -37,6 +37,8 @@ class NativeExperts(ctypes.Structure):
     _fields_ = (
         ("router", NativeLinear),
         ("table", ctypes.POINTER(NativeExpert)),
+        ("first", _NUMBER),
+        ("held", _NUMBER),
         ("count", _NUMBER),
         ("per_token", _NUMBER),
         ("tokens", _POINTER),
@@ -109,6 +111,7 @@ class NativeModel(ctypes.Structure):
         ("embedding_scale", ctypes.c_float),
         ("final_softcap", ctypes.c_float),
         ("is_parallel", ctypes.c_int32),
+        ("ranks", _POINTER),
     )
 
 
@@ -142,7 +145,9 @@ class ForwardExperts:
     router: PanelLinear
     """hidden -> a logit of each expert, then that of the shared expert's gate"""
     table: Sequence[tuple[PanelLinear, PanelLinear]]
-    """The products of each expert, before and after the activation. All experts have the same shapes."""
+    """The products of each expert that is held here, before and after the activation. All have the same shapes."""
+    first: int = 0
+    """The number of the first one in the table."""
     per_token: int
     is_normalised: bool
     """Whether the weights of a row's experts sum up to 1."""
@@ -201,6 +206,17 @@ class ForwardLayer:
     """None where pages hold keys and values."""
 
 
+class NativeRanks(Protocol):
+    """The ranks of a worker, as native kernels know them."""
+
+    @property
+    def address(self) -> int | None:
+        """The address of the `RankGroup` of native/ranks.h."""
+
+    def check(self, met: int) -> None:
+        """Raises RankLost where a kernel returned another `Met` of native/ranks.h than ALL."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ForwardModel:
     """What a forward pass computes with: bfloat16 tensors and packed weights."""
@@ -222,15 +238,20 @@ class ForwardModel:
     final_softcap: float | None = None
     is_parallel: bool = False
     """Whether attention and MLP of a layer have the same input."""
+    ranks: NativeRanks | None = None
+    """Those that compute the rest of each layer; None where all of it is computed here."""
 
 
 class NativeForward:
     """Weights and workspace; one call at a time."""
 
     def __init__(self, kernels: Kernels, team: Team | None, model: ForwardModel) -> None:
-        self._run = kernels.function("twostroke_forward_run", (_POINTER, _POINTER, ctypes.POINTER(NativeCall)))
+        self._run = kernels.function(
+            "twostroke_forward_run", (_POINTER, _POINTER, ctypes.POINTER(NativeCall)), ctypes.c_int32
+        )
         self._team = team
         self._head = model.head
+        self._ranks = model.ranks
         table = model.embedding if isinstance(model.embedding, PanelLinear) else None
         plain = model.embedding if isinstance(model.embedding, torch.Tensor) else None
         assert plain is None or plain.is_contiguous(), "the kernel walks it by index"
@@ -255,6 +276,7 @@ class NativeForward:
             embedding_scale=model.embedding_scale,
             final_softcap=model.final_softcap or 0,
             is_parallel=model.is_parallel,
+            ranks=None if model.ranks is None else model.ranks.address,
         )
         new = kernels.function("twostroke_forward_new", (ctypes.POINTER(NativeModel),), _POINTER)
         self._address = new(native)
@@ -284,7 +306,9 @@ class NativeForward:
             assert sampled.dtype == torch.int64
             logits = torch.empty(len(sampled), self._head.outputs)
             call.sampled, call.samples, call.logits = sampled.data_ptr(), len(sampled), logits.data_ptr()
-        self._run(self._address, None if self._team is None else self._team.address, call)
+        met = self._run(self._address, None if self._team is None else self._team.address, call)
+        if self._ranks is not None:
+            self._ranks.check(met)
         return logits
 
     def _layer(self, layer: ForwardLayer) -> NativeLayer:
@@ -334,7 +358,9 @@ class NativeForward:
         native = NativeExperts(
             router=experts.router.native,
             table=table,
-            count=len(table),
+            first=experts.first,
+            held=len(table),
+            count=len(experts.tokens),
             per_token=experts.per_token,
             tokens=experts.tokens.data_ptr(),
             correction=self._floats(experts.correction),

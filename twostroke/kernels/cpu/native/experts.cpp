@@ -136,20 +136,25 @@ void Routing::gather(Team *team, const uint16_t *x, int64_t stride, uint16_t *gr
 
 std::vector<RowGroup> Routing::groups(const Experts &experts, Linear Expert::*weights) const {
     std::vector<RowGroup> found;
-    for (size_t expert = 0; expert < size_t(experts.count); expert++)
+    for (int64_t index = 0; index < experts.held; index++) {
+        const size_t expert = size_t(experts.first + index);
         if (starts_[expert] < starts_[expert + 1])
-            found.push_back({&(experts.table[expert].*weights), starts_[expert], starts_[expert + 1]});
+            found.push_back({&(experts.table[index].*weights), starts_[expert], starts_[expert + 1]});
+    }
     return found;
 }
 
-void Routing::add(Team *team, const float *answers, const float *shared, const float *gates, int64_t gate_stride,
-                  int64_t width, float *x) const {
+void Routing::add(Team *team, const Experts &experts, const float *answers, const float *shared, const float *gates,
+                  int64_t gate_stride, int64_t width, float *x) const {
     over_rows(team, rows_, per_token_ * width, [&](int64_t r) {
+        size_t begin = size_t(r * per_token_), end = size_t((r + 1) * per_token_);  // a row's experts are ascending
+        while (begin < end && experts_[begin] < experts.first) begin++;
+        while (begin < end && experts_[end - 1] >= experts.first + experts.held) end--;
         const float gate = shared && gates ? 1 / (1 + std::exp(-gates[r * gate_stride])) : 1;
         for (int64_t i = 0; i < width; i += simd::W) {
             const int count = int(std::min<int64_t>(simd::W, width - i));
             simd::F sum = simd::zero();
-            for (size_t pair = size_t(r * per_token_); pair < size_t((r + 1) * per_token_); pair++)
+            for (size_t pair = begin; pair < end; pair++)
                 sum = simd::fma(simd::set1(weights_[pair]),
                                 simd::load_up_to(answers + places_[pair] * width + i, count), sum);
             if (shared) sum = simd::fma(simd::set1(gate), simd::load_up_to(shared + r * width + i, count), sum);

@@ -21,7 +21,8 @@ struct Expert {
 // `NativeExperts` of kernels/cpu/forward.py.
 struct Experts {
     Linear router;  // hidden -> a logit of each expert, then that of the shared expert's gate if there is one
-    const Expert *table;  // [count]: the weights of each expert
+    const Expert *table;  // [held]: the weights of each expert that is computed here
+    int64_t first, held;  // which these are
     int64_t count, per_token;
     int64_t *tokens;  // [count] rows that each expert was ever chosen for
     const float *correction;  // [count], added to the sigmoids of logits when experts are chosen; null: a softmax
@@ -44,13 +45,13 @@ class Routing {
     // Rows of bfloat16 [.., stride], once for each of their experts, by ascending expert and then by row.
     void gather(Team *team, const uint16_t *x, int64_t stride, uint16_t *grouped) const;
 
-    // Which of those rows an expert multiplies with its weights, for all experts that have any.
+    // Which of those rows an expert multiplies with its weights, for all held experts that have any.
     std::vector<RowGroup> groups(const Experts &experts, Linear Expert::*weights) const;
 
-    // x [rows, width] += the answers [pairs, width], weighted; and the shared ones [rows, width], if there are any, times
-    // the sigmoids of their gates, if there are those.
-    void add(Team *team, const float *answers, const float *shared, const float *gates, int64_t gate_stride,
-             int64_t width, float *x) const;
+    // x [rows, width] += the answers [pairs, width] of held experts, weighted; and the shared ones [rows, width], if there
+    // are any, times the sigmoids of their gates, if there are those.
+    void add(Team *team, const Experts &experts, const float *answers, const float *shared, const float *gates,
+             int64_t gate_stride, int64_t width, float *x) const;
 
   private:
     int64_t rows_ = 0, per_token_ = 0;

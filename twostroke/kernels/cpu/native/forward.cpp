@@ -3,6 +3,8 @@
 // The residual stream is float32; what products take is bfloat16. Per layer: norm, qkv, [head norm], rope and pages,
 // attention, output, [norm]; norm, inner, down, [norm]. Rows that are not sampled end with the last layer's keys and
 // values.
+//
+// Where a worker has several ranks, what attention and MLP add to the residual stream is a part of a sum over all of them.
 
 #include "attention.h"
 #include "buffer.h"
@@ -13,6 +15,7 @@
 #include "linear.h"
 #include "low_rank.h"
 #include "profile.h"
+#include "ranks.h"
 #include "stored.h"
 
 #include <algorithm>
@@ -68,6 +71,7 @@ struct Model {
     float embedding_scale;
     float final_softcap;  // of the logits; 0: none
     int32_t is_parallel;  // attention and MLP of a layer have the same input
+    RankGroup *ranks;     // those that compute the rest of each layer; null where this worker computes all of it
 };
 
 // One step as its caller sees it.
@@ -98,7 +102,8 @@ class Forward {
   public:
     explicit Forward(const Model &model) : model_(model) {}
 
-    void run(Team *team, const Call &call) {
+    Met run(Team *team, const Call &call) {
+        met_ = Met::ALL;
         rows_ = call.rows;
         kernels_ = call.kernels;
         layer_ = 0;
@@ -112,15 +117,17 @@ class Forward {
             layer_ = int32_t(layer);
             const Latents *latents = model_.layers[layer].latents;
             latents ? store_latents(team, layer, *latents, call) : store(team, layer, call);
-            if (is_last && call.samples == 0) return;
+            if (is_last && call.samples == 0) return met_;
             latents ? attend_latents(team, layer, *latents, call) : attend(team, layer, call);
             if (is_last) prune(call.sampled, call.samples);
             finish(team, layer);
+            if (met_ != Met::ALL) return met_;
         }
         const Linear &head = *model_.head;
         multiply(team, KernelKind::HEAD, head, normed(team, model_.norm, head, call.logits, head.outputs),
                  Into::FLOAT32);
         if (model_.final_softcap > 0) cap_rows(team, call.logits, rows_, head.outputs, model_.final_softcap);
+        return met_;
     }
 
   private:
@@ -368,7 +375,27 @@ class Forward {
                   {between, inner, pairs, answers, hidden}, Into::FLOAT32);
         profiled(team, KernelKind::EXPERTS_SUM, work_of_rows(pairs, hidden), [&] {
             const float *shared_gates = experts.has_shared_gate ? logits + experts.count : nullptr;
-            routing_.add(team, answers, shared, shared_gates, gates, hidden, x_.rows(rows_, hidden));
+            float *sums = model_.ranks ? ranked_.rows(rows_, hidden) : x_.rows(rows_, hidden);
+            if (model_.ranks) std::fill_n(sums, rows_ * hidden, 0.0f);
+            routing_.add(team, experts, answers, shared, shared_gates, gates, hidden, sums);
+        });
+        if (!model_.ranks) return;
+        reduce(team, ranked_.rows(rows_, hidden));
+        add_to_stream(team, ranked_.rows(rows_, hidden));
+    }
+
+    // The sum of all ranks' rows [hidden], in their place.
+    void reduce(Team *team, float *rows) {
+        if (met_ != Met::ALL) return;
+        profiled(team, KernelKind::RANKS_SUM, work_of_rows(rows_, model_.hidden),
+                 [&] { met_ = model_.ranks->reduce(team, rows, rows_ * model_.hidden); });
+    }
+
+    void add_to_stream(Team *team, const float *rows) {
+        float *x = x_.rows(rows_, model_.hidden);
+        const int64_t count = rows_ * model_.hidden;
+        run_parts(team, [&](int part, int parts) {
+            for (int64_t i = count * part / parts; i < count * (part + 1) / parts; i++) x[i] += rows[i];
         });
     }
 
@@ -391,21 +418,27 @@ class Forward {
     // A product's rows and what adapters add to them, normalised if there is a norm, added to the residual stream.
     void add(Team *team, KernelKind kind, const Linear &w, Rows rows, const float *norm, LowRank AdapterLayer::*part) {
         float *x = x_.rows(rows_, model_.hidden);
-        rows.y = norm ? added_.rows(rows_, model_.hidden) : x;
+        const bool is_apart = norm || model_.ranks;
+        rows.y = is_apart ? added_.rows(rows_, model_.hidden) : x;
         rows.y_stride = model_.hidden;
-        multiply(team, kind, w, rows, norm ? Into::FLOAT32 : Into::ADD);
+        multiply(team, kind, w, rows, is_apart ? Into::FLOAT32 : Into::ADD);
         adapt(team, {{part, 0, SIDE_BY_SIDE}}, rows, Into::ADD);
-        if (!norm) return;
+        if (model_.ranks) reduce(team, (float *)rows.y);
+        if (!norm) {
+            if (model_.ranks) add_to_stream(team, (const float *)rows.y);
+            return;
+        }
         profiled(team, KernelKind::NORM, work_of_rows(rows_, model_.hidden), [&] {
             add_norm(team, (const float *)rows.y, rows_, model_.hidden, {norm, nullptr}, model_.epsilon, x);
         });
     }
 
     const Model model_;
+    Met met_ = Met::ALL;  // how the ranks of this step met so far
     int64_t rows_ = 0;
     int32_t layer_ = 0;
     KernelRecords *kernels_ = nullptr;
-    Buffer<float> x_, added_, logits_, answers_, sums_;
+    Buffer<float> x_, added_, logits_, answers_, sums_, ranked_;
     Buffer<uint16_t> normed_, qkv_, attended_, inner_, shared_inner_, grouped_, expert_inner_;
     Buffer<uint16_t> query_latents_, queries_, plain_, absorbed_, latent_sums_, values_;
     std::vector<RowGroup> heads_;
@@ -425,6 +458,6 @@ TWOSTROKE_EXPORT Forward *twostroke_forward_new(const Model *model) { return new
 
 TWOSTROKE_EXPORT void twostroke_forward_free(Forward *forward) { delete forward; }
 
-TWOSTROKE_EXPORT void twostroke_forward_run(Forward *forward, Team *team, const Call *call) {
-    forward->run(team, *call);
+TWOSTROKE_EXPORT int32_t twostroke_forward_run(Forward *forward, Team *team, const Call *call) {
+    return int32_t(forward->run(team, *call));
 }

@@ -18,7 +18,8 @@ enum class KernelKind : int32_t {
     EMBEDDING, NORM, QKV, HEAD_NORM, STORE, ATTENTION, OUTPUT, GATED, DOWN, HEAD,
     ROUTER, EXPERTS_GATED, EXPERTS_DOWN, EXPERTS_SUM,
     LATENT_QUERIES, ABSORB, EXPAND,
-    ADAPTERS, ACTIVATION
+    ADAPTERS, ACTIVATION,
+    RANKS_SUM
 };
 
 // Bytes that a kernel reads and writes at least once, and its multiplications and additions.

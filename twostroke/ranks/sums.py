@@ -1,0 +1,31 @@
+"""What the model of one rank asks of the others, as `twostroke.models.ranks.Ranks` says it."""
+
+from __future__ import annotations
+
+import torch
+
+from twostroke.ranks.group import RankGroup
+from twostroke.scheduler.batch import Batch
+
+
+class RankSums:
+    def __init__(self, group: RankGroup, vocab_size: int) -> None:
+        self._group = group
+        self._vocab_size = vocab_size
+
+    @property
+    def native(self) -> RankGroup:
+        return self._group
+
+    def begin(self, batch: Batch) -> None:
+        """The first rank has told it."""
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all ranks' parts, [rows, hidden] on each. Raises RankLost."""
+        values = part.float() if part.dtype == torch.float16 else part.contiguous()
+        self._group.all_reduce(values)
+        return values.to(part.dtype)
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor | None:
+        """Return the logits [rows, vocabulary] on the first rank, None on others. Raises RankLost."""
+        return self._group.gather(part, self._vocab_size)
