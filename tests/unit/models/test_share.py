@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.unit.models.family_configs import CONFIGS
-from tests.unit.models.test_families import BLOCK, LONGEST, ODD, Pages, one_thread, prompt, reference
-from tests.unit.models.test_native_transformer import PAGES, Served, logits_of, plain
+from tests.unit.models.test_families import BLOCK, LONGEST, ODD, Pages, one_thread, reference
+from tests.unit.models.test_native_transformer import PAGES, Served, logits_of, plain, prompt
 from tests.unit.models.test_registry import saved
 from twostroke.errors import ConfigError
 from twostroke.kernels.choice import choose_attention, grouped_pool
