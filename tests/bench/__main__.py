@@ -59,6 +59,10 @@ COMMANDS = {
         "tests.bench.speculation",
         "time per output token with speculation and without, with a real model; answers are compared",
     ),
+    "ranks": Command(
+        "tests.bench.ranks",
+        "sums over the ranks of a worker in shared memory, beside copying their bytes twice",
+    ),
     "extremes": Command(
         "tests.bench.extremes", "how late other streams come while extreme schemas are compiled and followed"
     ),

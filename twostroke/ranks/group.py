@@ -6,6 +6,7 @@ in it is told in `twostroke/kernels/cpu/native/ranks.h`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -46,6 +47,9 @@ class RankGroup:
         new = kernels.function("twostroke_ranks_new", (_POINTER, ctypes.c_int32, ctypes.c_int32, _NUMBER), _POINTER)
         of_values = (_POINTER, _POINTER, _POINTER, _NUMBER, ctypes.c_int32)
         self._reduce = kernels.function("twostroke_ranks_reduce", of_values, ctypes.c_int32)
+        self._partial = kernels.function("twostroke_ranks_partial", (_POINTER, _NUMBER), _POINTER)
+        of_partials = (_POINTER, _POINTER, _POINTER, _NUMBER)
+        self._add_partials = kernels.function("twostroke_ranks_add_partials", of_partials, ctypes.c_int32)
         of_rows = (_POINTER, _POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER)
         self._gather = kernels.function("twostroke_ranks_gather", of_rows, ctypes.c_int32)
         self._meet = kernels.function("twostroke_ranks_meet", (_POINTER,), ctypes.c_int32)
@@ -55,8 +59,8 @@ class RankGroup:
         self._beats = kernels.function("twostroke_ranks_beats", (_POINTER, ctypes.c_int32), ctypes.c_uint64)
         self._free = kernels.function("twostroke_ranks_free", (_POINTER,))
         self._memory = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self.address: int | None = new(begin, rank, ranks, slot_bytes)
+        self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.address: int | None = new(self._begin, rank, ranks, slot_bytes)
         """What a native kernel takes as its group; None once it is closed."""
 
     def all_reduce(self, values: torch.Tensor, team: int | None = None) -> None:
@@ -69,6 +73,26 @@ class RankGroup:
         assert values.dtype in (torch.float32, torch.bfloat16)
         is_bfloat16 = values.dtype == torch.bfloat16
         self.check(self._reduce(self.address, team, values.data_ptr(), values.numel(), is_bfloat16))
+
+    def partial(self, rows: int, columns: int) -> torch.Tensor:
+        """Return where this rank's next partial sum is best made, float32 [rows, columns] in the shared memory.
+
+        It is valid until `add_partials`. A sum has to fit a slot.
+        """
+        address = self._partial(self.address, rows * columns)
+        assert address is not None, "longer than what the group was made for"
+        return torch.frombuffer(
+            self._memory, dtype=torch.float32, count=rows * columns, offset=address - self._begin
+        ).view(rows, columns)
+
+    def add_partials(self, values: torch.Tensor, team: int | None = None) -> None:
+        """Add the sum of what all ranks have made in their `partial` to contiguous float32 values of its shape.
+
+        As `all_reduce`, without copying.
+        """
+        assert values.is_contiguous()
+        assert values.dtype == torch.float32
+        self._check(self._add_partials(self.address, team, values.data_ptr(), values.numel()))
 
     def gather(self, part: torch.Tensor, columns: int) -> torch.Tensor | None:
         """Return all ranks' parts of a [rows, columns] tensor side by side, to the first rank alone.
@@ -107,12 +131,13 @@ class RankGroup:
         return int(self._beats(self.address, rank))
 
     def close(self) -> None:
-        """Leave the group's memory. No other thread is in a call."""
+        """Leave the group's memory. No thread is in a call."""
         address, self.address = self.address, None
         if address is not None:
             self._free(address)
-            self._memory.close()
             os.close(self.fd)
+            with contextlib.suppress(BufferError):  # somebody still has a partial sum: the mapping goes with that
+                self._memory.close()
 
     def check(self, met: int) -> None:
         """Raises RankLost where a kernel returned another `Met` than ALL."""

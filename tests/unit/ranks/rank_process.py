@@ -23,6 +23,8 @@ SUMS = (1, 7, 8, 63, 1000, 16_384, 16_385, 100_003)
 GATHERED = ((1, (3, 5, 7, 11)), (3, (1000, 1000, 1000, 1000)), (17, (4096, 1, 2500, 0)), (2, (40_000, 9, 40_000, 3)))
 """Rows, and columns of each rank."""
 ROUNDS = 3000
+RESIDUAL = 50
+"""Seeds what partial sums are added to: the same on all ranks."""
 
 
 def partial(seed: int, rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -50,6 +52,15 @@ def sums(group: RankGroup) -> Iterator[torch.Tensor]:
             values = partial(seed, group.rank, count, dtype)
             group.all_reduce(values)
             yield values
+
+
+def partials(group: RankGroup) -> Iterator[torch.Tensor]:
+    """Partial sums made in the shared memory, added to what is there."""
+    for seed, count in enumerate(SUMS[:6]):
+        group.partial(1, count)[0] = partial(seed, group.rank, count, torch.float32)
+        values = partial(seed, RESIDUAL, count, torch.float32)
+        group.add_partials(values)
+        yield values
 
 
 def gathers(group: RankGroup) -> Iterator[torch.Tensor]:
@@ -91,7 +102,7 @@ def forever(group: RankGroup) -> Iterator[torch.Tensor]:
 
 
 JOBS: dict[str, Callable[[RankGroup], Iterator[torch.Tensor]]] = {
-    each.__name__: each for each in (sums, gathers, many, forever)
+    each.__name__: each for each in (sums, partials, gathers, many, forever)
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.ranks.rank_process import GATHERED, ROUNDS, SUMS, digest_of, partial, sum_in_order
+from tests.unit.ranks.rank_process import GATHERED, RESIDUAL, ROUNDS, SUMS, digest_of, partial, sum_in_order
 from twostroke.errors import RankLost
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.ranks.group import LEAST_SLOT_BYTES, RankGroup, create_memory
@@ -53,6 +53,14 @@ def test_a_sum_has_the_bits_of_one_made_in_the_order_of_the_ranks_on_every_rank(
         for seed, count in enumerate(SUMS)
     ]
     assert run_ranks(kernels, "sums", ranks) == [expected] * ranks
+
+
+def test_partials_made_in_the_shared_memory_are_summed_before_they_are_added(kernels: Kernels) -> None:
+    expected = []
+    for seed, count in enumerate(SUMS[:6]):
+        partials = [partial(seed, rank, count, torch.float32) for rank in range(3)]
+        expected.append(digest_of(partial(seed, RESIDUAL, count, torch.float32) + sum_in_order(partials)))
+    assert run_ranks(kernels, "partials", 3) == [expected] * 3
 
 
 def test_the_order_of_the_ranks_shows_in_the_bits_of_these_numbers() -> None:

@@ -26,6 +26,13 @@ void in_parts(Team *team, int64_t count, int64_t size, F f) {
 }  // namespace
 
 template <class T>
+simd::F RankGroup::sum_at(int64_t at, int n) const {
+    simd::F sum = simd::load_up_to((const T *)slot(0) + at, n);
+    for (int rank = 1; rank < ranks_; rank++) sum = simd::add(sum, simd::load_up_to((const T *)slot(rank) + at, n));
+    return sum;
+}
+
+template <class T>
 Met RankGroup::reduce(Team *team, T *values, int64_t count) {
     const int64_t most = slot_bytes_ / int64_t(sizeof(T)), bytes = count * int64_t(sizeof(T));
     for (int64_t done = 0; done < count; done += most) {
@@ -34,16 +41,11 @@ Met RankGroup::reduce(Team *team, T *values, int64_t count) {
         in_parts(team, now, sizeof(T), [&](int64_t first, int64_t n) {
             std::memcpy(slot(rank_) + first * int64_t(sizeof(T)), own + first, size_t(n) * sizeof(T));
         });
-        if (const Met met = meet({1, bytes}); met != Met::ALL) return met;
-        for (int rank = 0; rank < ranks_; rank++)
-            if (posted(rank).rows != 1 || posted(rank).bytes != bytes) return Met::MISMATCH;
+        if (const Met met = meet_for_sum(bytes); met != Met::ALL) return met;
         in_parts(team, now, sizeof(T), [&](int64_t first, int64_t n) {
             for (int64_t at = first; at < first + n; at += simd::W) {
                 const int left = int(std::min<int64_t>(simd::W, first + n - at));
-                simd::F sum = simd::load_up_to((const T *)slot(0) + at, left);
-                for (int rank = 1; rank < ranks_; rank++)
-                    sum = simd::add(sum, simd::load_up_to((const T *)slot(rank) + at, left));
-                simd::store_up_to(own + at, sum, left);
+                simd::store_up_to(own + at, sum_at<T>(at, left), left);
             }
         });
         round_++;
@@ -53,6 +55,18 @@ Met RankGroup::reduce(Team *team, T *values, int64_t count) {
 
 template Met RankGroup::reduce(Team *, float *, int64_t);
 template Met RankGroup::reduce(Team *, BFloat16 *, int64_t);
+
+Met RankGroup::add_partials(Team *team, float *values, int64_t count) {
+    if (const Met met = meet_for_sum(count * int64_t(sizeof(float))); met != Met::ALL) return met;
+    in_parts(team, count, sizeof(float), [&](int64_t first, int64_t n) {
+        for (int64_t at = first; at < first + n; at += simd::W) {
+            const int left = int(std::min<int64_t>(simd::W, first + n - at));
+            simd::store_up_to(values + at, simd::add(simd::load_up_to(values + at, left), sum_at<float>(at, left)), left);
+        }
+    });
+    round_++;
+    return Met::ALL;
+}
 
 Met RankGroup::gather(const char *from, int64_t rows, int64_t row_bytes, int64_t whole_bytes, char *into) {
     const int64_t own_bytes = rows * row_bytes;
@@ -79,6 +93,13 @@ Met RankGroup::gather(const char *from, int64_t rows, int64_t row_bytes, int64_t
         }
         round_++;
     }
+    return Met::ALL;
+}
+
+Met RankGroup::meet_for_sum(int64_t bytes) {
+    if (const Met met = meet({1, bytes}); met != Met::ALL) return met;
+    for (int rank = 0; rank < ranks_; rank++)
+        if (posted(rank).rows != 1 || posted(rank).bytes != bytes) return Met::MISMATCH;
     return Met::ALL;
 }
 
@@ -144,6 +165,12 @@ TWOSTROKE_EXPORT int32_t twostroke_ranks_reduce(RankGroup *group, Team *team, vo
                                                 int32_t is_bfloat16) {
     return int32_t(is_bfloat16 ? group->reduce(team, (BFloat16 *)values, count)
                                : group->reduce(team, (float *)values, count));
+}
+
+TWOSTROKE_EXPORT float *twostroke_ranks_partial(const RankGroup *group, int64_t count) { return group->partial(count); }
+
+TWOSTROKE_EXPORT int32_t twostroke_ranks_add_partials(RankGroup *group, Team *team, float *values, int64_t count) {
+    return int32_t(group->add_partials(team, values, count));
 }
 
 TWOSTROKE_EXPORT int32_t twostroke_ranks_gather(RankGroup *group, const char *from, int64_t rows, int64_t row_bytes,

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "simd.h"
 #include "team.h"
 
 namespace twostroke {
@@ -54,6 +55,12 @@ class RankGroup {
     template <class T>
     Met reduce(Team *team, T *values, int64_t count);
 
+    // Where this rank's next partial sum of `count` numbers is best made, which saves copying it there; null where it is
+    // longer than a slot.
+    float *partial(int64_t count) const { return count * int64_t(sizeof(float)) <= slot_bytes_ ? (float *)slot(rank_) : nullptr; }
+    // The sum of what all ranks have made there, added to `values`.
+    Met add_partials(Team *team, float *values, int64_t count);
+
     // `rows` of `row_bytes` of this rank, which may be more or less than the others', and make up `whole_bytes` with
     // these. Rank 0 gets all ranks' parts of a row side by side at `into`, others pass null.
     Met gather(const char *from, int64_t rows, int64_t row_bytes, int64_t whole_bytes, char *into);
@@ -67,6 +74,9 @@ class RankGroup {
 
   private:
     Met meet(const Posted &posted);
+    Met meet_for_sum(int64_t bytes);
+    template <class T>
+    simd::F sum_at(int64_t at, int n) const;
     bool wait_for(RankCell &cell);
     bool has_arrived(const RankCell &cell) const;
     char *slot(int rank) const { return slots_ + ((round_ & 1) * ranks_ + rank) * slot_bytes_; }
