@@ -19,13 +19,14 @@ ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check slow gpu nixl fuzz schemas neighbours adapters clean clients .clients
+.PHONY: help serve test quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check slow gpu nixl fuzz schemas neighbours adapters clean clients .clients identity
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
 	@echo "make quick             lint of what changed against main, and the unit tests that it touches, within a minute"
 	@echo "make slow              tests that the gate leaves out for their time: more models, forms, dtypes, rivals, kernels and mutants (an hour)"
+	@echo "make identity          32 prompts in seven ways with each way of speculation, and killed workers: the same to the bit (half an hour)"
 	@echo "make rolling           rolling restarts under load with the real model, some minutes"
 	@echo "make image             build the image from a local base, run router and server out of it (root, buildah, minutes)"
 	@echo "make scaling           a load that doubles, with the planner's own times, some minutes"
@@ -145,6 +146,9 @@ test: lint proto-check .tools .clients
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/unit tests/cluster tests/native -m slow $(ARGS)
+
+identity: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/cluster/requests/test_speculation.py -m slow -s $(ARGS)
 
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.faults --write docs/faults.md $(ARGS)

@@ -101,8 +101,10 @@ class ProcessCluster:
         cluster_tls: TlsConfig | None = None,
         fleet_port: int = 0,
         borrow: bool = True,
+        decode_module: str = "decode_worker",
     ) -> None:
         self.folder = folder
+        self.decode_module = decode_module
         self.borrow = borrow
         self.tls, self.cluster_tls = tls, cluster_tls
         self.us = Membership.of(TOKEN, cluster_tls)
@@ -207,7 +209,7 @@ class ProcessCluster:
             tracing=self.tracing,
         )
         config = config.replace(**changes)
-        module = module or ("prefill_worker" if role is Role.PREFILL else "decode_worker")
+        module = module or ("prefill_worker" if role is Role.PREFILL else self.decode_module)
         worker = WorkerProcess(config, await self._spawn(module, config.to_json()))
         self.workers[worker_id] = worker
         worker.info = await self._first_line(worker.process)
@@ -353,6 +355,7 @@ async def running_cluster(
     tls: TlsConfig | None = None,
     cluster_tls: TlsConfig | None = None,
     borrow: bool = True,
+    decode_module: str = "decode_worker",
 ) -> AsyncIterator[ProcessCluster]:
     """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -372,6 +375,7 @@ async def running_cluster(
             tls=tls,
             cluster_tls=cluster_tls,
             borrow=borrow,
+            decode_module=decode_module,
         )
         try:
             await cluster.start(prefill, decode, model_dir, routers)
