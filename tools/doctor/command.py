@@ -19,6 +19,7 @@ from tools.doctor.diagnosis import Diagnosis, diagnose
 from tools.doctor.endpoints import ChatEndpoint, GrpcEndpoint, HttpEndpoint
 from tools.doctor.examine import examine, grpc_address_of
 from tools.doctor.facts import Facts
+from tools.doctor.speculation import lines_of
 from twostroke.errors import ConfigError
 
 _OPTIONS = (("grpc.max_receive_message_length", -1),)
@@ -93,6 +94,9 @@ def _print(verdict: Diagnosis, facts: Facts) -> None:
         console.print(f"{name} chat: {len(canary.tokens)} tokens, {canary.cached_tokens} reused", markup=False)
     for worker in facts.workers:
         console.print(f"{worker.worker}: {worker.state}, holds {worker.held_blocks} blocks of it", markup=False)
+    for worker in facts.workers:
+        for line in [] if worker.speculation is None else lines_of(worker.worker, worker.speculation):
+            console.print(line, markup=False)
     console.print(f"{verdict.cause}: {verdict.finding}", style="green" if verdict.is_fine else "red", markup=False)
     if verdict.remedy:
         console.print(f"try: {verdict.remedy}", markup=False)

@@ -18,6 +18,8 @@ from cluster.clients.admin_access import AdminAccess, Metadata, describe
 from router.routing.policies import CACHE_BLIND
 from tools.doctor.endpoints import ANSWER_TOKENS, ChatEndpoint
 from tools.doctor.facts import Canary, Facts, WorkerFacts
+from tools.doctor.speculation import speculation_in
+from twostroke.config import Role
 from twostroke.errors import PeerLost
 from twostroke.ids import BlockHash
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
@@ -104,9 +106,9 @@ def _workers(
 
 def _worker(entry: control_pb2.WorkerLoad, address: str, router: Samples, watch: IndexWatch) -> WorkerFacts:
     worker, load = entry.worker_id, entry.load
-    own = None
-    if entry.server.metrics_address:
-        own = value(scrape(seen_from(address, entry.server.metrics_address)), "twostroke_event_sequence")
+    where = entry.server.metrics_address
+    page: Samples = scrape(seen_from(address, where)) if where else {}
+    own = value(page, "twostroke_event_sequence")
     if own is not None:
         # What it published until now was under way to the index at most; what comes later is no matter here.
         watch.until_sequence(worker, int(own), QUIET_S)
@@ -123,6 +125,7 @@ def _worker(entry: control_pb2.WorkerLoad, address: str, router: Samples, watch:
         held_blocks=watch.held(worker),
         stored_blocks=watch.stored(worker),
         queued_tokens=load.queued_tokens,
+        speculation=speculation_in(page) if page and entry.server.role == Role.DECODE.value else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tools.doctor.speculation import SpeculationFacts
 from twostroke.kv_cache.form import KvForm
 
 
@@ -44,6 +45,8 @@ class WorkerFacts:
     stored_blocks: int = 0
     """Blocks of the chat that it has held at any time since the doctor came, by the same."""
     queued_tokens: int = 0
+    speculation: SpeculationFacts | None = None
+    """None where it drafts for nobody: on prefill workers, and where its metrics cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

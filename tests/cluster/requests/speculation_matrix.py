@@ -72,6 +72,12 @@ class Outcome:
     reopened: float = 0
     """Requests that went on elsewhere."""
 
+    def __str__(self) -> str:
+        return (
+            f"{len(self.first)} answers, {tokens_in(self.first)} tokens, {self.reopened:.0f} reopened; "
+            f"drafted {dict(+self.drafted)}, kept {dict(+self.kept)}"
+        )
+
 
 @asynccontextmanager
 async def speculating(

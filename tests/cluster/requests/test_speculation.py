@@ -20,7 +20,6 @@ from tests.cluster.requests.speculation_matrix import (
     Speculated,
     outcome_of,
     speculating,
-    tokens_in,
 )
 from tests.cluster.requests.test_exact_resume import MODES, ask_all
 from tests.cluster.requests.test_grammars import GRAMMARS, HOW
@@ -52,7 +51,8 @@ async def outcomes(
     found = {}
     for setting in settings:
         async with speculating(setting, model, directory, draft_model, kv_format) as cluster:
-            found[setting.name] = await outcome_of(cluster, asking)
+            found[setting.name] = outcome = await outcome_of(cluster, asking)
+        print(f"{model.dtype} {setting.name}: {outcome}", flush=True)
     return found
 
 
@@ -73,6 +73,7 @@ def check(found: dict[str, Outcome]) -> None:
             assert all(outcome.drafted.values()), "every drafter was tried"
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("kv_format", "settings"),
     [
@@ -87,15 +88,11 @@ async def test_speculation_changes_no_bit_of_any_answer(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 async def test_thirty_two_prompts_in_seven_ways_are_answered_alike_whoever_proposes(tmp_path: Path, dtype: str) -> None:
     """float32 with --deterministic; bfloat16 as it is, since the native kernels keep it."""
     model = ModelConfig(dtype=dtype, deterministic=dtype == "float32")
     matrix = Matrix(fetch(DEFAULT_MODEL, dtype, lambda stage, part: None))
     found = await outcomes((OFF, *EACH, AUTO, SWITCHED), model, tmp_path, matrix)
-    for name, outcome in found.items():
-        print(
-            f"{dtype} {name}: {len(outcome.first)} answers, {tokens_in(outcome.first)} tokens, "
-            f"{outcome.reopened:.0f} reopened; drafted {dict(outcome.drafted)}, kept {dict(outcome.kept)}"
-        )
     check(found)

@@ -1,0 +1,77 @@
+"""What speculation has done on one worker, by drafter, and whether it was worth its time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+PREFIX = "twostroke_speculation"
+DETERMINISTIC = "twostroke_deterministic"
+Page = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+"""Labels and values of all samples of a name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterFacts:
+    """What became of one drafter's tokens since the worker began."""
+
+    drafter: str
+    drafted: int
+    kept: int
+    saved_s: float
+    """Seconds of steps that kept tokens have spared."""
+    spent_s: float
+    """Seconds that drafted tokens have made steps longer, and that a draft model computed."""
+
+    @property
+    def is_worth_it(self) -> bool:
+        return self.saved_s > self.spent_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationFacts:
+    drafters: tuple[DrafterFacts, ...] = ()
+    """Those that have drafted or computed."""
+    is_deterministic: bool = True
+    """Bits of its logits do not depend on the rows of a step. Without that, `--speculate auto` does nothing."""
+
+
+def speculation_in(samples: Page) -> SpeculationFacts:
+    """Read a decode worker's metrics page; empty facts where nothing is counted."""
+    names = sorted({labels["drafter"] for labels, _ in samples.get(f"{PREFIX}_saved_seconds_total", ())})
+    drafters = [_drafter(samples, name) for name in names]
+    return SpeculationFacts(
+        drafters=tuple([each for each in drafters if each.drafted or each.spent_s]),
+        is_deterministic=any(value for _, value in samples.get(DETERMINISTIC, (({}, 1.0),))),
+    )
+
+
+def lines_of(worker: str, facts: SpeculationFacts) -> list[str]:
+    """Return what to print of a decode worker: one line for each drafter, or why there is none."""
+    if not facts.drafters:
+        why = "" if facts.is_deterministic else ": its logits depend on the rows of a step, unless --deterministic"
+        return [f"{worker}: speculation has drafted nothing{why}"]
+    return [_line(worker, each) for each in facts.drafters]
+
+
+def _line(worker: str, facts: DrafterFacts) -> str:
+    gained_s = facts.saved_s - facts.spent_s
+    worth = "worth it" if facts.is_worth_it else "not worth it"
+    return (
+        f"{worker}: {facts.drafter} drafted {facts.drafted} tokens, {facts.kept} kept; saved {facts.saved_s:.2f} s, "
+        f"spent {facts.spent_s:.2f} s: {worth} ({gained_s:+.2f} s)"
+    )
+
+
+def _drafter(samples: Page, drafter: str) -> DrafterFacts:
+    def total(name: str) -> float:
+        found = samples.get(f"{PREFIX}_{name}_total", ())
+        return sum(value for labels, value in found if labels.get("drafter") == drafter)
+
+    return DrafterFacts(
+        drafter=drafter,
+        drafted=int(total("drafted_tokens")),
+        kept=int(total("kept_tokens")),
+        saved_s=total("saved_seconds"),
+        spent_s=total("spent_seconds") + total("draft_seconds"),
+    )
