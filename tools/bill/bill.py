@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tools.bill.draft import BilledDraft, billed_draft
 from tools.bill.forms import FormBill, form_bills
 from tools.bill.log import LogBill, read_log
 from tools.bill.measure import Measured, known_bandwidth, measured
@@ -36,6 +37,8 @@ class Bill:
     """For decode workers of other forms."""
     free_bytes: int
     """What this machine has free."""
+    draft: BilledDraft | None = None
+    """What a decode worker holds beside it for a draft model."""
 
     @property
     def chosen(self) -> FormBill:
@@ -49,9 +52,9 @@ class Bill:
     @property
     def total_bytes(self) -> int:
         """What one worker takes on a CPU."""
-        return (
-            self.model.weights.total + self.model.working_bytes + self.chosen.pool_bytes + self.chosen.host_tier_bytes
-        )
+        pages = self.chosen.pool_bytes + self.chosen.host_tier_bytes
+        draft = 0 if self.draft is None else self.draft.total_bytes
+        return self.model.weights.total + self.model.working_bytes + pages + draft
 
     def capacity_tokens(self, form: FormBill, tier: int) -> int:
         """Return how many tokens all tiers up to this one hold: 0 for the pool, 1 with the host, 2 with the disk."""
@@ -69,7 +72,8 @@ class Bill:
         said = [self.chosen.size.advice(self.model.longest)]
         if not self.on_gpu:
             try:
-                refuse_more_than_free(self.chosen.pool_bytes + self.chosen.host_tier_bytes, self.free_bytes)
+                draft = 0 if self.draft is None else self.draft.pool_bytes
+                refuse_more_than_free(self.chosen.pool_bytes + self.chosen.host_tier_bytes + draft, self.free_bytes)
             except ConfigError as error:
                 said.append(error.message)
         return tuple(filter(None, said))
@@ -97,6 +101,7 @@ def make_bill(flags: BillFlags) -> Bill:
         measured=measured(flags, chosen.block_bytes, longest_bytes) if flags.machine.measure else None,
         mixed=mixed_bills(model, forms, flags),
         free_bytes=available_memory_bytes(),
+        draft=billed_draft(flags),
     )
 
 
@@ -117,6 +122,7 @@ def as_json(bill: Bill) -> dict[str, Any]:
         "weight_bytes": bill.model.weights.total,
         "step_weight_bytes": bill.model.weights.step,
         "working_bytes": bill.model.working_bytes,
+        "draft": _draft_json(bill.draft),
         "forms": forms,
         "requests": [_request_json(bill, tokens) for tokens in bill.lengths],
         "bytes_per_s": bill.bytes_per_s,
@@ -124,6 +130,18 @@ def as_json(bill: Bill) -> dict[str, Any]:
         "mixed": [dataclasses.asdict(mixed) for mixed in bill.mixed],
         "log": _log_json(bill),
         "advice": list(bill.advice()),
+    }
+
+
+def _draft_json(draft: BilledDraft | None) -> dict[str, Any] | None:
+    if draft is None:
+        return None
+    return {
+        "model": draft.name,
+        "weight_bytes": draft.weights.total,
+        "pages": draft.pages,
+        "page_bytes": draft.page_bytes,
+        "pool_bytes": draft.pool_bytes,
     }
 
 

@@ -98,7 +98,7 @@ def billed_model(flags: BillFlags) -> BilledModel:
     groups = _groups_of(spec, flags)
     on_gpu = flags.memory.device_memory_bytes is not None
     layouts = _layouts_of(model)
-    weights, kind = _weights(spec, model, layouts, on_gpu=on_gpu)
+    weights, kind = weights_of(spec, model, layouts, on_gpu=on_gpu)
     working = _working_on_gpu(spec, model, has_codes=layouts is not None) if on_gpu else _working_on_cpu(spec, model)
     return BilledModel(model.model, longest, groups, 0, spec.has_key_bias, weights, kind, working)
 
@@ -154,7 +154,9 @@ def _layouts_of(model: ModelFlags) -> LayoutOf | None:
     return None if directory is None else layouts_in(directory)
 
 
-def _weights(spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None, *, on_gpu: bool) -> tuple[WeightBytes, str]:
+def weights_of(
+    spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None, *, on_gpu: bool
+) -> tuple[WeightBytes, str]:
     """Native kernels pack bfloat16 and int8 of our families; all others are torch's, and all are on devices."""
     if on_gpu or model.dtype != "bfloat16" or spec.generic is not None:
         return plain_weights(spec, model.dtype), model.dtype

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tools.bill.bill import Bill, concurrent, fitting
+from tools.bill.draft import BilledDraft
 from tools.bill.forms import FormBill
 from tools.bill.model import LayerGroup
 from tools.bill.tiers import ComputeCost, break_even_pages
@@ -75,12 +76,21 @@ def memory_grid(bill: Bill) -> Grid:
         ("working set", bill.model.working_bytes, "activations and logits of a step, process, libraries"),
         ("pages", pool.pool_bytes, f"{_pages_of(pool.size)}, scratch pages, generations"),
         *([("host tier", pool.host_tier_bytes, f"{pool.host_pages} pages")] if pool.host_pages else []),
+        *([] if bill.draft is None else _draft_rows(bill.draft)),
         ("together", bill.total_bytes, "" if bill.on_gpu else f"this machine has {size(bill.free_bytes)} free"),
     ]
     return text_grid(
         ("part", "bytes", "size", "what"),
         [text_row((part, f"{count}", size(count), what)) for part, count, what in rows],
     )
+
+
+def _draft_rows(draft: BilledDraft) -> list[tuple[str, int, str]]:
+    pages = f"{draft.pages} pages for {draft.tokens} tokens, one scratch page, generations"
+    return [
+        ("draft weights", draft.weights.total, f"{draft.name}, {draft.weights_kind}; on decode workers"),
+        ("draft pages", draft.pool_bytes, pages),
+    ]
 
 
 def _pages_of(pool: PoolSize) -> str:

@@ -28,15 +28,21 @@ def check_draft(name: str, draft: Path, model: Path) -> None:
     """
     if draft.resolve() == model.resolve():
         raise _refused(name, "is the model itself: a draft model is a smaller one")
-    sizes = [known_spec(directory).vocab_size for directory in (draft, model)]
-    if sizes[0] != sizes[1]:
-        raise _refused(name, f"draws from {sizes[0]} tokens and the model from {sizes[1]}: both need one vocabulary")
+    check_vocab_sizes(name, known_spec(draft).vocab_size, known_spec(model).vocab_size)
     own, others = _vocabulary(draft), _vocabulary(model)
     differing = sorted(own.items() ^ others.items(), key=lambda entry: entry[1])
     if differing:
         token, number = differing[0]
         raise _refused(
             name, f"has another vocabulary than the model: they differ in token {number} ({token!r}), among others"
+        )
+
+
+def check_vocab_sizes(name: str, draft_tokens: int, model_tokens: int) -> None:
+    """Raises ConfigError where the two models draw from different numbers of tokens."""
+    if draft_tokens != model_tokens:
+        raise _refused(
+            name, f"draws from {draft_tokens} tokens and the model from {model_tokens}: both need one vocabulary"
         )
 
 

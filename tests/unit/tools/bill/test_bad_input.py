@@ -70,6 +70,10 @@ BAD_FLAGS = [
     (["--log", "a", "--trace", "b"], "--log and --trace exclude each other"),
     (["--html", "/nowhere/bill.html"], "--html /nowhere/bill.html: the directory does not exist"),
     (["--json", "/"], "--json /: is a directory"),
+    (["--draft-model", "small"], "a paced model computes nothing"),
+    (["--draft-model", "small", "--device-memory", "8G"], "is computed on CPUs only: leave --device-memory away"),
+    (["--draft-cache-memory", "0"], "--draft-cache-memory must be 1 or more"),
+    (["--draft-cache-memory", "some"], "not a size"),
     (["--lenght", "5"], "did you mean --length?"),
 ]
 

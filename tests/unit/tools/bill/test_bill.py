@@ -17,14 +17,15 @@ from tests.unit.models.family_configs import CONFIGS
 from tests.unit.scheduler.bench import Bench
 from tools.bill.bill import make_bill
 from tools.bill.measure import disk_cost, host_cost
-from tools.bill.options import BillFlags, MachineFlags, MemoryFlags, ModelFlags, RequestFlags
+from tools.bill.options import BillFlags, DraftFlags, MachineFlags, MemoryFlags, ModelFlags, RequestFlags
 from tools.bill.page import render_page
 from tools.bill.report import groups_grid
 from tools.bill.tiers import ComputeCost, TierCost, break_even_pages
 from tools.cli import main
-from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
+from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig
 from twostroke.config.cache import KV_FORMATS
 from twostroke.engine.build import build_runner
+from twostroke.engine.draft_build import build_draft
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import FORMS, Conversion
 from twostroke.kv_cache.pool_size import PoolSize
@@ -58,6 +59,72 @@ def test_pages_and_bytes_are_those_of_a_built_worker(tiny: Path, dtype: str, blo
     assert bill.chosen.size == PoolSize(built.model.pages, built.model.page_bytes, built.model.block_size)
     assert bill.chosen.pool_bytes == built.memory.total_bytes  # type: ignore[attr-defined]  # a worker on a CPU
     built.close()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_draft_model_is_billed_as_a_decode_worker_counts_it(
+    tmp_path: Path, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, draft = (saved_with_words(tmp_path / name) for name in ("model", "draft"))
+    memory, schedule = {"kv_cache_memory_bytes": MIB}, ScheduleConfig(draft_model=str(draft), draft_cache_bytes=MIB)
+    config = WorkerConfig(
+        role=Role.DECODE,
+        worker_id="d",
+        model=ModelConfig(model=str(model), dtype=dtype, device="cpu"),
+        cache=CacheConfig(**memory),
+        schedule=schedule,
+    )
+    built = build_runner(config, model)
+    drafting = build_draft(config, built)
+    assert drafting is not None
+    asked = DraftFlags(draft_model=str(draft), draft_cache_bytes=MIB)
+    bill = make_bill(flags(str(model), dtype=dtype, memory=memory).replace(draft=asked))
+    assert bill.draft is not None
+    counted = {use.part: use.billed_bytes for use in drafting.memory_use}
+    assert counted == {"draft pages": bill.draft.pool_bytes, "draft weights": bill.draft.weights.total}
+    assert bill.draft.pages == drafting.pages
+    without = make_bill(flags(str(model), dtype=dtype, memory=memory))
+    assert bill.total_bytes - without.total_bytes == sum(counted.values())
+    drafting.close()
+    built.close()
+    command = ["bill", "--model", str(model), "--dtype", dtype, "--kv-cache-memory", "1M"]
+    assert (
+        main([*command, "--draft-model", str(draft), "--draft-cache-memory", "1M", "--json", str(tmp_path / "j")]) == 0
+    )
+    shown, told = capsys.readouterr().out, json.loads((tmp_path / "j").read_text())
+    assert re.search(rf"draft weights +{counted['draft weights']} ", shown)
+    assert told["draft"]["pool_bytes"] == counted["draft pages"]
+
+
+def test_a_draft_model_that_cannot_propose_is_not_billed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = saved_with_words(tmp_path / "model")
+    refused = {
+        "draws from 65 tokens and the model from": ["--draft-model", str(saved_with_words(tmp_path / "wide", size=65))],
+        "differ in token 1 ": ["--draft-model", str(saved_with_words(tmp_path / "other", words=("a", "c")))],
+        "is the model itself": ["--draft-model", str(model)],
+        "no config.json": ["--draft-model", str(tmp_path)],
+        "is not on this machine; run: twostroke model pull": ["--draft-model", "owner/model-that-is-not-here"],
+        "--draft-cache-memory 5 holds 0 pages": [
+            "--draft-model",
+            str(saved_with_words(tmp_path / "draft")),
+            "--draft-cache-memory",
+            "5",
+        ],
+    }
+    capsys.readouterr()
+    for why, asked in refused.items():
+        assert main(["bill", "--model", str(model), *asked]) == 2
+        said = capsys.readouterr().err
+        assert why in said
+        assert said.count("\n") == 1
+
+
+def saved_with_words(directory: Path, words: tuple[str, ...] = ("a", "b"), size: int = 64) -> Path:
+    """Save a tiny model that draws from `size` tokens, with a tokenizer that names the first of them."""
+    save_tiny(directory, TINY.from_dict(TINY.to_dict() | {"vocab_size": size}))
+    vocabulary = {word: number for number, word in enumerate(words)}
+    (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
+    return directory
 
 
 def test_pages_of_window_layers_are_billed_apart_as_a_worker_keeps_them(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""A draft model on the bill: its weights and its private pages, which each decode worker holds beside the model's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.bill.model import spec_of, weights_of
+from tools.bill.options import BillFlags, ModelFlags
+from twostroke.config import ModelConfig, ScheduleConfig
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.form import page_form
+from twostroke.kv_cache.groups import groups_apart
+from twostroke.kv_cache.layout import PoolLayout
+from twostroke.kv_cache.pool_size import enough_pages
+from twostroke.models.catalog.places import locate
+from twostroke.models.draft_check import TOKENIZER, check_draft, check_vocab_sizes, draft_dir
+from twostroke.models.memory_needs import WeightBytes
+from twostroke.models.weights.stored.model_files import layouts_in
+
+
+@dataclass(frozen=True, slots=True)
+class BilledDraft:
+    name: str
+    weights: WeightBytes
+    weights_kind: str
+    pages: int
+    page_bytes: int
+    block_size: int
+
+    @property
+    def pool_bytes(self) -> int:
+        """What its pages take, with their scratch page and generations."""
+        return PoolLayout.of(self.pages, self.page_bytes).host_bytes
+
+    @property
+    def tokens(self) -> int:
+        return self.pages * self.block_size
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights.total + self.pool_bytes
+
+
+def billed_draft(flags: BillFlags) -> BilledDraft | None:
+    """Count the draft model as a decode worker does; None where none is named.
+
+    Raises ConfigError where it cannot propose tokens for the model, or has no room for pages.
+    """
+    name, model = flags.draft.draft_model, flags.model
+    if name is None:
+        return None
+    if flags.memory.device_memory_bytes is not None:
+        raise ConfigError(
+            f"--draft-model {name} is computed on CPUs only: leave --device-memory away", field="draft_model"
+        )
+    ScheduleConfig(draft_model=name).check_draft_model(ModelConfig(model=model.model, dtype=model.dtype))
+    directory = draft_dir(name, model.dtype)
+    if directory is None:
+        raise ConfigError(f"draft model {name!r} is not on this machine; run: twostroke model pull {name}")
+    _check_vocabulary(name, directory, model)
+    return _counted(flags, name, directory)
+
+
+def _counted(flags: BillFlags, name: str, directory: Path) -> BilledDraft:
+    model, block_size = flags.model, flags.memory.block_size
+    spec, layouts = spec_of(name, model.dtype, None), layouts_in(directory)
+    is_int8 = model.dtype == "bfloat16" and spec.generic is None and layouts is None
+    as_draft = ModelFlags(model=name, dtype=model.dtype, weights="int8" if is_int8 else "model")
+    weights, kind = weights_of(spec, as_draft, layouts, on_gpu=False)
+    groups = groups_apart(spec.page_groups, by_whole_blocks=True)
+    page_bytes = page_form(model.dtype).page_bytes(spec.page_shapes(block_size, groups)[0])
+    pages = enough_pages(flags.draft.draft_cache_bytes, page_bytes, flag="--draft-cache-memory")
+    return BilledDraft(name, weights, kind, pages, page_bytes, block_size)
+
+
+def _check_vocabulary(name: str, draft: Path, model: ModelFlags) -> None:
+    """Compare tokenizers where both have one, and else the number of tokens alone."""
+    path = Path(model.model).expanduser()
+    directory = path if path.exists() else locate(model.model, model.dtype)
+    if directory is not None and (directory / TOKENIZER).is_file() and (draft / TOKENIZER).is_file():
+        check_draft(name, draft, directory)
+    else:
+        check_vocab_sizes(
+            name, spec_of(name, model.dtype, None).vocab_size, spec_of(model.model, model.dtype, None).vocab_size
+        )
