@@ -60,7 +60,7 @@ COMMANDS = {
 _NOT_FITTED = (
     *("--trace", "--workload", "--rate", "--limit", "--jitter", "--length-scale", "--seed"),
     *("--prefill", "--decode", "--pool-tokens", "--decode-pool-tokens", "--bandwidth", "--routers"),
-    *("--event-delay", "--event-faults", "--noise"),
+    *("--event-delay", "--event-faults", "--noise", "--acceptance", "--draft-share"),
     *("--host-cache", "--disk-cache", "--host-page-s", "--disk-page-s"),
     *("--policies", "--rate-scale", "--utilisation", "--of", "--peer-pulls", "--slo-ttft", "--slo-itl"),
     *("--admission", "--find-rate", "--precision", "--json", "--html", "--jobs"),

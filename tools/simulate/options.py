@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.flags.checks import field_of
 from tools.output import ReportFiles
-from tools.simulate.fleet.shape import Faults, FleetShape, TierShape
+from tools.simulate.fleet.shape import DraftShape, Faults, FleetShape, TierShape
 from tools.simulate.fleet.simulation import check_span
 from tools.simulate.traces.trace import Replay, Trace, read_trace, replayed
 from tools.simulate.traces.workloads import generated
@@ -75,6 +75,15 @@ class FleetFlags(Settings):
         None, unit="SHARE", help="share of events that are dropped; as many are doubled, and reordered"
     )
     noise: float | None = setting(None, unit="SIGMA", help="log-normal noise of every step's length")
+    acceptance: str | None = setting(
+        None,
+        unit="P[,P]",
+        help="decode workers draft tokens: chance of the first of a draft, the second..., that it is right if those "
+        "before it are; the last holds for all others",
+    )
+    draft_share: float | None = setting(
+        None, unit="SHARE", help="share of a stream's steps for which anything is drafted", default_text="1"
+    )
     host_cache_bytes: int | None = setting(
         None,
         flag="--host-cache",
@@ -122,8 +131,19 @@ class FleetFlags(Settings):
             "noise": self.noise,
             "seed": seed,
             "tiers": self._tiers(shape.tiers),
+            "drafts": self._drafts(shape.drafts),
         }
         return dataclasses.replace(shape, **{name: value for name, value in said.items() if value is not None})
+
+    def _drafts(self, drafts: DraftShape | None) -> DraftShape | None:
+        """Return the profile's drafts with what the flags say of them."""
+        if self.acceptance is not None:
+            drafts = DraftShape(acceptance=numbers("--acceptance", self.acceptance))
+        if self.draft_share is None:
+            return drafts
+        if drafts is None:
+            raise ConfigError("--draft-share needs --acceptance: how often are drafts right?", field="acceptance")
+        return dataclasses.replace(drafts, share=self.draft_share)
 
     def _tiers(self, tiers: TierShape) -> TierShape:
         """Return the profile's tiers with what the flags say of them."""

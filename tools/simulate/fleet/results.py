@@ -112,7 +112,7 @@ class WorkerUse:
     prompt_tokens: int = 0
     """Prompt tokens that were computed."""
     output_tokens: int = 0
-    """Tokens that were sampled."""
+    """Tokens that became known."""
     pulled_pages: int = 0
     served_pages: int = 0
     evicted_pages: int = 0

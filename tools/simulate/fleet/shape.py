@@ -163,6 +163,28 @@ class SharedCores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftShape:
+    """How often tokens that decode workers draft are right. Drafting itself takes no time: no draft model computes."""
+
+    acceptance: tuple[float, ...]
+    """Chance of each token of a draft that it is right if those before it are; the last one holds for all after it."""
+    share: float = 1.0
+    """Share of a stream's steps for which a drafter proposes anything."""
+
+    def chance(self, rank: int) -> float:
+        return self.acceptance[min(rank, len(self.acceptance) - 1)]
+
+    def check(self) -> None:
+        """Raises ConfigError for what is no chance."""
+        if not self.acceptance:
+            raise ConfigError("drafts.acceptance needs one chance or more", field="drafts.acceptance")
+        for name, values in (("drafts.acceptance", self.acceptance), ("drafts.share", (self.share,))):
+            for value in values:
+                if not 0 <= value <= 1:
+                    raise ConfigError(f"{name} must be chances from 0 to 1, got {value}", field=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetShape:
     prefill: int = 8
     decode: int = 8
@@ -193,6 +215,8 @@ class FleetShape:
     """Decode workers compute prompts that would wait at their page source, as live ones do unless told not to: off, so
     that a policy's choices are what is seen."""
     max_num_seqs: int = 256
+    drafts: DraftShape | None = None
+    """What decode workers draft. None: each step makes one token of a stream known."""
     cores: SharedCores | None = None
     """All workers compute on the cores of one host. None: each has a device of its own."""
     noise: float = 0.0
@@ -226,6 +250,8 @@ class FleetShape:
             raise ConfigError("a simulated fleet's steps must take time", field="cost")
         if self.cores is not None:
             self.cores.check()
+        if self.drafts is not None:
+            self.drafts.check()
         _positive("page_bytes", self.page_bytes)
         _positive("prefill_page_bytes", self.prefill_page_bytes)
         _at_least("conversion_page_s", self.conversion_page_s, 0)

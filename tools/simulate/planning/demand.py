@@ -12,6 +12,7 @@ from cluster.scaling.capacity import (
     first_tokens_alone_s,
 )
 from tools.simulate.fleet.shape import FleetShape
+from tools.simulate.fleet.worker.drafts import lone_stream_step
 from tools.simulate.runs import span_s
 from tools.simulate.traces.oracle import LeastRecent, found_in_turns
 from tools.simulate.traces.trace import Trace
@@ -42,11 +43,17 @@ def load_of(trace: Trace, capacity_blocks: int, rate_scale: float = 1.0) -> Expe
 
 
 def capacity_of(shape: FleetShape) -> MeasuredCapacity:
-    """Return what each worker of a simulated fleet can do, as the planner measures it on live ones."""
-    delays = shape.delays
+    """Return what each worker of a simulated fleet can do, as the planner measures it on live ones.
+
+    Where tokens are drafted, streams cost for each token what a stream that is alone costs: no more are right.
+    """
+    delays, cost = shape.delays, shape.cost
+    if shape.drafts is not None:
+        each = lone_stream_step(shape.drafts, cost)
+        cost = cost.with_drafts(each).per_token(each.tokens)
     calls_s = delays.frontend_s + 2 * delays.open_s + 2 * delays.pull_s + delays.token_s
     return MeasuredCapacity(
-        cost=shape.cost,
+        cost=cost,
         step_tokens=shape.step_tokens,
         decode_pool_tokens=shape.decode_pool_tokens,
         first_token_overhead_s=calls_s + shape.cost.of_streams(1, 0),

@@ -43,6 +43,7 @@ COLUMNS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("p90/rr", lambda each: "-" if each.p90_ratio is None else f"{each.p90_ratio:.3f}x"),
     ("ITL p50", lambda each: seconds(each.itl_p50_s)),
     ("p99", lambda each: seconds(each.itl_p99_s)),
+    ("mean", lambda each: seconds(each.itl_mean_s)),
     ("hits", lambda each: percent(each.hit_rate)),
     ("of oracle", lambda each: percent(each.oracle_share)),
     ("host", lambda each: percent(each.host_rate)),

@@ -39,6 +39,8 @@ class Summary:
     ttft_mean_s: float | None
     itl_p50_s: float | None
     itl_p99_s: float | None
+    itl_mean_s: float | None
+    """Seconds per token after the first, averaged over answers."""
     hit_rate: float
     """Share of prompt tokens that were not computed."""
     oracle_share: float | None
@@ -82,9 +84,10 @@ def summarise(run: SimulatedRun, rate_scale: float, promise: LatencyTargets, ora
         ttft_p50_s=percentile(ttfts, 0.5),
         ttft_p90_s=percentile(ttfts, 0.9),
         ttft_p99_s=percentile(ttfts, 0.99),
-        ttft_mean_s=statistics.fmean(ttfts) if ttfts else None,
+        ttft_mean_s=_mean(ttfts),
         itl_p50_s=run.gaps.percentile(0.5),
         itl_p99_s=run.gaps.percentile(0.99),
+        itl_mean_s=_mean([outcome.itl_mean_s for outcome in run.outcomes if outcome.itl_mean_s is not None]),
         hit_rate=hit_rate,
         oracle_share=hit_rate / oracle if oracle else None,
         host_rate=results.tier_hit_rate(run, Tier.HOST),
@@ -101,6 +104,10 @@ def summarise(run: SimulatedRun, rate_scale: float, promise: LatencyTargets, ora
         unequal_indexes=len(run.unequal_indexes),
         cpu_s=run.cpu_s,
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
 def with_ratios(summaries: Sequence[Summary]) -> list[Summary]:

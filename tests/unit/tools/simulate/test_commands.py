@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tools.cli import main
-from tools.simulate.fleet.shape import Death, Faults, FleetShape, TierShape
+from tools.simulate.fleet.shape import Death, DraftShape, Faults, FleetShape, TierShape
 from tools.simulate.options import profile_text, read_profile
 from twostroke.errors import ConfigError
 from twostroke.ids import WorkerId
@@ -73,6 +73,14 @@ def test_tiers_below_the_pages_bring_up_what_small_pages_forget(
     assert "on disk at 20 ms a page" in shown
 
 
+def test_answers_of_workers_that_draft_come_in_fewer_steps(tmp_path: Path) -> None:
+    answers = [*SMALL, "--policies", "round-robin"]
+    drafts = ["--acceptance", "0.9,0.8", "--draft-share", "0.9"]
+    (without,), (drafting,) = (simulated(tmp_path, *answers, *more)[0]["runs"] for more in ([], drafts))
+    assert drafting["completed"] == without["completed"] == 40
+    assert drafting["itl_mean_s"] < 0.6 * without["itl_mean_s"]
+
+
 def test_a_utilisation_is_met_by_the_policy_that_it_is_of(tmp_path: Path) -> None:
     found, _ = simulated(tmp_path, *SMALL, "--policies", "round-robin", "--utilisation", "0.5")
     assert found["runs"][0]["utilisation"] == pytest.approx(0.5, rel=0.05)
@@ -115,6 +123,7 @@ def test_a_profile_comes_back_as_it_was_written_and_flags_go_before_it(tmp_path:
         noise=0.1,
         block_size=256,
         tiers=TierShape(disk_bytes=1 << 30),
+        drafts=DraftShape(acceptance=(0.9, 0.5), share=0.7),
         faults=Faults(deaths=deaths),
     )
     path.write_text(profile_text(shape), encoding="utf-8")
@@ -173,6 +182,11 @@ def test_a_profile_comes_back_as_it_was_written_and_flags_go_before_it(tmp_path:
         ([*SMALL, "--disk-page-s", "0.1"], "--disk-page-s would be ignored: it needs --disk-cache"),
         ([*SMALL, "--disk-cache", "1G", "--disk-page-s", "0"], "--disk-page-s must be positive and finite, got 0"),
         ([*SMALL, "--disk-cache", "100M"], "--disk-cache 104857600 is less than the 320000000 bytes"),
+        ([*SMALL, "--acceptance", "0.9,1.5"], "drafts.acceptance must be chances from 0 to 1, got 1.5"),
+        ([*SMALL, "--acceptance", "often"], "--acceptance must be numbers separated by commas, got 'often'"),
+        ([*SMALL, "--acceptance", ""], "drafts.acceptance needs one chance or more"),
+        ([*SMALL, "--acceptance", "0.9", "--draft-share", "2"], "drafts.share must be chances from 0 to 1, got 2"),
+        ([*SMALL, "--draft-share", "0.5"], "--draft-share needs --acceptance"),
         ([*SMALL, "--steps", "x"], "--steps would be ignored: it is a part of --fit"),
         (["plan", *SMALL, "--slo-ttft", "0.01", "--slo-itl", "1"], "--slo-ttft 0.01 is impossible"),
         (["plan", *SMALL, "--slo-ttft", "9", "--slo-itl", "1", "--attainment", "2"], "--attainment must lie between"),

@@ -23,6 +23,7 @@ from tools.simulate.fleet.shape import FleetShape, SharedCores
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.worker.core_device import CoreDevice, calibrated_rates
 from tools.simulate.fleet.worker.cores import HostCores
+from tools.simulate.fleet.worker.drafts import SimulatedDrafts
 from tools.simulate.fleet.worker.live_loop import LiveLoop
 from tools.simulate.fleet.worker.pulls import Converter, SimulatedPull, SimulatedPulls, Wire
 from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, SimulatedLoop, StepPace, StepWatch
@@ -51,6 +52,7 @@ from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.pulls.pages_service import CachedOnlyJob, PageJob, RequestedBlocks
 from twostroke.worker.role_host import Loop, Pulls
 from twostroke.worker.steps.sharing import Sharing
+from twostroke.worker.steps.stream_steps import StreamSteps
 from twostroke.worker.steps.work_loop import RoleHandlers as RoleActions
 from twostroke.worker.tiers.prefetch import Prefetch
 
@@ -89,6 +91,9 @@ class HostLoop(Loop, Protocol):
     @property
     def cost(self) -> StepCost:
         """What steps cost, as far as the worker knows."""
+
+    @property
+    def stream_steps(self) -> StreamSteps: ...
 
     def run(self, role: RoleActions, watch: StepWatch) -> None:
         """Work for the role from now on."""
@@ -201,6 +206,9 @@ class SimulatedHost:
         self.prefetch: Prefetch | _NoPrefetch = _NoPrefetch()
         if self.tiers is not None and self.loads is not None:
             self.prefetch = self.tiers.prefetch(self.loads)
+        self._drafts: SimulatedDrafts | None = None
+        if role is Role.DECODE and shape.drafts is not None:
+            self._drafts = SimulatedDrafts(shape.drafts, f"{shape.seed} drafts {worker} {epoch.incarnation}")
         self._sessions = itertools.count(1)
         self._times = TokenTimes(fleet.requests, fleet.gaps)
         self._open: dict[RequestId, SimulatedRequest] = {}
@@ -319,6 +327,7 @@ class SimulatedHost:
         load.queued_s = budget.drain_s(queued, scheduler.step_tokens)
         load.costs.step_target_s = budget.step_s(queued.streams, queued.context_tokens)
         load.prefill_busy_s = self.prefill_busy_s
+        load.stream_step.CopyFrom(control_pb2.StreamStep(**dataclasses.asdict(self.loop.stream_steps.each)))
         if self.tiers is not None:
             load.tiers.extend(self.tiers.rates())
         return load
@@ -380,6 +389,8 @@ class SimulatedHost:
     # What the loop tells
 
     def admitting(self, admission: AdmittedSequence, pull: OrderedPull | None) -> AdmittedSequence:
+        if self._drafts is not None and admission.sequence.speculation is None:
+            admission.sequence.speculation = self._drafts.speculation()
         return admission if self.loads is None else self.loads.admitting(admission, pull)
 
     def most_steps(self, flight: Flight) -> int:
@@ -395,7 +406,7 @@ class SimulatedHost:
         use.prefill_s += seconds * flight.prompt_share
         use.steps += flight.steps
         use.prompt_tokens += flight.terms.prompt_tokens
-        use.output_tokens += flight.terms.streams * flight.steps
+        use.output_tokens += flight.tokens
         self.prefill_busy_s += seconds * flight.prompt_share
         if self.request_manager is not None:
             self._times.count(flight)

@@ -21,6 +21,7 @@ from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.steps.rates import Rates
 from twostroke.worker.steps.sharing import Sharing
+from twostroke.worker.steps.stream_steps import StreamSteps
 from twostroke.worker.steps.work_loop import RoleHandlers, WorkLoop
 
 
@@ -88,6 +89,10 @@ class LiveLoop:
         progress: Any = SimpleNamespace(notify=host.notify)
         self._loop = WorkLoop(host.scheduler, engine, host.metrics, progress, sharing, check, Profiler())
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def stream_steps(self) -> StreamSteps:
+        return self._loop.stream_steps
 
     @property
     def budget(self) -> Budget:

@@ -24,6 +24,7 @@ from twostroke.scheduler.cost import Budget, StepCost, StepTerms
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.pulls.ordered_pull import OrderedPull
+from twostroke.worker.steps.stream_steps import StreamSteps
 from twostroke.worker.steps.work_loop import Prefetching, RoleHandlers
 
 TOKEN = 0
@@ -98,6 +99,12 @@ class Flight:
         return steps * self.first_s + self.growth_s * steps * (steps - 1) / 2
 
     @property
+    def tokens(self) -> int:
+        """Tokens that the steps make known."""
+        drafts = [chunk for chunk in self.step.chunks if chunk.drafts]  # such a step is the only one
+        return self.terms.streams * self.steps + sum(right_drafts(chunk) - len(chunk.drafts) for chunk in drafts)
+
+    @property
     def end_s(self) -> float:
         return self.begun_s + self.after(self.steps)
 
@@ -120,16 +127,22 @@ class Flight:
         return is_cut
 
 
+def right_drafts(chunk: Chunk) -> int:
+    """Return how many of the drafted tokens of a chunk become known."""
+    return sum(1 for _ in itertools.takewhile(lambda token: token == TOKEN, chunk.drafts))
+
+
 def repeats(step: Step, block_size: int) -> int:
     """How many more steps would each run the next token of the same sequences, and nothing else, if no token ends
     an answer, nothing else happens to the scheduler, and no more sequences can be admitted.
 
-    The last of these steps may fill a block or end an answer; none before it does.
+    The last of these steps may fill a block or end an answer; none before it does. Steps with drafts differ from one
+    to the next.
     """
     least = sys.maxsize
     for chunk in step.chunks:
         sequence, params = chunk.sequence, chunk.sequence.sampling
-        if params is None or not chunk.samples or chunk.end - chunk.start != 1:
+        if params is None or not chunk.samples or chunk.end - chunk.start != 1 or sequence.speculation is not None:
             return 0
         block_left = block_size - 1 - chunk.start % block_size
         answer_left = params.max_tokens - sequence.answer_tokens
@@ -193,6 +206,7 @@ class SimulatedLoop:
         self._end: QueuedEvent | None = None
         self._is_woken = False
         self._is_over = False
+        self.stream_steps = StreamSteps()
 
     def run(self, role: RoleHandlers, watch: StepWatch) -> None:
         """Work for the role from now on."""
@@ -278,7 +292,9 @@ class SimulatedLoop:
         self._flight = None
         watch.ran(flight)
         step, emissions = run_ahead(flight.step, flight.steps - 1)
-        emissions += self._scheduler.update(step, StepResult((SAMPLED,) * flight.terms.streams, 0.0))
+        ended = self._scheduler.update(step, StepResult((SAMPLED,) * flight.terms.streams, 0.0))
+        self.stream_steps.observe(step, ended)
+        emissions += ended
         if flight.terms.prompt_tokens:
             role.computed(step, flight.first_s)
         self._begin()

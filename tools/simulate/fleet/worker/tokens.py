@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from decode_worker.request_manager import RequestManager
 from tools.simulate.fleet.results import Gaps
 from tools.simulate.fleet.simulated_request import SimulatedRequest
-from tools.simulate.fleet.worker.steps import Flight
+from tools.simulate.fleet.worker.steps import Flight, right_drafts
 from twostroke.ids import RequestId
 from twostroke.rpc.v1 import worker_pb2
 
@@ -35,7 +35,10 @@ class TokenTimes:
             request = self._requests.get(chunk.sequence.request_id)
             if request is None or chunk.sequence.ended or not chunk.samples:
                 continue
-            request.emitted += flight.steps
+            kept = right_drafts(chunk)
+            request.emitted += flight.steps + kept
+            if kept:
+                self._gaps[Gaps.bucket_of(0.0)] += kept  # they come with the token before them
             if request.last_token_s is not None:
                 self._note_gap(request, first_s - request.last_token_s)
             request.last_token_s = last_s

@@ -14,7 +14,7 @@ from tests.unit.tools.simulate.fleet.fleets import ALONE, BLOCK, SMALL, row, tra
 from tests.unit.tools.simulate.fleet.live_parts import LiveParts
 from tools.simulate.fleet.results import SimulatedRun, tier_hit_rate
 from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
-from tools.simulate.fleet.shape import Death, Faults, FleetShape, TierShape
+from tools.simulate.fleet.shape import Death, DraftShape, Faults, FleetShape, TierShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.fleet.worker.host import FastParts, Parts, SimulatedHost
 from tools.simulate.fleet.worker.steps import Flight
@@ -117,6 +117,12 @@ def test_both_pull_from_peers_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_both_compute_prompts_locally_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = dataclasses.replace(SMALL, prefill=1, local_prefill=True)
     check(requests(4, every_s=0.05), shape, "round-robin", monkeypatch)
+
+
+@pytest.mark.parametrize("acceptance", [(0.9,), (0.5, 0.9, 0.2)])
+def test_both_draft_alike(acceptance: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = dataclasses.replace(SMALL, local_prefill=True, drafts=DraftShape(acceptance=acceptance, share=0.8))
+    check(requests(6, every_s=0.05), shape, "kv", monkeypatch)
 
 
 def test_both_load_from_tiers_alike(monkeypatch: pytest.MonkeyPatch) -> None:
