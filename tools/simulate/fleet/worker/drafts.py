@@ -9,8 +9,9 @@ import itertools
 import random
 from collections.abc import Sequence
 
-from tools.simulate.fleet.shape import DraftShape
+from tools.simulate.fleet.shape import DraftShape, FleetShape
 from tools.simulate.fleet.worker.steps import TOKEN
+from twostroke.config import Role
 from twostroke.scheduler.cost import StepCost, StepTerms, StreamStep
 from twostroke.scheduler.drafting import draft_lengths
 from twostroke.speculation.acceptance import Acceptance
@@ -46,6 +47,13 @@ class SimulatedDrafts:
 
     def speculation(self) -> Speculation:
         return Speculation([self._drafter], self._acceptance)
+
+
+def drafts_of(shape: FleetShape, role: Role, worker: str) -> SimulatedDrafts | None:
+    """Return what a worker drafts; None where it does not."""
+    if role is not Role.DECODE or shape.drafts is None:
+        return None
+    return SimulatedDrafts(shape.drafts, f"{shape.seed} drafts {worker}")
 
 
 def lone_stream_step(shape: DraftShape, cost: StepCost) -> StreamStep:

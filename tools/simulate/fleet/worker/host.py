@@ -23,7 +23,7 @@ from tools.simulate.fleet.shape import FleetShape, SharedCores
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.worker.core_device import CoreDevice, calibrated_rates
 from tools.simulate.fleet.worker.cores import HostCores
-from tools.simulate.fleet.worker.drafts import SimulatedDrafts
+from tools.simulate.fleet.worker.drafts import drafts_of
 from tools.simulate.fleet.worker.live_loop import LiveLoop
 from tools.simulate.fleet.worker.pulls import Converter, SimulatedPull, SimulatedPulls, Wire
 from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, SimulatedLoop, StepPace, StepWatch
@@ -170,6 +170,8 @@ class SharedFleet:
 
 
 class SimulatedHost:
+    determinism = PACED
+
     def __init__(self, fleet: SharedFleet, worker: WorkerId, epoch: Epoch, use: WorkerUse) -> None:
         role, queue = use.role, fleet.queue
         shape = fleet.shape.of_role(role)
@@ -206,9 +208,7 @@ class SimulatedHost:
         self.prefetch: Prefetch | _NoPrefetch = _NoPrefetch()
         if self.tiers is not None and self.loads is not None:
             self.prefetch = self.tiers.prefetch(self.loads)
-        self._drafts: SimulatedDrafts | None = None
-        if role is Role.DECODE and shape.drafts is not None:
-            self._drafts = SimulatedDrafts(shape.drafts, f"{shape.seed} drafts {worker} {epoch.incarnation}")
+        self._drafts = drafts_of(shape, role, f"{worker} {epoch.incarnation}")
         self._sessions = itertools.count(1)
         self._times = TokenTimes(fleet.requests, fleet.gaps)
         self._open: dict[RequestId, SimulatedRequest] = {}
@@ -218,7 +218,6 @@ class SimulatedHost:
         self._lasting: control_pb2.Load | None = None
         self._lasting_cost = self.loop.cost
         tasks = asyncio.TaskGroup()  # the simulated pull client has no use for it
-        self.determinism = PACED
         self.request_manager = RequestManager(self, tasks) if role is Role.DECODE else None
         self.actions = self.request_manager or BuildJobs(self, tasks)
         self.loop.run(self.actions, self)
