@@ -92,7 +92,7 @@ class RankGroup:
         """
         assert values.is_contiguous()
         assert values.dtype == torch.float32
-        self._check(self._add_partials(self.address, team, values.data_ptr(), values.numel()))
+        self.check(self._add_partials(self.address, team, values.data_ptr(), values.numel()))
 
     def gather(self, part: torch.Tensor, columns: int) -> torch.Tensor | None:
         """Return all ranks' parts of a [rows, columns] tensor side by side, to the first rank alone.

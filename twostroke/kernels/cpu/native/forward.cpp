@@ -375,13 +375,34 @@ class Forward {
                   {between, inner, pairs, answers, hidden}, Into::FLOAT32);
         profiled(team, KernelKind::EXPERTS_SUM, work_of_rows(pairs, hidden), [&] {
             const float *shared_gates = experts.has_shared_gate ? logits + experts.count : nullptr;
-            float *sums = model_.ranks ? ranked_.rows(rows_, hidden) : x_.rows(rows_, hidden);
+            float *sums = model_.ranks ? part_of_sum() : x_.rows(rows_, hidden);
             if (model_.ranks) std::fill_n(sums, rows_ * hidden, 0.0f);
             routing_.add(team, experts, answers, shared, shared_gates, gates, hidden, sums);
         });
-        if (!model_.ranks) return;
-        reduce(team, ranked_.rows(rows_, hidden));
-        add_to_stream(team, ranked_.rows(rows_, hidden));
+        if (model_.ranks) add_sum(team);
+    }
+
+    // Where this rank makes its part of what all ranks add to the residual stream.
+    float *part_of_sum() {
+        const int64_t count = rows_ * model_.hidden;
+        float *shared = model_.ranks->partial(count);
+        return shared ? shared : ranked_.rows(rows_, model_.hidden);
+    }
+
+    // All ranks' parts, added to the residual stream.
+    void add_sum(Team *team) {
+        if (met_ != Met::ALL) return;
+        const int64_t count = rows_ * model_.hidden;
+        float *x = x_.rows(rows_, model_.hidden);
+        profiled(team, KernelKind::RANKS_SUM, work_of_rows(rows_, model_.hidden), [&] {
+            if (model_.ranks->partial(count)) {
+                met_ = model_.ranks->add_partials(team, x, count);
+                return;
+            }
+            const float *parts = ranked_.rows(rows_, model_.hidden);
+            met_ = model_.ranks->reduce(team, ranked_.rows(rows_, model_.hidden), count);
+            for (int64_t i = 0; i < count; i++) x[i] += parts[i];
+        });
     }
 
     // The sum of all ranks' rows [hidden], in their place.
@@ -389,14 +410,6 @@ class Forward {
         if (met_ != Met::ALL) return;
         profiled(team, KernelKind::RANKS_SUM, work_of_rows(rows_, model_.hidden),
                  [&] { met_ = model_.ranks->reduce(team, rows, rows_ * model_.hidden); });
-    }
-
-    void add_to_stream(Team *team, const float *rows) {
-        float *x = x_.rows(rows_, model_.hidden);
-        const int64_t count = rows_ * model_.hidden;
-        run_parts(team, [&](int part, int parts) {
-            for (int64_t i = count * part / parts; i < count * (part + 1) / parts; i++) x[i] += rows[i];
-        });
     }
 
     void by_expert(Team *team, KernelKind kind, const std::vector<RowGroup> &groups, const Rows &rows, Into into) {
@@ -418,16 +431,12 @@ class Forward {
     // A product's rows and what adapters add to them, normalised if there is a norm, added to the residual stream.
     void add(Team *team, KernelKind kind, const Linear &w, Rows rows, const float *norm, LowRank AdapterLayer::*part) {
         float *x = x_.rows(rows_, model_.hidden);
-        const bool is_apart = norm || model_.ranks;
-        rows.y = is_apart ? added_.rows(rows_, model_.hidden) : x;
+        rows.y = norm ? added_.rows(rows_, model_.hidden) : model_.ranks ? part_of_sum() : x;
         rows.y_stride = model_.hidden;
-        multiply(team, kind, w, rows, is_apart ? Into::FLOAT32 : Into::ADD);
+        multiply(team, kind, w, rows, norm || model_.ranks ? Into::FLOAT32 : Into::ADD);
         adapt(team, {{part, 0, SIDE_BY_SIDE}}, rows, Into::ADD);
-        if (model_.ranks) reduce(team, (float *)rows.y);
-        if (!norm) {
-            if (model_.ranks) add_to_stream(team, (const float *)rows.y);
-            return;
-        }
+        if (!norm) return model_.ranks ? add_sum(team) : void();
+        if (model_.ranks) reduce(team, added_.rows(rows_, model_.hidden));
         profiled(team, KernelKind::NORM, work_of_rows(rows_, model_.hidden), [&] {
             add_norm(team, (const float *)rows.y, rows_, model_.hidden, {norm, nullptr}, model_.epsilon, x);
         });
