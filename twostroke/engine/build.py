@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from twostroke.engine.adapter_slots import AdapterSlots, NoSlots
 from twostroke.engine.determinism import DEVICE, PACED, Determinism
 from twostroke.engine.memory_use import MemoryUse, pages_use
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
-from twostroke.errors import ConfigError
+from twostroke.errors import ConfigError, EngineLost
 from twostroke.ids import PageId
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.form import LAYOUT_VERSION, Conversion, KvForm, PageShape, page_form
@@ -152,6 +152,8 @@ class BuiltEngine:
     """None for a paced model, which has none."""
     expert_load: ExpertLoad | None = None
     """How much each expert had to do; None for a model without experts."""
+    lost: Future[EngineLost] | None = None
+    """Is done when a part of the engine that no step waits for is lost; None where that cannot be."""
 
     @property
     def memory_use(self) -> tuple[MemoryUse, ...]:
@@ -199,6 +201,7 @@ def _build_on_cpu(
     config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device: torch.device, profiler: Profiler | None
 ) -> BuiltEngine:
     from twostroke.engine.host_build import HostPlan
+    from twostroke.engine.rank_build import ranked_runner
     from twostroke.engine.runner import ModelRunner
     from twostroke.kernels.cpu.choice import variant_and_reason
 
@@ -208,11 +211,17 @@ def _build_on_cpu(
     facts = _model_facts(config, spec, model_dir, _host_layout(config, spec, groups, conversion), groups)
     arithmetic = _cpu_arithmetic(config) if config.model.deterministic else ""
 
+    lost = Future[EngineLost]()
+
     def load(memory: PageMemory) -> Loaded:
+        if config.ranks > 1:
+            runner = ranked_runner(plan, memory, profiler, lost)
+            return runner, runner.determinism, None
         runner = plan.runner(memory, profiler=profiler)
         return runner, runner.determinism, runner if runner.can_borrow else None
 
-    built = _with_memory(facts, PageMemory(facts.pages, facts.page_bytes, *facts.windows), load)
+    memory = PageMemory(facts.pages, facts.page_bytes, *facts.windows, writers=config.ranks > 1)
+    built = _with_memory(facts, memory, load)
     assert isinstance(built.runner, ModelRunner)
     has_pieces = built.runner.has_native_pages and shapes[0].latent_rank is None
     if conversion is not None and has_pieces and config.cache.block_size % PIECE_TOKENS == 0:
@@ -229,6 +238,7 @@ def _build_on_cpu(
         weights=weights,
         expert_load=built.runner.expert_load,
         adapters=built.runner.adapters,
+        lost=lost,
     )
 
 

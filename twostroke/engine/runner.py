@@ -227,10 +227,9 @@ class ModelRunner:
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
         """Write the KV of all tokens; the logits of `batch.logit_rows`, or None where there are none."""
-        self._ranks.begin(batch)
         with self._profiler.slice(ENGINE, "prepare"):
             tokens, ragged, sample_rows = self._prepare(batch)
-        with self._profiler.slice(ENGINE, "forward", kernels=ragged.kernels):
+        with self._ranks.step(batch), self._profiler.slice(ENGINE, "forward", kernels=ragged.kernels):
             return self._model.forward(tokens, ragged, sample_rows)
 
     def _prepare(self, batch: Batch) -> tuple[torch.Tensor, RaggedBatch, torch.Tensor | None]:
@@ -257,6 +256,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Let go of weights and of the view of the pages, so that the page memory can be unmapped."""
+        self._ranks.close()
         del self._model
         self._close_team()
         if self._owns_threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -20,8 +21,11 @@ class Ranks(Protocol):
     def native(self) -> NativeRanks | None:
         """The same for native kernels, which add up on their own."""
 
-    def begin(self, batch: Batch) -> None:
-        """Called with each step before it is computed: the first rank tells the others."""
+    def step(self, batch: Batch) -> AbstractContextManager[None]:
+        """Return what a step is computed within: the first rank tells the others what to compute."""
+
+    def close(self) -> None:
+        """Meet no more."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' parts, added in the order of ranks in float32 and rounded once."""
@@ -37,8 +41,11 @@ class OneRank:
     def native(self) -> NativeRanks | None:
         return None
 
-    def begin(self, batch: Batch) -> None:
-        """There is nobody to tell."""
+    def step(self, batch: Batch) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self) -> None:
+        """There is nobody else."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         return part

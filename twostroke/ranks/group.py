@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -39,9 +40,21 @@ class RankGroup:
     and raises RankLost where any rank, also from another thread, has called `abort`.
     """
 
-    def __init__(self, kernels: Kernels, fd: int, rank: int, ranks: int, slot_bytes: int) -> None:
-        """Join with the descriptor of what `create_memory` made, which this object closes."""
+    def __init__(
+        self,
+        kernels: Kernels,
+        fd: int,
+        rank: int,
+        ranks: int,
+        slot_bytes: int,
+        why: Callable[[], str] = lambda: "a rank of this worker is lost",
+    ) -> None:
+        """Join with the descriptor of what `create_memory` made, which this object closes.
+
+        `why` returns the reason why waits were ended, for the error.
+        """
         assert 0 <= rank < ranks
+        self._why = why
         self.rank, self.ranks, self.fd = rank, ranks, fd
         self.slot_bytes = slot_bytes
         new = kernels.function("twostroke_ranks_new", (_POINTER, ctypes.c_int32, ctypes.c_int32, _NUMBER), _POINTER)
@@ -144,7 +157,7 @@ class RankGroup:
         if met == _MET_ALL:
             return
         if met == _ABORTED:
-            raise RankLost("this worker has lost one of its ranks")
+            raise RankLost(self._why())
         self.abort()
         raise AssertionError(f"rank {self.rank} of {self.ranks} came with other sizes than another rank")
 

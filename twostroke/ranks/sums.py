@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
+
 import torch
 
 from twostroke.ranks.group import RankGroup
@@ -17,8 +20,12 @@ class RankSums:
     def native(self) -> RankGroup:
         return self._group
 
-    def begin(self, batch: Batch) -> None:
-        """The first rank has told it."""
+    def step(self, batch: Batch) -> AbstractContextManager[None]:
+        """Return what a step is computed within: the first rank has told it."""
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        """A process of a rank ends without."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' parts, [rows, hidden] on each. Raises RankLost."""

@@ -93,6 +93,7 @@ class EngineState:
         self.draft_rates = Rates()
         self.memory_use = (*built.memory_use, *(() if draft is None else draft.memory_use))
         self.expert_load = built.expert_load
+        self.lost = built.lost
         self.engine = EngineThread(built.runner, profiler)
         self.neighbours = built.neighbours
         self.adapters = built.adapters

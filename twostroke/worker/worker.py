@@ -148,6 +148,7 @@ class BaseWorker(abc.ABC):
             await host.rpc.start()
             running = [
                 tasks.create_task(self._work(host, role, pins)),
+                tasks.create_task(self._watch_engine(host, role)),
                 tasks.create_task(pins.watch()),
                 tasks.create_task(host.adapters.run(_without_adapter(host, HandlersWithPins(role, pins)))),
                 tasks.create_task(host.feed.beat()),
@@ -179,10 +180,22 @@ class BaseWorker(abc.ABC):
         try:
             await host.loop.run(HandlersWithPins(role, pins), host.loads.admitting, host.prefetch)
         except EngineLost as error:
-            log.critical("engine lost open=%d error=%s", self._open_work(), error.message)
-            await host.lose_engine(error)
-            role.lost(error)
-            self._stop.set()
+            await self._end_lost(host, role, error)
+
+    async def _watch_engine(self, host: WorkerHost, role: RoleServices) -> None:
+        """Notice a lost engine also while no step runs."""
+        assert self.engine_state is not None
+        if self.engine_state.lost is not None:
+            lost = asyncio.shield(asyncio.wrap_future(self.engine_state.lost))
+            await self._end_lost(host, role, await lost)
+
+    async def _end_lost(self, host: WorkerHost, role: RoleServices, error: EngineLost) -> None:
+        if host.validator.lost is not None:
+            return
+        log.critical("engine lost open=%d error=%s", self._open_work(), error.message)
+        await host.lose_engine(error)
+        role.lost(error)
+        self._stop.set()
 
     def _mount_services(
         self, host: WorkerHost, role: RoleServices, pins: PinKeeper, tasks: asyncio.TaskGroup

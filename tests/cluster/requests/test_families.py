@@ -85,11 +85,14 @@ def memory_of(directory: Path, pages: int) -> int:
 
 
 @asynccontextmanager
-async def serving(directory: Path, pages: int, **schedule: int) -> AsyncIterator[tuple[ProcessCluster, Client]]:
+async def serving(
+    directory: Path, pages: int, ranks: tuple[int, int] = (1, 1), **schedule: int
+) -> AsyncIterator[tuple[ProcessCluster, Client]]:
+    prefill_tp, decode_tp = ranks
     async with running_cluster(
         prefill=1,
         decode=2,
-        model=ModelConfig(model=str(directory), dtype="float32"),
+        model=ModelConfig(model=str(directory), dtype="float32", prefill_tp=prefill_tp, decode_tp=decode_tp),
         model_dir=directory,
         cache=CacheConfig(
             kv_cache_memory_bytes=memory_of(directory, pages),
@@ -127,10 +130,15 @@ async def test_every_family_has_the_tokens_of_transformers_through_hits_preempti
     await tokens_are_kept(tmp_path, expected, counts_experts=counts_experts)
 
 
-async def tokens_are_kept(directory: Path, expected: list[Reference], *, counts_experts: bool = False) -> None:
-    """Expect the answers, of which the first are some and the others grow, whatever happens on the way."""
+async def tokens_are_kept(
+    directory: Path, expected: list[Reference], *, counts_experts: bool = False, ranks: tuple[int, int] = (1, 1)
+) -> None:
+    """Expect the answers, of which the first are some and the others grow, whatever happens on the way.
+
+    `ranks`: those of the prefill worker, and of each decode worker.
+    """
     some, growing = expected[: len(LENGTHS)], expected[len(LENGTHS) :]
-    async with serving(directory, PAGES, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
+    async with serving(directory, PAGES, ranks, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
         assert mismatches(some, await answers_of(client, some)) == []
         assert counted(cluster, "twostroke_pull_bytes_total") > 0, "nothing was pulled: this was not a split run"
         assert (counted(cluster, "twostroke_expert_tokens_total") > 0) == counts_experts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,12 @@ class ThreadRank:
 
     native = None
 
-    def begin(self, batch: Batch) -> None:
+    def step(self, batch: Batch) -> AbstractContextManager[None]:
         """Each is told by the test."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Nothing is left."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(part, dtype=torch.float32)

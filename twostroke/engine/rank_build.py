@@ -1,0 +1,109 @@
+"""The first rank of a worker with its other ranks, which load their shares of the model in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twostroke.config import WorkerConfig
+from twostroke.engine.host_build import HostPlan
+from twostroke.engine.runner import ModelRunner
+from twostroke.errors import ConfigError, EngineLost, RankLost
+from twostroke.kernels.cpu.choice import choose_kernels
+from twostroke.kv_cache.layout import PoolLayout
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.models.catalog.places import cache_dir
+from twostroke.models.known_specs import known_spec
+from twostroke.profiler import Profiler
+from twostroke.ranks.processes import RankProcesses
+from twostroke.ranks.rank import RankJob
+from twostroke.ranks.sums import RankSums
+from twostroke.scheduler.batch import Batch
+
+SUM_BYTES = 4
+"""Of a number of a sum over ranks: float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelJob(RankJob):
+    """One rank's share of a model, over its part of the worker's pages."""
+
+    config: str
+    """A WorkerConfig as JSON."""
+    model_dir: Path
+    layout: PoolLayout
+    pages_fd: int
+
+    def load(self, group: Any) -> Callable[[Batch], None]:
+        """Raises ConfigError for what cannot be loaded."""
+        config = WorkerConfig.from_json(self.config)
+        spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
+        memory = PageMemory.join(self.pages_fd, self.layout)
+        ranks = RankSums(group, spec.vocab_size)
+        runner = HostPlan.of(config, spec, self.model_dir).runner(memory, rank=group.rank, ranks=ranks)
+
+        def compute(batch: Batch) -> None:
+            runner.run(batch)
+
+        return compute
+
+
+class FirstRank(RankSums):
+    """The sums of the rank that tells the others what to compute."""
+
+    def __init__(self, processes: RankProcesses, vocab_size: int) -> None:
+        super().__init__(processes.group, vocab_size)
+        self._processes = processes
+
+    @contextlib.contextmanager
+    def step(self, batch: Batch) -> Iterator[None]:
+        """Compute the step within; the other ranks do the same. Raises RankLost, also where this rank alone fails:
+        the others then wait for it."""
+        self._processes.send(batch.without_draws())
+        try:
+            yield
+            self._processes.finish()
+        except RankLost:
+            raise
+        except Exception as error:
+            raise self._processes.lose(f"the first rank failed with {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._processes.close()
+
+
+def ranked_runner(
+    plan: HostPlan, memory: PageMemory, profiler: Profiler | None, lost: Future[EngineLost]
+) -> ModelRunner:
+    """Return the runner of the first rank, whose other ranks have loaded too.
+
+    `memory` is sealed then. `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot
+    be loaded.
+    """
+    kernels = choose_kernels(cache_dir() / "kernels")
+    if kernels is None:
+        raise ConfigError(f"--tp {plan.config.ranks} needs a C++ compiler", field="--tp")
+    job = ModelJob(plan.config.to_json(), plan.model_dir, memory.layout, memory.fd)
+    most_rows = plan.config.schedule.step_tokens(on_gpu=False)
+    most_bytes = most_rows * plan.spec.hidden_size * SUM_BYTES
+    processes = RankProcesses(
+        kernels, job, plan.config.ranks, most_bytes, descriptors=(memory.fd,), on_lost=lost.set_result
+    )
+    try:
+        ranks = FirstRank(processes, plan.spec.vocab_size)
+        try:
+            runner = plan.runner(memory, ranks=ranks, profiler=profiler)
+        except RankLost:
+            processes.wait_until_ready()  # raises what that rank could not load
+            raise
+        processes.wait_until_ready()
+        memory.seal()
+    except BaseException:
+        processes.close()
+        raise
+    return runner

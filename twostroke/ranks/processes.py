@@ -1,0 +1,288 @@
+"""The further ranks of a worker, as child processes of the first one: started, given steps, watched, ended.
+
+A worker is its ranks: when one dies, freezes or fails, all are lost. All waits then end with RankLost, also those
+within a step, and the processes are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from twostroke.errors import ConfigError, RankLost
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.ranks.group import FIRST, RankGroup, create_memory
+from twostroke.ranks.rank import BEAT_S, READY, RankJob, RankStart
+
+FROZEN_S: Final = 2.0
+"""A rank without a beat for this long is lost. It is how long a silent worker is waited for (`--dead-after-s`)."""
+
+GRACE_S: Final = 2.0
+"""How long ranks have to end on their own. They do nothing but exit; a frozen one is killed after it."""
+
+WHY_S: Final = 1.0
+"""How long to wait until the watching thread knows why a wait was ended. It is woken by the same event."""
+
+
+@dataclass(slots=True, eq=False)
+class _RankProcess:
+    """A further rank, as the watching thread knows it."""
+
+    name: str
+    """For errors: "rank 2 of 4 (pid 123)"."""
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    pidfd: int
+    is_ready: bool = False
+    beats: int = 0
+    silent_s: float = 0.0
+    """Time in which it could have shown a beat and did not, not counting what this process itself was late."""
+
+    def ended(self) -> str:
+        code = self.process.wait()
+        return f"{self.name} died: " + (f"signal {-code}" if code < 0 else f"exit status {code}")
+
+
+@dataclass(slots=True)
+class _Fate:
+    """What is known of the ranks in common, guarded by its condition."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    waited_for: int = 0
+    """Ranks that have not loaded yet."""
+    lost: ConfigError | RankLost | None = None
+
+    def why(self) -> str:
+        """Return why waits were ended, which the watching thread is about to know."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.lost is not None, WHY_S)
+            return "a rank of this worker is lost" if self.lost is None else self.lost.message
+
+
+class RankProcesses:
+    """The first rank's hold on the others. One thread sends steps."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        job: RankJob,
+        ranks: int,
+        most_bytes: int,
+        *,
+        descriptors: Sequence[int] = (),
+        on_lost: Callable[[RankLost], None] = lambda error: None,
+    ) -> None:
+        """Start ranks 1 to `ranks` - 1, which load while the caller does the same.
+
+        `most_bytes`: of the longest sum. `descriptors` are those that the job needs. `on_lost` is called in a thread
+        when ranks that have loaded are lost. Raises ConfigError where processes or memory cannot be had.
+        """
+        self._fate = _Fate(waited_for=ranks - 1)
+        try:
+            memory_fd, slot_bytes = create_memory(kernels, ranks, most_bytes)
+        except OSError as error:
+            raise ConfigError(f"no memory for sums over {ranks} ranks: {error}") from error
+        self.group = RankGroup(kernels, memory_fd, FIRST, ranks, slot_bytes, self._fate.why)
+        starts = [
+            RankStart(
+                rank, ranks, slot_bytes, memory_fd, Path(kernels.library._name), kernels.variant, kernels.build, job
+            )
+            for rank in range(1, ranks)
+        ]
+        self._watcher = _Watcher(self.group, self._fate, on_lost)
+        try:
+            self._connections = self._watcher.start(starts, (memory_fd, *descriptors))
+        except OSError as error:
+            self.group.close()
+            raise ConfigError(f"the {ranks} ranks of a worker cannot be started: {error}") from error
+
+    def wait_until_ready(self) -> None:
+        """Raises ConfigError with what a rank cannot load, and RankLost where one has died meanwhile."""
+        fate = self._fate
+        with fate.changed:
+            fate.changed.wait_for(lambda: fate.lost is not None or fate.waited_for == 0)
+            if fate.lost is not None:
+                raise fate.lost
+
+    def send(self, batch: Any) -> None:
+        """Begin a step on the other ranks. Raises RankLost."""
+        if self._fate.lost is not None:
+            raise RankLost(self._fate.lost.message)
+        message = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
+        try:
+            for connection in self._connections:
+                connection.send_bytes(message)
+        except OSError as error:
+            raise RankLost(self._fate.why()) from error
+
+    def finish(self) -> None:
+        """Wait until all ranks have computed the step that was sent. Raises RankLost."""
+        self.group.meet()
+
+    def lose(self, reason: str) -> RankLost:
+        """End all ranks, in whose midst this one has failed, and return the error of what was lost first."""
+        return self._watcher.lose(RankLost(reason))
+
+    def close(self) -> None:
+        """End the ranks. No thread is in a step."""
+        self._watcher.close()
+        self.group.close()
+
+
+class _Watcher:
+    """A thread that is the ranks' parent, since a child's death signal is bound to the thread that made it."""
+
+    def __init__(self, group: RankGroup, fate: _Fate, on_lost: Callable[[RankLost], None]) -> None:
+        self._group, self._fate, self._on_lost = group, fate, on_lost
+        self._ranks: list[_RankProcess] = []
+        self._thread: threading.Thread | None = None
+        self._wake_read, self._wake_write = os.pipe()
+
+    def start(self, starts: Sequence[RankStart], descriptors: Sequence[int]) -> list[Connection]:
+        """Return the connection of each rank. Raises OSError where a process cannot be made."""
+        begun, errors = threading.Event(), list[OSError]()
+
+        def watch() -> None:
+            try:
+                for start in starts:
+                    self._ranks.append(_start(start, descriptors))
+            except OSError as error:
+                errors.append(error)
+            begun.set()
+            if not errors:
+                self._watch()
+            self._end_all()
+
+        self._thread = threading.Thread(target=watch, name="ranks", daemon=True)
+        self._thread.start()
+        begun.wait()
+        if errors:
+            self.close()
+            raise errors[0]
+        return [rank.connection for rank in self._ranks]
+
+    def lose(self, error: ConfigError | RankLost) -> RankLost:
+        """End all waits, and let nobody compute on. The first error stays."""
+        with self._fate.changed:
+            is_first = self._fate.lost is None
+            lost = self._fate.lost = self._fate.lost or error
+            has_loaded = self._fate.waited_for == 0
+            self._fate.changed.notify_all()
+        self._group.abort()
+        for rank in self._ranks:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)
+        lost = lost if isinstance(lost, RankLost) else RankLost(lost.message)
+        if is_first and has_loaded:
+            self._on_lost(lost)
+        return lost
+
+    def close(self) -> None:
+        if self._thread is None:
+            return
+        os.write(self._wake_write, b"\0")
+        self._thread.join()
+        self._thread = None
+        for fd in (self._wake_read, self._wake_write, *(rank.pidfd for rank in self._ranks)):
+            os.close(fd)
+
+    def _watch(self) -> None:
+        """Returns when `close` is called."""
+        events, by_fd = select.poll(), dict[int, _RankProcess]()
+        events.register(self._wake_read, select.POLLIN)
+        for rank in self._ranks:
+            for fd in (rank.connection.fileno(), rank.pidfd):
+                events.register(fd, select.POLLIN)
+                by_fd[fd] = rank
+        looked_s = time.monotonic()
+        while True:
+            seen = {fd for fd, _ in events.poll(BEAT_S * 1e3)}
+            if self._wake_read in seen:
+                return
+            for fd in seen & {rank.connection.fileno() for rank in self._ranks}:  # first: these say why a rank ended
+                if not self._hear(by_fd[fd]):
+                    events.unregister(fd)
+            for fd in seen & {rank.pidfd for rank in self._ranks}:
+                self.lose(RankLost(by_fd[fd].ended()))
+                events.unregister(fd)
+            now_s = time.monotonic()
+            self._look_for_beats(min(now_s - looked_s, 2 * BEAT_S))
+            looked_s = now_s
+
+    def _hear(self, rank: _RankProcess) -> bool:
+        """Return whether there may be more to hear."""
+        try:
+            message = rank.connection.recv_bytes()
+        except (EOFError, OSError):
+            return False
+        if message == READY:
+            with self._fate.changed:
+                rank.is_ready = True
+                self._fate.waited_for -= 1
+                self._fate.changed.notify_all()
+        elif rank.is_ready:
+            self.lose(RankLost(f"{rank.name} failed: {message.decode()}"))
+        else:
+            self.lose(ConfigError(f"{rank.name} cannot load: {message.decode()}"))
+        return True
+
+    def _look_for_beats(self, passed_s: float) -> None:
+        """`passed_s`: since the last look, or less where this process itself was late."""
+        for number, rank in enumerate(self._ranks, 1):
+            beats = self._group.beats(number)
+            rank.silent_s = rank.silent_s + passed_s if rank.is_ready and beats == rank.beats else 0.0
+            rank.beats = beats
+            if rank.silent_s > FROZEN_S and self._fate.lost is None:
+                self.lose(RankLost(f"{rank.name} is frozen: no sign of life for {FROZEN_S:.0f} s"))
+
+    def _end_all(self) -> None:
+        """Let ranks end, and kill those that do not."""
+        for rank in self._ranks:
+            rank.connection.close()
+        end_s = time.monotonic() + GRACE_S
+        for rank in self._ranks:
+            try:
+                rank.process.wait(max(0.0, end_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                rank.process.kill()
+                rank.process.wait()
+
+
+def _start(start: RankStart, descriptors: Sequence[int]) -> _RankProcess:
+    with _pipe() as (ours, theirs):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "twostroke.ranks", str(os.getpid()), str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(), *descriptors),
+        )
+        name = f"rank {start.rank} of {start.ranks} (pid {process.pid})"
+        rank = _RankProcess(name, process, ours, os.pidfd_open(process.pid))
+    with contextlib.suppress(OSError):  # it has died already, which its pidfd says
+        ours.send_bytes(pickle.dumps(start, pickle.HIGHEST_PROTOCOL))
+    return rank
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[Connection, Connection]]:
+    """Our end and the child's, which is closed here; both where the child cannot be made."""
+    ours, theirs = Pipe()
+    try:
+        yield ours, theirs
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()

@@ -1,0 +1,122 @@
+"""A rank in a process of its own: it loads what its job says, and computes what the first rank sends.
+
+`python -m twostroke.ranks PARENT_PID DESCRIPTOR` is started by `twostroke.ranks.processes`. The process ends with its
+parent, at once and whatever it does or waits for, even where it was stopped.
+"""
+
+from __future__ import annotations
+
+import abc
+import ctypes
+import logging
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from twostroke.errors import RankLost, ServeError
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.ranks.group import RankGroup
+
+log = logging.getLogger(__name__)
+
+BEAT_S: Final = 0.1
+"""A rank shows this often that it is not frozen."""
+
+READY: Final = b""
+"""The message of a rank that has loaded; any other one says what went wrong."""
+
+_PR_SET_PDEATHSIG: Final = 1
+"""A constant of linux/prctl.h."""
+
+
+class RankJob(abc.ABC):
+    """What each further rank does. It is pickled, so it is a frozen dataclass of an importable module."""
+
+    @abc.abstractmethod
+    def load(self, group: RankGroup) -> Callable[[Any], None]:
+        """Load in a rank's process, and return what computes a step of what the first rank sends.
+
+        Descriptors that were handed over have the same numbers here. Raises ConfigError for what cannot be loaded.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """The first message to a rank."""
+
+    rank: int
+    ranks: int
+    slot_bytes: int
+    memory_fd: int
+    library: Path
+    variant: str
+    build: str
+    """Those of `Kernels`: all ranks compute with the same."""
+    job: RankJob
+
+    def join(self) -> RankGroup:
+        kernels = Kernels(ctypes.CDLL(str(self.library)), self.variant, self.build)
+        return RankGroup(kernels, self.memory_fd, self.rank, self.ranks, self.slot_bytes)
+
+
+def main() -> None:
+    parent_pid, fd = map(int, sys.argv[1:])
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        sys.exit("the first rank was gone before this process was bound to it")
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal, or of a container: they are for the first rank
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    connection = Connection(fd)
+    try:
+        _serve(connection)
+    except (EOFError, ConnectionError):
+        pass
+    os._exit(0)  # threads of libraries need not be waited for: nothing here outlives the process
+
+
+def _serve(connection: Connection) -> None:
+    """Raises EOFError or ConnectionError once the first rank has closed its end."""
+    message = connection.recv_bytes()
+    try:
+        start: RankStart = pickle.loads(message)
+        group = start.join()
+        threading.Thread(target=_beat, args=(group, connection.fileno()), name="beat", daemon=True).start()
+        compute = start.job.load(group)
+    except Exception as error:
+        return connection.send_bytes(_line_of(error).encode())
+    connection.send_bytes(READY)
+    while True:
+        batch = pickle.loads(connection.recv_bytes())
+        try:
+            compute(batch)
+            group.meet()
+        except RankLost:
+            continue  # the first rank knows better than this one, and ends it
+        except Exception as error:
+            connection.send_bytes(_line_of(error).encode())
+            group.abort()
+
+
+def _line_of(error: Exception) -> str:
+    if isinstance(error, ServeError):
+        return error.message
+    log.error("a rank failed error=%s", error, exc_info=error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _beat(group: RankGroup, fd: int) -> None:
+    """Show that this process is not frozen, and end it once the first rank has closed its end of `fd`."""
+    closed = select.poll()
+    closed.register(fd, select.POLLRDHUP)
+    while not closed.poll(BEAT_S * 1e3):
+        group.beat()
+    os._exit(0)
