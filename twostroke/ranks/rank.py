@@ -7,6 +7,7 @@ parent, at once and whatever it does or waits for, even where it was stopped.
 from __future__ import annotations
 
 import abc
+import contextlib
 import ctypes
 import logging
 import os
@@ -76,10 +77,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     connection = Connection(fd)
-    try:
+    with contextlib.suppress(EOFError, ConnectionError):
         _serve(connection)
-    except (EOFError, ConnectionError):
-        pass
     os._exit(0)  # threads of libraries need not be waited for: nothing here outlives the process
 
 

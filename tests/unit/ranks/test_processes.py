@@ -1,0 +1,225 @@
+"""Ranks are processes: they compute in step, and any one's death, freeze or failure ends all, also within a step."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.unit.ranks.jobs import CannotLoad, LoadsForever, Sums, WritesTo, add, fail, meet
+from twostroke.errors import ConfigError, RankLost
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.ranks.processes import FROZEN_S, RankProcesses
+from twostroke.ranks.rank import RankJob
+
+ROOT = Path(__file__).resolve().parents[3]
+WAIT_S = 60.0
+
+
+@contextmanager
+def running(
+    kernels: Kernels, ranks: int, job: RankJob | None = None, descriptors: tuple[int, ...] = ()
+) -> Iterator[tuple[RankProcesses, list[RankLost]]]:
+    """Yield the ranks, and what is told of their loss."""
+    lost: list[RankLost] = []
+    processes = RankProcesses(kernels, job or Sums(), ranks, 0, descriptors=descriptors, on_lost=lost.append)
+    try:
+        yield processes, lost
+    finally:
+        processes.close()
+
+
+def pids_of_children() -> set[int]:
+    """Return the children of this process, zombies among them."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for task in tasks for pid in task.read_text().split()}
+
+
+def wait_for(what: list[RankLost]) -> RankLost:
+    end_s = time.monotonic() + WAIT_S
+    while not what:
+        assert time.monotonic() < end_s, "nobody noticed"
+        time.sleep(0.02)
+    return what[0]
+
+
+def is_named(error: RankLost, rank: int, ranks: int, pid: int, what: str) -> bool:
+    return error.message == f"rank {rank} of {ranks} (pid {pid}) {what}"
+
+
+DIED, FROZEN = "died: signal 9", f"is frozen: no sign of life for {FROZEN_S:.0f} s"
+BROKEN = pytest.mark.parametrize(("number", "what"), [(signal.SIGKILL, DIED), (signal.SIGSTOP, FROZEN)])
+
+
+def test_all_ranks_compute_the_steps_that_the_first_one_sends(kernels: Kernels) -> None:
+    with running(kernels, 3) as (processes, lost):
+        processes.wait_until_ready()
+        for value in (1.0, 2.0, 5.0):
+            processes.send(("add", value))
+            assert add(processes.group, value).tolist() == [6 * value] * 5
+            processes.finish()
+        assert not lost
+
+
+@BROKEN
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_rank_that_dies_or_freezes_between_steps_ends_all_and_is_named(
+    kernels: Kernels, number: int, what: str, rank: int
+) -> None:
+    before = pids_of_children()
+    with running(kernels, 3) as (processes, lost):
+        processes.wait_until_ready()
+        pid = sorted(pids_of_children() - before)[rank - 1]
+        os.kill(pid, number)
+        assert is_named(wait_for(lost), rank, 3, pid, what)
+        with pytest.raises(RankLost, match=re.escape(what)):
+            processes.group.meet()
+        with pytest.raises(RankLost, match=re.escape(what)):
+            processes.send(("add", 1.0))
+    assert pids_of_children() == before
+
+
+@BROKEN
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_rank_that_dies_or_freezes_within_a_step_ends_the_waits_of_all(
+    kernels: Kernels, number: int, what: str, rank: int
+) -> None:
+    before = pids_of_children()
+    with running(kernels, 3) as (processes, lost):
+        processes.wait_until_ready()
+        pid = sorted(pids_of_children() - before)[rank - 1]
+        processes.send(("wait", float(rank)))
+        timer = threading.Timer(0.3, os.kill, (pid, number))
+        timer.start()
+        with pytest.raises(RankLost) as raised:
+            processes.group.meet()
+        assert is_named(raised.value, rank, 3, pid, what)
+        assert is_named(wait_for(lost), rank, 3, pid, what)
+        timer.join()
+    assert pids_of_children() == before
+
+
+def test_a_rank_that_fails_in_a_step_says_why(kernels: Kernels) -> None:
+    with running(kernels, 2) as (processes, lost):
+        processes.wait_until_ready()
+        processes.send(("fail", 1.0))
+        with pytest.raises(RankLost, match=r"rank 1 of 2 \(pid \d+\) failed: ValueError: this step is too much"):
+            meet(processes.group, 0)
+        wait_for(lost)
+
+
+def test_where_the_first_rank_fails_in_a_step_the_others_are_ended(kernels: Kernels) -> None:
+    before = pids_of_children()
+    with running(kernels, 2) as (processes, lost):
+        processes.wait_until_ready()
+        processes.send(("fail", 0.0))
+        with pytest.raises(ValueError, match="too much") as raised:
+            fail(processes.group, 0.0)
+        error = processes.lose(f"the first rank failed: {raised.value}")
+        assert error.message == wait_for(lost).message == "the first rank failed: this step is too much"
+        while pids_of_children() != before:
+            time.sleep(0.02)
+
+
+def test_what_a_rank_cannot_load_is_one_line_for_the_user(kernels: Kernels) -> None:
+    with running(kernels, 2, CannotLoad()) as (processes, lost):
+        with pytest.raises(ConfigError, match=r"^rank 1 of 2 \(pid \d+\) cannot load: the weights are not there$"):
+            processes.wait_until_ready()
+        assert not lost, "the caller knows"
+
+
+def test_a_rank_that_dies_while_it_loads_is_lost(kernels: Kernels) -> None:
+    before = pids_of_children()
+    with running(kernels, 2, LoadsForever()) as (processes, _):
+        (pid,) = pids_of_children() - before
+        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+        with pytest.raises(RankLost, match=r"died: signal 9$"):
+            processes.wait_until_ready()
+
+
+def test_ranks_get_the_descriptors_that_their_job_needs(kernels: Kernels) -> None:
+    read, write = os.pipe()
+    with running(kernels, 3, WritesTo(write), (write,)) as (processes, _):
+        processes.wait_until_ready()
+        assert sorted(os.read(read, 10).decode()) == ["1", "2"]
+    os.close(read)
+    os.close(write)
+
+
+def test_closing_leaves_no_process_descriptor_or_thread(kernels: Kernels) -> None:
+    with running(kernels, 2) as (processes, _):
+        processes.wait_until_ready()
+    before = (pids_of_children(), len(os.listdir("/proc/self/fd")), threading.active_count())
+    for is_ready in (True, False):
+        with running(kernels, 3) as (processes, lost):
+            if is_ready:
+                processes.wait_until_ready()
+        assert not lost
+        assert (pids_of_children(), len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+@contextmanager
+def first_rank(ranks: int) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Yield a first rank in a process of its own, and descriptors of the processes of the others."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from tests.unit.ranks.jobs import main; main()", str(ranks)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process, process.stdin:
+        try:
+            pidfds = [os.pidfd_open(int(pid)) for pid in process.stdout.readline().split()]
+            yield process, pidfds
+        finally:
+            process.kill()
+    for pidfd in pidfds:
+        os.close(pidfd)
+
+
+def say(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def have_ended(pidfds: list[int]) -> bool:
+    return all(select.select([pidfd], [], [], WAIT_S)[0] for pidfd in pidfds)
+
+
+@pytest.mark.parametrize("is_in_step", [False, True])
+def test_the_death_of_the_first_rank_ends_the_others_also_a_stopped_one(is_in_step: bool) -> None:
+    with first_rank(3) as (process, pidfds):
+        if is_in_step:
+            say(process, "hang")
+        signal.pidfd_send_signal(pidfds[1], signal.SIGSTOP)
+        process.kill()
+        assert have_ended(pidfds)
+
+
+def test_a_first_rank_that_was_stopped_itself_blames_nobody() -> None:
+    with first_rank(2) as (process, pidfds):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(FROZEN_S + 1)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout is not None
+        for _ in range(2):
+            say(process, "step")
+            assert process.stdout.readline() == "3.0\n"
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(WAIT_S) == 0
+        assert have_ended(pidfds)
