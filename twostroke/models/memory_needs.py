@@ -62,7 +62,7 @@ def packed_weights(spec: ModelSpec, *, is_int8: bool, with_head: bool = True) ->
     else:
         router = 0
     layers = spec.layers * layer + router
-    head = matrix_bytes(spec.vocab_size, spec.hidden_size, is_int8=is_int8)
+    head = matrix_bytes(len(spec.vocabulary), spec.hidden_size, is_int8=is_int8)
     embedding = copied_bytes(spec.table_bytes("bfloat16")) + copied_bytes(spec.position_bytes("bfloat16"))
     whole, read = (layers + _mlp_bytes(spec, is_int8=is_int8, of_one_token=one) for one in (False, True))
     whole += spec.layers * _expansion_bytes(spec, is_int8=is_int8)

@@ -219,7 +219,7 @@ class ModelSpec:
         """Return how many MLPs of each width there are in all layers; or of those that one token has."""
         widths = Counter({self.intermediate_size: self.layers - self.expert_layers})
         if self.experts is not None:
-            each = self.experts.per_token if of_one_token else self.experts.count
+            each = self.experts.per_token if of_one_token else len(self.held_experts)
             widths[self.experts.width] += each * self.expert_layers
             widths[self.experts.shared_width] += self.expert_layers
         return {width: count for width, count in widths.items() if width and count}
