@@ -39,7 +39,7 @@ def build_draft(config: WorkerConfig, built: BuiltEngine) -> DraftEngine | None:
 def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory: Path) -> DraftEngine:
     import torch
 
-    from twostroke.engine.runner import ModelRunner, Surroundings
+    from twostroke.engine.runner import ModelRunner, RunnerResources
     from twostroke.kernels.choice import grouped_pool
 
     if not isinstance(built.runner, ModelRunner):
@@ -75,7 +75,7 @@ def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory
             memory,
             model,
             pool=grouped_pool([torch.from_numpy(memory.regions[0])], form, shapes, getattr(torch, model.dtype)),
-            on=Surroundings(built.runner),
+            on=RunnerResources(built.runner),
             with_head=True,
         )
     except BaseException:

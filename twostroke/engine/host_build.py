@@ -10,7 +10,7 @@ import torch
 
 from twostroke.config import WorkerConfig
 from twostroke.engine.cores import Cores
-from twostroke.engine.runner import ModelRunner, Surroundings
+from twostroke.engine.runner import ModelRunner, RunnerResources
 from twostroke.kernels.choice import grouped_pool
 from twostroke.kernels.nibble_pool import check_shape
 from twostroke.kernels.parted_pool import AnyPool
@@ -68,7 +68,7 @@ class HostPlan:
                 memory,
                 self.config.model,
                 pool=self._pool(spec, memory),
-                on=Surroundings(cores, profiler or Profiler(), ranks),
+                on=RunnerResources(cores, profiler or Profiler(), ranks),
                 with_head=self.config.can_sample,
             )
         except BaseException:

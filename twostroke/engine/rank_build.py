@@ -25,7 +25,7 @@ from twostroke.ranks.sums import RankSums
 from twostroke.scheduler.batch import Batch
 
 SUM_BYTES = 4
-"""Of a number of a sum over ranks: float32."""
+"""Bytes of a number of a sum over ranks, a float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def ranked_runner(
 ) -> ModelRunner:
     """Return the runner of the first rank, whose other ranks have loaded too.
 
-    `memory` is sealed then. `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot
+    `memory` is protected then. `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot
     be loaded.
     """
     kernels = choose_kernels(cache_dir() / "kernels")
@@ -102,7 +102,7 @@ def ranked_runner(
             processes.wait_until_ready()  # raises what that rank could not load
             raise
         processes.wait_until_ready()
-        memory.seal()
+        memory.protect()
     except BaseException:
         processes.close()
         raise

@@ -42,7 +42,7 @@ from twostroke.scheduler.lateness import WaitingPrompts
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RunnerResources:
     """What a runner computes with, beside its model and its pages."""
 
     cores: Cores | ModelRunner
@@ -64,7 +64,7 @@ class ModelRunner:
         model: ModelConfig,
         *,
         pool: AnyPool,
-        on: Surroundings,
+        on: RunnerResources,
         with_head: bool,
     ) -> None:
         self._profiler = on.profiler

@@ -123,7 +123,7 @@ class PageMemory(Pages):
     ) -> None:
         """`further`: the pages of other groups than the first. `flag`: the setting that asked for the memory.
 
-        `writers`: other ranks of the worker write to it, too. The owner calls `seal` once they have mapped it.
+        `writers`: other ranks of the worker write to it, too. The owner calls `protect` once they have mapped it.
         """
         self.layout = layout = PoolLayout.of(pages, page_bytes, *further)
         self.total_bytes = layout.host_bytes
@@ -131,7 +131,7 @@ class PageMemory(Pages):
             refuse_more_than_free(self.total_bytes, available_memory_bytes(), flag=flag)
             self._memory = SharedMemory(self.total_bytes)
             if not writers:
-                self.seal()
+                self.protect()
         elif writers:
             self._memory = SharedMemory(self.total_bytes, fd=fd)
         else:
@@ -162,9 +162,9 @@ class PageMemory(Pages):
         first, *further = layout.regions
         return cls(first.pages, first.page_bytes, *further, fd=fd, writers=True)
 
-    def seal(self) -> None:
+    def protect(self) -> None:
         """Let no process but those that have mapped it write to the pages. Nobody else gets them before."""
-        self._memory.seal()
+        self._memory.protect()
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:

@@ -34,7 +34,7 @@ class SharedMemory:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_ours or may_write else 0)
         self.map = mmap.mmap(self.fd, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
 
-    def seal(self) -> None:
+    def protect(self) -> None:
         """Let no process map it for writing, or resize it, from now on. The owner calls it before others get it."""
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _PROTECTION)
 
@@ -67,7 +67,7 @@ class GenerationTable:
         size_bytes = generation_bytes(pages)
         if fd is None:
             self._memory = SharedMemory(size_bytes)
-            self._memory.seal()
+            self._memory.protect()
         else:
             self._memory = SharedMemory.attach(fd, size_bytes)
         self.fd = self._memory.fd

@@ -16,7 +16,7 @@ from tests.unit.engine.batches import Stream, step
 from twostroke.config import ModelConfig
 from twostroke.engine.cores import Cores
 from twostroke.engine.prompt_scores import score_prompts
-from twostroke.engine.runner import ModelRunner, Surroundings
+from twostroke.engine.runner import ModelRunner, RunnerResources
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import FORMS
 from twostroke.kv_cache.memory import PageMemory
@@ -38,7 +38,7 @@ def runner(smollm2_dir: Path) -> Iterator[ModelRunner]:
         memory,
         ModelConfig(dtype="float32", max_model_len=512),
         pool=PagePool.over(torch.from_numpy(memory.data), FORMS["float32"], spec.page_shape(16)),
-        on=Surroundings(Cores((0,))),
+        on=RunnerResources(Cores((0,))),
         with_head=True,
     )
     yield runner

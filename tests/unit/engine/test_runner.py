@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.unit.engine.batches import Stream, generate, step
 from twostroke.config import ModelConfig
 from twostroke.engine.cores import Cores
-from twostroke.engine.runner import ModelRunner, Surroundings
+from twostroke.engine.runner import ModelRunner, RunnerResources
 from twostroke.ids import PageId
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import FORMS
@@ -48,7 +48,7 @@ def make_runner(directory: Path, memory: PageMemory, *, with_head: bool) -> Mode
         memory,
         ModelConfig(dtype="float32", max_model_len=2048),
         pool=PagePool.over(torch.from_numpy(memory.data), FORMS["float32"], read_spec(directory).page_shape(16)),
-        on=Surroundings(Cores((0,))),
+        on=RunnerResources(Cores((0,))),
         with_head=with_head,
     )
 
