@@ -7,6 +7,7 @@ without it. Where it fails, it is off until the worker starts again, and no requ
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Awaitable, Callable
@@ -40,6 +41,13 @@ IDLE_TOKENS = 64
 """Tokens that are caught up with at a time while no stream runs: a prompt whose pages arrive meanwhile waits for it."""
 LEAST_TOKENS = 16
 """Tokens that are caught up with at a time at least: fewer take hardly less time."""
+TRIED_STEPS = 64
+"""Steps of streams without a drafted token after which the draft model draws some, whatever it is said to cost. Its
+cost is known from its own steps alone, and the first of these, at the start, run beside those of other workers: one
+that is taken for too dear would never show that it is not. This takes about a hundredth of the time at most."""
+TRIED_TOKENS = 2
+HOPED_SHARE = 0.25
+"""Share of its known cost at which it would have to pay, or else it is not tried."""
 EXPECTED_TOKENS = 256
 """Most tokens that an answer is expected to go on for: few come near to the most that they may have."""
 
@@ -124,6 +132,8 @@ class ModelDrafts:
         self._states: dict[Sequence, _DraftState] = {}
         self._free = [PageId(page) for page in reversed(range(draft.pages))]
         self._is_off = False
+        self._steps_without = 0
+        """Steps of streams since the draft model last drew."""
 
     @property
     def free_pages(self) -> int:
@@ -139,6 +149,11 @@ class ModelDrafts:
         step = self._step_terms()
         chosen = self._to_draft(streams, step)
         chosen += self._to_catch_up(streams, step)
+        has_drawn = any(row.length for _, row in chosen)
+        self._steps_without = 0 if has_drawn else self._steps_without + (step.streams > 0)
+        if not chosen and self._steps_without >= TRIED_STEPS:
+            chosen = self._to_try(streams, step)
+            self._steps_without = 0
         return self._run(chosen) if chosen else None
 
     async def _run(self, chosen: list[tuple[_Stream, DraftRow]]) -> None:
@@ -162,7 +177,7 @@ class ModelDrafts:
             state = self._states[stream.sequence]
             state.computed, state.beyond = row.end, tokens[:-1]
             stream.speculation.computed(drafted.seconds * (len(row.tokens) + row.length) / computed)
-            if row.length:
+            if row.length and row.end == len(stream.sequence.known):
                 stream.drafter.drafted(stream.sequence.known, tokens)
 
     # Streams
@@ -196,6 +211,22 @@ class ModelDrafts:
         known = len(stream.sequence.known)
         most = min(most_drafted(stream.sequence, self._limits), self._draft.max_model_len - known, MOST_DRAFTED)
         return Asking(stream.speculation.model_chance, most, known)
+
+    def _to_try(self, streams: list[_Stream], step: StepTerms) -> list[tuple[_Stream, DraftRow]]:
+        """Return a short draft for one stream, if it would pay were the draft model cheaper than it is said to be.
+
+        Behind a part of the stream's tokens alone, where it lacks many: then the draft serves to learn the cost.
+        """
+        hoped = StepCost(*(HOPED_SHARE * part for part in dataclasses.astuple(self._draft_rates.cost)))
+        for stream in streams:
+            asking = self._asking(stream)
+            lengths = model_lengths([asking], hoped, self._rates.cost, step, TRIED_TOKENS)
+            if not stream.draws_next or not any(lengths.tokens):
+                continue
+            most = MOST_LACKING if self._lacking(stream.sequence) <= MOST_LACKING else 1
+            row = self._row(stream, min(TRIED_TOKENS, asking.most), most)
+            return [] if row is None else [(stream, row)]
+        return []
 
     def _lacking(self, sequence: Sequence) -> int:
         state = self._states.get(sequence)

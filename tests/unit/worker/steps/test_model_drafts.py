@@ -17,12 +17,12 @@ from twostroke.engine.loop import EngineThread
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import Batch, StepResult
-from twostroke.scheduler.cost import StepCost
+from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.sequence import Sequence
 from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.draft_model import ModelDrafter
 from twostroke.speculation.speculation import Outcome, Speculation
-from twostroke.worker.steps.model_drafts import ModelDrafts
+from twostroke.worker.steps.model_drafts import TRIED_STEPS, TRIED_TOKENS, ModelDrafts
 from twostroke.worker.steps.rates import Rates
 
 BLOCK = 4
@@ -39,6 +39,21 @@ class SteadyRates(Rates):
         self.cost = cost
 
     def observe(self, terms: object, seconds: float) -> None: ...
+
+
+class LearningRates(SteadyRates):
+    """Costs that are known to be others once a step has drawn: those of `cost`, after `said`."""
+
+    def __init__(self, said: StepCost, cost: StepCost) -> None:
+        super().__init__(said)
+        self._true = cost
+        self.draws = 0
+
+    def observe(self, terms: object, seconds: float) -> None:
+        assert isinstance(terms, StepTerms)
+        if terms.streams:
+            self.cost = self._true
+            self.draws += 1
 
 
 class LegibleRunner:
@@ -112,11 +127,13 @@ class Drafting:
 
 
 @asynccontextmanager
-async def drafting(*, pages: int = 64, wrong: int = 7, bench_pages: int = 64) -> AsyncIterator[Drafting]:
+async def drafting(
+    *, pages: int = 64, wrong: int = 7, bench_pages: int = 64, draft_rates: Rates | None = None
+) -> AsyncIterator[Drafting]:
     runner, bench = LegibleRunner(wrong), Bench(bench_pages)
     draft = DraftEngine(runner, PageMemory(pages, 64), BLOCK, LONGEST)
     engine = EngineThread(runner)
-    rates = SteadyRates(COST), SteadyRates(DRAFT_COST)
+    rates = SteadyRates(COST), draft_rates or SteadyRates(DRAFT_COST)
     drafts = ModelDrafts(draft, engine, bench.scheduler, bench.limits, *rates, lambda: False)
     yield Drafting(bench, drafts, runner)
     assert drafts.begin() is None, "nothing runs"
@@ -186,6 +203,28 @@ async def test_a_draft_model_that_fails_is_off_with_one_warning_and_no_answer_fa
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert sequence.sampling is not None
         assert sequence.known[8:] == answer_alone([1] * 8, sequence.sampling, 4096)[0]
+
+
+@pytest.mark.parametrize("prompt_tokens", [4, 40])
+async def test_a_draft_model_that_was_measured_too_dear_is_tried_again_and_then_drafts(prompt_tokens: int) -> None:
+    dear = StepCost(step_s=0.2, stream_s=0.002, prompt_token_s=0.002)
+    learning = LearningRates(dear, DRAFT_COST)
+    async with drafting(wrong=1000, draft_rates=learning, bench_pages=128) as rig:
+        sequence = rig.answer([1] * prompt_tokens, 150)
+        steps = await rig.finish([sequence])
+        assert TRIED_STEPS < steps < TRIED_STEPS + 40
+        assert sequence.sampling is not None
+        assert sequence.known[prompt_tokens:] == answer_alone([1] * prompt_tokens, sequence.sampling, 4096)[0]
+
+
+@pytest.mark.parametrize("times", [2, 100])
+async def test_a_draft_model_that_is_too_dear_is_tried_seldom_and_never_where_it_is_hopeless(times: int) -> None:
+    dear = StepCost(step_s=times * COST.step_s, stream_s=0.002, prompt_token_s=0.002)
+    learning = LearningRates(dear, dear)
+    async with drafting(wrong=1000, draft_rates=learning, bench_pages=128) as rig:
+        steps = await rig.finish([rig.answer([1] * 4, 180)])
+        assert steps > 170
+        assert learning.draws == (2 * TRIED_TOKENS if times == 2 else 0)
 
 
 async def test_an_answer_knows_how_long_the_draft_model_computed_for_it() -> None:
