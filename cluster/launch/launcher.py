@@ -37,7 +37,7 @@ from twostroke.config import PACED_PREFIX, ClusterConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.models.catalog.places import locate
-from twostroke.models.draft_check import check_draft, draft_dir
+from twostroke.models.draft_check import check_draft, draft_dir, refuse_heads
 from twostroke.models.preflight import check_model
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
@@ -313,6 +313,7 @@ def _model_dir(config: ClusterConfig) -> str:
 def _have_draft_model(config: ClusterConfig, directory: Path) -> None:
     """Fetch the draft model, if any, and check that it can propose tokens for the model in a directory."""
     name, model = config.schedule.draft_model, config.model
+    refuse_heads(config.schedule, model, directory)
     if name is None:
         return
     draft = draft_dir(name, model.dtype) or fetch_with_progress(name, model.dtype)

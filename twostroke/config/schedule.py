@@ -18,6 +18,9 @@ GRAMMAR_DRAFTER = "grammar"
 """The drafter that proposes what an answer's grammar forces."""
 DRAFTER_NAMES = (GRAMMAR_DRAFTER, "lookup", "suffix", DRAFT_MODEL)
 """Keys of the table of drafters (`twostroke.speculation.drafters`)."""
+EAGLE3, MTP = "eagle3", "mtp"
+HEAD_DRAFTERS = (EAGLE3, MTP)
+"""Drafters that would need a head of a checkpoint (`twostroke.models.draft_heads`): they are refused."""
 DRAFT_CACHE_BYTES = 128 << 20
 """Page memory of the draft model: about 10,000 tokens of a model of half a billion parameters."""
 
@@ -47,10 +50,11 @@ class ScheduleConfig(Settings):
     )
     speculate: str = setting(
         SPECULATE_AUTO,
-        choices=(SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES),
+        choices=(SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES, *HEAD_DRAFTERS),
         help="who proposes tokens, several of which are checked in one step: grammar (what it forces where logprobs "
         "are asked for), lookup (what followed in the prompt), suffix (what followed in earlier answers of the "
-        "tenant), model (what --draft-model draws), off; auto: all, where no bit of an answer changes",
+        "tenant), model (what --draft-model draws), off; auto: all, where no bit of an answer changes. eagle3 and mtp, "
+        "heads of checkpoints, are refused with what the checkpoint has of them: none is run yet",
     )
     draft_model: str | None = setting(
         None,
@@ -94,8 +98,14 @@ class ScheduleConfig(Settings):
         if name is None:
             if self.speculate == DRAFT_MODEL:
                 raise ConfigError("--speculate model needs --draft-model: the model that proposes", field="--speculate")
+            if self.speculate == EAGLE3:
+                raise ConfigError(
+                    "--speculate eagle3 needs --draft-model: the checkpoint with the head", field="--speculate"
+                )
+            if self.speculate == MTP and model.is_paced:
+                raise ConfigError("--speculate mtp: a paced model has no head", field="--speculate")
             return
-        if self.speculate not in (SPECULATE_AUTO, DRAFT_MODEL):
+        if self.speculate not in (SPECULATE_AUTO, DRAFT_MODEL, EAGLE3):
             raise ConfigError(
                 f"--draft-model {name} would propose nothing with --speculate {self.speculate}: "
                 f"give --speculate {SPECULATE_AUTO} or {DRAFT_MODEL}",

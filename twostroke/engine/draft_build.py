@@ -13,7 +13,7 @@ from twostroke.kv_cache.form import page_form
 from twostroke.kv_cache.groups import groups_apart
 from twostroke.kv_cache.memory import PageMemory, available_memory_bytes
 from twostroke.kv_cache.pool_size import enough_pages
-from twostroke.models.draft_check import check_draft, draft_dir
+from twostroke.models.draft_check import check_draft, draft_dir, refuse_heads
 from twostroke.models.known_specs import known_spec
 from twostroke.models.weights.stored.model_files import layouts_in
 
@@ -27,6 +27,8 @@ def build_draft(config: WorkerConfig, built: BuiltEngine) -> DraftEngine | None:
     Raises ConfigError where it cannot propose tokens for the model, or does not fit into memory.
     """
     name = config.schedule.draft_model
+    if config.can_sample and not config.model.is_paced:
+        refuse_heads(config.schedule, config.model, Path(built.model.model_dir))
     if name is None or not config.can_sample:
         return None
     directory = draft_dir(name, config.model.dtype)

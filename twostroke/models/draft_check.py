@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from twostroke.config import EAGLE3, HEAD_DRAFTERS, ModelConfig, ScheduleConfig
 from twostroke.errors import ConfigError
 from twostroke.models.catalog.places import locate
+from twostroke.models.draft_heads import refuse_head, refuse_head_as_model
 from twostroke.models.known_specs import known_spec
 
 FLAG = "--draft-model"
@@ -15,10 +17,24 @@ TOKENIZER = "tokenizer.json"
 
 def draft_dir(name: str, dtype: str) -> Path | None:
     """Return what `places.locate` returns for a draft model. Raises ConfigError, naming its flag."""
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        refuse_head_as_model(FLAG, name, directory)
     try:
         return locate(name, dtype)
     except ConfigError as error:
         raise ConfigError(error.message.replace("--model", FLAG), field=FLAG) from error
+
+
+def refuse_heads(schedule: ScheduleConfig, model: ModelConfig, model_dir: Path) -> None:
+    """Raises ConfigError where a head of a checkpoint is to propose: one of the model's own, or an EAGLE-3 head."""
+    drafter, name = schedule.speculate, schedule.draft_model
+    if drafter not in HEAD_DRAFTERS:
+        return
+    if drafter == EAGLE3 and name is not None:
+        directory = Path(name).expanduser()
+        refuse_head(drafter, name, directory if directory.is_dir() else None)
+    refuse_head(drafter, model.model, model_dir)
 
 
 def check_draft(name: str, draft: Path, model: Path) -> None:

@@ -60,6 +60,13 @@ def test_a_config_comes_back_as_it_was_written() -> None:
             r"hold int4\+2xbfloat16 and decode workers' bfloat16: no worker",
         ),
         ({"schedule": {"speculate": "model"}}, "--speculate model needs --draft-model"),
+        ({"schedule": {"speculate": "eagle3"}}, "--speculate eagle3 needs --draft-model: the checkpoint with the head"),
+        ({"schedule": {"speculate": "mtp"}, "model": {"model": "paced:"}}, "--speculate mtp: a paced model has"),
+        (
+            {"schedule": {"draft_model": "small", "speculate": "mtp"}},
+            "--draft-model small would propose nothing with --speculate mtp",
+        ),
+        ({"schedule": {"speculate": "medusa"}}, "--speculate must be auto, off, grammar, lookup, suff"),
         (
             {"schedule": {"draft_model": "small", "speculate": "off"}},
             "--draft-model small would propose nothing with --speculate off",
