@@ -9,12 +9,9 @@ from tools.bill.model import spec_of, weights_of
 from tools.bill.options import BillFlags, ModelFlags
 from twostroke.config import ModelConfig, ScheduleConfig
 from twostroke.errors import ConfigError
-from twostroke.kv_cache.form import page_form
-from twostroke.kv_cache.groups import groups_apart
 from twostroke.kv_cache.layout import PoolLayout
-from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.models.catalog.places import locate
-from twostroke.models.draft_check import TOKENIZER, check_draft, check_vocab_sizes, draft_dir
+from twostroke.models.draft_check import TOKENIZER, check_draft, check_vocab_sizes, draft_dir, draft_pool
 from twostroke.models.memory_needs import WeightBytes
 from twostroke.models.weights.stored.model_files import layouts_in
 
@@ -68,10 +65,8 @@ def _counted(flags: BillFlags, name: str, directory: Path) -> BilledDraft:
     is_int8 = model.dtype == "bfloat16" and spec.generic is None and layouts is None
     as_draft = ModelFlags(model=name, dtype=model.dtype, weights="int8" if is_int8 else "model")
     weights, kind = weights_of(spec, as_draft, layouts, on_gpu=False)
-    groups = groups_apart(spec.page_groups, by_whole_blocks=True)
-    page_bytes = page_form(model.dtype).page_bytes(spec.page_shapes(block_size, groups)[0])
-    pages = enough_pages(flags.draft.draft_cache_bytes, page_bytes, flag="--draft-cache-memory")
-    return BilledDraft(name, weights, kind, pages, page_bytes, block_size)
+    pool = draft_pool(spec, model.dtype, block_size, flags.draft.draft_cache_bytes)
+    return BilledDraft(name, weights, kind, pool.pages, pool.page_bytes, block_size)
 
 
 def _check_vocabulary(name: str, draft: Path, model: ModelFlags) -> None:

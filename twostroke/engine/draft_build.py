@@ -9,15 +9,10 @@ from twostroke.engine.build import BuiltEngine, weights_use
 from twostroke.engine.draft_engine import DraftEngine
 from twostroke.engine.memory_use import MemoryUse
 from twostroke.errors import ConfigError
-from twostroke.kv_cache.form import page_form
-from twostroke.kv_cache.groups import groups_apart
 from twostroke.kv_cache.memory import PageMemory, available_memory_bytes
-from twostroke.kv_cache.pool_size import enough_pages
-from twostroke.models.draft_check import check_draft, draft_dir, refuse_heads
+from twostroke.models.draft_check import CACHE_FLAG, check_draft, draft_dir, draft_pool, refuse_heads
 from twostroke.models.known_specs import known_spec
 from twostroke.models.weights.stored.model_files import layouts_in
-
-FLAG = "--draft-cache-memory"
 
 
 def build_draft(config: WorkerConfig, built: BuiltEngine) -> DraftEngine | None:
@@ -53,11 +48,8 @@ def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory
             field="--draft-model",
         )
     longest = min(built.model.max_model_len, spec.max_position_embeddings)
-    block_size, form = config.cache.block_size, page_form(config.model.dtype)
-    groups = groups_apart(spec.page_groups, by_whole_blocks=True)
-    shapes = spec.page_shapes(block_size, groups)
-    page_bytes = form.page_bytes(shapes[0])
-    pages = enough_pages(config.schedule.draft_cache_bytes, page_bytes, flag=FLAG)
+    block_size = config.cache.block_size
+    pages = draft_pool(spec, config.model.dtype, block_size, config.schedule.draft_cache_bytes)
     is_packed = built.runner.has_packed_weights and spec.generic is None
     is_int8 = is_packed and layouts_in(directory) is None
     model = ModelConfig(
@@ -69,14 +61,16 @@ def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory
     )
     weights = weights_use(model, spec, directory, is_packed=is_packed, with_head=True)
     _check_room(name, weights)
-    memory = PageMemory(pages, page_bytes, flag=FLAG)
+    memory = PageMemory(pages.pages, pages.page_bytes, flag=CACHE_FLAG)
     try:
         runner = ModelRunner(
             directory,
             spec,
             memory,
             model,
-            pool=grouped_pool([torch.from_numpy(memory.regions[0])], form, shapes, getattr(torch, model.dtype)),
+            pool=grouped_pool(
+                [torch.from_numpy(memory.regions[0])], pages.form, pages.shapes, getattr(torch, model.dtype)
+            ),
             on=RunnerResources(built.runner),
             with_head=True,
         )

@@ -31,12 +31,12 @@ class HostPlan:
 
     config: WorkerConfig
     spec: ModelSpec
-    """Of the whole model."""
+    """The whole model, of which each rank computes a share."""
     model_dir: Path
     groups: tuple[PageGroup, ...]
     form: AnyForm
     shapes: tuple[PageShape, ...]
-    """Of the whole pages of each group."""
+    """The dimensions of a whole page of each group."""
     centers: torch.Tensor | None
     """float32 [layers, kv_heads, head_dim]"""
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.config import EAGLE3, HEAD_DRAFTERS, ModelConfig, ScheduleConfig
 from twostroke.errors import ConfigError
+from twostroke.kv_cache.form import AnyForm, PageShape, page_form
+from twostroke.kv_cache.groups import groups_apart
+from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.models.catalog.places import locate
 from twostroke.models.draft_heads import refuse_head, refuse_head_as_model
 from twostroke.models.known_specs import known_spec
+from twostroke.models.spec import ModelSpec
 
 FLAG = "--draft-model"
+CACHE_FLAG = "--draft-cache-memory"
 TOKENIZER = "tokenizer.json"
 
 
@@ -23,7 +29,8 @@ def draft_dir(name: str, dtype: str) -> Path | None:
     try:
         return locate(name, dtype)
     except ConfigError as error:
-        raise ConfigError(error.message.replace("--model", FLAG), field=FLAG) from error
+        message = error.message.replace("--model", FLAG)
+        raise ConfigError(message if FLAG in message else f"{FLAG} {name}: {message}", field=FLAG) from error
 
 
 def refuse_heads(schedule: ScheduleConfig, model: ModelConfig, model_dir: Path) -> None:
@@ -35,6 +42,27 @@ def refuse_heads(schedule: ScheduleConfig, model: ModelConfig, model_dir: Path) 
         directory = Path(name).expanduser()
         refuse_head(drafter, name, directory if directory.is_dir() else None)
     refuse_head(drafter, model.model, model_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPool:
+    """The private pages of a draft model on one decode worker."""
+
+    shapes: tuple[PageShape, ...]
+    """Dimensions of its blocks: those of one group, since its pages hold all layers whole."""
+    form: AnyForm
+    pages: int
+
+    @property
+    def page_bytes(self) -> int:
+        return self.form.page_bytes(self.shapes[0])
+
+
+def draft_pool(spec: ModelSpec, dtype: str, block_size: int, cache_bytes: int) -> DraftPool:
+    """Return what fits into the page memory of a draft model. Raises ConfigError where that is too small."""
+    form, groups = page_form(dtype), groups_apart(spec.page_groups, by_whole_blocks=True)
+    shapes = spec.page_shapes(block_size, groups)
+    return DraftPool(shapes, form, enough_pages(cache_bytes, form.page_bytes(shapes[0]), flag=CACHE_FLAG))
 
 
 def check_draft(name: str, draft: Path, model: Path) -> None:

@@ -134,8 +134,6 @@ class FoundHead:
     """Tensors that are there with sizes that do not fit to those of the others."""
 
     def __str__(self) -> str:
-        if not self.found:
-            return f"has no tensor of {self.head.title} ({_named(self.missing)})"
         if self.misshapen:
             return f"has tensors of {self.head.title} of which some do not fit together ({_named(self.misshapen)})"
         if self.missing:
@@ -154,7 +152,8 @@ def refuse_head(drafter: str, name: str, directory: Path | None) -> None:
     else:
         seen = [found_in(head, directory) for head in heads]
         best = max(seen, key=lambda each: len(each.found) - len(each.missing) / 100)
-        said = f"{name} {best}" if best.found else f"{name} {' and '.join(map(str, seen))}"
+        none_of = [f"{each.head.title} ({each.missing[0]} ...)" for each in seen if not each.found]
+        said = f"{name} {best}" if best.found else f"{name} has no tensor of {', '.join(none_of)}"
     raise ConfigError(f"--speculate {drafter}: {NOT_RUN}; {said}", field="--speculate")
 
 

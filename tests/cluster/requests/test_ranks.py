@@ -11,7 +11,7 @@ from tests.cluster.requests.test_families import WITH_EXPERTS, saved_with_tokeni
 KINDS = ("phi3", "gemma3", "deepseek_v3", "qwen2_moe")
 """Dense; with windows; with latents and experts; with experts and a shared one."""
 RANKS = ((1, 2), (2, 1), (2, 2))
-"""Of prefill and of decode workers."""
+"""Ranks of the prefill worker, and of each decode worker."""
 
 
 @pytest.mark.parametrize("ranks", RANKS, ids=lambda ranks: "P{}D{}".format(*ranks))

@@ -9,7 +9,8 @@ import pytest
 
 from tests.unit.engine.tiny import TINY, save_tiny
 from twostroke.errors import ConfigError
-from twostroke.models.draft_check import check_draft, draft_dir
+from twostroke.models.draft_check import check_draft, draft_dir, draft_pool
+from twostroke.models.known_specs import known_spec
 
 WORDS = {"a": 0, "b": 1}
 
@@ -55,5 +56,14 @@ def test_a_directory_that_is_not_there_is_refused_as_the_models_is(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"--draft-model '\./nothing' is no directory"):
         draft_dir("./nothing", "bfloat16")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"no config\.json"):
+    with pytest.raises(ConfigError, match=r"--draft-model \S+/empty: .* no config\.json"):
         draft_dir(str(tmp_path / "empty"), "bfloat16")
+
+
+def test_page_memory_without_room_for_pages_is_refused_with_what_is_missing(tmp_path: Path) -> None:
+    spec = known_spec(saved(tmp_path / "draft"))
+    pool = draft_pool(spec, "float32", 16, 1 << 20)
+    assert pool.pages == (1 << 20) // pool.page_bytes
+    for cache_bytes in (1, pool.page_bytes):
+        with pytest.raises(ConfigError, match=r"--draft-cache-memory .* at least 2 are needed: give"):
+            draft_pool(spec, "float32", 16, cache_bytes)
