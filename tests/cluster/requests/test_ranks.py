@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.cluster.requests.test_families import WITH_EXPERTS, saved_with_tokenizer, tokens_are_kept
 
@@ -12,10 +15,16 @@ KINDS = ("phi3", "gemma3", "deepseek_v3", "qwen2_moe")
 """Dense; with windows; with latents and experts; with experts and a shared one."""
 RANKS = ((1, 2), (2, 1), (2, 2))
 """Ranks of the prefill worker, and of each decode worker."""
+IN_GATE = (("phi3", (1, 2)), ("deepseek_v3", (2, 1)), ("gemma3", (2, 2)))
 
 
-@pytest.mark.parametrize("ranks", RANKS, ids=lambda ranks: "P{}D{}".format(*ranks))
-@pytest.mark.parametrize("name", KINDS)
+def cases() -> Iterator[ParameterSet]:
+    for name, ranks in itertools.product(KINDS, RANKS):
+        marks = () if (name, ranks) in IN_GATE else pytest.mark.slow
+        yield pytest.param(name, ranks, id="{} P{}D{}".format(name, *ranks), marks=marks)
+
+
+@pytest.mark.parametrize(("name", "ranks"), cases())
 async def test_tokens_are_those_of_transformers_through_hits_preemptions_and_deaths(
     name: str, ranks: tuple[int, int], tmp_path: Path
 ) -> None:
