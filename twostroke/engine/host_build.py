@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from twostroke.config import WorkerConfig
-from twostroke.engine.cores import Cores
+from twostroke.engine.cores import Cores, check_threads
 from twostroke.engine.runner import ModelRunner, RunnerResources
 from twostroke.kernels.choice import grouped_pool
 from twostroke.kernels.nibble_pool import check_shape
@@ -46,6 +46,7 @@ class HostPlan:
         groups, form = spec.page_groups, page_form(config.kv_format)
         shapes = spec.page_shapes(config.cache.block_size, groups)
         share_of(spec, 0, config.ranks)
+        check_threads(config.runtime.threads, ranks=config.ranks)
         dtype: torch.dtype = getattr(torch, config.model.dtype)
         check_latents(shapes[0], form)
         if form.spans_block:

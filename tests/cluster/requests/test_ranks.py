@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,12 @@ RANKS = ((1, 2), (2, 1), (2, 2))
 IN_GATE = (("phi3", (1, 2)), ("deepseek_v3", (2, 1)), ("gemma3", (2, 2)))
 
 
-def cases() -> Iterator[ParameterSet]:
-    for name, ranks in itertools.product(KINDS, RANKS):
-        marks = () if (name, ranks) in IN_GATE else pytest.mark.slow
-        yield pytest.param(name, ranks, id="{} P{}D{}".format(name, *ranks), marks=marks)
+def case(name: str, ranks: tuple[int, int]) -> ParameterSet:
+    marks = () if (name, ranks) in IN_GATE else pytest.mark.slow
+    return pytest.param(name, ranks, id="{} P{}D{}".format(name, *ranks), marks=marks)
 
 
-@pytest.mark.parametrize(("name", "ranks"), cases())
+@pytest.mark.parametrize(("name", "ranks"), [case(*each) for each in itertools.product(KINDS, RANKS)])
 async def test_tokens_are_those_of_transformers_through_hits_preemptions_and_deaths(
     name: str, ranks: tuple[int, int], tmp_path: Path
 ) -> None:
