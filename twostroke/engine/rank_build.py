@@ -92,7 +92,10 @@ def ranked_runner(
     most_rows = plan.config.schedule.step_tokens(on_gpu=False)
     most_bytes = most_rows * plan.spec.hidden_size * SUM_BYTES
     processes = RankProcesses(
-        kernels, job, plan.config.ranks, most_bytes, descriptors=(memory.fd,), on_lost=lost.set_result
+        *(kernels, job, plan.config.ranks, most_bytes),
+        worker=plan.config.worker_id,
+        descriptors=(memory.fd,),
+        on_lost=lost.set_result,
     )
     try:
         ranks = FirstRank(processes, plan.spec.vocab_size)

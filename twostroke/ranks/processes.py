@@ -33,6 +33,9 @@ FROZEN_S: Final = 2.0
 GRACE_S: Final = 2.0
 """How long ranks have to end on their own. They do nothing but exit; a frozen one is killed after it."""
 
+STANDARD_ERROR: Final = 2
+"""Its descriptor."""
+
 WHY_S: Final = 1.0
 """How long to wait until the watching thread knows why a wait was ended. It is woken by the same event."""
 
@@ -82,12 +85,14 @@ class RankProcesses:
         ranks: int,
         most_bytes: int,
         *,
+        worker: str = "worker",
         descriptors: Sequence[int] = (),
         on_lost: Callable[[RankLost], None] = lambda error: None,
     ) -> None:
         """Start ranks 1 to `ranks` - 1, which load while the caller does the same.
 
-        `most_bytes`: of the longest sum. `descriptors` are those that the job needs. `on_lost` is called in a thread
+        `most_bytes`: of the longest sum. `worker`: its name in their logs. `descriptors` are those that the
+        job needs. `on_lost` is called in a thread
         when ranks that have loaded are lost. Raises ConfigError where processes or memory cannot be had.
         """
         self._fate = _Fate(waited_for=ranks - 1)
@@ -96,12 +101,9 @@ class RankProcesses:
         except OSError as error:
             raise ConfigError(f"no memory for sums over {ranks} ranks: {error}") from error
         self.group = RankGroup(kernels, memory_fd, FIRST, ranks, slot_bytes, self._fate.why)
-        starts = [
-            RankStart(
-                rank, ranks, slot_bytes, memory_fd, Path(kernels.library._name), kernels.variant, kernels.build, job
-            )
-            for rank in range(1, ranks)
-        ]
+        library = Path(kernels.library._name)
+        of_kernels = library, kernels.variant, kernels.build
+        starts = [RankStart(worker, rank, ranks, slot_bytes, memory_fd, *of_kernels, job) for rank in range(1, ranks)]
         self._watcher = _Watcher(self.group, self._fate, on_lost)
         try:
             self._connections = self._watcher.start(starts, (memory_fd, *descriptors))
@@ -266,6 +268,7 @@ def _start(start: RankStart, descriptors: Sequence[int]) -> _RankProcess:
         process = subprocess.Popen(
             [sys.executable, "-m", "twostroke.ranks", str(os.getpid()), str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
+            stdout=STANDARD_ERROR,  # standard output is where a worker says that it is ready
             pass_fds=(theirs.fileno(), *descriptors),
         )
         name = f"rank {start.rank} of {start.ranks} (pid {process.pid})"

@@ -25,6 +25,7 @@ from typing import Any, Final
 from twostroke.errors import RankLost, ServeError
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.ranks.group import RankGroup
+from twostroke.telemetry import configure_logging
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class RankJob(abc.ABC):
 class RankStart:
     """The first message to a rank."""
 
+    worker: str
+    """The name of the worker, for logs."""
     rank: int
     ranks: int
     slot_bytes: int
@@ -75,7 +78,6 @@ def main() -> None:
         sys.exit("the first rank was gone before this process was bound to it")
     for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal, or of a container: they are for the first rank
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     connection = Connection(fd)
     with contextlib.suppress(EOFError, ConnectionError):
         _serve(connection)
@@ -87,6 +89,7 @@ def _serve(connection: Connection) -> None:
     message = connection.recv_bytes()
     try:
         start: RankStart = pickle.loads(message)
+        configure_logging(f"{start.worker} rank {start.rank}")
         group = start.join()
         threading.Thread(target=_beat, args=(group, connection.fileno()), name="beat", daemon=True).start()
         compute = start.job.load(group)

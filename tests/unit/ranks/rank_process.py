@@ -1,6 +1,7 @@
-"""A rank of a group in a process of its own: `python -m tests.unit.ranks.rank_process JOB FD RANK RANKS SLOT_BYTES`.
+"""A rank of a group in a process of its own: `python -m tests.unit.ranks.rank_process FD RANK RANKS SLOT_BYTES`.
 
-It writes the digest of every tensor that it got to stdout, one a line, or `RankLost` where its waits were ended.
+It runs all jobs in turn, and writes the job and the digest of every tensor that it got to stdout, one a line, or
+`RankLost` where its waits were ended.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import hashlib
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -92,7 +93,7 @@ def many(group: RankGroup) -> Iterator[torch.Tensor]:
 
 
 def forever(group: RankGroup) -> Iterator[torch.Tensor]:
-    """The last rank never comes."""
+    """The last rank never comes. Nobody waits after this."""
     if group.rank == group.ranks - 1:
         time.sleep(0.3)
         group.abort()
@@ -101,21 +102,20 @@ def forever(group: RankGroup) -> Iterator[torch.Tensor]:
     yield torch.zeros(1)
 
 
-JOBS: dict[str, Callable[[RankGroup], Iterator[torch.Tensor]]] = {
-    each.__name__: each for each in (sums, partials, gathers, many, forever)
-}
+JOBS = (sums, partials, gathers, many, forever)
 
 
 def main() -> None:
-    job, (fd, rank, ranks, slot_bytes) = sys.argv[1], map(int, sys.argv[2:])
+    fd, rank, ranks, slot_bytes = map(int, sys.argv[1:])
     kernels = load_kernels(cache_dir() / "kernels")
     assert kernels is not None
     group = RankGroup(kernels, fd, rank, ranks, slot_bytes)
-    try:
-        for tensor in JOBS[job](group):
-            print(digest_of(tensor))
-    except RankLost:
-        print("RankLost")
+    for job in JOBS:
+        try:
+            for tensor in job(group):
+                print(job.__name__, digest_of(tensor))
+        except RankLost:
+            print(job.__name__, "RankLost")
     group.close()
 
 

@@ -12,18 +12,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.ranks.rank_process import GATHERED, RESIDUAL, ROUNDS, SUMS, digest_of, partial, sum_in_order
+from tests.unit.ranks.rank_process import GATHERED, JOBS, RESIDUAL, ROUNDS, SUMS, digest_of, partial, sum_in_order
 from twostroke.errors import RankLost
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.ranks.group import LEAST_SLOT_BYTES, RankGroup, create_memory
 
 ROOT = Path(__file__).resolve().parents[3]
+WAIT_S = 120.0
 
 
-def run_ranks(kernels: Kernels, job: str, ranks: int) -> list[list[str]]:
-    """Return the lines of each rank."""
+Said = dict[int, list[dict[str, list[str]]]]
+"""What each rank of a group of so many ranks said of each job."""
+
+
+@pytest.fixture(scope="module")
+def said(kernels: Kernels) -> Said:
+    return {ranks: run_ranks(kernels, ranks) for ranks in (1, 2, 3, 4)}
+
+
+def run_ranks(kernels: Kernels, ranks: int) -> list[dict[str, list[str]]]:
     fd, slot_bytes = create_memory(kernels, ranks, 0)
-    command = (sys.executable, "-m", "tests.unit.ranks.rank_process", job, str(fd))
+    command = (sys.executable, "-m", "tests.unit.ranks.rank_process", str(fd))
     processes = [
         subprocess.Popen(
             [*command, str(rank), str(ranks), str(slot_bytes)],
@@ -35,9 +44,10 @@ def run_ranks(kernels: Kernels, job: str, ranks: int) -> list[list[str]]:
         for rank in range(ranks)
     ]
     os.close(fd)
-    said = [process.communicate(timeout=120)[0].split() for process in processes]
+    texts = [process.communicate(timeout=WAIT_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * ranks
-    return said
+    lines = [[line.split() for line in text.splitlines()] for text in texts]
+    return [{job.__name__: [what for name, what in of if name == job.__name__] for job in JOBS} for of in lines]
 
 
 def group_of_one(kernels: Kernels, most_bytes: int = 0) -> RankGroup:
@@ -46,21 +56,22 @@ def group_of_one(kernels: Kernels, most_bytes: int = 0) -> RankGroup:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_a_sum_has_the_bits_of_one_made_in_the_order_of_the_ranks_on_every_rank(kernels: Kernels, ranks: int) -> None:
+def test_a_sum_has_the_bits_of_one_made_in_the_order_of_the_ranks_on_every_rank(said: Said, ranks: int) -> None:
     expected = [
         digest_of(sum_in_order([partial(seed, rank, count, dtype) for rank in range(ranks)]))
         for dtype in (torch.float32, torch.bfloat16)
         for seed, count in enumerate(SUMS)
     ]
-    assert run_ranks(kernels, "sums", ranks) == [expected] * ranks
+    assert [rank["sums"] for rank in said[ranks]] == [expected] * ranks
 
 
-def test_partials_made_in_the_shared_memory_are_summed_before_they_are_added(kernels: Kernels) -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_partials_made_in_the_shared_memory_are_summed_before_they_are_added(said: Said, ranks: int) -> None:
     expected = []
     for seed, count in enumerate(SUMS[:6]):
-        partials = [partial(seed, rank, count, torch.float32) for rank in range(3)]
+        partials = [partial(seed, rank, count, torch.float32) for rank in range(ranks)]
         expected.append(digest_of(partial(seed, RESIDUAL, count, torch.float32) + sum_in_order(partials)))
-    assert run_ranks(kernels, "partials", 3) == [expected] * 3
+    assert [rank["partials"] for rank in said[ranks]] == [expected] * ranks
 
 
 def test_the_order_of_the_ranks_shows_in_the_bits_of_these_numbers() -> None:
@@ -68,27 +79,28 @@ def test_the_order_of_the_ranks_shows_in_the_bits_of_these_numbers() -> None:
     assert not torch.equal(sum_in_order(partials), sum_in_order(partials[::-1]))
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_the_first_rank_gets_the_parts_of_all_ranks_side_by_side(kernels: Kernels, ranks: int) -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_the_first_rank_gets_the_parts_of_all_ranks_side_by_side(said: Said, ranks: int) -> None:
     expected = []
     for seed, (rows, columns) in enumerate(GATHERED):
         parts = [partial(seed, rank, rows * columns[rank], torch.float32).view(rows, -1) for rank in range(ranks)]
         expected.append(digest_of(torch.cat(parts, 1)))
-    assert run_ranks(kernels, "gathers", ranks) == [expected] + [[]] * (ranks - 1)
+    assert [rank["gathers"] for rank in said[ranks]] == [expected] + [[]] * (ranks - 1)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_thousands_of_rounds_with_ranks_that_come_late_end_in_the_same_sums(kernels: Kernels, ranks: int) -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_thousands_of_rounds_with_ranks_that_come_late_end_in_the_same_sums(said: Said, ranks: int) -> None:
     kinds, total = random.Random(0), torch.zeros(64)
     for seed in range(ROUNDS):
         kinds.randrange(8)
         total[: kinds.randrange(1, 64)] += float(ranks * (seed % 100) + sum(range(ranks)))
-    assert run_ranks(kernels, "many", ranks) == [[digest_of(total)]] * ranks
+    assert [rank["many"] for rank in said[ranks]] == [[digest_of(total)]] * ranks
 
 
-def test_an_abort_ends_the_waits_of_all_ranks(kernels: Kernels) -> None:
-    *waiting, last = run_ranks(kernels, "forever", 4)
-    assert waiting == [["RankLost"]] * 3
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_an_abort_ends_the_waits_of_all_ranks(said: Said, ranks: int) -> None:
+    *waiting, last = [rank["forever"] for rank in said[ranks]]
+    assert waiting == [["RankLost"]] * (ranks - 1)
     assert last == [digest_of(torch.zeros(1))]
 
 
