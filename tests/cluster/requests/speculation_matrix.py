@@ -32,9 +32,9 @@ from twostroke.config import (
 from twostroke.config.output import OutputConfig
 
 WORKERS = ("decode-0", "decode-1")
-AT_ONCE = 8
-"""Requests of the matrix at a time: beside many more, no draft is worth its rows."""
-SWITCHING = "switching"
+AT_ONCE = {"bfloat16": 8, "float32": 32}
+"""Requests of the matrix at a time, by number format. Beside many more, no draft is worth its rows; in float32,
+products have as many rows whether they are needed or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Speculated:
 
 OFF = Speculated("off", SPECULATE_OFF)
 AUTO = Speculated("auto", SPECULATE_AUTO)
-SWITCHED = Speculated(SWITCHING, SPECULATE_AUTO, "tests.cluster.switching_worker")
+SWITCHED = Speculated("switching", SPECULATE_AUTO, "tests.cluster.switching_worker")
 """Nobody, one drafter or all of them at each step of an answer."""
 EACH = tuple([Speculated(name, name) for name in DRAFTER_NAMES])
 
@@ -154,13 +154,14 @@ def texts() -> list[str]:
 class Matrix:
     """Asks every prompt in every way, some at a time."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, at_once: int) -> None:
+        self._at_once = at_once
         tokenizer = AutoTokenizer.from_pretrained(directory)
         self._texts = texts()
         self._prompts = [list(tokenizer(text)["input_ids"]) for text in self._texts]
 
     async def __call__(self, cluster: ProcessCluster, client: Client) -> Answers:
-        slots = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(self._at_once)
         async with httpx.AsyncClient(base_url=cluster.http, timeout=600) as http:
 
             async def grpc_answer(way: str, number: int) -> tuple[str, object]:
