@@ -4,6 +4,9 @@ Two clusters of a prefill and a decode worker each serve the same model, one wit
 go to them in turns, so that a machine that is busy for a while is busy for both. Each cluster owns its cores as if it
 were alone. No worker borrows cores: whether that pays is tried out, with another result in each cluster where the
 machine is busy now and then. Answers are compared, too.
+
+Beside each measured ratio stands what `twostroke simulate` predicts from the costs of steps that the worker has fitted,
+and from how often its drafted tokens were right at each place. A draft model's own time is not simulated.
 """
 
 from __future__ import annotations
@@ -17,14 +20,18 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cluster.flags.checks import file_can_be_made
+from router.fleet.worker import step_cost
 from tests.bench.options import json_file
+from tests.bench.simulated_speculation import CalibratedFleet, DraftCounts, simulated_token_s
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tools.output import write_json
 from tools.tables import console_for, table_of, text_grid, text_row
@@ -40,12 +47,11 @@ from twostroke.config import (
 )
 from twostroke.config.settings import Settings, group, setting
 from twostroke.models.catalog.fetch import fetch
+from twostroke.rpc.v1.control_pb2 import Load
 
 TOKEN_IDS = range(1000, 30000)
 """Random prompts are drawn from these: ordinary tokens of the default model."""
 POOL_BYTES = 256 << 20
-COUNTED = ("drafted", "kept")
-"""Tokens that the cluster with speculation counts."""
 
 
 class SpeculationBenchOptions(Settings):
@@ -68,26 +74,63 @@ Prompts = Callable[[PreTrainedTokenizerBase, random.Random], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PromptLoad:
     name: str
     prompt: Prompts
     at_once: int = 1
     temperature: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the clusters with and without speculation took for the same prompts, in seconds per output token."""
+
+    with_it_s: float
+    without_s: float
+    prompts: tuple[int, ...]
+    """Their lengths in tokens."""
+    counts: DraftCounts
+    load: Load
+    """What the worker that speculates reported afterwards."""
+    plain_step_s: float
+    """A step of the other worker, by its own fitted cost."""
+
+
 @dataclass(slots=True)
 class Measured:
-    with_it: list[float] = field(default_factory=list)
-    """Seconds per output token of each round."""
-    without: list[float] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
     is_equal: bool = True
-    drafted: float = 0
-    kept: float = 0
-    """Tokens that were drafted, and those of them that were right, in all rounds."""
+
+    @property
+    def with_it_s(self) -> float:
+        return statistics.median(each.with_it_s for each in self.rounds)
+
+    @property
+    def without_s(self) -> float:
+        return statistics.median(each.without_s for each in self.rounds)
 
     @property
     def ratio(self) -> float:
-        return statistics.median(self.with_it) / statistics.median(self.without)
+        return self.with_it_s / self.without_s
+
+    def tokens(self, name: str) -> int:
+        """Return the tokens that were drafted, or kept, in all rounds."""
+        return round(sum(sum(asdict(each.counts)[name]) for each in self.rounds))
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What `--json` says of it, besides the prediction."""
+        rounds = [
+            {
+                "with_it_s": each.with_it_s,
+                "without_s": each.without_s,
+                **asdict(each.counts),
+                "cost": asdict(step_cost(each.load)),
+                "plain_step_s": each.plain_step_s,
+            }
+            for each in self.rounds
+        ]
+        return {"ratio": self.ratio, "is_equal": self.is_equal, "rounds": rounds}
 
 
 def _code(first: int) -> str:
@@ -133,11 +176,11 @@ def _noise(tokenizer: PreTrainedTokenizerBase, draws: random.Random) -> list[int
 
 
 LOADS = (
-    Load("edit, one at once", _edit),
-    Load("the same again, one at once", _again),
-    Load("code to write, one at once", _code_to_write),
-    Load("random text, one at once", _noise, temperature=1.0),
-    Load("random text, 16 at once", _noise, at_once=16, temperature=1.0),
+    PromptLoad("edit, one at once", _edit),
+    PromptLoad("the same again, one at once", _again),
+    PromptLoad("code to write, one at once", _code_to_write),
+    PromptLoad("random text, one at once", _noise, temperature=1.0),
+    PromptLoad("random text, 16 at once", _noise, at_once=16, temperature=1.0),
 )
 
 
@@ -148,69 +191,131 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0, or 1 where an answer differs. Raises ServeError for bad flags."""
     options = flags.read(_Flags, args).options
-    results = asyncio.run(_measure(options))
+    results, prefill = asyncio.run(_measure(options))
+    predicted = dict[str, float | None].fromkeys(results)
+    if options.draft_model is None:
+        predicted |= _predicted(results, prefill, options.output_tokens)
     rows = [
         text_row(
             (
                 name,
-                f"{1e3 * statistics.median(each.without):.2f}",
-                f"{1e3 * statistics.median(each.with_it):.2f}",
+                f"{1e3 * each.without_s:.2f}",
+                f"{1e3 * each.with_it_s:.2f}",
                 f"{each.ratio:.3f}",
-                f"{each.drafted:.0f}",
-                f"{each.kept:.0f}",
+                "-" if (ratio := predicted[name]) is None else f"{ratio:.3f}",
+                str(each.tokens("drafted")),
+                str(each.tokens("kept")),
                 "equal" if each.is_equal else "DIFFERENT",
             )
         )
         for name, each in results.items()
     ]
     console = console_for(options.json_path)
-    grid = text_grid(
-        ("load", "off, ms per token", f"{options.speculate}, ms per token", "ratio", *COUNTED, "answers"), rows
-    )
+    titles = ("load", "off, ms per token", f"{options.speculate}, ms per token", "ratio", "simulated")
+    grid = text_grid((*titles, "drafted", "kept", "answers"), rows)
     console.print(table_of(grid, f"{options.model}, {options.rounds} rounds"))
-    write_json({name: {**asdict(each), "ratio": each.ratio} for name, each in results.items()}, options.json_path)
+    facts = {name: {**each.facts, "predicted_ratio": predicted[name]} for name, each in results.items()}
+    write_json(facts, options.json_path)
     return 0 if all(each.is_equal for each in results.values()) else 1
 
 
-async def _measure(options: SpeculationBenchOptions) -> dict[str, Measured]:
+def _predicted(results: dict[str, Measured], prefill: Load, output_tokens: int) -> dict[str, float | None]:
+    """Return the ratio that the simulator predicts of each load: of medians over rounds, as the measured one."""
+    gaps_s = [
+        each.without_s - each.plain_step_s
+        for measured in results.values()
+        for each in measured.rounds
+        if len(each.prompts) == 1
+    ]
+    between_s = max(0.0, statistics.median(gaps_s))
+    predicted: dict[str, float | None] = {}
+    for name, measured in results.items():
+        fleet = CalibratedFleet(prefill, [each.load for each in measured.rounds], between_s)
+        with_it_s = [
+            simulated_token_s(
+                fleet, each.counts.shape(len(each.prompts) * (output_tokens - 1)), each.prompts, output_tokens
+            )
+            for each in measured.rounds
+        ]
+        without_s = simulated_token_s(fleet, None, measured.rounds[0].prompts, output_tokens)
+        predicted[name] = statistics.median(with_it_s) / without_s
+    return predicted
+
+
+async def _measure(options: SpeculationBenchOptions) -> tuple[dict[str, Measured], Load]:
+    """Return what was measured, and the last report of the prefill worker beside the one that speculates."""
     directory = fetch(options.model, "bfloat16", lambda stage, part: None)
     if options.draft_model is not None:
         fetch(options.draft_model, "bfloat16", lambda stage, part: None)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory)
     results = {load.name: Measured() for load in LOADS}
     async with contextlib.AsyncExitStack() as stack:
-        clients: dict[str, Client] = {}
-        for speculate in (SPECULATE_OFF, options.speculate):
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            stack.enter_context(patch.dict(os.environ, XDG_RUNTIME_DIR=folder))
-            cluster = await stack.enter_async_context(
-                running_cluster(
-                    prefill=1,
-                    decode=1,
-                    model=ModelConfig(model=options.model),
-                    model_dir=directory,
-                    cache=CacheConfig(kv_cache_memory_bytes=POOL_BYTES),
-                    schedule=_schedule(options, speculate),
-                    borrow=False,
-                )
-            )
-            clients[speculate] = Client(cluster.grpc)
-            stack.push_async_callback(clients[speculate].close)
+        clusters = {
+            speculate: await stack.enter_async_context(_serving(options, directory, speculate))
+            for speculate in (SPECULATE_OFF, options.speculate)
+        }
         for load, number in itertools.product(LOADS, range(options.rounds + 1)):
-            before = _counted(cluster)
             prompts = [load.prompt(tokenizer, random.Random(f"{number} {n}")) for n in range(load.at_once)]
-            answers, seconds = [], {}
-            for speculate, client in sorted(clients.items(), reverse=number % 2 == 0):
-                seconds[speculate], said = await _round(client, load, prompts, options.output_tokens)
-                answers.append(said)
-            measured = results[load.name]
-            measured.is_equal &= answers[0] == answers[1]
-            if number:
-                measured.without.append(seconds[SPECULATE_OFF])
-                measured.with_it.append(seconds[options.speculate])
-            drafted, kept = (now - then for now, then in zip(_counted(cluster), before, strict=True))
-            measured.drafted, measured.kept = measured.drafted + drafted, measured.kept + kept
-    return results
+            await _measure_round(options, clusters, load, prompts, number, results[load.name])
+        prefill = await clusters[options.speculate].cluster.load("prefill-0")
+    return results, prefill
+
+
+class Serving(NamedTuple):
+    cluster: ProcessCluster
+    client: Client
+
+    @property
+    def metrics_address(self) -> str:
+        return str(self.cluster.workers["decode-0"].info["metrics_address"])
+
+
+@contextlib.asynccontextmanager
+async def _serving(options: SpeculationBenchOptions, directory: Path, speculate: str) -> AsyncIterator[Serving]:
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, XDG_RUNTIME_DIR=folder):
+        async with running_cluster(
+            prefill=1,
+            decode=1,
+            model=ModelConfig(model=options.model),
+            model_dir=directory,
+            cache=CacheConfig(kv_cache_memory_bytes=POOL_BYTES),
+            schedule=_schedule(options, speculate),
+            borrow=False,
+        ) as cluster:
+            client = Client(cluster.grpc)
+            try:
+                yield Serving(cluster, client)
+            finally:
+                await client.close()
+
+
+async def _measure_round(
+    options: SpeculationBenchOptions,
+    clusters: dict[str, Serving],
+    load: PromptLoad,
+    prompts: list[list[int]],
+    number: int,
+    measured: Measured,
+) -> None:
+    """Let both clusters answer the prompts; of the first round of a load, answers are compared and no more."""
+    plain, drafting = clusters[SPECULATE_OFF], clusters[options.speculate]
+    before = DraftCounts.read(drafting.metrics_address)
+    answers, seconds = [], {}
+    for speculate, serving in sorted(clusters.items(), reverse=number % 2 == 0):
+        seconds[speculate], said = await _round(serving.client, load, prompts, options.output_tokens)
+        answers.append(said)
+    measured.is_equal &= answers[0] == answers[1]
+    if number:
+        measured.rounds.append(
+            Round(
+                with_it_s=seconds[options.speculate],
+                without_s=seconds[SPECULATE_OFF],
+                prompts=tuple(len(prompt) for prompt in prompts),
+                counts=DraftCounts.read(drafting.metrics_address).since(before),
+                load=await drafting.cluster.load("decode-0"),
+                plain_step_s=(await plain.cluster.load("decode-0")).seconds_per_step,
+            )
+        )
 
 
 def _schedule(options: SpeculationBenchOptions, speculate: str) -> ScheduleConfig:
@@ -218,11 +323,9 @@ def _schedule(options: SpeculationBenchOptions, speculate: str) -> ScheduleConfi
     return ScheduleConfig(speculate=speculate, draft_model=draft_model)
 
 
-def _counted(cluster: ProcessCluster) -> list[float]:
-    return [cluster.metric("decode-0", f"twostroke_speculation_{name}_tokens_total") for name in COUNTED]
-
-
-async def _round(client: Client, load: Load, prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
+async def _round(
+    client: Client, load: PromptLoad, prompts: list[list[int]], tokens: int
+) -> tuple[float, list[list[int]]]:
     """Return the mean seconds per output token after the first, and the answers."""
 
     async def ask(seed: int, prompt: list[int]) -> tuple[float, list[int]]:

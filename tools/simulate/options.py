@@ -137,13 +137,16 @@ class FleetFlags(Settings):
 
     def _drafts(self, drafts: DraftShape | None) -> DraftShape | None:
         """Return the profile's drafts with what the flags say of them."""
-        if self.acceptance is not None:
-            drafts = DraftShape(acceptance=numbers("--acceptance", self.acceptance))
-        if self.draft_share is None:
+        if self.acceptance is None:
+            if self.draft_share is not None:
+                raise ConfigError("--draft-share needs --acceptance: how often are drafts right?", field="acceptance")
             return drafts
-        if drafts is None:
-            raise ConfigError("--draft-share needs --acceptance: how often are drafts right?", field="acceptance")
-        return dataclasses.replace(drafts, share=self.draft_share)
+        chances = numbers("--acceptance", self.acceptance)
+        share = 1.0 if self.draft_share is None else self.draft_share
+        for flag, values in (("--acceptance", chances), ("--draft-share", (share,))):
+            if not values or any(not 0 <= value <= 1 for value in values):
+                raise ConfigError(f"{flag} must be from 0 to 1, got {list(values)}", field=field_of(flag))
+        return DraftShape.of_chances(chances, share)
 
     def _tiers(self, tiers: TierShape) -> TierShape:
         """Return the profile's tiers with what the flags say of them."""

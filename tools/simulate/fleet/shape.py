@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
@@ -11,6 +12,7 @@ from twostroke.ids import WorkerId
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.cost import StepCost
+from twostroke.speculation.speculation import MOST_DRAFTED
 
 GPU_LIKE = StepCost(
     step_s=0.015,
@@ -164,24 +166,29 @@ class SharedCores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftShape:
-    """How often tokens that decode workers draft are right. Drafting itself takes no time: no draft model computes."""
+    """What decode workers draft, in shares of all steps of a stream. Drafting itself takes no time."""
 
-    acceptance: tuple[float, ...]
-    """Chance of each token of a draft that it is right if those before it are; the last one holds for all after it."""
-    share: float = 1.0
-    """Share of a stream's steps for which a drafter proposes anything."""
+    proposed: tuple[float, ...]
+    """Share of steps for which drafters propose at least one token, two, and so on; none beyond these."""
+    right: tuple[float, ...]
+    """Share of steps in which at least the first of them would be right, the first two, and so on."""
 
-    def chance(self, rank: int) -> float:
-        return self.acceptance[min(rank, len(self.acceptance) - 1)]
+    @classmethod
+    def of_chances(cls, acceptance: Sequence[float], share: float = 1.0) -> DraftShape:
+        """Return drafts as long as may be, in a share of all steps: the first token of a draft is right with the first
+        chance, each later one with its own where those before it are right. The last chance holds for all others.
+        """
+        chances = (acceptance[min(rank, len(acceptance) - 1)] for rank in range(MOST_DRAFTED))
+        right = tuple(itertools.accumulate(chances, lambda all_of, one: all_of * one, initial=share))
+        return cls(proposed=(share,) * MOST_DRAFTED, right=right[1:])
 
     def check(self) -> None:
-        """Raises ConfigError for what is no chance."""
-        if not self.acceptance:
-            raise ConfigError("drafts.acceptance needs one chance or more", field="drafts.acceptance")
-        for name, values in (("drafts.acceptance", self.acceptance), ("drafts.share", (self.share,))):
-            for value in values:
-                if not 0 <= value <= 1:
-                    raise ConfigError(f"{name} must be chances from 0 to 1, got {value}", field=name)
+        """Raises ConfigError for what are no shares of steps."""
+        for name, shares in (("drafts.proposed", self.proposed), ("drafts.right", self.right)):
+            if not shares or any(not 0 <= share <= 1 for share in shares):
+                raise ConfigError(f"{name} must be shares from 0 to 1, got {list(shares[:4])}", field=name)
+            if any(later > earlier for earlier, later in itertools.pairwise(shares)):
+                raise ConfigError(f"{name} must not rise: who drafts two tokens drafts one", field=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

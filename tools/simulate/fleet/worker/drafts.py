@@ -5,7 +5,6 @@ Every token of a simulated answer is `TOKEN`, so a drafted one is right where it
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Sequence
 
@@ -16,26 +15,26 @@ from twostroke.scheduler.cost import StepCost, StepTerms, StreamStep
 from twostroke.scheduler.drafting import draft_lengths
 from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.draft import Draft, Proposal
-from twostroke.speculation.speculation import MOST_DRAFTED, Speculation
+from twostroke.speculation.speculation import Speculation
 
 WRONG = 1
 """A drafted token that is not sampled."""
-KIND = "simulated"
 
 
 class SimulatedDrafter:
-    """Proposes as many tokens as may run, of which the first ones are right."""
+    """Proposes tokens of which the first ones are right: long proposals are those that are right for long."""
 
     def __init__(self, shape: DraftShape, draws: random.Random) -> None:
         self._shape = shape
         self._draws = draws
 
     def propose(self, known: Sequence[int], most: int) -> Proposal | None:
-        draws, shape = self._draws, self._shape
-        if draws.random() >= shape.share:
-            return None
-        right = sum(1 for _ in itertools.takewhile(lambda rank: draws.random() < shape.chance(rank), range(most)))
-        return Proposal((TOKEN,) * right + (WRONG,) * (most - right), KIND)
+        draw = self._draws.random()
+        proposed, right = (sum(share > draw for share in of) for of in (self._shape.proposed, self._shape.right))
+        length = min(most, proposed)
+        right = min(length, right)
+        # What a drafter goes by says how sure it is: here, how long its proposals are.
+        return Proposal((TOKEN,) * right + (WRONG,) * (length - right), f"length {proposed}") if length else None
 
 
 class SimulatedDrafts:
@@ -58,7 +57,10 @@ def drafts_of(shape: FleetShape, role: Role, worker: str) -> SimulatedDrafts | N
 
 def lone_stream_step(shape: DraftShape, cost: StepCost) -> StreamStep:
     """Return what a step with one stream does for it, on average, where the chances of drafts are known."""
-    ranks = range(MOST_DRAFTED)
-    chances = tuple(itertools.accumulate((shape.chance(rank) for rank in ranks), lambda all_of, one: all_of * one))
-    (length,) = draft_lengths([Draft((TOKEN,) * len(chances), chances)], cost, StepTerms(1), MOST_DRAFTED)
-    return StreamStep(1.0 + shape.share * length, 1.0 + shape.share * sum(chances[:length]))
+    proposed = shape.proposed
+    if not proposed[0]:
+        return StreamStep()
+    right = [min(pair) for pair in zip(proposed, shape.right, strict=False)]
+    chances = tuple(share / proposed[0] for share in right)
+    (length,) = draft_lengths([Draft((TOKEN,) * len(chances), chances)], cost, StepTerms(1), len(chances))
+    return StreamStep(1.0 + sum(proposed[:length]), 1.0 + sum(right[:length]))

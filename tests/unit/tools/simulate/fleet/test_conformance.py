@@ -121,7 +121,7 @@ def test_both_compute_prompts_locally_alike(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("acceptance", [(0.9,), (0.5, 0.9, 0.2)])
 def test_both_draft_alike(acceptance: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = dataclasses.replace(SMALL, local_prefill=True, drafts=DraftShape(acceptance=acceptance, share=0.8))
+    shape = dataclasses.replace(SMALL, local_prefill=True, drafts=DraftShape.of_chances(acceptance, share=0.8))
     check(requests(6, every_s=0.05), shape, "kv", monkeypatch)
 
 
