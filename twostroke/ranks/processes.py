@@ -30,6 +30,9 @@ from twostroke.ranks.rank import BEAT_S, READY, RankJob, RankStart
 FROZEN_S: Final = 2.0
 """A rank without a beat for this long is lost. It is how long a silent worker is waited for (`--dead-after-s`)."""
 
+FROZEN_LOADING_S: Final = 60.0
+"""The same for one that loads: libraries that are imported hold its interpreter for seconds, on a busy machine longer."""
+
 GRACE_S: Final = 2.0
 """How long ranks have to end on their own. They do nothing but exit; a frozen one is killed after it."""
 
@@ -232,7 +235,7 @@ class _Watcher:
             return False
         if message == READY:
             with self._fate.changed:
-                rank.is_ready = True
+                rank.is_ready, rank.silent_s = True, 0.0
                 self._fate.waited_for -= 1
                 self._fate.changed.notify_all()
         elif rank.is_ready:
@@ -245,10 +248,11 @@ class _Watcher:
         """`passed_s`: since the last look, or less where this process itself was late."""
         for number, rank in enumerate(self._ranks, 1):
             beats = self._group.beats(number)
-            rank.silent_s = rank.silent_s + passed_s if rank.is_ready and beats == rank.beats else 0.0
+            rank.silent_s = rank.silent_s + passed_s if beats == rank.beats else 0.0
             rank.beats = beats
-            if rank.silent_s > FROZEN_S and self._fate.lost is None:
-                self.lose(RankLost(f"{rank.name} is frozen: no sign of life for {FROZEN_S:.0f} s"))
+            most_s = FROZEN_S if rank.is_ready else FROZEN_LOADING_S
+            if rank.silent_s > most_s and self._fate.lost is None:
+                self.lose(RankLost(f"{rank.name} is frozen: no sign of life for {most_s:.0f} s"))
 
     def _end_all(self) -> None:
         """Let ranks end, and kill those that do not."""

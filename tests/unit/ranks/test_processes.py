@@ -19,6 +19,7 @@ import pytest
 from tests.unit.ranks.jobs import CannotLoad, LoadsForever, Sums, WritesTo, add, fail, meet
 from twostroke.errors import ConfigError, RankLost
 from twostroke.kernels.cpu.build import Kernels
+from twostroke.ranks import processes as processes_module
 from twostroke.ranks.processes import FROZEN_S, RankProcesses
 from twostroke.ranks.rank import RankJob
 
@@ -143,6 +144,16 @@ def test_a_rank_that_dies_while_it_loads_is_lost(kernels: Kernels) -> None:
         (pid,) = pids_of_children() - before
         threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
         with pytest.raises(RankLost, match=r"died: signal 9$"):
+            processes.wait_until_ready()
+
+
+def test_a_rank_that_freezes_while_it_loads_is_lost(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes_module, "FROZEN_LOADING_S", 1.0)
+    before = pids_of_children()
+    with running(kernels, 2, LoadsForever()) as (processes, _):
+        (pid,) = pids_of_children() - before
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(RankLost, match=r"is frozen: no sign of life for 1 s$"):
             processes.wait_until_ready()
 
 
