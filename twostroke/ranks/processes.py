@@ -31,7 +31,7 @@ FROZEN_S: Final = 2.0
 """A rank without a beat for this long is lost. It is how long a silent worker is waited for (`--dead-after-s`)."""
 
 FROZEN_LOADING_S: Final = 60.0
-"""The same for one that loads: libraries that are imported hold its interpreter for seconds, or longer on a busy machine."""
+"""The same for one that loads: imported libraries hold its interpreter for seconds, on a busy machine for longer."""
 
 GRACE_S: Final = 2.0
 """How long ranks have to end on their own. They do nothing but exit; a frozen one is killed after it."""
