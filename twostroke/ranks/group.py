@@ -24,6 +24,9 @@ FIRST: Final = 0
 LEAST_SLOT_BYTES: Final = 64 << 10
 """Bytes of a rank's slot, at least, so that what is gathered goes in few rounds where a step's sums are short."""
 
+MOST_SLOT_BYTES: Final = 8 << 20
+"""Bytes of a rank's slot, at most: 512 rows of 4096 numbers. A round for more takes no shorter per byte."""
+
 _LINE: Final = 64
 """Bytes of a cache line, which slots begin at."""
 
@@ -165,10 +168,10 @@ class RankGroup:
 def create_memory(kernels: Kernels, ranks: int, most_bytes: int) -> tuple[int, int]:
     """Return the descriptor of memory for a group of `ranks`, claimed at once, and the bytes of a slot in it.
 
-    `most_bytes`: of the longest sum, which then takes one round; longer ones take several. Raises OSError where there
-    is not enough memory.
+    `most_bytes`: of the longest sum, which then takes one round if it fits the largest slot; longer ones take several.
+    Raises OSError where there is not enough memory.
     """
-    slot_bytes = -(-max(most_bytes, LEAST_SLOT_BYTES) // _LINE) * _LINE
+    slot_bytes = -(-min(max(most_bytes, LEAST_SLOT_BYTES), MOST_SLOT_BYTES) // _LINE) * _LINE
     size = kernels.function("twostroke_ranks_bytes", (ctypes.c_int32, _NUMBER), _NUMBER)
     fd = os.memfd_create("twostroke-ranks", os.MFD_CLOEXEC)
     try:

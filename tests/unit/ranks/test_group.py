@@ -15,7 +15,7 @@ import torch
 from tests.unit.ranks.rank_process import GATHERED, JOBS, RESIDUAL, ROUNDS, SUMS, digest_of, partial, sum_in_order
 from twostroke.errors import RankLost
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.ranks.group import LEAST_SLOT_BYTES, RankGroup, create_memory
+from twostroke.ranks.group import LEAST_SLOT_BYTES, MOST_SLOT_BYTES, RankGroup, create_memory
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_S = 120.0
@@ -166,6 +166,15 @@ def test_what_a_group_takes_is_given_back(kernels: Kernels) -> None:
     group.close()
     assert len(os.listdir("/proc/self/fd")) == before
     group.abort()
+
+
+def test_the_shared_memory_is_bounded_however_long_sums_are(kernels: Kernels) -> None:
+    group = group_of_one(kernels, 1 << 40)
+    assert group.slot_bytes == MOST_SLOT_BYTES
+    values = torch.ones(MOST_SLOT_BYTES // 4 + 1)
+    group.all_reduce(values)
+    assert values.sum() == len(values)
+    group.close()
 
 
 def test_beats_are_counted_by_rank(kernels: Kernels) -> None:
