@@ -66,6 +66,8 @@ class ClusterOptions:
     logs: Path | None
     breaks: str | None = None
     """Name of the guard that is off."""
+    ranks: int = 1
+    """Of each worker; where there are several, only faults of these are tried."""
 
     def __post_init__(self) -> None:
         positive("--client-timeout", self.patience_s)
@@ -83,7 +85,8 @@ class ClusterOptions:
         own = ["--transports", transports] if transports else []
         memory = PACED_MEMORY if self.is_paced else REAL_MEMORY
         tools = ["--tool-call-parser", "hermes"]  # some requests call tools
-        return ["--model", self.model, "--dtype", self.dtype, "--kv-cache-memory", memory, *tools, *own]
+        ranks = ["--tp", str(self.ranks)] if self.ranks > 1 else []
+        return ["--model", self.model, "--dtype", self.dtype, "--kv-cache-memory", memory, *tools, *ranks, *own]
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None:
@@ -91,6 +94,9 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None
     parser.add_argument("--seed", type=int, default=1, help=f"{seed} (default: %(default)s)")
     parser.add_argument("--model", default=MODEL, help="as `serve --model` (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", help="as `serve --dtype` (default: %(default)s)")
+    parser.add_argument(
+        "--tp", type=int, default=1, metavar="RANKS", help="as `serve --tp`: break other ranks than the first one"
+    )
     parser.add_argument(
         "--client-timeout",
         type=seconds,
@@ -112,6 +118,7 @@ def cluster_options(args: argparse.Namespace, breaks: str | None = None) -> Clus
         patience_s=usual_s if args.client_timeout is None else args.client_timeout,
         logs=args.logs,
         breaks=breaks,
+        ranks=args.tp,
     )
 
 

@@ -25,8 +25,8 @@ class Bound:
 
 
 BOUNDS = (
-    Bound("killed", frozenset({Kind.KILL}), 3.0),
-    Bound("frozen or cut off", frozenset({Kind.STOP, Kind.PARTITION}), 5.0),
+    Bound("killed", frozenset({Kind.KILL, Kind.KILL_RANK}), 3.0),
+    Bound("frozen or cut off", frozenset({Kind.STOP, Kind.PARTITION, Kind.STOP_RANK}), 5.0),
 )
 
 

@@ -21,7 +21,7 @@ from tests.chaos.faults.triggers import CROWDED, ON_NEW_CONNECTIONS, TRIGGERS, W
 from tests.chaos.faults.zombies import LongStreams, met
 from tests.chaos.injection.injector import HIT
 from tests.chaos.injection.plan import Fault, Kind
-from tests.chaos.injection.points import SPOILING, Process
+from tests.chaos.injection.points import OF_RANKS, SPOILING, Process
 from twostroke.errors import ConfigError, ServeError
 from twostroke.fault_points import Point
 
@@ -46,6 +46,10 @@ LONG = 3
 """Streams that are there when something freezes: one for each decode worker."""
 INDEXED_S = 0.3
 """For routers to learn what the first of a family has left in a cache."""
+
+
+ENDING = frozenset({Kind.KILL, *OF_RANKS})
+"""Faults with which a process ends."""
 
 
 class FaultRun:
@@ -182,7 +186,7 @@ class FaultRun:
                 await self._disarm([target for target in armed if target.name not in self._broken])
                 if long is not None:
                     long.release(happened.at_s)
-                is_dead = trial.kind is Kind.KILL and happened.process in epochs
+                is_dead = trial.kind in ENDING and happened.process in epochs
                 over = {happened.process: epochs[happened.process]} if is_dead else {}
                 back_s = happened.at_s + self._seconds.get(trial.kind, 0.0)
                 got += await self._until_over(back_s, over)

@@ -59,12 +59,12 @@ def shared_out(options: FaultsOptions) -> list[tuple[str, list[Trial]]]:
     only = options.only or (QUICK if options.quick else ())
     draws = random.Random(f"share {options.cluster.seed}")
     first, *others = options.transports
-    wanted = trials(_transport_of(first), options.cluster.seed, only)
+    wanted = trials(_transport_of(first), options.cluster.seed, only, options.cluster.ranks)
     if options.sample is not None:
         wanted = in_turns(draws.sample(wanted, min(options.sample, len(wanted))), draws)
     shares: list[tuple[str, list[Trial]]] = [(first, wanted)]
     for other in others:
-        can = set(trials(_transport_of(other), options.cluster.seed, only))
+        can = set(trials(_transport_of(other), options.cluster.seed, only, options.cluster.ranks))
         drawn = {trial for trial in wanted if trial in can and draws.random() * PART_OF_DEFAULT < 1}
         shares[0] = (first, [trial for trial in shares[0][1] if trial not in drawn])
         shares.append((other, [trial for trial in wanted if trial in drawn]))

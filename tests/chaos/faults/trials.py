@@ -102,10 +102,10 @@ class Trial:
         return draws.randint(1, MOST_OFTEN if self.point in OFTEN else MOST_SELDOM)
 
 
-def trials(transport: str, seed: int, only: Sequence[str]) -> list[Trial]:
+def trials(transport: str, seed: int, only: Sequence[str], ranks: int = 1) -> list[Trial]:
     """Those that a pattern of `only` names (all, where there is none); kinds of processes in turns."""
-    everything = [Trial(cell.process.value, cell.point.value, cell.kind) for cell in cells(transport)]
-    everything += [Trial(HEAD, ANYWHERE, kind) for kind in HEAD_KINDS]
+    everything = [Trial(cell.process.value, cell.point.value, cell.kind) for cell in cells(transport, ranks)]
+    everything += [Trial(HEAD, ANYWHERE, kind) for kind in HEAD_KINDS if ranks == 1]
     wanted = [trial for trial in everything if not only or any(fnmatch.fnmatch(str(trial), each) for each in only)]
     return in_turns(wanted, random.Random(seed))
 

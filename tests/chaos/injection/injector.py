@@ -116,6 +116,10 @@ class Injector:
                 os.kill(os.getpid(), signal.SIGKILL)
             case Kind.STOP:
                 freeze(fault.seconds)
+            case Kind.KILL_RANK:
+                os.kill(pid_of_another_rank(), signal.SIGKILL)
+            case Kind.STOP_RANK:
+                os.kill(pid_of_another_rank(), signal.SIGSTOP)
             case Kind.LOSE:
                 pass  # by whoever came to the point
             case _:
@@ -147,6 +151,14 @@ def freeze(seconds: float) -> None:
     # To this thread: it takes the signal before its next instruction, where os.kill might wake another one first and
     # let this one do what the point is before.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
+def pid_of_another_rank() -> int:
+    """Return the last child of this process that is a rank."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    children = sorted(int(pid) for task in tasks for pid in task.read_text().split())
+    *_, last = (pid for pid in children if b"twostroke.ranks" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return last
 
 
 def from_environment() -> Injector | None:

@@ -34,6 +34,10 @@ class Kind(enum.StrEnum):
     """The next bytes of pages are sent twice."""
     LOSE = "lose"
     """What is at hand is dropped: a batch of the event log."""
+    KILL_RANK = "kill-rank"
+    """SIGKILL to another rank of the worker."""
+    STOP_RANK = "stop-rank"
+    """SIGSTOP to another rank of the worker, which nobody wakes up."""
 
 
 class Guard(enum.StrEnum):

@@ -38,6 +38,9 @@ _BY_POINT = {
     Point.TIER_LOADED: frozenset({Process.DECODE}),
 }
 """What comes back lies on decode workers in the matrix, so prefill workers load nothing there."""
+OF_RANKS = frozenset({Kind.KILL_RANK, Kind.STOP_RANK})
+"""Faults of another rank than the first one of a worker."""
+
 REACHED_BY: Mapping[Point, frozenset[Process]] = {
     point: _BY_POINT.get(point, _BY_PREFIX[point.value.partition(".")[0]]) for point in Point
 }
@@ -79,17 +82,21 @@ class Cell:
         return f"{self.process}/{self.point}/{self.kind}"
 
 
-def cells(transport: str = "tcp") -> list[Cell]:
-    """All that make sense where pages travel over `transport`."""
+def cells(transport: str = "tcp", ranks: int = 1) -> list[Cell]:
+    """All that make sense where pages travel over `transport`; of workers of several ranks, what hits one of these."""
     everything = (Cell(*each) for each in itertools.product(Process, Point, Kind))
-    return [cell for cell in everything if why_not(cell, transport) is None]
+    return [cell for cell in everything if why_not(cell, transport, ranks) is None]
 
 
-def why_not(cell: Cell, transport: str = "tcp") -> str | None:
+def why_not(cell: Cell, transport: str = "tcp", ranks: int = 1) -> str | None:
     """Why this makes no sense; None where it does."""
     process, point, kind = cell.process, cell.point, cell.kind
     if process not in REACHED_BY[point]:
         return f"a {process} never comes to {point}"
+    if (kind in OF_RANKS) != (ranks > 1):
+        return "workers of one rank have no other" if kind in OF_RANKS else "it is tried with workers of one rank"
+    if kind in OF_RANKS:
+        return None if process in _WORKERS else f"a {process} has no ranks"
     if point in OVER_SOCKETS and transport in SAME_HOST:
         return f"over {transport} nothing of the owner runs while its pages are read"
     if kind is Kind.LOSE and point not in EVENTS:

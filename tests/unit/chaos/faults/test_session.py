@@ -17,6 +17,7 @@ from tests.chaos.faults.report import Facts, summary, written
 from tests.chaos.faults.session import shared_out
 from tests.chaos.faults.trials import ANYWHERE, HEAD, PROCESSES, QUICK, Trial, trials
 from tests.chaos.injection.plan import Kind
+from tests.chaos.injection.points import OF_RANKS
 from twostroke.errors import ConfigError
 from twostroke.fault_points import Point
 
@@ -48,7 +49,8 @@ def outcome(trial: Trial, **changes: object) -> Outcome:
 def test_every_point_and_every_kind_of_fault_is_tried() -> None:
     everything = trials("tcp", 1, ())
     assert {trial.point for trial in everything} == {*(point.value for point in Point), ANYWHERE}
-    assert {trial.kind for trial in everything} == set(Kind)
+    assert {trial.kind for trial in everything} == set(Kind) - OF_RANKS
+    assert {trial.kind for trial in trials("tcp", 1, (), ranks=2)} == OF_RANKS
     assert {trial.process for trial in everything} == set(PROCESSES)
     assert len(set(everything)) == len(everything)
 
