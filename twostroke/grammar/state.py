@@ -34,7 +34,8 @@ class GrammarState:
         self._mask: Mask | None = None
         self._forced: list[int] = []
         """Tokens that come next for certain, the next one last: finding a run takes as long as the run, so it is found
-        once."""
+        once. What is left of a run may have other tokens than a run that is found later, so each is found as soon as
+        there is one, also by those who replay an answer or only ask for masks."""
         self.tokens = 0
         """Tokens consumed, without those of earlier attempts."""
         self.forced_tokens = 0
@@ -59,7 +60,7 @@ class GrammarState:
         """The token that must come next, if it is known without a mask. Its bit is then the mask's only one."""
         if self._is_finished:
             return self._vocabulary.end
-        if not self._forced:
+        if not self._forced and not self._matcher.is_error():
             self._forced = self._matcher.compute_ff_tokens()[::-1]
         return self._forced[-1] if self._forced else None
 
@@ -80,7 +81,7 @@ class GrammarState:
     def replay(self, tokens: Sequence[int]) -> None:
         """Goes on by the tokens that an earlier attempt has emitted."""
         for token in tokens:
-            if self._forced and self._forced.pop() != token:
+            if self.forced_token is not None and self._forced and self._forced.pop() != token:
                 self._forced.clear()
             if not self._matcher.consume_token(token) or self._matcher.is_error():
                 self.failure = self.failure or self._why(token)
@@ -142,8 +143,9 @@ class GrammarState:
 
     def _found_mask(self) -> Mask:
         mask = np.zeros(self._vocabulary.mask_words, np.uint32)
-        if self._is_finished or (self._forced and not self._matcher.is_error()):
-            word, bit = divmod(self._vocabulary.end if self._is_finished else self._forced[-1], WORD_BITS)
+        forced = None if self._matcher.is_error() else self.forced_token
+        if forced is not None:
+            word, bit = divmod(forced, WORD_BITS)
             mask[word] = np.uint32(1 << bit)
             return mask
         if not self._matcher.is_error():

@@ -248,3 +248,18 @@ def test_banned_tokens_are_no_candidates_unless_nothing_else_is_left() -> None:
     assert candidates(mask, 258, ()).tolist() == [97, END]
     assert candidates(mask, 258, (END,)).tolist() == [97]
     assert candidates(mask, 258, (END, 97)).tolist() == [97, END]
+
+
+def test_forced_tokens_do_not_depend_on_when_somebody_asked_for_them(smollm2: GrammarCompiler) -> None:
+    """Alone, what is left of this run would be one token: a contraction, which the sign before it keeps from being."""
+    grammar = schema({"const": "\N{SLIGHTLY SMILING FACE}'ll"})
+    asked, masked = smollm2.state(grammar), smollm2.state(grammar)
+    answer: list[int] = []
+    while (run := asked.forced_run(8)) and run[0] not in SMOLLM2_ENDS:
+        resumed = smollm2.state(grammar, answer)
+        assert [permitted(state.mask, SIZE).tolist() for state in (asked, masked, resumed)] == 3 * [[run[0]]]
+        assert resumed.forced_run(8) == run
+        answer.append(run[0])
+        asked.consume(run[0])
+        masked.consume(run[0])
+    assert len(answer) > 2
