@@ -63,6 +63,10 @@ COMMANDS = {
         "tests.bench.ranks",
         "sums over the ranks of a worker in shared memory, beside copying their bytes twice",
     ),
+    "rivals": Command(
+        "tests.bench.rivals",
+        "time per output token beside vLLM's n-grams and llama.cpp's draft model, on the same prompts",
+    ),
     "extremes": Command(
         "tests.bench.extremes", "how late other streams come while extreme schemas are compiled and followed"
     ),
