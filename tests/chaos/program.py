@@ -67,7 +67,7 @@ class ClusterOptions:
     breaks: str | None = None
     """Name of the guard that is off."""
     ranks: int = 1
-    """Of each worker; where there are several, only faults of these are tried."""
+    """The ranks of each worker; where there are several, only faults of these are tried."""
 
     def __post_init__(self) -> None:
         positive("--client-timeout", self.patience_s)
