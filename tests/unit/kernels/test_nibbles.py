@@ -5,6 +5,8 @@ That no chunk, neighbour or stale byte changes a bit is checked with all other f
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -180,3 +182,25 @@ def test_memory_is_taken_for_unfinished_blocks_alone() -> None:
 def _resident_bytes() -> int:
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * 4096
+
+
+REPEATS = 100
+
+
+@pytest.mark.parametrize("path", VARIANTS)
+def test_ranks_that_store_the_same_head_read_whole_blocks_of_each_other(
+    built_kernels: dict[str, Kernels], path: str
+) -> None:
+    """Exact pages are each rank's own. Two ranks have the numbers of a block in the same place, at no agreed time."""
+    prompts = Prompts(PageShape(2, 1, BLOCK, 128), 2, (600,), torch.bfloat16)
+    data = prompts.data("int4")
+    ranks = [
+        backend_of(prompts, NibblePool.over(data, prompts.shape, prompts.dtype), path, built_kernels) for _ in range(2)
+    ]
+    right = prompts.run(ranks[0], prompts.whole())
+
+    def has_right_rows(rank: int) -> bool:
+        return all(torch.equal(prompts.run(ranks[rank], prompts.whole()), right) for _ in range(REPEATS))
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(has_right_rows, range(2))] == [True, True]

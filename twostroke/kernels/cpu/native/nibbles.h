@@ -21,6 +21,8 @@ constexpr int PER_NIBBLE_WORD = 8;
 constexpr int VALUE_GROUP = 32;  // channels of a value that share a scale
 constexpr int MAX_NIBBLE_DIM = 256;
 constexpr int MAX_GROUPS = MAX_NIBBLE_DIM / VALUE_GROUP;
+// Of one head's block: numbers, and two halves for each channel of keys, and for each group of each token's values.
+constexpr int MAX_NIBBLE_BYTES = PIECE * MAX_NIBBLE_DIM + 4 * (MAX_NIBBLE_DIM + PIECE * MAX_GROUPS);
 
 inline int value_groups(int dim) { return (dim + VALUE_GROUP - 1) / VALUE_GROUP; }
 
@@ -112,11 +114,13 @@ NibbleScale scale_of(int count, At at) {
     return {lowest, highest};
 }
 
-// What one head stores of a whole block, from the exact pieces of its keys and values.
+// What one head stores of a whole block, from the exact pieces of its keys and values. It is made aside: ranks that share
+// the head all store the same bytes, while the others may read them already.
 template <class T>
 void quantise_block(const T *keys, const T *values, int dim, char *head) {
-    const NibbleBlock to(head, dim);
-    std::memset(head, 0, size_t((const char *)to.key_scales - head));
+    alignas(64) char made[MAX_NIBBLE_BYTES];
+    const NibbleBlock to(made, dim);
+    std::memset(made, 0, size_t((const char *)to.key_scales - made));
     std::memset((char *)to.values, 0, size_t((const char *)to.value_scales - (const char *)to.values));
     for (int d = 0; d < dim; d++) {
         auto key = [&](int token) { return as_float(key_in(keys, token, d)); };
@@ -139,6 +143,7 @@ void quantise_block(const T *keys, const T *values, int dim, char *head) {
                 words[first + i] |= scale.number(value(i)) << nibble_shift(token % PER_NIBBLE_WORD);
         }
     }
+    std::memcpy(head, made, size_t((const char *)(to.value_centers + value_groups(dim) * PIECE) - made));
 }
 
 }  // namespace twostroke
