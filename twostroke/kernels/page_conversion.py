@@ -37,6 +37,8 @@ def convert_page(conversion: Conversion, source: torch.Tensor, target: torch.Ten
     )
     for (there, read), (here, written) in itertools.product(*pages):
         heads, layers = _common(there.heads, here.heads), _common(there.layers, here.layers)
+        if not heads or not layers:
+            continue
         own, others = (_within(heads, part.heads) for part in (here, there))
         if there.form == here.form:
             places = written.parts(_within(layers, here.layers), own)
@@ -50,7 +52,7 @@ def convert_page(conversion: Conversion, source: torch.Tensor, target: torch.Ten
 
 
 def _common(one: slice, other: slice) -> range:
-    """Return the numbers that two slices have in common."""
+    """Return the numbers that two slices have in common; none where they do not meet."""
     first = max(one.start, other.start)
     return range(first, max(first, min(one.stop, other.stop)))
 

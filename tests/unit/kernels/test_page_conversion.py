@@ -150,3 +150,24 @@ def by_head(page: torch.Tensor, name: str, shape: PageShape) -> dict[tuple[int, 
                 pieces = own.view(2, heads, -1)[:, head] if is_plain else own.view(heads, -1)[head]
                 found[part.first_layer + layer, at * heads + head] = pieces.contiguous().numpy().tobytes()
     return found
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("bfloat16", "fp8_e4m3"), ("float32", "bfloat16"), ("int4", "int8"), ("bfloat16", "int4+1xfloat32")],
+)
+@pytest.mark.parametrize("ranks", [(2, 2), (4, 2), (2, 4), (1, 2), (4, 1)])
+def test_ranges_and_numbers_of_native_kernels_change_at_once(one: str, other: str, ranks: tuple[int, int]) -> None:
+    shape = PageShape(layers=4, kv_heads=4, block=16, head_dim=32)
+    centers = Prompts(shape, 4, (1,), torch.float32, is_centered=True).key_centers
+
+    def become(data: torch.Tensor, source: str, target: str) -> torch.Tensor:
+        return converted(data, source, target, shape, has_pieces=True, key_centers=centers)
+
+    pages = torch.randn(2, 2 * shape.layers * shape.kv_heads * shape.block * shape.head_dim).bfloat16()
+    data = pages.view(torch.uint8) if one == "bfloat16" else become(pages.view(torch.uint8), "bfloat16", one)
+    forms = zip((one, other), ranks, strict=True)
+    source, target = (name if count == 1 else f"{name}/{count}" for name, count in forms)
+    ranged = data if source == one else become(data, one, source)
+    moved = become(ranged, source, target)
+    assert torch.equal(moved if target == other else become(moved, target, other), become(data, one, other))
