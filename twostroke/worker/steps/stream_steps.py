@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import StreamStep
 from twostroke.scheduler.values import Emission
+from twostroke.speculation.speculation import MOST_DRAFTED
 
 MEMORY = 1024.0
 """Steps of a stream that are remembered: some answers, so that no single one decides; older ones fade."""
+
+MOST_TOKENS = MOST_DRAFTED + 1
+"""Tokens that a step counts of one stream at most: all that drafts make known. A grammar can force thousands at once:
+one such answer would decide what is predicted of a thousand steps of others."""
 
 
 class StreamSteps:
@@ -51,8 +57,9 @@ class StreamSteps:
         self._draft_s = kept * self._draft_s + self._drafting_s
         self._drafting_s = 0.0
         streams = {chunk.sequence for chunk in chunks}
-        self.became_known(sum([emission.sequence in streams for emission in emissions]))
+        self.became_known(emission for emission in emissions if emission.sequence in streams)
 
-    def became_known(self, tokens: int) -> None:
+    def became_known(self, emissions: Iterable[Emission]) -> None:
         """Count tokens of streams that have become known, some of them later than their step ended."""
-        self._tokens += tokens
+        counts = Counter(emission.sequence for emission in emissions)
+        self._tokens += sum(min(count, MOST_TOKENS) for count in counts.values())

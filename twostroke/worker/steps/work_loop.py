@@ -145,7 +145,7 @@ class WorkLoop:
             with self._profiler.slice(WORK_LOOP, "admit"):
                 self._admit(role, admitting, prefetch)
                 late = self._scheduler.take_late()
-                self.stream_steps.became_known(len(late))
+                self.stream_steps.became_known(late)
                 emissions += late
             pause_s = self._sharing.pause_s(asyncio.get_running_loop().time() - self._began_s)
             if pause_s > 0:

@@ -11,7 +11,7 @@ from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import StreamStep
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import Emission
-from twostroke.worker.steps.stream_steps import MEMORY, StreamSteps
+from twostroke.worker.steps.stream_steps import MEMORY, MOST_TOKENS, StreamSteps
 
 NO_BATCH: Batch = None  # type: ignore[assignment]  # nobody reads it here
 PROMPT = [1, 2, 3, 4]
@@ -74,3 +74,10 @@ def test_a_draft_model_delays_steps_only_where_streams_wait_for_it() -> None:
     idle.drafted(5.0)
     observe(idle, (1, 1))
     assert idle.each.draft_s == 0.0
+
+
+def test_an_answer_whose_grammar_forces_thousands_of_tokens_counts_as_one_with_all_drafts_kept() -> None:
+    steps, drafted = StreamSteps(), StreamSteps()
+    observe(steps, (0, 8000), (0, 1))
+    observe(drafted, (0, MOST_TOKENS), (0, 1))
+    assert steps.each == drafted.each
