@@ -300,9 +300,10 @@ class ModelSpec:
         norm = self.hidden_size * (1 + self.is_layer_norm)
         norms = self.layers * (norm * (4 if self.has_output_norms else 2) + 2 * self.head_dim * self.qk_norm) + norm
         norm_bytes = norms * (NORM_BYTES if self.has_wide_norms else DTYPE_BYTES[dtype])
-        tables = 2 if with_head and not self.tie_word_embeddings else 1
-        table_bytes = tables * self.table_bytes(dtype) + self.position_bytes(dtype)
-        return layers * DTYPE_BYTES[dtype] + norm_bytes + table_bytes + self._correction_bytes()
+        has_own_head = with_head and not self.tie_word_embeddings
+        head_bytes = len(self.vocabulary) * self.hidden_size * DTYPE_BYTES[dtype] * has_own_head
+        table_bytes = self.table_bytes(dtype) + self.position_bytes(dtype)
+        return layers * DTYPE_BYTES[dtype] + norm_bytes + table_bytes + head_bytes + self._correction_bytes()
 
     def expert_bytes(self, dtype: str) -> int:
         """Return the bytes of all experts of a layer, without biases. A device stacks them from as many others."""

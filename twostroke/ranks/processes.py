@@ -28,7 +28,7 @@ from twostroke.ranks.group import FIRST, RankGroup, create_memory
 from twostroke.ranks.rank import BEAT_S, READY, RankJob, RankStart
 
 FROZEN_S: Final = 2.0
-"""A rank without a beat for this long is lost. It is how long a silent worker is waited for (`--dead-after-s`)."""
+"""A rank without a beat for this long is lost. It is how long a silent worker is waited for (`--dead-after`)."""
 
 FROZEN_LOADING_S: Final = 60.0
 """The same for one that loads: imported libraries hold its interpreter for seconds, on a busy machine for longer."""
