@@ -326,8 +326,8 @@ def _build_on_device(
     from twostroke.engine.device_build import DevicePlan, make_device_runner
     from twostroke.engine.device_runner import DeviceRunner
     from twostroke.kernels.nibble_pool import check_shape
+    from twostroke.models.choice import stored_key_centers
     from twostroke.models.families.table import layouts_named
-    from twostroke.models.key_centers import stored_key_centers
     from twostroke.models.weights.stored.formats import open_weights
 
     if config.ranks > 1:

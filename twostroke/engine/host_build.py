@@ -17,7 +17,7 @@ from twostroke.kernels.parted_pool import AnyPool
 from twostroke.kv_cache.form import AnyForm, PageShape, RankedForm, check_latents, page_form
 from twostroke.kv_cache.groups import PageGroup
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.models.key_centers import stored_key_centers
+from twostroke.models.choice import stored_key_centers
 from twostroke.models.ranks import Ranks
 from twostroke.models.share import share_of
 from twostroke.models.spec import ModelSpec

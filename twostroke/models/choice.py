@@ -18,6 +18,7 @@ from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.linear import Linears, TorchLinears
 from twostroke.kernels.steady import SteadyLinears
 from twostroke.models.families.table import named
+from twostroke.models.key_centers import key_centers
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.ranks import Ranks
 from twostroke.models.spec import ModelSpec
@@ -127,3 +128,11 @@ def _generic(
 
 def _native_linears(kernels: Kernels, team: Team | None, is_int8: bool, arena: Arena) -> NativeLinears:
     return NativeLinears(kernels, team, is_int8=is_int8, arena=arena)
+
+
+def stored_key_centers(directory: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return the same of a model's files, whose keys are balanced as they are loaded. Raises what opening them does."""
+    if not spec.has_key_bias:
+        return None
+    with open_weights(directory, dtype) as files:
+        return key_centers(balanced(named(files, spec), spec), spec)

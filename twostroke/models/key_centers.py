@@ -7,15 +7,10 @@ model has one: channels that positions rotate slowly keep most of it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
-from twostroke.models.families.table import named
 from twostroke.models.rope import mean_rotation
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.balanced_keys import balanced
-from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.tensors import WeightSource
 
 
@@ -31,11 +26,3 @@ def key_centers(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:
     biases = torch.stack([source.take(name, rows) for name in names]).cpu().double()
     centers = mean_rotation(biases.view(spec.layers, spec.kv_heads, spec.head_dim), spec.ropes, spec.rules)
     return centers.bfloat16().float()
-
-
-def stored_key_centers(directory: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the same of a model's files, whose keys are balanced as they are loaded. Raises what opening them does."""
-    if not spec.has_key_bias:
-        return None
-    with open_weights(directory, dtype) as files:
-        return key_centers(balanced(named(files, spec), spec), spec)

@@ -90,7 +90,8 @@ def test_no_parser_takes_an_abbreviated_flag() -> None:
     [
         (
             ["serve", "--prefil", "1"],
-            "twostroke serve: unrecognized arguments: --prefil 1 (did you mean --prefill or --prefill-kv-format?)",
+            "twostroke serve: unrecognized arguments: --prefil 1 "
+            "(did you mean --prefill or --prefill-tp or --prefill-kv-format?)",
         ),
         (["bench", "goodput", "u", "--slo-tft=3"], "twostroke bench goodput: unrecognized arguments: --slo-tft=3 (did"),
         (["status", "extra"], "twostroke status: unrecognized arguments: extra; see: twostroke status --help"),
