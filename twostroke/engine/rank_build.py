@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 from twostroke.config import WorkerConfig
 from twostroke.engine.host_build import HostPlan
@@ -19,12 +19,13 @@ from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.known_specs import known_spec
 from twostroke.profiler import Profiler
+from twostroke.ranks.group import RankGroup
 from twostroke.ranks.processes import RankProcesses
 from twostroke.ranks.rank import RankJob
 from twostroke.ranks.sums import RankSums
 from twostroke.scheduler.batch import Batch
 
-SUM_BYTES = 4
+SUM_BYTES: Final = 4
 """Bytes of a number of a sum over ranks, a float32."""
 
 
@@ -38,7 +39,7 @@ class ModelJob(RankJob):
     layout: PoolLayout
     pages_fd: int
 
-    def load(self, group: Any) -> Callable[[Batch], None]:
+    def load(self, group: RankGroup) -> Callable[[Batch], None]:
         """Raises ConfigError for what cannot be loaded."""
         config = WorkerConfig.from_json(self.config)
         spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
@@ -92,7 +93,10 @@ def ranked_runner(
     most_rows = plan.config.schedule.step_tokens(on_gpu=False)
     most_bytes = most_rows * plan.spec.hidden_size * SUM_BYTES
     processes = RankProcesses(
-        *(kernels, job, plan.config.ranks, most_bytes),
+        kernels,
+        job,
+        plan.config.ranks,
+        most_bytes,
         worker=plan.config.worker_id,
         descriptors=(memory.fd,),
         on_lost=lost.set_result,

@@ -23,7 +23,7 @@ def shared_out(source: WeightSource, spec: ModelSpec) -> WeightSource:
 
 
 def _units(share: Share) -> Mapping[str, tuple[int, range]]:
-    """Return, by module, into how many equal parts its rows are cut, or its columns, and which of them a rank has."""
+    """Return, by module or tensor, into how many parts its rows or columns are cut, and which of them a rank has."""
     whole = share.whole
     heads = whole.heads, share.of(whole.heads)
     kv_heads = whole.kv_heads, share.of(whole.kv_heads)
@@ -32,7 +32,7 @@ def _units(share: Share) -> Mapping[str, tuple[int, range]]:
     return {
         **dict.fromkeys(("self_attn.q_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj"), heads),
         **dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), kv_heads),
-        "self_attn": heads,  # of which the sinks are a weight
+        "self_attn.sinks": heads,
         **mlps,
     }
 
@@ -78,10 +78,8 @@ class _SharedSource:
 
     def _units_of(self, name: str) -> tuple[int, range] | None:
         _, is_layer, rest = name.partition("model.layers.")
-        module = rest.partition(".")[2].rpartition(".")[0]
-        if module == "self_attn" and not name.endswith(".sinks"):
-            return None
-        return self.units.get(module) if is_layer else None
+        tensor = rest.partition(".")[2]
+        return self.units.get(tensor, self.units.get(tensor.rpartition(".")[0])) if is_layer else None
 
     def _is_by_columns(self, name: str) -> bool:
         return name.rpartition(".")[0].endswith(BY_COLUMNS)
