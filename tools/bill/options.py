@@ -10,7 +10,7 @@ from tools.bill.chains import Answers
 from tools.output import ReportFiles
 from twostroke.config import DEFAULT_MODEL, PACED_PREFIX
 from twostroke.config.cache import HOST_CACHE_BYTES, check_exact_layers, form_name, size_text
-from twostroke.config.schedule import DRAFT_CACHE_BYTES
+from twostroke.config.schedule import draft_cache_setting, draft_model_setting
 from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import FORMS
@@ -139,20 +139,8 @@ class MachineFlags(Settings):
 
 
 class DraftFlags(Settings):
-    draft_model: str | None = setting(
-        None,
-        unit="MODEL",
-        help="a smaller model with the same tokens, named as --model is, that proposes tokens on decode workers",
-        default_text="none",
-    )
-    draft_cache_bytes: int = setting(
-        DRAFT_CACHE_BYTES,
-        flag="--draft-cache-memory",
-        least=1,
-        is_size=True,
-        unit="SIZE",
-        help="page memory of the draft model on each decode worker: 64M, 1G",
-    )
+    draft_model: str | None = draft_model_setting()
+    draft_cache_bytes: int = draft_cache_setting()
 
 
 class BillFlags(Settings):

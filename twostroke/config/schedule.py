@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from twostroke.config.model import PACED_PREFIX, ModelConfig
 from twostroke.config.settings import Settings, setting
 from twostroke.errors import ConfigError
@@ -23,6 +25,28 @@ HEAD_DRAFTERS = (EAGLE3, MTP)
 """Drafters that would need a head of a checkpoint (`twostroke.models.draft_heads`): they are refused."""
 DRAFT_CACHE_BYTES = 128 << 20
 """Page memory of the draft model: about 10,000 tokens of a model of half a billion parameters."""
+
+
+def draft_model_setting() -> Any:
+    """Return the setting of a draft model, for every config that has one."""
+    return setting(
+        None,
+        unit="MODEL",
+        help="a smaller model with the same tokens, named as --model is, that proposes tokens on decode workers",
+        default_text="none",
+    )
+
+
+def draft_cache_setting() -> Any:
+    """Return the setting of a draft model's page memory, for every config that has one."""
+    return setting(
+        DRAFT_CACHE_BYTES,
+        flag="--draft-cache-memory",
+        least=1,
+        is_size=True,
+        unit="SIZE",
+        help="page memory of the draft model on each decode worker: 64M, 1G",
+    )
 
 
 class ScheduleConfig(Settings):
@@ -56,20 +80,8 @@ class ScheduleConfig(Settings):
         "tenant), model (what --draft-model draws), off; auto: all, where no bit of an answer changes. eagle3 and mtp, "
         "heads of checkpoints, are refused with what the checkpoint has of them: none is run yet",
     )
-    draft_model: str | None = setting(
-        None,
-        unit="MODEL",
-        help="a smaller model with the same tokens, named as --model is, that proposes tokens on decode workers",
-        default_text="none",
-    )
-    draft_cache_bytes: int = setting(
-        DRAFT_CACHE_BYTES,
-        flag="--draft-cache-memory",
-        least=1,
-        is_size=True,
-        unit="SIZE",
-        help="page memory of the draft model on each decode worker: 64M, 1G",
-    )
+    draft_model: str | None = draft_model_setting()
+    draft_cache_bytes: int = draft_cache_setting()
     local_prefill: bool = setting(
         True, help="decode workers with room compute prompts that would wait at a prefill worker"
     )
