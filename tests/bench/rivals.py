@@ -121,7 +121,7 @@ def _cell(of_load: dict[str, Measured], server: str) -> str:
 async def _measure(options: RivalsBenchOptions) -> Results:
     directory = fetch(options.model, "bfloat16", lambda stage, part: None)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory)
-    loads = [load for load in LOADS if load.at_once == 1 and not load.temperature]
+    loads = [load for load in LOADS.values() if load.at_once == 1 and not load.temperature]
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         servers = {OURS: await stack.enter_async_context(_ours(options, directory))}

@@ -46,6 +46,7 @@ from twostroke.config import (
     flags,
 )
 from twostroke.config.settings import Settings, group, setting
+from twostroke.errors import ConfigError
 from twostroke.models.catalog.fetch import fetch
 from twostroke.rpc.v1.control_pb2 import Load
 
@@ -60,10 +61,18 @@ class SpeculationBenchOptions(Settings):
     draft_model: str | None = setting(None, unit="MODEL", help="as `serve --draft-model`", default_text="none")
     output_tokens: int = setting(128, least=2, help="length of outputs")
     rounds: int = setting(5, least=1, help="rounds of each load, after one that is not measured")
+    loads: str = setting("edit,again,code,random,busy", unit="NAME[,NAME]", help="what is asked")
     json_path: str | None = json_file()
 
     def model_post_init(self, _context: object) -> None:
         file_can_be_made("--json", self.json_path)
+        unknown = sorted({*self.loads.split(",")} - {*LOADS})
+        if unknown:
+            raise ConfigError(f"--loads {','.join(unknown)}: there are {', '.join(LOADS)}", field="--loads")
+
+    @property
+    def chosen_loads(self) -> list[PromptLoad]:
+        return [LOADS[name] for name in self.loads.split(",")]
 
 
 class _Flags(Settings):
@@ -175,13 +184,13 @@ def _noise(tokenizer: PreTrainedTokenizerBase, draws: random.Random) -> list[int
     return draws.choices(TOKEN_IDS, k=64)
 
 
-LOADS = (
-    PromptLoad("edit, one at once", _edit),
-    PromptLoad("the same again, one at once", _again),
-    PromptLoad("code to write, one at once", _code_to_write),
-    PromptLoad("random text, one at once", _noise, temperature=1.0),
-    PromptLoad("random text, 16 at once", _noise, at_once=16, temperature=1.0),
-)
+LOADS = {
+    "edit": PromptLoad("edit, one at once", _edit),
+    "again": PromptLoad("the same again, one at once", _again),
+    "code": PromptLoad("code to write, one at once", _code_to_write),
+    "random": PromptLoad("random text, one at once", _noise, temperature=1.0),
+    "busy": PromptLoad("random text, 16 at once", _noise, at_once=16, temperature=1.0),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -248,13 +257,13 @@ async def _measure(options: SpeculationBenchOptions) -> tuple[dict[str, Measured
     if options.draft_model is not None:
         fetch(options.draft_model, "bfloat16", lambda stage, part: None)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory)
-    results = {load.name: Measured() for load in LOADS}
+    results = {load.name: Measured() for load in options.chosen_loads}
     async with contextlib.AsyncExitStack() as stack:
         clusters = {
             speculate: await stack.enter_async_context(_serving(options, directory, speculate))
             for speculate in (SPECULATE_OFF, options.speculate)
         }
-        for load, number in itertools.product(LOADS, range(options.rounds + 1)):
+        for load, number in itertools.product(options.chosen_loads, range(options.rounds + 1)):
             prompts = [load.prompt(tokenizer, random.Random(f"{number} {n}")) for n in range(load.at_once)]
             await _measure_round(options, clusters, load, prompts, number, results[load.name])
         prefill = await clusters[options.speculate].cluster.load("prefill-0")

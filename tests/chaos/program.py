@@ -16,7 +16,7 @@ from cluster.flags.parser import Parser
 from tests.chaos import page_section
 from tests.chaos.injection.plan import BREAK
 from tools.output import write_json
-from twostroke.config import PACED_PREFIX
+from twostroke.config import DRAFTER_NAMES, PACED_PREFIX, SPECULATE_AUTO, SPECULATE_OFF
 
 MODEL = "paced:step_ms=10,prefill_tokens_per_s=4000,max_model_len=1024,page_bytes=128,eos=1"
 """Pages have room for their tokens' hashes and no more: every bit of them counts."""
@@ -68,6 +68,8 @@ class ClusterOptions:
     """Name of the guard that is off."""
     ranks: int = 1
     """The ranks of each worker; where there are several, only faults of these are tried."""
+    speculate: str = SPECULATE_AUTO
+    draft_model: str | None = None
 
     def __post_init__(self) -> None:
         positive("--client-timeout", self.patience_s)
@@ -86,7 +88,11 @@ class ClusterOptions:
         memory = PACED_MEMORY if self.is_paced else REAL_MEMORY
         tools = ["--tool-call-parser", "hermes"]  # some requests call tools
         ranks = ["--tp", str(self.ranks)] if self.ranks > 1 else []
-        return ["--model", self.model, "--dtype", self.dtype, "--kv-cache-memory", memory, *tools, *ranks, *own]
+        drafts = ["--speculate", self.speculate]
+        if self.draft_model is not None:
+            drafts += ["--draft-model", self.draft_model]
+        model = ["--model", self.model, "--dtype", self.dtype, "--kv-cache-memory", memory]
+        return [*model, *tools, *ranks, *drafts, *own]
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None:
@@ -97,6 +103,13 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None
     parser.add_argument(
         "--tp", type=int, default=1, metavar="RANKS", help="as `serve --tp`: break other ranks than the first one"
     )
+    parser.add_argument(
+        "--speculate",
+        choices=(SPECULATE_OFF, SPECULATE_AUTO, *DRAFTER_NAMES),
+        default=SPECULATE_AUTO,
+        help="as `serve --speculate` (default: %(default)s)",
+    )
+    parser.add_argument("--draft-model", metavar="MODEL", help="as `serve --draft-model`")
     parser.add_argument(
         "--client-timeout",
         type=seconds,
@@ -119,6 +132,8 @@ def cluster_options(args: argparse.Namespace, breaks: str | None = None) -> Clus
         logs=args.logs,
         breaks=breaks,
         ranks=args.tp,
+        speculate=args.speculate,
+        draft_model=args.draft_model,
     )
 
 

@@ -20,6 +20,7 @@ from router.addresses import Addresses
 from tests import metrics_page
 from tests.chaos.injection.process import command_of
 from twostroke.config import (
+    PACED_PREFIX,
     CacheConfig,
     EndpointsConfig,
     ListenConfig,
@@ -36,6 +37,7 @@ from twostroke.config.output import OutputConfig
 from twostroke.credentials import TlsConfig
 from twostroke.json_values import from_values
 from twostroke.models.adapters.peft import Adapter
+from twostroke.models.catalog.places import cache_dir
 from twostroke.rpc.channel import PeerChannel, TlsEndpoint
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import TOKEN_KEY, RpcServer
@@ -141,6 +143,8 @@ class ProcessCluster:
         return self.routers[0].addresses.admin
 
     async def start(self, prefill: int, decode: int, model_dir: Path | None, routers: int = 1) -> None:
+        if not self.model.model.startswith(PACED_PREFIX):
+            await asyncio.to_thread(_build_kernels)
         await self._fleet_server.start()
         names = [(Role.PREFILL, index) for index in range(prefill)] + [(Role.DECODE, index) for index in range(decode)]
         await asyncio.gather(
@@ -386,6 +390,13 @@ async def running_cluster(
             raise
         finally:
             await cluster.close()
+
+
+def _build_kernels() -> None:
+    """Build what the first worker of a machine builds, which takes minutes: longer than the test waits for a worker."""
+    from twostroke.kernels.cpu.choice import choose_kernels  # loads torch, which clusters of paced workers do without
+
+    choose_kernels(cache_dir() / "kernels")
 
 
 def port_of(address: str) -> int:

@@ -54,7 +54,9 @@ OFF = Speculated("off", SPECULATE_OFF)
 AUTO = Speculated("auto", SPECULATE_AUTO)
 SWITCHED = Speculated("switching", SPECULATE_AUTO, "tests.cluster.switching_worker")
 """Nobody, one drafter or all of them at each step of an answer."""
-EACH = tuple([Speculated(name, name) for name in DRAFTER_NAMES])
+SURE = Speculated(DRAFT_MODEL, DRAFT_MODEL, "tests.cluster.sure_worker")
+"""The price of a draft model of so small a model would forbid it."""
+EACH = (*(Speculated(name, name) for name in DRAFTER_NAMES if name != DRAFT_MODEL), SURE)
 
 Answers = Mapping[str, object]
 Asking = Callable[[ProcessCluster, Client], Awaitable[Answers]]

@@ -13,7 +13,7 @@ import torch
 from tests.unit.kernels.test_cpu_attention import TOLERANCE, Case
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import FLAGS, SOURCES, Kernels, arithmetic_identity, find_compiler, load_kernels
-from twostroke.kernels.cpu.variants import VARIANTS
+from twostroke.kernels.cpu.variants import VARIANTS, chosen_variants
 from twostroke.kernels.page_pool import PagePool
 from twostroke.models.catalog.places import cache_dir
 
@@ -63,3 +63,14 @@ def test_products_of_many_rows_still_fetch_the_next_panel_once_they_are_compiled
     command = [*find_compiler().command, *FLAGS.split(), *variant.flags.split(), "-S", "-o", "-"]
     assembly = subprocess.run([*command, SOURCES / "linear.cpp"], capture_output=True, text=True, check=True).stdout
     assert "prefetcht1" in assembly
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the flags are those of x86's compilers")
+@pytest.mark.parametrize("name", [each.name for each in VARIANTS if each.machine == "x86_64"])
+def test_every_variant_can_be_compiled_on_a_machine_that_would_choose_another(name: str) -> None:
+    (variant,) = (each for each in VARIANTS if each.name == name)
+    if variant == chosen_variants()[0]:
+        pytest.skip("all other tests compile it")
+    command = [*find_compiler().command, *FLAGS.split(), *variant.flags.split(), "-fsyntax-only"]
+    checked = subprocess.run([*command, *sorted(SOURCES.glob("*.cpp"))], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr[:2000]

@@ -11,33 +11,62 @@
 
 namespace twostroke::bytes {
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512BW__)
 
 using Words = __m512i;
 constexpr int LANES = 16;
-constexpr int MOST_SUMS = 24, DIRECT_ROWS = 8;
+constexpr int MOST_SUMS = 24;
 
 inline Words load(const void *p) { return _mm512_loadu_si512(p); }
 inline Words set1(int32_t x) { return _mm512_set1_epi32(x); }
 inline Words both(Words a, Words b) { return _mm512_and_si512(a, b); }
 inline Words either(Words a, Words b) { return _mm512_or_si512(a, b); }
+inline Words plus(Words a, Words b) { return _mm512_add_epi32(a, b); }
 inline Words shifted_right(Words a, unsigned n) { return _mm512_srli_epi32(a, n); }
 inline Words shifted_left(Words a, unsigned n) { return _mm512_slli_epi32(a, n); }
 inline Words looked_up(const uint8_t (&table)[16], Words at) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), at);
 }
 inline void store(void *p, Words x) { _mm512_storeu_si512(p, x); }
+inline simd::F to_floats(Words x) { return _mm512_cvtepi32_ps(x); }
+
+#elif defined(__AVX2__)
+
+using Words = __m256i;
+constexpr int LANES = 8;
+constexpr int MOST_SUMS = 12;
+
+inline Words load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+inline Words set1(int32_t x) { return _mm256_set1_epi32(x); }
+inline Words both(Words a, Words b) { return _mm256_and_si256(a, b); }
+inline Words either(Words a, Words b) { return _mm256_or_si256(a, b); }
+inline Words plus(Words a, Words b) { return _mm256_add_epi32(a, b); }
+inline Words shifted_right(Words a, unsigned n) { return _mm256_srli_epi32(a, int(n)); }
+inline Words shifted_left(Words a, unsigned n) { return _mm256_slli_epi32(a, int(n)); }
+inline Words looked_up(const uint8_t (&table)[16], Words at) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), at);
+}
+inline void store(void *p, Words x) { _mm256_storeu_si256((__m256i *)p, x); }
+inline simd::F to_floats(Words x) { return _mm256_cvtepi32_ps(x); }
+
+#endif
+
+// Sum<MOST> is a sum of products, of a word of codes and one of inputs at a time. MOST is the largest unsigned code, 0
+// where codes are signed. After STEPS words the sum is folded into integers. SHIFT is added to a signed code, which makes
+// it unsigned.
+#if defined(__AVX512VNNI__)
+
+constexpr int DIRECT_ROWS = 8;
 
 // Four products of an unsigned byte of x and a signed one of w for each lane: the intrinsic copies every sum before.
 inline void add_dots(__m512i &sum, __m512i x, __m512i w) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
 }
 
-// Sums of some steps. MOST is the largest unsigned code, 0 where codes are signed.
 template <int MOST>
 struct Sum {
-    static constexpr int STEPS = 8;   // until the integers are folded
-    static constexpr int SHIFT = MOST ? 0 : 128;  // added to a signed code, which makes it unsigned
+    static constexpr int STEPS = 8;
+    static constexpr int SHIFT = MOST ? 0 : 128;
     Words lanes = _mm512_setzero_si512();
 
     void add(Words w, Words x) {
@@ -47,25 +76,31 @@ struct Sum {
     Words folded() const { return lanes; }
 };
 
-inline Words plus(Words a, Words b) { return _mm512_add_epi32(a, b); }
-inline simd::F to_floats(Words x) { return _mm512_cvtepi32_ps(x); }
-
 #elif defined(__AVX2__)
 
-using Words = __m256i;
-constexpr int LANES = 8;
-constexpr int MOST_SUMS = 12, DIRECT_ROWS = 3;
+constexpr int DIRECT_ROWS = 3;
 
-inline Words load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
-inline Words set1(int32_t x) { return _mm256_set1_epi32(x); }
-inline Words both(Words a, Words b) { return _mm256_and_si256(a, b); }
-inline Words either(Words a, Words b) { return _mm256_or_si256(a, b); }
-inline Words shifted_right(Words a, unsigned n) { return _mm256_srli_epi32(a, int(n)); }
-inline Words shifted_left(Words a, unsigned n) { return _mm256_slli_epi32(a, int(n)); }
-inline Words looked_up(const uint8_t (&table)[16], Words at) {
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), at);
+#if defined(__AVX512BW__)
+
+inline Words zeros() { return _mm512_setzero_si512(); }
+inline Words pairs_of(Words w, Words x) { return _mm512_maddubs_epi16(w, x); }
+inline Words plus_pairs(Words a, Words b) { return _mm512_add_epi16(a, b); }
+inline Words fours_of(Words pairs) { return _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)); }
+inline Words sizes(Words w) { return _mm512_abs_epi8(w); }
+inline Words with_signs_of(Words w, Words x) {
+    return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
 }
-inline void store(void *p, Words x) { _mm256_storeu_si256((__m256i *)p, x); }
+
+#else
+
+inline Words zeros() { return _mm256_setzero_si256(); }
+inline Words pairs_of(Words w, Words x) { return _mm256_maddubs_epi16(w, x); }
+inline Words plus_pairs(Words a, Words b) { return _mm256_add_epi16(a, b); }
+inline Words fours_of(Words pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+inline Words sizes(Words w) { return _mm256_abs_epi8(w); }
+inline Words with_signs_of(Words w, Words x) { return _mm256_sign_epi8(x, w); }
+
+#endif
 
 // Pairs of products are added up in 16 bits, as often as the largest code lets them.
 template <int MOST>
@@ -74,10 +109,10 @@ struct Sum {
     static constexpr int STEPS = MAY_ADD >= 8 ? 8 : MAY_ADD >= 4 ? 4 : 2;
     static constexpr int SHIFT = 0;
     static_assert(MAY_ADD >= STEPS, "two products of every step fit into 16 bits");
-    Words lanes = _mm256_setzero_si256();
+    Words lanes = zeros();
 
-    void add(Words w, Words x) { lanes = _mm256_add_epi16(lanes, _mm256_maddubs_epi16(w, x)); }
-    Words folded() const { return _mm256_madd_epi16(lanes, _mm256_set1_epi16(1)); }
+    void add(Words w, Words x) { lanes = plus_pairs(lanes, pairs_of(w, x)); }
+    Words folded() const { return fours_of(lanes); }
 };
 
 // The size of a signed code multiplies the input with the code's sign.
@@ -85,17 +120,11 @@ template <>
 struct Sum<0> {
     static constexpr int STEPS = 8;
     static constexpr int SHIFT = 0;
-    Words lanes = _mm256_setzero_si256();
+    Words lanes = zeros();
 
-    void add(Words w, Words x) {
-        const Words pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-        lanes = _mm256_add_epi32(lanes, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
+    void add(Words w, Words x) { lanes = plus(lanes, fours_of(pairs_of(sizes(w), with_signs_of(w, x)))); }
     Words folded() const { return lanes; }
 };
-
-inline Words plus(Words a, Words b) { return _mm256_add_epi32(a, b); }
-inline simd::F to_floats(Words x) { return _mm256_cvtepi32_ps(x); }
 
 #else
 
