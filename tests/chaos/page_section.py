@@ -10,7 +10,7 @@ from pathlib import Path
 from twostroke.errors import ConfigError
 
 MATRIX, SAMPLE, SOAK, HOSTS, DISK = "matrix", "sample", "soak", "hosts", "disk"
-TIERS, PINS = "tiers", "pins"
+TIERS, PINS, RANKS, DRAFTS = "tiers", "pins", "ranks", "drafts"
 """Parts of the matrix."""
 
 

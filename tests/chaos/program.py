@@ -68,6 +68,8 @@ class ClusterOptions:
     """Name of the guard that is off."""
     ranks: int = 1
     """The ranks of each worker; where there are several, only faults of these are tried."""
+    memory: str | None = None
+    """The memory of each worker's pages; None for as much as some streams fill."""
     speculate: str = SPECULATE_AUTO
     draft_model: str | None = None
 
@@ -79,20 +81,23 @@ class ClusterOptions:
         return self.model.startswith(PACED_PREFIX)
 
     @property
+    def model_flags(self) -> list[str]:
+        """Return what is served, and how, but for its number format."""
+        ranks = ["--tp", str(self.ranks)] if self.ranks > 1 else []
+        speculate = ["--speculate", self.speculate] if self.speculate != SPECULATE_AUTO else []
+        draft_model = ["--draft-model", self.draft_model] if self.draft_model is not None else []
+        return [self.model, *ranks, *speculate, *draft_model]
+
+    @property
     def environment(self) -> dict[str, str]:
         return {} if self.breaks is None else {BREAK: self.breaks}
 
     def flags(self, transports: str) -> list[str]:
         """Return the flags of `serve`."""
         own = ["--transports", transports] if transports else []
-        memory = PACED_MEMORY if self.is_paced else REAL_MEMORY
+        memory = self.memory or (PACED_MEMORY if self.is_paced else REAL_MEMORY)
         tools = ["--tool-call-parser", "hermes"]  # some requests call tools
-        ranks = ["--tp", str(self.ranks)] if self.ranks > 1 else []
-        drafts = ["--speculate", self.speculate]
-        if self.draft_model is not None:
-            drafts += ["--draft-model", self.draft_model]
-        model = ["--model", self.model, "--dtype", self.dtype, "--kv-cache-memory", memory]
-        return [*model, *tools, *ranks, *drafts, *own]
+        return ["--model", *self.model_flags, "--dtype", self.dtype, "--kv-cache-memory", memory, *tools, *own]
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None:
@@ -102,6 +107,11 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None
     parser.add_argument("--dtype", default="bfloat16", help="as `serve --dtype` (default: %(default)s)")
     parser.add_argument(
         "--tp", type=int, default=1, metavar="RANKS", help="as `serve --tp`: break other ranks than the first one"
+    )
+    parser.add_argument(
+        "--kv-cache-memory",
+        metavar="SIZE",
+        help=f"as `serve --kv-cache-memory` (default: {PACED_MEMORY}, with a real model {REAL_MEMORY})",
     )
     parser.add_argument(
         "--speculate",
@@ -132,6 +142,7 @@ def cluster_options(args: argparse.Namespace, breaks: str | None = None) -> Clus
         logs=args.logs,
         breaks=breaks,
         ranks=args.tp,
+        memory=args.kv_cache_memory,
         speculate=args.speculate,
         draft_model=args.draft_model,
     )

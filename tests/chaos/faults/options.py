@@ -16,7 +16,14 @@ from tests.chaos.program import (
     cluster_options,
 )
 
-SECTIONS = (page_section.MATRIX, page_section.SAMPLE, page_section.TIERS, page_section.PINS)
+SECTIONS = (
+    page_section.MATRIX,
+    page_section.SAMPLE,
+    page_section.TIERS,
+    page_section.PINS,
+    page_section.RANKS,
+    page_section.DRAFTS,
+)
 TRANSPORTS = ("tcp", "")
 """Transports of clusters, one after the other. Empty means the default, which on one host is shared memory."""
 

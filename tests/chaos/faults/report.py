@@ -41,7 +41,7 @@ class Facts:
     def now(cls, options: ClusterOptions, duration_s: float) -> Facts:
         return cls(
             seed=options.seed,
-            model=options.model,
+            model=" ".join(options.model_flags),
             dtype=options.dtype,
             breaks=options.breaks,
             version=metadata.version("twostroke"),

@@ -27,6 +27,7 @@ from tests.chaos.faults.testbed import Bed, testbed
 from tests.chaos.faults.trials import QUICK, QUICK_SECONDS, SECONDS, Trial, in_turns, trials
 from tests.chaos.injection.plan import Kind
 from tests.chaos.program import ClusterOptions
+from twostroke.errors import ConfigError
 
 SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""
@@ -55,11 +56,13 @@ def run_session(options: FaultsOptions) -> int:
 
 
 def shared_out(options: FaultsOptions) -> list[tuple[str, list[Trial]]]:
-    """The trials of each cluster: most of them on the first one. Pure."""
+    """The trials of each cluster: most of them on the first one. Pure. Raises ConfigError where there are none."""
     only = options.only or (QUICK if options.quick else ())
     draws = random.Random(f"share {options.cluster.seed}")
     first, *others = options.transports
     wanted = trials(_transport_of(first), options.cluster.seed, only, options.cluster.ranks)
+    if not wanted:
+        raise ConfigError(f"no fault of such a cluster is called {' or '.join(only)}", field="--only")
     if options.sample is not None:
         wanted = in_turns(draws.sample(wanted, min(options.sample, len(wanted))), draws)
     shares: list[tuple[str, list[Trial]]] = [(first, wanted)]
