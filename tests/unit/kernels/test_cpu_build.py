@@ -50,16 +50,19 @@ def test_a_changed_header_is_compiled_again(tmp_path: Path) -> None:
     assert [kernels.function("answer", (), ctypes.c_int)() for kernels in (first, second)] == [42, 43]
 
 
-def test_processes_that_build_at_once_all_get_a_library(tmp_path: Path) -> None:
+def test_processes_that_start_at_once_build_a_library_once_for_all(tmp_path: Path) -> None:
+    log, kernels = tmp_path / "log", tmp_path / "kernels"
+    compiler = script(tmp_path, f'echo "$@" >> {log}\nexec c++ "$@"\n')
     program = (
         "import sys; from pathlib import Path; from twostroke.kernels.cpu import build; "
         "build.SOURCES = Path(sys.argv[2]); sys.exit(build.load_kernels(Path(sys.argv[1])) is None)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(build.__file__).parents[3])}
-    command = [sys.executable, "-c", program, str(tmp_path), str(build.SOURCES)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(build.__file__).parents[3]), "CXX": compiler}
+    command = [sys.executable, "-c", program, str(kernels), str(build.SOURCES)]
     builders = [subprocess.Popen(command, env=environment) for _ in range(3)]
     assert [builder.wait() for builder in builders] == [0, 0, 0]
-    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+    assert len(list(kernels.glob("kernels-*.so"))) == 1
+    assert log.read_text().count("-shared") == 1
 
 
 def script(folder: Path, body: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -36,6 +37,9 @@ COMPILE_TIMEOUT_S: Final = 120.0
 
 ABANDONED_S: Final = 3600.0
 """A build this old was killed: its two rounds of compiler runs are timed out long before."""
+
+LOCK: Final = ".build.lock"
+"""The file that a process locks while it builds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,8 +138,19 @@ def _built(folder: Path, variant: Variant) -> Path:
         raise
     library = folder / f"{_stem(variant)}-{compiler.name}.so"
     if not _is_loadable(library):
-        _compile(library, variant, compiler)
+        with _only_builder(folder):
+            if not _is_loadable(library):  # nobody has built it while this process waited
+                _compile(library, variant, compiler)
     return library
+
+
+@contextlib.contextmanager
+def _only_builder(folder: Path) -> Iterator[None]:
+    """Let one process build at a time. Workers that start together would take each other's cores, and time out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _is_loadable(library: Path) -> bool:
@@ -164,9 +179,9 @@ def _sources(pattern: str) -> list[Path]:
 
 
 def _compile(library: Path, variant: Variant, compiler: Compiler) -> None:
-    """Compile beside the final place and rename, so that concurrent builders each leave a whole file."""
+    """Compile beside the final place and rename, so that nobody loads a part of a file."""
     command = compiler.command
-    library.parent.mkdir(parents=True, exist_ok=True)
+    library.parent.mkdir(parents=True, exist_ok=True)  # `build_all` comes without the lock
     _remove_abandoned(library.parent)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as scratch:
         flags = [*FLAGS.split(), *variant.flags.split()]
