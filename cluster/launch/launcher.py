@@ -37,7 +37,7 @@ from twostroke.config import PACED_PREFIX, ClusterConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.models.catalog.places import locate
-from twostroke.models.draft_check import check_draft, draft_dir, draft_pool, refuse_heads
+from twostroke.models.draft_check import check_draft, check_draft_size, draft_dir, draft_pool, refuse_heads
 from twostroke.models.known_specs import known_spec
 from twostroke.models.preflight import check_model
 
@@ -320,4 +320,5 @@ def _have_draft_model(config: ClusterConfig, directory: Path) -> None:
     draft = draft_dir(name, model.dtype) or fetch_with_progress(name, model.dtype)
     check_model(draft, model.replace(model=name, served_model_name=None, max_model_len=None))
     check_draft(name, draft, directory)
+    check_draft_size(name, draft, directory, model)
     draft_pool(known_spec(draft), model.dtype, config.cache.block_size, config.schedule.draft_cache_bytes)

@@ -101,7 +101,7 @@ def make_bill(flags: BillFlags) -> Bill:
         measured=measured(flags, chosen.block_bytes, longest_bytes) if flags.machine.measure else None,
         mixed=mixed_bills(model, forms, flags),
         free_bytes=available_memory_bytes(),
-        draft=billed_draft(flags),
+        draft=billed_draft(flags, model.weights),
     )
 
 

@@ -11,7 +11,15 @@ from twostroke.config import ModelConfig, ScheduleConfig
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.models.catalog.places import locate
-from twostroke.models.draft_check import TOKENIZER, check_draft, check_vocab_sizes, draft_dir, draft_pool
+from twostroke.models.draft_check import (
+    TOKENIZER,
+    check_draft,
+    check_vocab_sizes,
+    draft_dir,
+    draft_pool,
+    is_drafted_in_int8,
+    refuse_no_smaller,
+)
 from twostroke.models.memory_needs import WeightBytes
 from twostroke.models.weights.stored.model_files import layouts_in
 
@@ -39,7 +47,7 @@ class BilledDraft:
         return self.weights.total + self.pool_bytes
 
 
-def billed_draft(flags: BillFlags) -> BilledDraft | None:
+def billed_draft(flags: BillFlags, model_weights: WeightBytes) -> BilledDraft | None:
     """Count the draft model as a decode worker does; None where none is named.
 
     Raises ConfigError where it cannot propose tokens for the model, or has no room for pages.
@@ -56,13 +64,15 @@ def billed_draft(flags: BillFlags) -> BilledDraft | None:
     if directory is None:
         raise ConfigError(f"draft model {name!r} is not on this machine; run: twostroke model pull {name}")
     _check_vocabulary(name, directory, model)
-    return _counted(flags, name, directory)
+    draft = _counted(flags, name, directory)
+    refuse_no_smaller(name, draft.weights, model_weights)
+    return draft
 
 
 def _counted(flags: BillFlags, name: str, directory: Path) -> BilledDraft:
     model, block_size = flags.model, flags.memory.block_size
     spec, layouts = spec_of(name, model.dtype, None), layouts_in(directory)
-    is_int8 = model.dtype == "bfloat16" and spec.generic is None and layouts is None
+    is_int8 = is_drafted_in_int8(spec, model.dtype, layouts)
     as_draft = ModelFlags(model=name, dtype=model.dtype, weights="int8" if is_int8 else "model")
     weights, kind = weights_of(spec, as_draft, layouts, on_gpu=False)
     pool = draft_pool(spec, model.dtype, block_size, flags.draft.draft_cache_bytes)

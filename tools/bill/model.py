@@ -21,10 +21,9 @@ from twostroke.models.memory_needs import (
     DRAW_BYTES,
     HOST_PROCESS_BYTES,
     WeightBytes,
-    packed_weights,
     plain_weights,
     step_bytes,
-    stored_weights,
+    weights_on_cpu,
     working_bytes,
 )
 from twostroke.models.spec import ModelSpec
@@ -157,15 +156,10 @@ def _layouts_of(model: ModelFlags) -> LayoutOf | None:
 def weights_of(
     spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None, *, on_gpu: bool
 ) -> tuple[WeightBytes, str]:
-    """Native kernels pack bfloat16 and int8 of our families; all others are torch's, and all are on devices."""
-    if on_gpu or model.dtype != "bfloat16" or spec.generic is not None:
+    """Return the weights as the worker holds them, and how."""
+    if on_gpu:
         return plain_weights(spec, model.dtype), model.dtype
-    if layouts is not None:
-        from twostroke.models.families.table import layouts_named  # loads torch
-
-        return stored_weights(spec, layouts_named(layouts, spec)), "packed as in the file"
-    is_int8 = model.weights == "int8"
-    return packed_weights(spec, is_int8=is_int8), f"packed {'int8' if is_int8 else model.dtype}"
+    return weights_on_cpu(spec, model.dtype, layouts, is_int8=model.weights == "int8")
 
 
 def _schedule(model: ModelFlags) -> ScheduleConfig:

@@ -10,7 +10,7 @@ from tools.bill.chains import Answers
 from tools.output import ReportFiles
 from twostroke.config import DEFAULT_MODEL, PACED_PREFIX
 from twostroke.config.cache import HOST_CACHE_BYTES, check_exact_layers, form_name, size_text
-from twostroke.config.schedule import draft_cache_setting, draft_model_setting
+from twostroke.config.schedule import check_draft_cache, draft_cache_setting, draft_model_setting
 from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import FORMS
@@ -141,6 +141,9 @@ class MachineFlags(Settings):
 class DraftFlags(Settings):
     draft_model: str | None = draft_model_setting()
     draft_cache_bytes: int = draft_cache_setting()
+
+    def model_post_init(self, _context: Any) -> None:
+        check_draft_cache(self.draft_model, self.draft_cache_bytes)
 
 
 class BillFlags(Settings):

@@ -37,6 +37,14 @@ def draft_model_setting() -> Any:
     )
 
 
+def check_draft_cache(draft_model: str | None, cache_bytes: int) -> None:
+    """Raises ConfigError where a draft model's page memory is given without a draft model."""
+    if draft_model is None and cache_bytes != DRAFT_CACHE_BYTES:
+        raise ConfigError(
+            "--draft-cache-memory would be ignored: it is for --draft-model", field="--draft-cache-memory"
+        )
+
+
 def draft_cache_setting() -> Any:
     """Return the setting of a draft model's page memory, for every config that has one."""
     return setting(
@@ -107,6 +115,7 @@ class ScheduleConfig(Settings):
     def check_draft_model(self, model: ModelConfig) -> None:
         """Raises ConfigError where the draft model cannot propose tokens for `model`, as far as their names say it."""
         name = self.draft_model
+        check_draft_cache(name, self.draft_cache_bytes)
         if name is None:
             if self.speculate == DRAFT_MODEL:
                 raise ConfigError("--speculate model needs --draft-model: the model that proposes", field="--speculate")
@@ -117,6 +126,12 @@ class ScheduleConfig(Settings):
             if self.speculate == MTP and model.is_paced:
                 raise ConfigError("--speculate mtp: a paced model has no head", field="--speculate")
             return
+        if self.speculate == MTP:
+            raise ConfigError(
+                f"--draft-model {name} would propose nothing with --speculate {MTP}, whose head is a part of the "
+                f"model's own checkpoint: leave --draft-model away; a head apart is asked for by --speculate {EAGLE3}",
+                field="--draft-model",
+            )
         if self.speculate not in (SPECULATE_AUTO, DRAFT_MODEL, EAGLE3):
             raise ConfigError(
                 f"--draft-model {name} would propose nothing with --speculate {self.speculate}: "

@@ -10,7 +10,15 @@ from twostroke.engine.draft_engine import DraftEngine
 from twostroke.engine.memory_use import MemoryUse
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import PageMemory, available_memory_bytes
-from twostroke.models.draft_check import CACHE_FLAG, check_draft, draft_dir, draft_pool, refuse_heads
+from twostroke.models.draft_check import (
+    CACHE_FLAG,
+    check_draft,
+    check_draft_size,
+    draft_dir,
+    draft_pool,
+    is_drafted_in_int8,
+    refuse_heads,
+)
 from twostroke.models.known_specs import known_spec
 from twostroke.models.weights.stored.model_files import layouts_in
 
@@ -30,6 +38,7 @@ def build_draft(config: WorkerConfig, built: BuiltEngine) -> DraftEngine | None:
     if directory is None:
         raise ConfigError(f"draft model {name!r} is not on this machine; run: twostroke model pull {name}")
     check_draft(name, directory, Path(built.model.model_dir))
+    check_draft_size(name, directory, Path(built.model.model_dir), config.model)
     return _build_on_cpu(config, built, name, directory)
 
 
@@ -51,7 +60,7 @@ def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory
     block_size = config.cache.block_size
     pages = draft_pool(spec, config.model.dtype, block_size, config.schedule.draft_cache_bytes)
     is_packed = built.runner.has_packed_weights and spec.generic is None
-    is_int8 = is_packed and layouts_in(directory) is None
+    is_int8 = is_packed and is_drafted_in_int8(spec, config.model.dtype, layouts_in(directory))
     model = ModelConfig(
         model=name,
         dtype=config.model.dtype,

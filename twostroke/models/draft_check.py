@@ -1,4 +1,4 @@
-"""Whether a draft model can propose tokens for a model: another model with the same vocabulary. No torch here."""
+"""Whether a draft model can propose tokens for a model: a smaller one with the same vocabulary. No torch here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.models.catalog.places import locate
 from twostroke.models.draft_heads import refuse_head, refuse_head_as_model
 from twostroke.models.known_specs import known_spec
+from twostroke.models.memory_needs import WeightBytes, weights_on_cpu
 from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.stored.model_files import LayoutOf, layouts_in
 
 FLAG = "--draft-model"
 CACHE_FLAG = "--draft-cache-memory"
@@ -79,6 +81,30 @@ def check_draft(name: str, draft: Path, model: Path) -> None:
         token, number = differing[0]
         raise _refused(
             name, f"has another vocabulary than the model: they differ in token {number} ({token!r}), among others"
+        )
+
+
+def is_drafted_in_int8(spec: ModelSpec, dtype: str, layouts: LayoutOf | None) -> bool:
+    """Return whether native kernels round a draft model to int8: `layouts`, of its files, say what is quantised."""
+    return dtype == "bfloat16" and spec.generic is None and layouts is None
+
+
+def check_draft_size(name: str, draft: Path, model_dir: Path, model: ModelConfig) -> None:
+    """Raises ConfigError where a step of the draft model reads no fewer bytes of weights than one of the model."""
+    spec, layouts = known_spec(draft), layouts_in(draft)
+    is_int8 = is_drafted_in_int8(spec, model.dtype, layouts)
+    own, _ = weights_on_cpu(spec, model.dtype, layouts, is_int8=is_int8)
+    whole, layouts = known_spec(model_dir, model.max_model_len, model.model_impl), layouts_in(model_dir)
+    others, _ = weights_on_cpu(whole, model.dtype, layouts, is_int8=model.weights == "int8")
+    refuse_no_smaller(name, own, others)
+
+
+def refuse_no_smaller(name: str, draft: WeightBytes, model: WeightBytes) -> None:
+    """Raises ConfigError where a token of the draft model costs as much as one of the model."""
+    if draft.step >= model.step:
+        raise _refused(
+            name,
+            f"reads {draft.step} bytes of weights in a step and the model {model.step}: a draft model is a smaller one",
         )
 
 

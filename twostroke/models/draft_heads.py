@@ -7,6 +7,9 @@ What is asked for here is refused in one line that says which of its tensors are
 from __future__ import annotations
 
 import json
+import pickletools
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +17,11 @@ from typing import Final
 
 from twostroke.config import EAGLE3, MTP
 from twostroke.errors import ConfigError
-from twostroke.models.weights.stored.tensor_header import HeaderTensor, read_headers
+from twostroke.models.weights.stored.tensor_header import read_headers
 
 NOT_RUN: Final = "this build runs no head of a checkpoint yet"
+MOST_PICKLE_BYTES: Final = 64 << 20
+"""The most that is read of the pickle in one of torch's own files: it has names and shapes, but no tensor's numbers."""
 LAYER: Final = "{layer}"
 """Stands for the number of the model's layers: the head is the layer behind them."""
 SHOWN: Final = 3
@@ -159,7 +164,7 @@ def refuse_head(drafter: str, name: str, directory: Path | None) -> None:
 
 def refuse_head_as_model(flag: str, name: str, directory: Path) -> None:
     """Raises ConfigError where a directory that is to hold a whole model holds a head alone."""
-    names = read_headers(directory)
+    names = _shapes_in(directory)
     if any(tensor.endswith("layers.0.self_attn.o_proj.weight") and "mtp" not in tensor for tensor in names):
         return
     seen = [found_in(head, directory) for head in DRAFT_HEADS]
@@ -169,31 +174,65 @@ def refuse_head_as_model(flag: str, name: str, directory: Path) -> None:
 
 
 def found_in(head: DraftHead, directory: Path) -> FoundHead:
-    """Read which tensors of a head the safetensors files of a directory have, and whether their sizes fit together.
+    """Read which tensors of a head the files of a directory have, and whether their sizes fit together.
 
-    Raises ConfigError where a header is damaged.
+    Raises ConfigError where a file is damaged.
     """
-    headers, layers = read_headers(directory), _layers_in(directory)
+    stored, layers = _shapes_in(directory), _layers_in(directory)
     needed = {name.replace(LAYER, str(layers)): shape for name, shape in head.tensors.items()}
     optional = {name.replace(LAYER, str(layers)): shape for name, shape in head.shared.items()}
-    found = [name for name in needed if name in headers]
-    present = {name: shape for name, shape in (needed | optional).items() if name in headers}
+    found = [name for name in needed if name in stored]
+    present = {name: shape for name, shape in (needed | optional).items() if name in stored}
     if head is EAGLE3_HEAD and not any(name.startswith("midlayer.") for name in found):
         found, present = [], {}  # every model has the others
     return FoundHead(
         head,
         tuple(found),
         tuple([name for name in needed if name not in found]),
-        tuple(_misshapen(present, headers)),
+        tuple(_misshapen(present, stored)),
     )
 
 
-def _misshapen(shapes: Mapping[str, Shape], headers: Mapping[str, HeaderTensor]) -> list[str]:
+def _shapes_in(directory: Path) -> dict[str, tuple[int, ...] | None]:
+    """Return the tensors of a directory's safetensors files; where it has none, the names in torch's own files.
+
+    Some EAGLE-3 heads are published in the latter. Their shapes are not read.
+    """
+    shapes: dict[str, tuple[int, ...] | None] = {name: found.shape for name, found in read_headers(directory).items()}
+    return shapes or dict.fromkeys(_names_in_torch_files(directory))
+
+
+def _names_in_torch_files(directory: Path) -> set[str]:
+    """Return all text in the pickles of torch's own files, of which nothing is run. Names of tensors are among it."""
+    names: set[str] = set()
+    for path in sorted(directory.glob("pytorch_model*.bin")):
+        try:
+            with zipfile.ZipFile(path) as file:
+                (entry,) = [entry for entry in file.infolist() if entry.filename.endswith("/data.pkl")]
+                with file.open(entry) as opened:
+                    pickle = opened.read(MOST_PICKLE_BYTES)
+            names.update(argument for _, argument, _ in pickletools.genops(pickle) if isinstance(argument, str))
+        except (
+            OSError,
+            EOFError,
+            ValueError,
+            NotImplementedError,
+            RuntimeError,
+            zlib.error,
+            zipfile.BadZipFile,
+        ) as error:
+            raise ConfigError(f"{path} cannot be read: {error}", field="model") from error
+    return names
+
+
+def _misshapen(shapes: Mapping[str, Shape], stored: Mapping[str, tuple[int, ...] | None]) -> list[str]:
     """Return the tensors whose sizes differ from what the sizes before them say, norms first."""
     sizes: dict[str, int] = {}
     wrong: list[str] = []
     for name, shape in sorted(shapes.items(), key=lambda item: len(item[1])):
-        own = headers[name].shape
+        own = stored[name]
+        if own is None:
+            continue
         fits = len(own) == len(shape)
         for size, spelled in zip(own, shape, strict=False):
             factor, letter = int(spelled[:-1] or "1"), spelled[-1]

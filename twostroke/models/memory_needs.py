@@ -174,6 +174,20 @@ def plain_weights(spec: ModelSpec, dtype: str, *, with_head: bool = True) -> Wei
     return WeightBytes(total, headless - unread + embedding * with_head)
 
 
+def weights_on_cpu(spec: ModelSpec, dtype: str, layouts: LayoutOf | None, *, is_int8: bool) -> tuple[WeightBytes, str]:
+    """Return the weights as a worker on CPUs holds them, and how.
+
+    Native kernels pack bfloat16 and int8 of our families; all others are torch's. `layouts` are those of the files.
+    """
+    if dtype != "bfloat16" or spec.generic is not None:
+        return plain_weights(spec, dtype), dtype
+    if layouts is not None:
+        from twostroke.models.families.table import layouts_named  # loads torch
+
+        return stored_weights(spec, layouts_named(layouts, spec)), "packed as in the file"
+    return packed_weights(spec, is_int8=is_int8), f"packed {'int8' if is_int8 else dtype}"
+
+
 def device_weights(spec: ModelSpec, dtype: str, layout_of: LayoutOf | None, *, with_head: bool = True) -> int:
     """Return the bytes of the weights on a device, where matrices of codes stay codes: but experts and the embedding.
 

@@ -64,8 +64,9 @@ def test_a_config_comes_back_as_it_was_written() -> None:
         ({"schedule": {"speculate": "mtp"}, "model": {"model": "paced:"}}, "--speculate mtp: a paced model has"),
         (
             {"schedule": {"draft_model": "small", "speculate": "mtp"}},
-            "--draft-model small would propose nothing with --speculate mtp",
+            "--draft-model small would propose nothing with --speculate mtp, .* leave --draft-model away; a head apart",
         ),
+        ({"schedule": {"draft_cache_bytes": 1 << 20}}, "--draft-cache-memory would be ignored"),
         ({"schedule": {"speculate": "medusa"}}, "--speculate must be auto, off, grammar, lookup, suff"),
         (
             {"schedule": {"draft_model": "small", "speculate": "off"}},

@@ -1,4 +1,4 @@
-"""Which models can propose tokens for another one: those with the same vocabulary, and not the model itself."""
+"""Which models can propose tokens for another one: smaller ones with the same vocabulary."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from pathlib import Path
 import pytest
 
 from tests.unit.engine.tiny import TINY, save_tiny
+from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
-from twostroke.models.draft_check import check_draft, draft_dir, draft_pool
+from twostroke.models.draft_check import check_draft, check_draft_size, draft_dir, draft_pool
 from twostroke.models.known_specs import known_spec
 
 WORDS = {"a": 0, "b": 1}
 
 
-def saved(directory: Path, vocabulary: object = WORDS, added: tuple[tuple[str, int], ...] = (), size: int = 64) -> Path:
-    config = TINY.from_dict(TINY.to_dict() | {"vocab_size": size})
+def saved(
+    directory: Path,
+    vocabulary: object = WORDS,
+    added: tuple[tuple[str, int], ...] = (),
+    **sizes: int,
+) -> Path:
+    config = TINY.from_dict(TINY.to_dict() | sizes)
     save_tiny(directory, config)
     told = [{"content": token, "id": number} for token, number in added]
     (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": told}))
@@ -34,7 +40,7 @@ def test_other_vocabularies_and_the_model_itself_are_refused_in_one_line(tmp_pat
     (tmp_path / "link").symlink_to(model)
     refused = {
         "the model itself": tmp_path / "link",
-        "draws from 65 tokens and the model from 64": saved(tmp_path / "larger", size=65),
+        "draws from 65 tokens and the model from 64": saved(tmp_path / "larger", vocab_size=65),
         "differ in token 1 ": saved(tmp_path / "other", {"a": 0, "c": 1}),
         "differ in token 2 ": saved(tmp_path / "more", WORDS, (("<end>", 2),)),
     }
@@ -67,3 +73,17 @@ def test_page_memory_without_room_for_pages_is_refused_with_what_is_missing(tmp_
     for cache_bytes in (1, pool.page_bytes):
         with pytest.raises(ConfigError, match=r"--draft-cache-memory .* at least 2 are needed: give"):
             draft_pool(spec, "float32", 16, cache_bytes)
+
+
+def test_a_draft_model_reads_fewer_bytes_of_weights_in_a_step_than_the_model(tmp_path: Path) -> None:
+    model, copy = (saved(tmp_path / name, hidden_size=64) for name in ("model", "copy"))
+    smaller = saved(tmp_path / "smaller", hidden_size=64, num_hidden_layers=1)
+    whole = ModelConfig(model=str(model), dtype="float32")
+    check_draft_size("draft", smaller, model, whole)
+    check_draft_size("draft", copy, model, whole.replace(dtype="bfloat16"))  # it is drafted in int8
+    for draft, config in ((copy, whole), (copy, whole.replace(dtype="bfloat16", weights="int8"))):
+        with pytest.raises(ConfigError, match=r"reads (\d+) bytes of weights in a step and the model \1: ") as raised:
+            check_draft_size("draft", draft, model, config)
+        assert raised.value.field == "--draft-model"
+    with pytest.raises(ConfigError, match=r"draft reads \d+ bytes"):
+        check_draft_size("draft", model, smaller, whole)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.unit.engine.tiny import save_tiny
 from twostroke.config import EAGLE3, HEAD_DRAFTERS, MTP, ModelConfig, ScheduleConfig
@@ -16,6 +16,18 @@ from twostroke.models.draft_check import draft_dir, refuse_heads
 from twostroke.models.draft_heads import DRAFT_HEADS, EAGLE3_HEAD, LAYER, DraftHead, found_in
 
 LAYERS = 3
+
+
+class Touches:
+    """Its pickle makes a file where somebody loads it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open, (self._path, "w")
+
+
 SIZES = {"H": 8, "V": 64, "D": 16, "A": 12, "K": 4, "F": 24, "L": 6}
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "speculation.md"
 OF_MODEL = "model.layers.0.self_attn.o_proj.weight"
@@ -32,6 +44,13 @@ def saved(directory: Path, head: DraftHead, *, without: tuple[str, ...] = (), **
         tensors[name] = torch.zeros(shapes.get(name.split(".")[-2] if "." in name else name, sizes))
     save_file({name: tensor for name, tensor in tensors.items() if name not in without}, directory / "a.safetensors")
     return directory
+
+
+def as_torch_saves(directory: Path, into: Path) -> Path:
+    """Save the tensors of a directory in a file of torch's own, as EAGLE-3 heads are published."""
+    into.mkdir()
+    torch.save(load_file(directory / "a.safetensors"), into / "pytorch_model.bin")
+    return into
 
 
 def refusal(drafter: str, model: Path, draft: Path | None = None) -> str:
@@ -59,6 +78,20 @@ def test_tensors_that_a_head_lacks_or_that_do_not_fit_are_named(tmp_path: Path) 
     assert "and lacks d2t, t2d" in refusal(EAGLE3, lacking, lacking)
     narrow = saved(tmp_path / "narrow", EAGLE3_HEAD, fc=(8, 16))
     assert "do not fit together (fc.weight)" in refusal(EAGLE3, narrow, narrow)
+
+
+def test_a_head_in_a_file_of_torch_is_recognised_and_the_file_runs_nothing(tmp_path: Path) -> None:
+    head = as_torch_saves(saved(tmp_path / "whole", EAGLE3_HEAD), tmp_path / "head")
+    assert "has all 15 tensors of an EAGLE-3 head" in refusal(EAGLE3, head, head)
+    with pytest.raises(ConfigError, match="is no model: it has all 15 tensors of an EAGLE-3 head"):
+        draft_dir(str(head), "bfloat16")
+    ran = tmp_path / "ran"
+    torch.save({"weight": Touches(str(ran))}, head / "pytorch_model.bin")
+    assert "has no tensor of an EAGLE-3 head" in refusal(EAGLE3, head, head)
+    assert not ran.exists()
+    (head / "pytorch_model.bin").write_bytes(b"no zip")
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin cannot be read"):
+        draft_dir(str(head), "bfloat16")
 
 
 def test_a_model_without_a_head_is_refused_too(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ BAD_FLAGS = [
     (["--draft-model", "small", "--device-memory", "8G"], "is computed on CPUs only: leave --device-memory away"),
     (["--draft-cache-memory", "0"], "--draft-cache-memory must be 1 or more"),
     (["--draft-cache-memory", "some"], "not a size"),
+    (["--draft-cache-memory", "1M"], "--draft-cache-memory would be ignored: it is for --draft-model"),
     (["--lenght", "5"], "did you mean --length?"),
 ]
 

@@ -65,7 +65,7 @@ def test_pages_and_bytes_are_those_of_a_built_worker(tiny: Path, dtype: str, blo
 def test_a_draft_model_is_billed_as_a_decode_worker_counts_it(
     tmp_path: Path, dtype: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, draft = (saved_with_words(tmp_path / name) for name in ("model", "draft"))
+    model, draft = saved_with_words(tmp_path / "model"), saved_with_words(tmp_path / "draft", layers=1)
     memory, schedule = {"kv_cache_memory_bytes": MIB}, ScheduleConfig(draft_model=str(draft), draft_cache_bytes=MIB)
     config = WorkerConfig(
         role=Role.DECODE,
@@ -106,9 +106,13 @@ def test_a_draft_model_that_cannot_propose_is_not_billed(tmp_path: Path, capsys:
         "is not on this machine; run: twostroke model pull": ["--draft-model", "owner/model-that-is-not-here"],
         "--draft-cache-memory 5 holds 0 pages": [
             "--draft-model",
-            str(saved_with_words(tmp_path / "draft")),
+            str(saved_with_words(tmp_path / "draft", layers=1)),
             "--draft-cache-memory",
             "5",
+        ],
+        "bytes of weights in a step and the model": [
+            "--draft-model",
+            str(saved_with_words(tmp_path / "deep", layers=9)),
         ],
     }
     capsys.readouterr()
@@ -119,9 +123,11 @@ def test_a_draft_model_that_cannot_propose_is_not_billed(tmp_path: Path, capsys:
         assert said.count("\n") == 1
 
 
-def saved_with_words(directory: Path, words: tuple[str, ...] = ("a", "b"), size: int = 64) -> Path:
+def saved_with_words(
+    directory: Path, words: tuple[str, ...] = ("a", "b"), size: int = 64, layers: int = TINY.num_hidden_layers
+) -> Path:
     """Save a tiny model that draws from `size` tokens, with a tokenizer that names the first of them."""
-    save_tiny(directory, TINY.from_dict(TINY.to_dict() | {"vocab_size": size}))
+    save_tiny(directory, TINY.from_dict(TINY.to_dict() | {"vocab_size": size, "num_hidden_layers": layers}))
     vocabulary = {word: number for number, word in enumerate(words)}
     (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
     return directory
