@@ -92,8 +92,6 @@ class ModelConfig(Settings):
             why = "a paced model computes nothing that ranks could share out"
         elif self.device.startswith("cuda"):
             why = f"ranks compute on CPUs only, and --device is {self.device}"
-        elif self.weights == "int8":
-            why = "weights that are rounded to int8 are not shared out over ranks"
         elif self.model_impl == TRANSFORMERS:
             why = "--model-impl transformers computes whole models only"
         if why:

@@ -28,7 +28,6 @@ from twostroke.kv_cache.window_parts import WindowShape
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.memory_needs import packed_weights, plain_weights, stored_weights
 from twostroke.models.revision import revision_of
-from twostroke.models.share import share_of
 from twostroke.models.weights.digest import weights_digest
 from twostroke.models.weights.stored.model_files import layouts_in
 from twostroke.profiler import Profiler
@@ -231,8 +230,9 @@ def _build_on_cpu(
     fingerprint = f"{facts.fingerprint}{apart}{NATIVE_ORDER if has_pieces else ''}{arithmetic}"
     in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads * config.ranks)
     is_packed, with_head = built.runner.has_packed_weights, config.can_sample
-    shares = [share_of(spec, rank, config.ranks) for rank in range(config.ranks)]
-    uses = [weights_use(config.model, each, model_dir, is_packed=is_packed, with_head=with_head) for each in shares]
+    uses = [
+        weights_use(config.model, each, model_dir, is_packed=is_packed, with_head=with_head) for each in plan.shares
+    ]
     measured_bytes = uses[0].measured_bytes if config.ranks == 1 else None
     weights = MemoryUse("weights", sum(each.billed_bytes for each in uses), measured_bytes)
     return replace(

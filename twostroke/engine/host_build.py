@@ -19,9 +19,8 @@ from twostroke.kv_cache.groups import PageGroup
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.choice import stored_key_centers
 from twostroke.models.ranks import Ranks
-from twostroke.models.share import share_of
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.shared_out import pages_of_share
+from twostroke.models.weights.shared_out import pages_of_share, shares_in
 from twostroke.profiler import Profiler
 
 
@@ -39,19 +38,22 @@ class HostPlan:
     """The dimensions of a whole page of each group."""
     centers: torch.Tensor | None
     """float32 [layers, kv_heads, head_dim]"""
+    shares: tuple[ModelSpec, ...]
+    """What each rank computes; the whole model where there is one."""
 
     @classmethod
     def of(cls, config: WorkerConfig, spec: ModelSpec, model_dir: Path) -> Self:
         """Raises ConfigError where pages cannot have the form that is asked for, or ranks cannot share the model."""
         groups, form = spec.page_groups, page_form(config.kv_format)
         shapes = spec.page_shapes(config.cache.block_size, groups)
-        share_of(spec, 0, config.ranks)
+        shares = shares_in(model_dir, spec, config.ranks, is_int8=config.model.weights == "int8")
         check_threads(config.runtime.threads, ranks=config.ranks)
         dtype: torch.dtype = getattr(torch, config.model.dtype)
         check_latents(shapes[0], form)
         if form.spans_block:
             check_shape(shapes[0])
-        return cls(config, spec, model_dir, groups, form, shapes, stored_key_centers(model_dir, spec, dtype))
+        centers = stored_key_centers(model_dir, spec, dtype)
+        return cls(config, spec, model_dir, groups, form, shapes, centers, shares)
 
     def runner(
         self, memory: PageMemory, *, rank: int = 0, ranks: Ranks | None = None, profiler: Profiler | None = None
@@ -60,7 +62,7 @@ class HostPlan:
 
         Raises ConfigError for what cannot be loaded.
         """
-        runtime, spec = self.config.runtime, share_of(self.spec, rank, self.config.ranks)
+        runtime, spec = self.config.runtime, self.shares[rank]
         cores = Cores.claim(runtime.threads, pin=runtime.pin, borrow=runtime.borrow and ranks is None)
         try:
             return ModelRunner(

@@ -28,7 +28,7 @@ from twostroke.kernels.parted_pool import AnyPool, parts_of
 from twostroke.kernels.steady import SteadyLinears
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog.places import cache_dir
-from twostroke.models.choice import load_model, load_share
+from twostroke.models.choice import LoadOptions, load_model
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.ranks import OneRank, Ranks
@@ -114,28 +114,18 @@ class ModelRunner:
         with_head: bool,
         ranks: Ranks | None,
     ) -> Model:
-        kind: torch.dtype = getattr(torch, model.dtype)
-        if ranks is not None:
-            is_steady = model.deterministic
-            return load_share(
-                model_dir,
-                spec,
-                backend,
-                self.kernels,
-                ranks,
-                dtype=kind,
-                with_head=with_head,
-                is_deterministic=is_steady,
-            )
         return load_model(
             model_dir,
             spec,
             backend,
             self.kernels,
-            dtype=kind,
-            is_int8=model.weights == "int8",
-            with_head=with_head,
-            is_deterministic=model.deterministic,
+            LoadOptions(
+                dtype=getattr(torch, model.dtype),
+                is_int8=model.weights == "int8",
+                with_head=with_head,
+                is_deterministic=model.deterministic,
+            ),
+            ranks,
         )
 
     def _tried(

@@ -5,7 +5,8 @@ A weight is (code - offset) * scale + min. Two-level scales are small integers t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Final
 
 SUPER: Final = 256
@@ -61,9 +62,28 @@ class Layout:
         """float16 numbers of 256 inputs of a row: of the scales, and of the mins where these have two levels too."""
         return (self.scales in {"uint8", "int8"}) + (self.mins == "uint8")
 
+    @property
+    def whole_inputs(self) -> int:
+        """Return how many neighbouring inputs cannot be parted."""
+        return SUPER if self.super_parts else self.unit
+
     def can_pack(self, inputs: int) -> bool:
         """Whether the kernels can multiply a matrix with so many inputs in this layout."""
-        return inputs % (SUPER if self.super_parts else self.unit) == 0 and self.group % self.unit == 0
+        return inputs % self.whole_inputs == 0 and self.group % self.unit == 0
+
+    def of_inputs(self, own: range, inputs: int) -> Layout | None:
+        """Return the layout of a part of a matrix with so many inputs; None where it ends amid what cannot be parted.
+
+        A part that ends amid a group has smaller groups, whose scales are those of the group that they are from.
+        """
+        if own.start % self.whole_inputs or own.stop % self.whole_inputs:
+            return None
+        if own.start // self.group == (own.stop - 1) // self.group:
+            return replace(self, group=min(self.group, len(own)))
+        ends_whole = own.stop % self.group == 0 or own.stop == inputs
+        if own.start % self.group == 0 and ends_whole:
+            return self
+        return replace(self, group=math.gcd(self.group, own.start, own.stop))
 
     def groups(self, inputs: int) -> int:
         """Return how many scales a row has; the last group may be shorter."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from twostroke.kernels.layout import Layout
+from twostroke.kernels.layout import SUPER, Layout
 
 FP4_HALVES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """The numbers of FP4 by their codes, twice."""
@@ -67,6 +67,22 @@ class StoredMatrix:
         factors = None if self.factors is None else self.factors[rows]
         return replace(self, rows=len(rows), read=read, factors=factors)
 
+    def of_inputs(self, own: range, layout: Layout) -> StoredMatrix:
+        """Return the matrix of some neighbouring inputs, in the layout that `Layout.of_inputs` gives it."""
+        assert self.order is None, "inputs that lie in another order are no neighbours"
+        groups = torch.arange(own.start, own.stop, layout.group) // self.layout.group
+
+        def read() -> StoredNumbers:
+            whole = self.read()
+            return StoredNumbers(
+                whole.codes[:, own.start : own.stop].contiguous(),
+                whole.scales[:, groups],
+                None if whole.mins is None else whole.mins[:, groups],
+                None if whole.supers is None else whole.supers[:, own.start // SUPER : own.stop // SUPER],
+            )
+
+        return replace(self, layout=layout, inputs=len(own), read=read)
+
     def dense(self) -> torch.Tensor:
         """float32 [rows, inputs], as the kernels see each weight."""
         numbers = self.read()
@@ -94,7 +110,7 @@ def decoded(codes: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 def scales_and_mins(numbers: StoredNumbers, layout: Layout) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return float32 [rows, groups] each; None for mins that there are not."""
-    per_super = 256 // layout.group if numbers.supers is not None else 0
+    per_super = SUPER // layout.group if numbers.supers is not None else 0
     scales = _times_supers(numbers, numbers.scales, 0, per_super)
     if layout.scales == "exponent":
         scales = torch.exp2(numbers.scales.float() - 128)

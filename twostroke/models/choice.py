@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,22 +35,32 @@ if TYPE_CHECKING:  # loads transformers
     from twostroke.models.generic.paged_model import PagedModel
 
 
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is loaded."""
+
+    dtype: torch.dtype
+    is_int8: bool = False
+    """Whether plain weights are rounded to int8."""
+    with_head: bool = True
+    is_deterministic: bool = False
+
+
 def load_model(
     directory: Path,
     spec: ModelSpec,
     backend: AttentionBackend,
     kernels: Kernels | None,
-    *,
-    dtype: torch.dtype,
-    is_int8: bool,
-    with_head: bool,
-    is_deterministic: bool = False,
+    options: LoadOptions,
+    ranks: Ranks | None = None,
 ) -> Model:
     """One native call per step where `kernels` can serve this model, else torch operations.
 
-    Raises ConfigError where int8 weights are asked for and there is no kernel for them, and where torch cannot keep
-    what `is_deterministic` asks for.
+    `ranks`: those that compute the rest of the model, where `spec` is the share of one of them. Raises ConfigError
+    where int8 weights are asked for and there is no kernel for them, for weights that cannot be shared out so, and
+    where torch cannot keep what `is_deterministic` asks for.
     """
+    dtype, is_int8, with_head = options.dtype, options.is_int8, options.with_head
     if is_int8 and layouts_in(directory) is not None:
         raise ConfigError(
             "--weights int8 rounds weights that are plain numbers, but those of this model are quantised already; "
@@ -59,41 +70,18 @@ def load_model(
     if spec.generic is not None:
         return _generic(directory, spec, backend, dtype=dtype, is_int8=is_int8, with_head=with_head)
     if kernels is not None and isinstance(backend, NativeAttention) and dtype == SERVED:
-        linears = functools.partial(_native_linears, kernels, backend.team, is_int8)
-        weights = PackedModel(directory, spec, dtype, is_int8, linears).load(with_head=with_head)
-        return NativeTransformer(spec, weights, backend, kernels, is_deterministic=is_deterministic)
+        pack = functools.partial(_native_linears, kernels, backend.team, is_int8)
+        weights = PackedModel(directory, spec, dtype, is_int8, pack).load(with_head=with_head)
+        return NativeTransformer(
+            spec, weights, backend, kernels, is_deterministic=options.is_deterministic, ranks=ranks
+        )
     if is_int8:
         raise ConfigError(
             "--weights int8 needs --dtype bfloat16 and a C++ compiler; "
             "leave --weights away to serve the weights as they are",
             field="weights",
         )
-    weights = load_weights(
-        directory, spec, dtype, with_head=with_head, linears=SteadyLinears() if is_deterministic else TorchLinears()
-    )
-    return Transformer(spec, weights, backend)
-
-
-def load_share(
-    directory: Path,
-    spec: ModelSpec,
-    backend: AttentionBackend,
-    kernels: Kernels | None,
-    ranks: Ranks,
-    *,
-    dtype: torch.dtype,
-    with_head: bool,
-    is_deterministic: bool = False,
-) -> Model:
-    """Return what one rank computes of a model: `spec` is its share.
-
-    Raises ConfigError as `load_weights` does, and for weights that cannot be shared out.
-    """
-    if kernels is not None and isinstance(backend, NativeAttention) and dtype == SERVED:
-        make_linears = functools.partial(_native_linears, kernels, backend.team, False)
-        weights = PackedModel(directory, spec, dtype, False, make_linears).load(with_head=with_head)
-        return NativeTransformer(spec, weights, backend, kernels, is_deterministic=is_deterministic, ranks=ranks)
-    linears = SteadyLinears() if is_deterministic else TorchLinears()
+    linears = SteadyLinears() if options.is_deterministic else TorchLinears()
     weights = load_weights(directory, spec, dtype, with_head=with_head, linears=linears)
     return Transformer(spec, weights, backend, ranks)
 

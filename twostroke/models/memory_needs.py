@@ -24,6 +24,7 @@ from twostroke.kernels.cpu.packing import (
 from twostroke.kernels.layout import EXPANDED_BYTES, device_matrix_bytes
 from twostroke.kv_cache.form import FORMS, AnyForm, PageShape
 from twostroke.kv_cache.pool_size import SCRATCH_PAGES, enough_pages
+from twostroke.models.share import layouts_of_share
 from twostroke.models.spec import DTYPE_BYTES, ModelSpec
 from twostroke.models.weights.stored.model_files import LayoutOf
 
@@ -101,10 +102,10 @@ def _mlp_bytes(spec: ModelSpec, *, is_int8: bool, of_one_token: bool) -> int:
 def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = True) -> WeightBytes:
     """Return the weights as the native CPU kernels hold those of a quantised file: one file for all workers of a host.
 
-    `layout_of` knows matrices by the names that the program has for them. A table that is quantised and tied to the
-    head is there once.
+    `layout_of` knows the matrices of the whole model by the names that the program has for them. A table that is
+    quantised and tied to the head is there once, but for a rank: it has the rows of its share of the head, too.
     """
-    hidden = spec.hidden_size
+    hidden, layout_of = spec.hidden_size, layouts_of_share(layout_of, spec)
     layers = read = 0
     for layer in range(spec.layers):
         attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
@@ -121,7 +122,7 @@ def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = Tr
         else:
             common += matrix_bytes(experts.router_outputs, hidden, is_int8=False)
             common += _stored_mlp(spec, f"{mlp}.shared_expert", experts.shared_width, layout_of)
-            names = (f"{mlp}.experts.{expert}" for expert in range(experts.count))
+            names = (f"{mlp}.experts.{expert}" for expert in spec.held_experts)
             mlps = sorted(_stored_mlp(spec, name, experts.width, layout_of) for name in names)
             layers += sum(mlps)
             read += sum(mlps[: experts.per_token])
@@ -131,11 +132,9 @@ def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = Tr
     table = copied_bytes(spec.vocab_size * hidden * BFLOAT16_BYTES)
     if is_coded:
         table = _product_bytes([("model.embed_tokens", spec.vocab_size)], hidden, layout_of)
-    head = table
-    if not spec.tie_word_embeddings or not is_coded:
-        name = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
-        head = _product_bytes([(name, spec.vocab_size)], hidden, layout_of)
-    own = head if not (is_coded and spec.tie_word_embeddings) else 0
+    name = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
+    head = _product_bytes([(name, len(spec.vocabulary))], hidden, layout_of)
+    own = 0 if is_coded and spec.tie_word_embeddings and spec.share is None else head
     positions = copied_bytes(spec.position_bytes("bfloat16"))
     return WeightBytes(padded(table + positions + layers + own, LARGE_PAGE_BYTES), read + head * with_head)
 

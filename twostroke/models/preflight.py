@@ -18,9 +18,10 @@ from typing import Final
 import twostroke
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
+from twostroke.kernels import layout
+from twostroke.models import share as sharing
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.known_specs import known_spec, spec_key
-from twostroke.models.share import share_of
 from twostroke.models.weights.stored.check import check_weights
 from twostroke.models.weights.stored.model_files import layouts_in
 
@@ -33,8 +34,6 @@ REFUSED: Final = 3
 def check_model(directory: Path, model: ModelConfig) -> None:
     """Raises ConfigError, one line, where the model cannot be served as `model` says."""
     check_weights(directory)
-    for flag, ranks in model.ranks_by_flag:
-        _check_ranks(directory, model, flag, ranks)
     passed = _memory_of(directory, model)
     if passed.exists():
         return
@@ -46,23 +45,18 @@ def check_model(directory: Path, model: ModelConfig) -> None:
         log.warning("checked model not remembered path=%s error=%s", passed, error)
 
 
-def _check_ranks(directory: Path, model: ModelConfig, flag: str, ranks: int) -> None:
-    share_of(known_spec(directory, model.max_model_len, model.model_impl), 0, ranks, flag)
-    if layouts_in(directory) is not None:
-        raise ConfigError(
-            f"{flag} {ranks}: quantised weights are not shared out over ranks; take plain ones", field=flag
-        )
-
-
 def check_tensors(directory: Path, model: ModelConfig) -> None:
-    """Raises what `check_model` raises, in this process, with torch. Reads headers alone, no weights."""
+    """Raises what `check_model` raises, in this process, with torch. Reads headers, and no weights."""
     import torch
 
     from twostroke.models.families.table import named
+    from twostroke.models.weights.shared_out import check_orders, shares_in
     from twostroke.models.weights.stored.formats import open_weights
     from twostroke.models.weights.tensors import take_weights
 
     spec = known_spec(directory, model.max_model_len, model.model_impl)
+    for flag, ranks in model.ranks_by_flag:
+        check_orders(directory, shares_in(directory, spec, ranks, is_int8=model.weights == "int8", flag=flag)[0])
     if spec.generic is not None:
         from twostroke.models.generic.checkpoint import load_checkpoint  # loads transformers
 
@@ -78,7 +72,9 @@ def _check_apart(directory: Path, model: ModelConfig) -> None:
     command = [sys.executable, "-m", "twostroke.models.preflight", str(directory), model.to_json()]
     child = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if child.returncode == REFUSED:
-        raise ConfigError(child.stdout.strip(), field="model")
+        refusal = child.stdout.strip()
+        flags = [flag for flag, _ in model.ranks_by_flag if refusal.startswith(f"{flag} ")]
+        raise ConfigError(refusal, field=flags[0] if flags else "model")
     if child.returncode:
         last = child.stderr.strip().rpartition("\n")[2]
         raise ConfigError(f"{directory} cannot be checked: {last}", field="model")
@@ -87,7 +83,9 @@ def _check_apart(directory: Path, model: ModelConfig) -> None:
 def _memory_of(directory: Path, model: ModelConfig) -> Path:
     """Return the place that says that the same files, read by the same code, passed."""
     key = hashlib.blake2b(spec_key(directory, model.max_model_len, model.model_impl).encode(), digest_size=16)
-    key.update(Path(__file__).read_bytes())
+    key.update(f" {model.ranks_by_flag} {model.weights} ".encode())
+    for code in (__file__, sharing.__file__, layout.__file__):
+        key.update(Path(code).read_bytes())
     for path in sorted([*directory.glob("*.safetensors*"), *directory.glob("*.gguf")]):
         status = path.stat()
         key.update(f" {path} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode())

@@ -120,11 +120,18 @@ class Share:
     rank: int
     ranks: int
     whole: ModelSpec
+    mlp_unit: int = 1
+    """Neighbouring columns of an MLP that are all on one rank."""
 
     def of(self, count: int) -> range:
         """Return the rank's range of so many things; of fewer than there are ranks, the one that it has with others."""
         first = count * self.rank // self.ranks
         return range(first, max(first + 1, count * (self.rank + 1) // self.ranks))
+
+    def columns(self, width: int) -> range:
+        """Return the rank's range of the columns of an MLP. Ranks have as many as each other, or a unit more."""
+        own = self.of(width // self.mlp_unit) if width else range(0)
+        return range(own.start * self.mlp_unit, own.stop * self.mlp_unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kv_cache.form import PageShape, page_form
 from twostroke.models.catalog import places
-from twostroke.models.choice import load_model
+from twostroke.models.choice import LoadOptions, load_model
 from twostroke.models.key_centers import key_centers
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
@@ -115,9 +115,7 @@ class FormModel:
             dtype=kind,
             team=model.team,
         )
-        self._model = load_model(
-            model.directory, spec, attention, model.kernels, dtype=kind, is_int8=False, with_head=True
-        )
+        self._model = load_model(model.directory, spec, attention, model.kernels, LoadOptions(dtype=kind))
         self._cosines, self._sines = rope_tables(spec.ropes, tokens)
 
     @torch.inference_mode()

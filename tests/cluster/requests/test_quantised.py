@@ -54,12 +54,12 @@ def saved_with_tokenizer(name: str, directory: Path) -> list[Reference]:
 
 
 @asynccontextmanager
-async def serving(directory: Path, dtype: str) -> AsyncIterator[tuple[ProcessCluster, Client]]:
+async def serving(directory: Path, dtype: str, ranks: int) -> AsyncIterator[tuple[ProcessCluster, Client]]:
     page_bytes = read_spec(directory).page_bytes(BLOCK, dtype)
     async with running_cluster(
         prefill=1,
         decode=2,
-        model=ModelConfig(model=str(directory), dtype=dtype),
+        model=ModelConfig(model=str(directory), dtype=dtype, tp=ranks),
         model_dir=directory,
         cache=CacheConfig(kv_cache_memory_bytes=PAGES * page_bytes),
         schedule=ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=CHUNK, local_prefill=False),
@@ -71,14 +71,14 @@ async def serving(directory: Path, dtype: str) -> AsyncIterator[tuple[ProcessClu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-async def test_a_quantised_model_is_served_split(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "ranks"), [*((name, 1) for name in MODELS), ("qwen3_moe, GGUF", 2)])
+async def test_a_quantised_model_is_served_split(name: str, ranks: int, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     expected = saved_with_tokenizer(name, tmp_path)
-    async with serving(tmp_path, "float32") as (cluster, client):
+    async with serving(tmp_path, "float32", ranks) as (cluster, client):
         assert mismatches(expected, await answers_of(client, expected)) == []
         assert counted(cluster, "twostroke_pull_bytes_total") > 0, "nothing was pulled: this was not a split run"
-    async with serving(tmp_path, "bfloat16") as (cluster, client):
+    async with serving(tmp_path, "bfloat16", ranks) as (cluster, client):
         together = await answers_of(client, expected)
         assert counted(cluster, "twostroke_pull_bytes_total") > 0
         for each in expected * 2:  # alone, by turns at both decode workers, with what each has cached

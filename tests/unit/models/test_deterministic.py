@@ -19,7 +19,7 @@ from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.steady import SIZES as TILES
 from twostroke.kernels.steady import agreeing_sizes
 from twostroke.kv_cache.form import page_form
-from twostroke.models.choice import load_model
+from twostroke.models.choice import LoadOptions, load_model
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.transformer import Model
@@ -77,7 +77,7 @@ class Served:
             pool, heads=spec.heads, rules=spec.rules, kernels=usable, dtype=dtype, is_deterministic=True
         )
         self.model: Model = load_model(
-            directory, spec, attention, usable, dtype=dtype, is_int8=is_int8, with_head=True, is_deterministic=True
+            directory, spec, attention, usable, LoadOptions(dtype=dtype, is_int8=is_int8, is_deterministic=True)
         )
         self._cosines, self._sines = rope_tables(spec.ropes, LONGEST)
 

@@ -20,7 +20,7 @@ from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention, pool_over
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kv_cache.form import page_form
-from twostroke.models.choice import load_model
+from twostroke.models.choice import LoadOptions, load_model
 from twostroke.models.families.table import FAMILIES
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
@@ -81,7 +81,7 @@ class Pages:
             dtype=torch.float32,
             is_deterministic=is_deterministic,
         )
-        self.model = load_model(directory, spec, backend, kernels, dtype=torch.float32, is_int8=False, with_head=True)
+        self.model = load_model(directory, spec, backend, kernels, LoadOptions(dtype=torch.float32))
         self.angles = rope_tables(spec.ropes, LONGEST)
 
     def step(self, tokens: Sequence[int], start: int) -> torch.Tensor:

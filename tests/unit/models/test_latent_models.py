@@ -25,7 +25,7 @@ from twostroke.kernels.attention import AttentionBackend
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.page_pool import PagePool
-from twostroke.models.choice import load_model
+from twostroke.models.choice import LoadOptions, load_model
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.registry import read_spec
 
@@ -98,10 +98,7 @@ def bfloat16_pages(
         spec,
         backend,
         kernels,
-        dtype=torch.bfloat16,
-        is_int8=is_int8,
-        with_head=True,
-        is_deterministic=is_deterministic,
+        LoadOptions(dtype=torch.bfloat16, is_int8=is_int8, is_deterministic=is_deterministic),
     )
     assert isinstance(model, NativeTransformer)
     assert model.expands_prompts != is_deterministic

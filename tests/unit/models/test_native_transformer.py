@@ -23,7 +23,7 @@ from twostroke.kernels.page_conversion import convert_page
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.torch_attention import TorchAttention
 from twostroke.kv_cache.form import Conversion, KvForm
-from twostroke.models.choice import load_model, load_weights
+from twostroke.models.choice import LoadOptions, load_model, load_weights
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
@@ -85,7 +85,9 @@ def native(directory: Path, kernels: Kernels, *, is_int8: bool = False, with_hea
     spec = read_spec(directory)
     pool = PagePool.empty(PAGES, "bfloat16", spec.page_shape(BLOCK))
     backend = NativeAttention(pool, spec.heads, spec.rules, kernels)
-    model = load_model(directory, spec, backend, kernels, dtype=torch.bfloat16, is_int8=is_int8, with_head=with_head)
+    model = load_model(
+        directory, spec, backend, kernels, LoadOptions(dtype=torch.bfloat16, is_int8=is_int8, with_head=with_head)
+    )
     assert isinstance(model, NativeTransformer)
     return Served(spec, model)
 
@@ -190,7 +192,7 @@ def test_int8_weights_without_their_kernels_are_refused_by_name(tmp_path: Path) 
     spec = read_spec(tmp_path)
     backend = TorchAttention(PagePool.empty(1, "bfloat16", spec.page_shape(BLOCK)), spec.heads, 1.0)
     with pytest.raises(ConfigError, match="--weights int8"):
-        load_model(tmp_path, spec, backend, None, dtype=torch.bfloat16, is_int8=True, with_head=True)
+        load_model(tmp_path, spec, backend, None, LoadOptions(dtype=torch.bfloat16, is_int8=True))
 
 
 def test_each_layer_of_one_call_stores_and_reads_pages_in_its_own_form(tmp_path: Path, kernels: Kernels) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_families import BLOCK, LONGEST, ODD, Pages, one_thread, reference
-from tests.unit.models.test_native_transformer import PAGES, Served, logits_of, plain, prompt
+from tests.unit.models.test_native_transformer import PAGES, WIDE, Served, logits_of, native, plain, prompt
 from tests.unit.models.test_registry import saved
 from twostroke.errors import ConfigError
 from twostroke.kernels.choice import choose_attention, grouped_pool
@@ -22,12 +23,12 @@ from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.page_conversion import convert_page
 from twostroke.kernels.page_pool import PagePool
 from twostroke.kv_cache.form import Conversion, KvForm, RankedForm, page_form
-from twostroke.models.choice import load_share
+from twostroke.models.choice import LoadOptions, load_model
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.share import share_of
-from twostroke.models.weights.shared_out import pages_of_share
+from twostroke.models.weights.shared_out import pages_of_share, shares_in
 from twostroke.ranks.group import RankGroup, create_memory
 from twostroke.ranks.sums import RankSums
 from twostroke.scheduler.batch import Batch
@@ -82,13 +83,13 @@ class RankPages(Pages):
 
     def __init__(self, directory: Path, data: torch.Tensor, meeting: Meeting, rank: int, form: RankedForm) -> None:
         self.data = data
-        spec = share_of(read_spec(directory), rank, form.ranks)
+        spec = shares_in(directory, read_spec(directory), form.ranks, is_int8=False)[rank]
         assert spec.share is not None
         (own,) = pages_of_share([data], form, spec.share)
         pool = grouped_pool([own], form.inner, [spec.page_shape(BLOCK)], torch.float32)
         backend = choose_attention(pool, heads=spec.heads, rules=spec.rules, kernels=None, dtype=torch.float32)
         ranks = ThreadRank(meeting, rank)
-        self.model = load_share(directory, spec, backend, None, ranks, dtype=torch.float32, with_head=True)
+        self.model = load_model(directory, spec, backend, None, LoadOptions(dtype=torch.float32), ranks)
         self.angles = rope_tables(spec.ropes, LONGEST)
 
 
@@ -138,8 +139,10 @@ def test_a_model_that_ranks_do_not_divide_is_refused_with_the_number_that_they_d
 class NativeRanks:
     """Ranks that compute natively, each on a thread, and meet in the memory that processes share."""
 
-    def __init__(self, directory: Path, kernels: Kernels, ranks: int) -> None:
+    def __init__(self, directory: Path, kernels: Kernels, ranks: int, *, is_int8: bool = False) -> None:
         spec = read_spec(directory)
+        self.shares = shares_in(directory, spec, ranks, is_int8=is_int8)
+        self.options = LoadOptions(dtype=torch.bfloat16, is_int8=is_int8)
         fd, slot_bytes = create_memory(kernels, ranks, 64 << 10)
         groups = [RankGroup(kernels, os.dup(fd), rank, ranks, slot_bytes) for rank in range(ranks)]
         os.close(fd)
@@ -147,10 +150,10 @@ class NativeRanks:
         self.threads = ThreadPoolExecutor(ranks)
 
     def _served(self, directory: Path, kernels: Kernels, sums: RankSums, group: RankGroup) -> Served:
-        spec = share_of(read_spec(directory), group.rank, group.ranks)
+        spec = self.shares[group.rank]
         pool = PagePool.empty(PAGES, "bfloat16", spec.page_shape(BLOCK))
         backend = NativeAttention(pool, spec.heads, spec.rules, kernels)
-        model = load_share(directory, spec, backend, kernels, sums, dtype=torch.bfloat16, with_head=True)
+        model = load_model(directory, spec, backend, kernels, self.options, sums)
         assert isinstance(model, NativeTransformer)
         return Served(spec, model)
 
@@ -172,6 +175,19 @@ def test_native_ranks_are_nearer_to_the_truth_than_torch(name: str, tmp_path: Pa
     logits = NativeRanks(tmp_path, kernels, 2).logits([tokens], [0], list(range(len(tokens))))
     assert logits is not None
     assert (logits.float() - truth).abs().mean() < theirs.mean()
+
+
+def test_ranks_round_the_same_numbers_to_int8_as_one_that_has_all(tmp_path: Path, kernels: Kernels) -> None:
+    """MLPs of 192 columns are three groups of 64: rank 1 has two of them."""
+    reference(LlamaConfig(**WIDE), tmp_path)
+    tokens = prompt(37)
+    exact = logits_of(native(tmp_path, kernels), tokens)
+    rounded = logits_of(native(tmp_path, kernels, is_int8=True), tokens)
+    ranks = NativeRanks(tmp_path, kernels, 2, is_int8=True)
+    assert [share.intermediate_size for share in ranks.shares] == [64, 128]
+    logits = ranks.logits([tokens], [0], list(range(len(tokens))))
+    assert logits is not None
+    assert (logits - rounded).abs().mean() < (rounded - exact).abs().mean() / 4
 
 
 @pytest.mark.parametrize("name", ["mistral, window", "qwen2_moe", "deepseek_v3"])

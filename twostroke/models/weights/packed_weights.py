@@ -10,11 +10,13 @@ from typing import BinaryIO
 
 import torch
 
+from twostroke.kernels import layout, stored
 from twostroke.kernels.cpu import arena as arenas
 from twostroke.kernels.cpu import linear, packing, stored_packing
 from twostroke.kernels.cpu.arena import Arena, MappedArena, PrivateArena, WritingArena
 from twostroke.kernels.cpu.linear import NativeLinears
 from twostroke.kernels.stored import Matrix
+from twostroke.models import share as sharing
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.families import tensors as naming
 from twostroke.models.families.table import named
@@ -22,6 +24,7 @@ from twostroke.models.spec import ModelSpec
 from twostroke.models.weights import balanced_keys as balancing
 from twostroke.models.weights import fused_experts
 from twostroke.models.weights import products as loading
+from twostroke.models.weights import shared_out as parting
 from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.digest import weights_digest
 from twostroke.models.weights.packed_file import SUFFIX, mapped
@@ -119,6 +122,10 @@ class PackedModel:
             gguf_names,
             coded,
             fused_experts,
+            layout,
+            stored,
+            sharing,
+            parting,
         )
         code = b"".join(Path(module.__file__ or "").read_bytes() for module in modules)
         facts = f"{weights_digest(self.directory)} {self.spec} {self.dtype} {self.is_int8}".encode()

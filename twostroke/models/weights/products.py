@@ -112,15 +112,14 @@ def take_products(
 
 
 def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor | Linear, linears: Linears) -> Linear:
-    """A table that is a product already is the head, too, where they are tied."""
-    words = spec.vocabulary
-    if not spec.tie_word_embeddings:
-        matrix = source.take_matrix("lm_head.weight", spec.vocab_size, spec.hidden_size)
-        return linears.linear(matrix[words.start : words.stop] if isinstance(matrix, torch.Tensor) else (matrix,))
-    if isinstance(embedding, torch.Tensor):
-        table = source.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-        return linears.linear(table[words.start : words.stop])
-    return embedding
+    """A table that is a product already is the head, too, where they are tied and one rank computes all logits."""
+    if spec.tie_word_embeddings and spec.share is None and not isinstance(embedding, torch.Tensor):
+        return embedding
+    name = "model.embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
+    matrix, words = source.take_matrix(name, spec.vocab_size, spec.hidden_size), spec.vocabulary
+    if isinstance(matrix, torch.Tensor):
+        return linears.linear(matrix[words.start : words.stop])
+    return linears.linear((matrix.picked(torch.arange(words.start, words.stop)),))
 
 
 def layer_products(

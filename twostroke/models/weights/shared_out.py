@@ -2,43 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
 
 import torch
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.stored import Matrix, StoredMatrix
 from twostroke.kv_cache.form import RankedForm
+from twostroke.models.families.table import layouts_named, named
+from twostroke.models.share import Cut, cut_by_columns, cut_layout, cut_of, layouts_of_share, mlp_unit_of, share_of
 from twostroke.models.spec import ModelSpec, Share
+from twostroke.models.weights.stored.formats import open_weights
+from twostroke.models.weights.stored.model_files import LayoutOf, layouts_in
 from twostroke.models.weights.tensors import WeightSource
+
+
+def shares_in(
+    directory: Path, spec: ModelSpec, ranks: int, *, is_int8: bool, flag: str = "--tp"
+) -> tuple[ModelSpec, ...]:
+    """Return the share that each rank has of the model in a directory; the model itself where there is one rank.
+
+    Reads headers alone. Raises ConfigError, naming `flag`, where the model or its quantised matrices cannot be shared
+    out so.
+    """
+    if ranks == 1:
+        return (spec,)
+    layouts = _layouts(directory, spec)
+    unit = mlp_unit_of(spec, layouts, is_int8=is_int8)
+    shares = tuple(share_of(spec, rank, ranks, flag, mlp_unit=unit) for rank in range(ranks))
+    for share in shares:
+        if layouts is not None:
+            own = layouts_of_share(layouts, share)
+            for name, _ in cut_by_columns(spec):
+                own(name)  # raises where it would end amid what belongs together
+    return shares
+
+
+def check_orders(directory: Path, share: ModelSpec) -> None:
+    """Raises ConfigError for a matrix that is shared out by columns, whose groups have inputs from all over it."""
+    layouts = _layouts(directory, share.whole)
+    if layouts is None:
+        return
+    with open_weights(directory, torch.bfloat16, keeps_codes=True) as files:
+        source = shared_out(named(files, share.whole), share)
+        for name, inputs in cut_by_columns(share):
+            if layouts(name) is not None:
+                source.take_matrix(name, share.hidden_size, inputs)
+
+
+def _layouts(directory: Path, spec: ModelSpec) -> LayoutOf | None:
+    layouts = layouts_in(directory)
+    return None if layouts is None or spec.generic is not None else layouts_named(layouts, spec)
 
 
 def shared_out(source: WeightSource, spec: ModelSpec) -> WeightSource:
     """Return the source of a rank's weights: `source`, which has those of the whole model, where there is one rank."""
-    if spec.share is None:
-        return source
-    return _SharedSource(source, spec.share, _units(spec.share))
-
-
-def _units(share: Share) -> Mapping[str, tuple[int, range]]:
-    """Return, by module or tensor, into how many parts its rows or columns are cut, and which of them a rank has."""
-    whole = share.whole
-    heads = whole.heads, share.of(whole.heads)
-    kv_heads = whole.kv_heads, share.of(whole.kv_heads)
-    widths = share.ranks, range(share.rank, share.rank + 1)
-    mlps = {f"{mlp}.{part}_proj": widths for mlp in ("mlp", "mlp.shared_expert") for part in ("gate", "up", "down")}
-    return {
-        **dict.fromkeys(("self_attn.q_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj"), heads),
-        **dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), kv_heads),
-        "self_attn.sinks": heads,
-        **mlps,
-    }
-
-
-BY_COLUMNS: Final = ("o_proj", "down_proj")
-"""Products whose inputs are shared out, and whose results are parts of a sum. Their biases are the first rank's."""
+    return source if spec.share is None else _SharedSource(source, spec.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,43 +67,52 @@ class _SharedSource:
     source: WeightSource
     """The weights of the whole model, by our names."""
     share: Share
-    units: Mapping[str, tuple[int, range]]
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Raises what the source raises."""
-        found = self._units_of(name)
-        if found is None:
+        cut = cut_of(self.share, name)
+        if cut is None:
             return self.source.take(name, *shape)
-        count, own = found
-        if name.endswith(".bias") and self._is_by_columns(name):
+        if cut.by_columns and name.endswith(".bias"):
             bias = self.source.take(name, *shape)
             return bias if self.share.rank == 0 else torch.zeros_like(bias)
-        axis = int(self._is_by_columns(name))
-        unit = shape[axis] // len(own)
-        whole = (*shape[:axis], unit * count, *shape[axis + 1 :])
-        return self.source.take(name, *whole).narrow(axis, own.start * unit, shape[axis]).contiguous()
+        axis = int(cut.by_columns)
+        return _narrowed(self.source.take(name, *shape[:axis], cut.whole(shape[axis]), *shape[axis + 1 :]), cut)
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
-        """Raises what the source raises, and ConfigError for a matrix of codes."""
-        found = self._units_of(name)
-        if found is None:
+        """Raises what the source raises, and ConfigError for codes that cannot be parted where the rank's end."""
+        cut = cut_of(self.share, name)
+        if cut is None:
             return self.source.take_matrix(name, rows, inputs)
-        count, own = found
-        shape = (rows, inputs * count // len(own)) if self._is_by_columns(name) else (rows * count // len(own), inputs)
-        if isinstance(self.source.take_matrix(name, *shape), StoredMatrix):
-            raise ConfigError(
-                f"--tp {self.share.ranks}: quantised weights are not shared out over ranks; take plain ones",
-                field="--tp",
-            )
-        return self.take(name, rows, inputs)
+        shape = (rows, cut.whole(inputs)) if cut.by_columns else (cut.whole(rows), inputs)
+        whole = self.source.take_matrix(name, *shape)
+        if isinstance(whole, torch.Tensor):
+            return _narrowed(whole, cut)
+        if whole.layout.can_pack(whole.inputs):
+            return _part(whole, cut, self.share, name)
+        return self.take(
+            name, rows, inputs
+        )  # no kernel multiplies its codes: it becomes plain numbers with one rank, too
 
-    def _units_of(self, name: str) -> tuple[int, range] | None:
-        _, is_layer, rest = name.partition("model.layers.")
-        tensor = rest.partition(".")[2]
-        return self.units.get(tensor, self.units.get(tensor.rpartition(".")[0])) if is_layer else None
 
-    def _is_by_columns(self, name: str) -> bool:
-        return name.rpartition(".")[0].endswith(BY_COLUMNS)
+def _narrowed(whole: torch.Tensor, cut: Cut) -> torch.Tensor:
+    axis = int(cut.by_columns)
+    own = cut.of(whole.shape[axis])
+    return whole.narrow(axis, own.start, len(own)).contiguous()
+
+
+def _part(whole: StoredMatrix, cut: Cut, share: Share, name: str) -> StoredMatrix:
+    if not cut.by_columns:
+        own = cut.of(whole.rows)
+        return whole.picked(torch.arange(own.start, own.stop))
+    layout = cut_layout(whole.layout, whole.inputs, cut, share, name)
+    if whole.order is not None:
+        raise ConfigError(
+            f"--tp {share.ranks}: the groups of {name.removesuffix('.weight')} take their inputs from all over its "
+            f"{whole.inputs} (g_idx), so that its columns cannot be shared out",
+            field="--tp",
+        )
+    return whole.of_inputs(cut.of(whole.inputs), layout)
 
 
 def pages_of_share(regions: Sequence[torch.Tensor], form: RankedForm, share: Share) -> list[torch.Tensor]:

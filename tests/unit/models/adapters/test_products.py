@@ -27,7 +27,7 @@ from twostroke.kernels.page_pool import PagePool
 from twostroke.kernels.steady import SteadyLinears
 from twostroke.models.adapters.peft import Adapter, read_adapter
 from twostroke.models.adapters.shapes import ProjectionShapes
-from twostroke.models.choice import load_model
+from twostroke.models.choice import LoadOptions, load_model
 from twostroke.models.registry import read_spec
 from twostroke.profiler import KERNELS, KernelRecord, KernelRecords
 
@@ -162,9 +162,7 @@ def _steady(directory: Path) -> Served:
     backend = choose_attention(
         pool, heads=spec.heads, rules=spec.rules, kernels=None, dtype=torch.float32, is_deterministic=True
     )
-    model = load_model(
-        directory, spec, backend, None, dtype=torch.float32, is_int8=False, with_head=True, is_deterministic=True
-    )
+    model = load_model(directory, spec, backend, None, LoadOptions(dtype=torch.float32, is_deterministic=True))
     return Served(spec, model)
 
 
