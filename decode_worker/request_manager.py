@@ -14,7 +14,7 @@ from decode_worker.grammars import Grammars
 from decode_worker.local_prefill import LocalPrefill
 from decode_worker.output_stream import OutputStream
 from decode_worker.request_check import check_deadline, check_request
-from decode_worker.request_state import RequestState, RequestTrace, Stage
+from decode_worker.request_state import RequestState, RequestTrace, Stage, facts_of_drafts
 from decode_worker.service import DecodeService
 from decode_worker.speculations import SpeculationMetrics, Speculations
 from twostroke.config import Role
@@ -80,6 +80,7 @@ class RequestManager(RoleServices):
         reach(Point.DECODE_OPENING)
         host = self._host
         check_request(request, host.facts, time.time())
+        self._speculations.check(request)
         if request.scores_prompt:
             source = peer = forecast = None  # pages that are here, or come, bring no logits
         self._drop_earlier(request)
@@ -453,7 +454,8 @@ class RequestManager(RoleServices):
         grace_s = self._host.config.runtime.orphan_grace_s
         state.timer = asyncio.get_running_loop().call_later(grace_s, self._forget, state)
         outcome = state.finish or type(state.error).__name__
-        log.info("done request=%s tokens=%d outcome=%s", state.request.request_id, len(state.tokens), outcome)
+        drafts = "".join(f" {name}={tokens}" for name, tokens in facts_of_drafts(state.sequence.speculation).items())
+        log.info("done request=%s tokens=%d outcome=%s%s", state.request.request_id, len(state.tokens), outcome, drafts)
 
     def _forget(self, state: RequestState) -> None:
         assert state.timer is not None

@@ -19,7 +19,7 @@ from twostroke.rpc.convert import (
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.sequence import Sequence
-from twostroke.speculation.speculation import Outcome
+from twostroke.speculation.speculation import Speculation
 from twostroke.tracing.parts import Chunks
 from twostroke.tracing.recorder import Recorder
 from twostroke.tracing.span import OpenSpan
@@ -70,11 +70,13 @@ class RequestTrace:
         self._decode = self.span.begin("decode")
         self._steps_before = steps - 1
 
-    def drafted(self, drafts: Outcome) -> None:
+    def drafted(self, speculation: Speculation) -> None:
         """Note what became of the drafted tokens of this attempt."""
+        drafts = speculation.outcome
         if self._decode is not None and drafts.run:
             saved_s = drafts.saved_s - drafts.spent_s - drafts.draft_s
             self._decode.set(drafted_tokens=drafts.run, kept_tokens=drafts.kept, speculation_saved_s=saved_s)
+            self._decode.set(**facts_of_drafts(speculation))
 
     def end(
         self, *, tokens: int, steps: int, preemptions: int, cached_tokens: int, outcome: str, error: str | None
@@ -86,6 +88,13 @@ class RequestTrace:
             self._decode.end()
         self.span.set(cached_tokens=cached_tokens, computed_tokens=self.chunks.tokens, outcome=outcome)
         self.span.end(error=error)
+
+
+def facts_of_drafts(speculation: Speculation | None) -> dict[str, int]:
+    """Return the drafted and kept tokens of an attempt by drafter, as traces and logs name them."""
+    ran = {} if speculation is None else {name: each for name, each in speculation.outcomes.items() if each.run}
+    drafted = {f"drafted.{name}": each.run for name, each in ran.items()}
+    return drafted | {f"kept.{name}": each.kept for name, each in ran.items()}
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +139,7 @@ class RequestState:
 
     def _end_trace(self) -> None:
         if self.sequence.speculation is not None:
-            self.trace.drafted(self.sequence.speculation.outcome)
+            self.trace.drafted(self.sequence.speculation)
         self.trace.end(
             tokens=len(self.tokens),
             steps=self.sequence.steps,
@@ -188,6 +197,9 @@ class RequestState:
             entry.cached_tokens = self.cached_tokens
             entry.local_tokens = self.sequence.hit_blocks * self.block_size
             entry.lifetime.update(self.lifetime.as_dict())
+        if self.has_ended and self.sequence.speculation is not None:
+            for drafter, outcome in self.sequence.speculation.outcomes.items():
+                entry.drafts[drafter].CopyFrom(worker_pb2.DraftCounts(drafted=outcome.run, kept=outcome.kept))
         if from_position == self.first_position and (prompt_logprobs := self._prompt_logprobs()) is not None:
             entry.prompt_logprobs.CopyFrom(prompt_logprobs)
         if self.finish is not None:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF, ScheduleConfig
 from twostroke.engine.determinism import Determinism
+from twostroke.errors import InvalidRequest
 from twostroke.grammar.state import GrammarState
 from twostroke.request import Request
 from twostroke.scheduler.sequence import Sequence
@@ -32,8 +33,7 @@ class SpeculationMetrics:
         self._draft_s = counter("draft_seconds", "Time that a draft model computed.")
         self._spent_s = counter("spent_seconds", "Time that drafted tokens have made steps longer, by the fitted cost.")
 
-    def ran(self, kind: str, outcome: Outcome) -> None:
-        drafter = kind.split(maxsplit=1)[0]
+    def ran(self, drafter: str, outcome: Outcome) -> None:
         self._saved_s.labels(self._role, drafter).inc(outcome.saved_s)
         self._spent_s.labels(self._role, drafter).inc(outcome.spent_s)
         self._draft_s.labels(self._role, drafter).inc(outcome.draft_s)
@@ -48,9 +48,22 @@ class SpeculationMetrics:
 class Speculations:
     def __init__(self, schedule: ScheduleConfig, determinism: Determinism, metrics: SpeculationMetrics) -> None:
         self._names = _names(schedule, determinism)
+        self._has_draft_model = schedule.draft_model is not None
         self._metrics = metrics
         self._acceptance = Acceptance()
         self._answers = FinishedAnswers()
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidRequest where a request asks for a draft model, and there is none.
+
+        An answer that goes on here was accepted by a worker that has one: it goes on without.
+        """
+        if request.speculation == DRAFT_MODEL and not self._has_draft_model and not request.emitted:
+            others = ", ".join(name for name in (SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES) if name != DRAFT_MODEL)
+            raise InvalidRequest(
+                f"speculation: no draft model is served here; leave it away, or say one of {others}",
+                field="speculation",
+            )
 
     def of(self, request: Request, grammar: GrammarState | None = None) -> Speculation | None:
         """Return who proposes the answer's tokens; None: nobody.

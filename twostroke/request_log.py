@@ -54,6 +54,10 @@ class AnswerRecord:
     itl_mean_s: float | None = None
     """Mean seconds between tokens at the router. None below two tokens."""
     itl_max_s: float | None = None
+    drafted_tokens: dict[str, int] = field(default_factory=dict)
+    """Drafted tokens that were run, by drafter. These and `kept_tokens` are of the attempt that ended the answer."""
+    kept_tokens: dict[str, int] = field(default_factory=dict)
+    """Those of them that the sampler drew too."""
     instants: dict[str, float] = field(default_factory=dict)
     """Unix time of each instant (twostroke.lifetime.Instant)."""
 

@@ -78,6 +78,8 @@ class TokenDelta(NamedTuple):
     """Instants that the worker has marked."""
     prompt_logprobs: PromptLogprobs | None = None
     """Logprobs of the prompt, with the first token, where they are wanted."""
+    drafts: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    """Drafted and kept tokens of the attempt by drafter, with its end."""
 
 
 class TokenStream:
@@ -119,7 +121,8 @@ class TokenStream:
         if self.next_position == 0 and entry.HasField("prompt_logprobs"):
             scores = prompt_logprobs_from_message(entry.prompt_logprobs)
         lifetime = dict(entry.lifetime)
-        delta = TokenDelta(self.next_position, tokens, finish, entry.cached_tokens, lifetime, scores)
+        drafts = {drafter: (counts.drafted, counts.kept) for drafter, counts in entry.drafts.items()}
+        delta = TokenDelta(self.next_position, tokens, finish, entry.cached_tokens, lifetime, scores, drafts)
         self.next_position += len(tokens)
         self.is_complete = finish is not None
         self._deliver(delta)

@@ -307,6 +307,8 @@ class RequestState:
             reach(Point.ROUTER_TOKEN if self._emitted else Point.ROUTER_FIRST_TOKEN)
         if delta.lifetime:
             self._stats.lifetime.merge(delta.lifetime)
+        if delta.drafts:
+            self._stats.drafts = delta.drafts
         self._stats.arrived(len(delta.tokens), delta.cached_tokens, time.monotonic())
         if not delta.tokens:
             return  # the end is reported apart: `end` knows what was reused over all attempts

@@ -84,9 +84,9 @@ class ScheduleConfig(Settings):
         SPECULATE_AUTO,
         choices=(SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES, *HEAD_DRAFTERS),
         help="who proposes tokens, several of which are checked in one step: grammar (what it forces where logprobs "
-        "are asked for), lookup (what followed in the prompt), suffix (what followed in earlier answers of the "
-        "tenant), model (what --draft-model draws), off; auto: all, where no bit of an answer changes. eagle3 and mtp, "
-        "heads of checkpoints, are refused with what the checkpoint has of them: none is run yet",
+        "are asked for), lookup (what followed in the prompt), suffix (what followed in earlier answers of the same "
+        "worker and salt), model (what --draft-model draws), off; auto: all, where no bit of an answer changes. eagle3 "
+        "and mtp, heads of checkpoints, are refused with what the checkpoint has of them: none is run yet",
     )
     draft_model: str | None = draft_model_setting()
     draft_cache_bytes: int = draft_cache_setting()

@@ -9,19 +9,19 @@ from twostroke.config import DRAFT_MODEL
 PRIOR = 0.5
 """Chance of a token of a kind that was never tried."""
 PRIORS = {DRAFT_MODEL: 0.7}
-"""Another chance of kinds that are worth more: an operator names a draft model because it often agrees."""
+"""The same for kinds that begin higher: an operator names a draft model because it often agrees."""
 PRIOR_WEIGHT = 4.0
-"""Tokens that this counts for."""
+"""Tokens that the prior chance counts for."""
 MEMORY = 512.0
 """Tokens of one kind that are remembered: older ones fade."""
 OWN_WEIGHT = 8.0
-"""Tokens of an answer of its own that weigh as much as what other answers saw."""
+"""The rate over all answers counts like this many tokens of the answer itself."""
 OWN_MEMORY = 32.0
 """Tokens that an answer remembers: what it repeats now says little about what it writes later."""
 
 FADING = 0.9
-"""Share of what was seen of a kind that is kept for each new answer: a draft model that was wrong is not asked, so
-nothing else would ever make it tried again."""
+"""Share of what was seen of a kind that each new answer keeps. A draft model that was often wrong is not run, so
+nothing new is seen of it; as the past fades, it is tried again."""
 
 
 class Rate:
@@ -43,7 +43,7 @@ class Rate:
         self.tried *= share
 
     def blended(self, chance: float, weight: float) -> float:
-        """Return the share, with `chance` as if it had been seen for `weight` tokens before."""
+        """Return the share of right tokens, as if `weight` more tokens had been right with `chance`."""
         return (self.right + weight * chance) / (self.tried + weight)
 
 
@@ -61,5 +61,5 @@ class Acceptance:
         self._kinds[kind].observe(is_right)
 
     def fade(self, kind: str) -> None:
-        """Let what was seen of a kind count less, as an answer begins."""
+        """Let what was seen of a kind count less. It is called when an answer begins."""
         self._kinds[kind].fade(FADING)

@@ -19,10 +19,10 @@ MOST_TOKENS = 200_000
 LONGEST = 8192
 """Tokens of one answer that are kept, its first ones."""
 OWN_TOKENS = 16
-"""Tokens that each answer counts for beside its own: what it takes to keep a short one."""
+"""Tokens that each answer counts in addition to its own: even a short one takes some memory."""
 SUFFIXES_AT_ONCE = 32
-"""Suffixes that one proposal, and one answer that ends, takes into trees or out of them: a long answer is taken in over
-many steps, some tenths of a millisecond each."""
+"""Suffixes that one proposal, or one answer that ends, adds to trees or removes. A long answer is so added over many
+steps, and each takes some tenths of a millisecond longer."""
 
 
 @dataclass(slots=True)

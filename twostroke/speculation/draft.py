@@ -12,9 +12,14 @@ class Proposal(NamedTuple):
 
     tokens: tuple[int, ...]
     kind: str
-    """Proposals of one kind have been right about equally often: a drafter's name and what it went by."""
+    """A drafter's name and, after a space, what it went by: proposals of one kind are right about equally often."""
     is_certain: bool = False
     """The sampler will draw each of them, because no other token may come."""
+
+
+def drafter_of(kind: str) -> str:
+    """Return the name of the drafter of such proposals."""
+    return kind.split(maxsplit=1)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Prompt lookup: what came after the last tokens when they were there before, in the prompt or in the answer.
+"""Prompt lookup: the last tokens stood earlier in the prompt or the answer, and what followed them there is proposed.
 
 After "Prompt Lookup Decoding" (Saxena, 2023). Answers that edit, quote or sum up their prompt repeat long parts of it.
 """
@@ -13,14 +13,11 @@ import numpy.typing as npt
 from twostroke.speculation.draft import Proposal
 
 MATCHED = (8, 4, 2)
-"""Lengths of the last tokens that are looked for, the longest first: the more agree, the more often the next one does
-too."""
+"""How many of the last tokens are looked for, the most first: the more agree, the more often the next one agrees."""
 REACH = 32_768
-"""Tokens before the end that are searched: some tens of microseconds, without an index that takes memory."""
-
-
+"""Tokens before the end that are searched. That takes some tens of microseconds and no index in memory."""
 PLACES = 256
-"""Places that are compared further, the last ones: in a prompt of one token all places agree."""
+"""How many of the last matching places are compared further: where one token repeats, every place matches."""
 
 
 class PromptLookup:

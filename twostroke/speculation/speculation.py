@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from twostroke.config import DRAFT_MODEL
 from twostroke.speculation.acceptance import OWN_MEMORY, OWN_WEIGHT, Acceptance, Rate
-from twostroke.speculation.draft import NOTHING, Draft, Drafter, Proposal
+from twostroke.speculation.draft import NOTHING, Draft, Drafter, Proposal, drafter_of
 from twostroke.speculation.draft_model import ModelDrafter
 
 
@@ -45,7 +46,7 @@ class Outcome(NamedTuple):
 
 
 Ran = Callable[[str, Outcome], None]
-"""Gets the kind of a proposal that was run or computed, and what became of it."""
+"""Gets the drafter of a proposal that was run or computed, and what became of it."""
 MOST_DRAFTED = 32
 """Most tokens of one draft: where each is right with a chance of 0.9, all of 32 are right one time in thirty."""
 
@@ -66,10 +67,15 @@ class Speculation:
         self._proposal: Proposal | None = None
         """What was proposed for the step that comes or runs, whether or not it was run."""
         self._certain = 0
-        """Its leading tokens that no other could take the place of: of those nothing is learned."""
+        """Its leading tokens that a grammar forces: nothing is learned from those."""
         self._price = Price(0.0, 0.0)
-        self.outcome = Outcome()
+        self.outcomes: dict[str, Outcome] = {}
+        """What became of all drafts of this answer, by drafter."""
+
+    @property
+    def outcome(self) -> Outcome:
         """What became of all drafts of this answer."""
+        return functools.reduce(Outcome.plus, self.outcomes.values(), Outcome())
 
     def propose(self, known: Sequence[int], most: int) -> Draft:
         """Return the draft with the most tokens that are expected to be right, of at most `most` tokens."""
@@ -94,9 +100,9 @@ class Speculation:
         self._price = price
 
     def drawn(self, tokens: Sequence[int], run: int) -> None:
-        """Learn from the tokens that came after the latest proposal, of which the first `run` were run.
+        """Learn from the tokens that were drawn where the latest proposal's first `run` tokens were run.
 
-        Whether its next token would have been right shows without running it.
+        The token behind those shows too whether the next proposed one was right, although that was not run.
         """
         proposal, self._proposal = self._proposal, None
         if proposal is None:
@@ -113,7 +119,8 @@ class Speculation:
     def _best(self, drafters: Sequence[Drafter], known: Sequence[int], most: int) -> tuple[Draft, Proposal | None, int]:
         """Return the draft with the most tokens that are expected to be right, and the proposal behind it.
 
-        Where a drafter is certain, others are heard as far as they agree. The count of certain tokens comes last.
+        Where a drafter is certain, other proposals count only if they begin with its tokens. The last value is the
+        number of those tokens.
         """
         asked = [drafter.propose(known, min(most, MOST_DRAFTED)) for drafter in drafters]
         proposals = [each for each in asked if each is not None and each.tokens]
@@ -131,8 +138,9 @@ class Speculation:
         return draft, best, len(certain)
 
     def _note(self, kind: str, outcome: Outcome) -> None:
-        self.outcome = self.outcome.plus(outcome)
-        self._ran(kind, outcome)
+        drafter = drafter_of(kind)
+        self.outcomes[drafter] = self.outcomes.get(drafter, Outcome()).plus(outcome)
+        self._ran(drafter, outcome)
 
     def _chance(self, kind: str) -> float:
         return self._own_rate(kind).blended(self._acceptance.chance(kind), OWN_WEIGHT)

@@ -1,4 +1,4 @@
-"""A suffix tree over whole answers: what followed the last tokens of an answer in answers before it.
+"""A suffix tree over whole answers: it finds what followed the last tokens of an answer in earlier answers.
 
 After SuffixDecoding (Oliaro et al., NeurIPS 2025), with counts in each node, and cut at a depth. Suffixes that nobody
 shares end in a leaf that points into its text (path compression), so that a tree has few more nodes than tokens.
@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Sequence
 
 DEPTH = 24
-"""Tokens of a suffix that are told apart."""
+"""Most tokens of a suffix that the tree distinguishes."""
 LEAST_SHARE = 0.5
-"""A draft ends where the most frequent continuation was less frequent than this share of all."""
+"""A draft ends where the most frequent continuation has less than this share of all of them."""
 MOST_LOOKED_AT = 64
-"""Continuations of which the most frequent is taken, the first that were seen: some text has thousands."""
+"""The most frequent of this many continuations is taken, those seen first: some text has thousands."""
 
 
 class _Node:
@@ -65,7 +65,7 @@ class SuffixTree:
             node = child
 
     def continued(self, last: Sequence[int], most: int) -> list[int]:
-        """Return up to `most` tokens that mostly followed after the tokens `last`; none where those never stood."""
+        """Return up to `most` tokens that mostly followed the tokens `last`, or none if `last` was never seen."""
         node, tokens = self._find(last), list[int]()
         while node is not None and len(tokens) < most:
             if node.children is None:

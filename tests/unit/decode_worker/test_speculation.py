@@ -10,9 +10,10 @@ import pytest
 from decode_worker.speculations import POSITIONS
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import BLOCK, Running, decode, expected_tokens, paced, prompt_of
-from twostroke.config import DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF, ScheduleConfig
+from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF, ScheduleConfig
 from twostroke.engine.paced_runner import PacedRunner
 from twostroke.engine.sampler import UNSOUND
+from twostroke.errors import InvalidRequest
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.rpc.convert import hashes_to_bytes
 from twostroke.scheduler.batch import Batch, StepResult
@@ -46,7 +47,7 @@ async def test_the_same_answer_again_takes_fewer_steps_where_answers_are_remembe
 async def test_time_saved_is_what_kept_tokens_spare_and_a_trace_tells_it_of_its_request() -> None:
     async with decode(model=paced(step_ms=1), schedule=AUTO) as worker, router_to(worker) as router:
         await router.answer(PROMPT, LENGTH, request_id="first")
-        await router.answer(PROMPT, LENGTH, request_id="again", traceparent=SAMPLED)
+        again = await router.answer(PROMPT, LENGTH, request_id="again", traceparent=SAMPLED)
         drafted, kept = (
             sum(tokens(worker, name, drafter) for drafter in DRAFTER_NAMES) for name in ("drafted", "kept")
         )
@@ -62,6 +63,12 @@ async def test_time_saved_is_what_kept_tokens_spare_and_a_trace_tells_it_of_its_
         assert 0 < facts["kept_tokens"] <= facts["drafted_tokens"]
         assert facts["steps"] == LENGTH - facts["kept_tokens"]
         assert facts["speculation_saved_s"] > 0
+        assert facts["kept.suffix"] > 0
+        assert {name: (told.drafted, told.kept) for name, told in again.last.drafts.items()} == {
+            name: (facts[f"drafted.{name}"], facts[f"kept.{name}"]) for name in DRAFTER_NAMES if f"kept.{name}" in facts
+        }
+        for what in ("drafted", "kept"):
+            assert sum(facts.get(f"{what}.{name}", 0) for name in DRAFTER_NAMES) == facts[f"{what}_tokens"]
 
 
 async def test_a_request_may_narrow_who_proposes_and_never_widen_it() -> None:
@@ -77,6 +84,19 @@ async def test_a_request_may_narrow_who_proposes_and_never_widen_it() -> None:
         for number in range(2):
             await router.answer(PROMPT, LENGTH, request_id=f"r{number}", speculation="suffix")
         assert tokens(worker, "drafted", "suffix") == 0
+
+
+async def test_a_draft_model_that_is_not_there_is_refused_unless_an_answer_goes_on() -> None:
+    async with decode(model=paced(step_ms=1), schedule=AUTO) as worker, router_to(worker) as router:
+        with pytest.raises(
+            InvalidRequest, match="no draft model is served here; leave it away, or say one of auto"
+        ) as no:
+            await router.open(PROMPT, LENGTH, speculation=DRAFT_MODEL)
+        assert no.value.field == "speculation"
+        emitted = expected_tokens(PROMPT, LENGTH)[:8]
+        hashes = hashes_to_bytes(block_hashes_of([*PROMPT, *emitted], BLOCK))
+        options = {"speculation": DRAFT_MODEL, "emitted": emitted, "block_hashes": hashes}
+        assert (await router.answer(PROMPT, LENGTH, **options)).tokens == expected_tokens(PROMPT, LENGTH)[8:]
 
 
 async def test_answers_with_another_salt_are_not_proposed() -> None:

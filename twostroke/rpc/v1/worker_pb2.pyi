@@ -276,7 +276,7 @@ class TokenBatch(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[TokenEntry, _Mapping]]] = ..., numbers: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenEntry(_message.Message):
-    __slots__ = ("request_id", "attempt", "position", "tokens", "finish_reason", "error", "cached_tokens", "local_tokens", "lifetime", "number", "prompt_logprobs")
+    __slots__ = ("request_id", "attempt", "position", "tokens", "finish_reason", "error", "cached_tokens", "local_tokens", "lifetime", "number", "prompt_logprobs", "drafts")
     class LifetimeEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +284,13 @@ class TokenEntry(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class DraftsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: DraftCounts
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[DraftCounts, _Mapping]] = ...) -> None: ...
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +302,7 @@ class TokenEntry(_message.Message):
     LIFETIME_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     position: int
@@ -306,7 +314,16 @@ class TokenEntry(_message.Message):
     lifetime: _containers.ScalarMap[str, float]
     number: int
     prompt_logprobs: PromptLogprobs
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., error: _Optional[_Union[ErrorInfo, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., lifetime: _Optional[_Mapping[str, float]] = ..., number: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    drafts: _containers.MessageMap[str, DraftCounts]
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., error: _Optional[_Union[ErrorInfo, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., lifetime: _Optional[_Mapping[str, float]] = ..., number: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., drafts: _Optional[_Mapping[str, DraftCounts]] = ...) -> None: ...
+
+class DraftCounts(_message.Message):
+    __slots__ = ("drafted", "kept")
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    drafted: int
+    kept: int
+    def __init__(self, drafted: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("logprobs", "ranks", "top_ids", "top_logprobs")

@@ -164,6 +164,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
             position=position,
             tokens=[worker_pb2.Token(id=token) for token in answer.tokens[position - answer.first :]],
             finish_reason="length" if answer.is_finished else "",
+            drafts={"lookup": worker_pb2.DraftCounts(drafted=5, kept=3)} if answer.is_finished else None,
             cached_tokens=cached,
             lifetime={"admitted": 1.0} if position == answer.first else {},
         )

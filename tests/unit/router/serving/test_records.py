@@ -33,6 +33,7 @@ async def test_answers_and_workers_are_written_down(fleet, ask, tmp_path):
     assert first.block_hashes == second.block_hashes
     assert len(first.block_hashes) == 100 // BLOCK
     assert (second.outcome, second.output_tokens, second.attempts, second.decode) == ("length", 20, 1, "decode-0")
+    assert (second.drafted_tokens, second.kept_tokens) == ({"lookup": 5}, {"lookup": 3})
     assert (second.cached_tokens, second.predicted_cached_tokens) == (96, 96)
     assert second.forecast["cached_blocks"] == 6
     assert second.predicted_ttft_s == pytest.approx(
