@@ -17,7 +17,7 @@ from cluster.scaling.desired_state import Checkpoint
 from cluster.spec import NODE_ADDRESS
 from twostroke import collector
 from twostroke.config import Role, WorkerConfig
-from twostroke.errors import InternalError, ServeError
+from twostroke.errors import EngineLost, InternalError, ServeError
 from twostroke.models.catalog.fetch import fetch
 from twostroke.models.catalog.places import locate
 from twostroke.telemetry import configure_logging
@@ -125,6 +125,8 @@ class MountedWorker:
         self._called = asyncio.Event()
         try:
             await asyncio.shield(self._epoch_task)
+        except EngineLost as error:
+            raise error from None  # the worker has logged it, where its epoch ended
         except Exception as error:
             log.exception("worker failed")
             raise _as_serve_error(error) from None

@@ -21,6 +21,7 @@ import torch
 
 from cluster.flags.checks import file_can_be_made
 from tests.bench.options import json_file
+from tests.rank_partials import SharedPartials
 from tools.output import write_json
 from tools.tables import console_for, table_of, text_grid, text_row
 from twostroke.config import flags
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     others = [
         subprocess.Popen([*command, str(rank), str(options.turns)], pass_fds=[fd]) for rank in range(1, options.ranks)
     ]
-    results = _measure(RankGroup(kernels, fd, 0, options.ranks, slot_bytes), options.turns)
+    results = _measure(kernels, RankGroup(kernels, fd, 0, options.ranks, slot_bytes), options.turns)
     for other in others:
         other.wait()
     rows = [
@@ -102,15 +103,16 @@ def _kernels() -> Kernels:
     return kernels
 
 
-def _measure(group: RankGroup, turns: int) -> dict[str, Measured]:
+def _measure(kernels: Kernels, group: RankGroup, turns: int) -> dict[str, Measured]:
     torch.set_num_threads(1)
+    partials = SharedPartials(kernels, group)
     results = {}
     for rows, width in SHAPES:
         values, other = torch.zeros(rows, width), torch.zeros(rows, width)
         times = max(1, TURN_BYTES // values.nbytes)
 
         def add_shared(values: torch.Tensor = values) -> None:
-            group.add_partials(values)
+            partials.add(values)
 
         def add_own(values: torch.Tensor = values) -> None:
             group.all_reduce(values)
@@ -144,7 +146,8 @@ def _other_rank() -> None:
     """Take part from a process of its own; its parent's end is its own, as it then waits for nobody."""
     fd, slot_bytes, ranks, rank, turns = map(int, sys.argv[1:])
     os.set_inheritable(fd, False)
-    _measure(RankGroup(_kernels(), fd, rank, ranks, slot_bytes), turns)
+    kernels = _kernels()
+    _measure(kernels, RankGroup(kernels, fd, rank, ranks, slot_bytes), turns)
 
 
 if __name__ == "__main__":

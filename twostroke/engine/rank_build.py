@@ -97,6 +97,7 @@ def ranked_runner(
         job,
         plan.config.ranks,
         most_bytes,
+        frozen_s=plan.config.patience.dead_after_s,
         worker=plan.config.worker_id,
         descriptors=(memory.fd,),
         on_lost=lost.set_result,

@@ -6,32 +6,35 @@ in it is told in `twostroke/kernels/cpu/native/ranks.h`.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
 from collections.abc import Callable
-from typing import Final
-
-import torch
+from typing import TYPE_CHECKING, Final
 
 from twostroke.errors import RankLost
 from twostroke.kernels.cpu.build import Kernels
+
+if TYPE_CHECKING:
+    import torch  # seconds of processor time, which a process of a rank takes once it shows that it is not frozen
 
 FIRST: Final = 0
 """The rank that requests come to, and that gets what is gathered."""
 
 LEAST_SLOT_BYTES: Final = 64 << 10
-"""Bytes of a rank's slot, at least, so that what is gathered goes in few rounds where a step's sums are short."""
+"""Least bytes of a rank's slot: gathered logits take few rounds also where a step's sums are short."""
 
 MOST_SLOT_BYTES: Final = 8 << 20
-"""Bytes of a rank's slot, at most: 512 rows of 4096 numbers. A round for more takes no shorter per byte."""
+"""Most bytes of a rank's slot: 512 rows of 4096 numbers. Larger slots make a sum no faster."""
 
 _LINE: Final = 64
 """Bytes of a cache line, which slots begin at."""
 
 _MET_ALL, _ABORTED = 0, 1
-"""`Met` of ranks.h; what is left is that ranks are no longer in step."""
+"""Values of `Met` in ranks.h. Its third one says that ranks are no longer in step."""
+
+_IS_BFLOAT16: Final = {"torch.float32": False, "torch.bfloat16": True}
+"""Number types of sums."""
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
@@ -39,8 +42,8 @@ _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 class RankGroup:
     """One rank's place among all ranks of a worker.
 
-    All ranks make the same calls in the same order, each from one thread at a time. A call waits for the other ranks'
-    and raises RankLost where any rank, also from another thread, has called `abort`.
+    All ranks make the same calls in the same order, each from one thread at a time. A call waits for the same call of
+    the other ranks. It raises RankLost once any thread of any rank has called `abort`.
     """
 
     def __init__(
@@ -63,20 +66,16 @@ class RankGroup:
         new = kernels.function("twostroke_ranks_new", (_POINTER, ctypes.c_int32, ctypes.c_int32, _NUMBER), _POINTER)
         of_values = (_POINTER, _POINTER, _POINTER, _NUMBER, ctypes.c_int32)
         self._reduce = kernels.function("twostroke_ranks_reduce", of_values, ctypes.c_int32)
-        self._partial = kernels.function("twostroke_ranks_partial", (_POINTER, _NUMBER), _POINTER)
-        of_partials = (_POINTER, _POINTER, _POINTER, _NUMBER)
-        self._add_partials = kernels.function("twostroke_ranks_add_partials", of_partials, ctypes.c_int32)
         of_rows = (_POINTER, _POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER)
         self._gather = kernels.function("twostroke_ranks_gather", of_rows, ctypes.c_int32)
         self._meet = kernels.function("twostroke_ranks_meet", (_POINTER,), ctypes.c_int32)
         self._abort = kernels.function("twostroke_ranks_abort", (_POINTER,))
-        self._is_aborted = kernels.function("twostroke_ranks_is_aborted", (_POINTER,), ctypes.c_int32)
         self._beat = kernels.function("twostroke_ranks_beat", (_POINTER,))
         self._beats = kernels.function("twostroke_ranks_beats", (_POINTER, ctypes.c_int32), ctypes.c_uint64)
         self._free = kernels.function("twostroke_ranks_free", (_POINTER,))
         self._memory = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self.address: int | None = new(self._begin, rank, ranks, slot_bytes)
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.address: int | None = new(begin, rank, ranks, slot_bytes)
         """What a native kernel takes as its group; None once it is closed."""
 
     def all_reduce(self, values: torch.Tensor, team: int | None = None) -> None:
@@ -86,29 +85,8 @@ class RankGroup:
         the threads that help.
         """
         assert values.is_contiguous()
-        assert values.dtype in (torch.float32, torch.bfloat16)
-        is_bfloat16 = values.dtype == torch.bfloat16
+        is_bfloat16 = _IS_BFLOAT16[str(values.dtype)]
         self.check(self._reduce(self.address, team, values.data_ptr(), values.numel(), is_bfloat16))
-
-    def partial(self, rows: int, columns: int) -> torch.Tensor:
-        """Return where this rank's next partial sum is best made, float32 [rows, columns] in the shared memory.
-
-        It is valid until `add_partials`. A sum has to fit a slot.
-        """
-        address = self._partial(self.address, rows * columns)
-        assert address is not None, "longer than what the group was made for"
-        return torch.frombuffer(
-            self._memory, dtype=torch.float32, count=rows * columns, offset=address - self._begin
-        ).view(rows, columns)
-
-    def add_partials(self, values: torch.Tensor, team: int | None = None) -> None:
-        """Add the sum of what all ranks have made in their `partial` to contiguous float32 values of its shape.
-
-        As `all_reduce`, without copying.
-        """
-        assert values.is_contiguous()
-        assert values.dtype == torch.float32
-        self.check(self._add_partials(self.address, team, values.data_ptr(), values.numel()))
 
     def gather(self, part: torch.Tensor, columns: int) -> torch.Tensor | None:
         """Return all ranks' parts of a [rows, columns] tensor side by side, to the first rank alone.
@@ -133,10 +111,6 @@ class RankGroup:
         if self.address is not None:
             self._abort(self.address)
 
-    @property
-    def is_aborted(self) -> bool:
-        return self.address is not None and bool(self._is_aborted(self.address))
-
     def beat(self) -> None:
         """Show the others that this process is not frozen."""
         if self.address is not None:
@@ -152,8 +126,7 @@ class RankGroup:
         if address is not None:
             self._free(address)
             os.close(self.fd)
-            with contextlib.suppress(BufferError):  # somebody still has a partial sum: the mapping goes with that
-                self._memory.close()
+            self._memory.close()
 
     def check(self, met: int) -> None:
         """Raises RankLost where a kernel returned another `Met` than ALL."""
@@ -168,7 +141,7 @@ class RankGroup:
 def create_memory(kernels: Kernels, ranks: int, most_bytes: int) -> tuple[int, int]:
     """Return the descriptor of memory for a group of `ranks`, claimed at once, and the bytes of a slot in it.
 
-    `most_bytes`: of the longest sum, which then takes one round if it fits the largest slot; longer ones take several.
+    `most_bytes`: bytes of the longest sum. It takes one round if it fits the largest slot, and several if not.
     Raises OSError where there is not enough memory.
     """
     slot_bytes = -(-min(max(most_bytes, LEAST_SLOT_BYTES), MOST_SLOT_BYTES) // _LINE) * _LINE

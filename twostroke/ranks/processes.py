@@ -27,11 +27,9 @@ from twostroke.kernels.cpu.build import Kernels
 from twostroke.ranks.group import FIRST, RankGroup, create_memory
 from twostroke.ranks.rank import BEAT_S, READY, RankJob, RankStart
 
-FROZEN_S: Final = 2.0
-"""A rank without a beat for this long is lost. It is how long a silent worker is waited for (`--dead-after`)."""
-
 FROZEN_LOADING_S: Final = 60.0
-"""The same for one that loads: imported libraries hold its interpreter for seconds, on a busy machine for longer."""
+"""A rank that loads is lost without a beat for this long: imported libraries hold its interpreter for seconds, and for
+longer on a busy machine."""
 
 GRACE_S: Final = 2.0
 """How long ranks have to end on their own. They do nothing but exit; a frozen one is killed after it."""
@@ -40,7 +38,7 @@ STANDARD_ERROR: Final = 2
 """Its descriptor."""
 
 WHY_S: Final = 1.0
-"""How long to wait until the watching thread knows why a wait was ended. It is woken by the same event."""
+"""How long to wait for the watching thread to find out why waits were ended. The same event wakes that thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +53,7 @@ class _RankProcess:
     is_ready: bool = False
     beats: int = 0
     silent_s: float = 0.0
-    """Time in which it could have shown a beat and did not, not counting what this process itself was late."""
+    """Seconds without a beat. Time by which this process itself was late does not count."""
 
     def ended(self) -> str:
         code = self.process.wait()
@@ -64,7 +62,7 @@ class _RankProcess:
 
 @dataclass(slots=True)
 class _Fate:
-    """What is known of the ranks in common, guarded by its condition."""
+    """What is known of all ranks together, guarded by its condition."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     waited_for: int = 0
@@ -72,7 +70,7 @@ class _Fate:
     lost: ConfigError | RankLost | None = None
 
     def why(self) -> str:
-        """Return why waits were ended, which the watching thread is about to know."""
+        """Return why waits were ended. The watching thread may be a moment from knowing it."""
         with self.changed:
             self.changed.wait_for(lambda: self.lost is not None, WHY_S)
             return "a rank of this worker is lost" if self.lost is None else self.lost.message
@@ -88,14 +86,15 @@ class RankProcesses:
         ranks: int,
         most_bytes: int,
         *,
+        frozen_s: float,
         worker: str = "worker",
         descriptors: Sequence[int] = (),
         on_lost: Callable[[RankLost], None] = lambda error: None,
     ) -> None:
         """Start ranks 1 to `ranks` - 1, which load while the caller does the same.
 
-        `most_bytes`: of the longest sum. `worker`: its name in their logs. `descriptors` are those that the
-        job needs. `on_lost` is called in a thread
+        `most_bytes`: of the longest sum. `frozen_s`: a rank that has loaded is lost without a beat for this long.
+        `worker`: its name in their logs. `descriptors` are those that the job needs. `on_lost` is called in a thread
         when ranks that have loaded are lost. Raises ConfigError where processes or memory cannot be had.
         """
         self._fate = _Fate(waited_for=ranks - 1)
@@ -107,7 +106,7 @@ class RankProcesses:
         library = Path(kernels.library._name)
         of_kernels = library, kernels.variant, kernels.build
         starts = [RankStart(worker, rank, ranks, slot_bytes, memory_fd, *of_kernels, job) for rank in range(1, ranks)]
-        self._watcher = _Watcher(self.group, self._fate, on_lost)
+        self._watcher = _Watcher(self.group, self._fate, frozen_s, on_lost)
         try:
             self._connections = self._watcher.start(starts, (memory_fd, *descriptors))
         except OSError as error:
@@ -138,7 +137,7 @@ class RankProcesses:
         self.group.meet()
 
     def lose(self, reason: str) -> RankLost:
-        """End all ranks, in whose midst this one has failed, and return the error of what was lost first."""
+        """End all ranks because this one has failed. Return the error of what was lost first."""
         return self._watcher.lose(RankLost(reason))
 
     def close(self) -> None:
@@ -150,8 +149,8 @@ class RankProcesses:
 class _Watcher:
     """A thread that is the ranks' parent, since a child's death signal is bound to the thread that made it."""
 
-    def __init__(self, group: RankGroup, fate: _Fate, on_lost: Callable[[RankLost], None]) -> None:
-        self._group, self._fate, self._on_lost = group, fate, on_lost
+    def __init__(self, group: RankGroup, fate: _Fate, frozen_s: float, on_lost: Callable[[RankLost], None]) -> None:
+        self._group, self._fate, self._frozen_s, self._on_lost = group, fate, frozen_s, on_lost
         self._ranks: list[_RankProcess] = []
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = os.pipe()
@@ -250,9 +249,9 @@ class _Watcher:
             beats = self._group.beats(number)
             rank.silent_s = rank.silent_s + passed_s if beats == rank.beats else 0.0
             rank.beats = beats
-            most_s = FROZEN_S if rank.is_ready else FROZEN_LOADING_S
+            most_s = self._frozen_s if rank.is_ready else FROZEN_LOADING_S
             if rank.silent_s > most_s and self._fate.lost is None:
-                self.lose(RankLost(f"{rank.name} is frozen: no sign of life for {most_s:.0f} s"))
+                self.lose(RankLost(f"{rank.name} is frozen: no sign of life for {most_s:g} s"))
 
     def _end_all(self) -> None:
         """Let ranks end, and kill those that do not."""

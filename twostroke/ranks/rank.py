@@ -1,7 +1,7 @@
 """A rank in a process of its own: it loads what its job says, and computes what the first rank sends.
 
-`python -m twostroke.ranks PARENT_PID DESCRIPTOR` is started by `twostroke.ranks.processes`. The process ends with its
-parent, at once and whatever it does or waits for, even where it was stopped.
+`python -m twostroke.ranks PARENT_PID DESCRIPTOR` is started by `twostroke.ranks.processes`. The process ends at
+once when its parent ends, whatever it does or waits for, even if a signal has stopped it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RankStart:
     library: Path
     variant: str
     build: str
-    """Those of `Kernels`: all ranks compute with the same."""
+    """The build and the variant are those of `Kernels`: all ranks compute with the same library."""
     job: RankJob
 
     def join(self) -> RankGroup:

@@ -1,4 +1,4 @@
-"""What the model of one rank asks of the others, as `twostroke.models.ranks.Ranks` says it."""
+"""The sums over ranks that a model asks for: `twostroke.models.ranks.Ranks`, computed by a group of ranks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class RankSums:
         return self._group
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
-        """Return what a step is computed within: the first rank has told it."""
+        """Return an empty context: the first rank has sent this step, and nothing is left to do around it."""
         return contextlib.nullcontext()
 
     def close(self) -> None:
-        """A process of a rank ends without."""
+        """Do nothing: the process of a further rank ends without closing anything."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' parts, [rows, hidden] on each. Raises RankLost."""

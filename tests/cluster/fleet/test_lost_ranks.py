@@ -62,3 +62,5 @@ async def test_streams_are_whole_where_a_rank_of_a_worker_dies_or_freezes(tmp_pa
                 assert has_ended(rank)
             os.close(rank)
         assert mismatches(expected, await answers_of(client, expected)) == []
+        assert cluster.logs().count("engine lost open=") == len(LOST)
+        assert "Traceback" not in cluster.logs(), "the line about the lost engine says all"

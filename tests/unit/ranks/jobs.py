@@ -1,7 +1,8 @@
-"""What ranks do in tests, and a first rank for a process of its own."""
+"""What ranks do in tests, and a first rank for a process of its own. No torch here: each rank would load it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -11,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import load_kernels
 from twostroke.models.catalog.places import cache_dir
@@ -21,28 +20,21 @@ from twostroke.ranks.processes import RankProcesses
 from twostroke.ranks.rank import RankJob
 
 FOREVER_S = 600.0
+FROZEN_S = 1.0
+"""Ten beats: a process that has nothing to do but to beat comes to one of them on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sums(RankJob):
+class Meetings(RankJob):
     """Each step is a call of a function of this module by its name, with the group."""
 
-    scale: float = 1.0
-
     def load(self, group: RankGroup) -> Callable[[Any], None]:
-        steps = {step.__name__: step for step in (add, meet, fail, wait)}
+        steps = {step.__name__: step for step in (meet, fail, wait)}
 
         def compute(batch: tuple[str, float]) -> None:
-            steps[batch[0]](group, batch[1] * self.scale)
+            steps[batch[0]](group, batch[1])
 
         return compute
-
-
-def add(group: RankGroup, value: float) -> torch.Tensor:
-    """Return the sum of value * (rank + 1) over all ranks."""
-    values = torch.full((5,), value * (group.rank + 1))
-    group.all_reduce(values)
-    return values
 
 
 def meet(group: RankGroup, _: float) -> None:
@@ -91,18 +83,23 @@ def main() -> None:
     "hang". The number of ranks is on the command line."""
     kernels = load_kernels(cache_dir() / "kernels")
     assert kernels is not None
-    processes = RankProcesses(kernels, Sums(), int(sys.argv[1]), 0)
+    processes = RankProcesses(kernels, Meetings(), int(sys.argv[1]), 0, frozen_s=FROZEN_S)
     processes.wait_until_ready()
-    print(*_children(), flush=True)
+    print(*pids_of_children(), flush=True)
     for line in sys.stdin:
+        processes.send(("meet", 0))
         if line.strip() == "hang":
-            processes.send(("meet", 0))
             threading.Event().wait()
-        processes.send(("add", 1.0))
-        print(add(processes.group, 1.0)[0].item(), flush=True)
+        processes.group.meet()
         processes.finish()
+        print("computed", flush=True)
     processes.close()
 
 
-def _children() -> list[str]:
-    return [pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()]
+def pids_of_children() -> set[int]:
+    """Return the children of this process, zombies among them."""
+    pids: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            pids.update(map(int, (task / "children").read_text().split()))
+    return pids

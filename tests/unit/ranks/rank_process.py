@@ -1,12 +1,15 @@
-"""A rank of a group in a process of its own: `python -m tests.unit.ranks.rank_process FD RANK RANKS SLOT_BYTES`.
+"""Groups of ranks, each rank a process: `python -m tests.unit.ranks.rank_process RANKS...`, one group after the other.
 
-It runs all jobs in turn, and writes the job and the digest of every tensor that it got to stdout, one a line, or
-`RankLost` where its waits were ended.
+Ranks are forks of one process, which has loaded torch once for all of them. Each runs all jobs in turn, and writes a
+line for every tensor that it got: the ranks of its group, its own, the job, and the digest, or `RankLost` where its
+waits were ended.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 import random
 import sys
 import time
@@ -14,10 +17,11 @@ from collections.abc import Iterator
 
 import torch
 
+from tests.rank_partials import SharedPartials
 from twostroke.errors import RankLost
-from twostroke.kernels.cpu.build import load_kernels
+from twostroke.kernels.cpu.build import Kernels, load_kernels
 from twostroke.models.catalog.places import cache_dir
-from twostroke.ranks.group import RankGroup
+from twostroke.ranks.group import RankGroup, create_memory
 
 SUMS = (1, 7, 8, 63, 1000, 16_384, 16_385, 100_003)
 """Lengths of sums: odd ones, and ones of a slot of 64 KiB in float32, one more, and several slots."""
@@ -57,10 +61,11 @@ def sums(group: RankGroup) -> Iterator[torch.Tensor]:
 
 def partials(group: RankGroup) -> Iterator[torch.Tensor]:
     """Partial sums made in the shared memory, added to what is there."""
+    shared = SharedPartials(loaded_kernels(), group)
     for seed, count in enumerate(SUMS[:6]):
-        group.partial(1, count)[0] = partial(seed, group.rank, count, torch.float32)
+        shared.next(count)[:] = partial(seed, group.rank, count, torch.float32)
         values = partial(seed, RESIDUAL, count, torch.float32)
-        group.add_partials(values)
+        shared.add(values)
         yield values
 
 
@@ -105,17 +110,46 @@ def forever(group: RankGroup) -> Iterator[torch.Tensor]:
 JOBS = (sums, partials, gathers, many, forever)
 
 
-def main() -> None:
-    fd, rank, ranks, slot_bytes = map(int, sys.argv[1:])
+@functools.cache
+def loaded_kernels() -> Kernels:
     kernels = load_kernels(cache_dir() / "kernels")
     assert kernels is not None
-    group = RankGroup(kernels, fd, rank, ranks, slot_bytes)
+    return kernels
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    loaded_kernels()
+    for ranks in map(int, sys.argv[1:]):
+        fd, slot_bytes = create_memory(loaded_kernels(), ranks, 0)
+        pids = [_forked(fd, rank, ranks, slot_bytes) for rank in range(ranks)]
+        os.close(fd)
+        assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * ranks
+
+
+def _forked(fd: int, rank: int, ranks: int, slot_bytes: int) -> int:
+    """Return the pid of a process that is a rank."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            _run(RankGroup(loaded_kernels(), fd, rank, ranks, slot_bytes))
+            status = 0
+        finally:
+            os._exit(status)
+    return pid
+
+
+def _run(group: RankGroup) -> None:
+    def say(job: str, what: str) -> None:
+        os.write(1, f"{group.ranks} {group.rank} {job} {what}\n".encode())  # whole lines, beside those of others
+
     for job in JOBS:
         try:
             for tensor in job(group):
-                print(job.__name__, digest_of(tensor))
+                say(job.__name__, digest_of(tensor))
         except RankLost:
-            print(job.__name__, "RankLost")
+            say(job.__name__, "RankLost")
     group.close()
 
 

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.ranks.jobs import CannotLoad, LoadsForever, Sums, WritesTo, add, fail, meet
+from tests.unit.ranks.jobs import FROZEN_S, CannotLoad, LoadsForever, Meetings, WritesTo, fail, meet, pids_of_children
+from tests.unit.ranks.sums_job import Sums, add
 from twostroke.errors import ConfigError, RankLost
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.ranks import processes as processes_module
-from twostroke.ranks.processes import FROZEN_S, RankProcesses
+from twostroke.ranks.processes import RankProcesses
 from twostroke.ranks.rank import RankJob
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,17 +34,13 @@ def running(
 ) -> Iterator[tuple[RankProcesses, list[RankLost]]]:
     """Yield the ranks, and what is told of their loss."""
     lost: list[RankLost] = []
-    processes = RankProcesses(kernels, job or Sums(), ranks, 0, descriptors=descriptors, on_lost=lost.append)
+    processes = RankProcesses(
+        kernels, job or Meetings(), ranks, 0, frozen_s=FROZEN_S, descriptors=descriptors, on_lost=lost.append
+    )
     try:
         yield processes, lost
     finally:
         processes.close()
-
-
-def pids_of_children() -> set[int]:
-    """Return the children of this process, zombies among them."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
 
 
 def wait_for(what: list[RankLost]) -> RankLost:
@@ -58,15 +55,15 @@ def is_named(error: RankLost, rank: int, ranks: int, pid: int, what: str) -> boo
     return error.message == f"rank {rank} of {ranks} (pid {pid}) {what}"
 
 
-DIED, FROZEN = "died: signal 9", f"is frozen: no sign of life for {FROZEN_S:.0f} s"
+DIED, FROZEN = "died: signal 9", f"is frozen: no sign of life for {FROZEN_S:g} s"
 BROKEN = pytest.mark.parametrize(("number", "what"), [(signal.SIGKILL, DIED), (signal.SIGSTOP, FROZEN)])
 
 
 def test_all_ranks_compute_the_steps_that_the_first_one_sends(kernels: Kernels) -> None:
-    with running(kernels, 3) as (processes, lost):
+    with running(kernels, 3, Sums()) as (processes, lost):
         processes.wait_until_ready()
         for value in (1.0, 2.0, 5.0):
-            processes.send(("add", value))
+            processes.send(value)
             assert add(processes.group, value).tolist() == [6 * value] * 5
             processes.finish()
         assert not lost
@@ -85,7 +82,7 @@ def test_a_rank_that_dies_or_freezes_between_steps_ends_all_and_is_named(
         with pytest.raises(RankLost, match=re.escape(what)):
             processes.group.meet()
         with pytest.raises(RankLost, match=re.escape(what)):
-            processes.send(("add", 1.0))
+            processes.send(("meet", 1.0))
     assert pids_of_children() == before
 
 
@@ -228,7 +225,7 @@ def test_a_first_rank_that_was_stopped_itself_blames_nobody() -> None:
         assert process.stdout is not None
         for _ in range(2):
             say(process, "step")
-            assert process.stdout.readline() == "3.0\n"
+            assert process.stdout.readline() == "computed\n"
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(WAIT_S) == 0

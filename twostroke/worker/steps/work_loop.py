@@ -235,7 +235,11 @@ class WorkLoop:
 
         Raises EngineLost if the engine is at fault.
         """
-        log.error("step failed sequences=%d tokens=%d", step.batch.sequences, len(step.batch.tokens), exc_info=error)
+        # Where an engine is lost by no fault of this process, the line at the end of its epoch says all.
+        if not isinstance(error, EngineLost) or error.__cause__ is not None:
+            log.error(
+                "step failed sequences=%d tokens=%d", step.batch.sequences, len(step.batch.tokens), exc_info=error
+            )
         try:
             await self._check.examine(error)
             failed = await self._run_parts(step, role)

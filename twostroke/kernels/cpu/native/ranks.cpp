@@ -184,8 +184,6 @@ TWOSTROKE_EXPORT int32_t twostroke_ranks_meet(RankGroup *group) {
 
 TWOSTROKE_EXPORT void twostroke_ranks_abort(RankGroup *group) { group->abort(); }
 
-TWOSTROKE_EXPORT int32_t twostroke_ranks_is_aborted(const RankGroup *group) { return group->is_aborted(); }
-
 TWOSTROKE_EXPORT void twostroke_ranks_beat(RankGroup *group) { group->beat(); }
 
 TWOSTROKE_EXPORT uint64_t twostroke_ranks_beats(const RankGroup *group, int32_t rank) { return group->beats(rank); }
