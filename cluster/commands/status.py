@@ -75,7 +75,9 @@ class WorkerLine:
     kernels_reason: str
     """Why this one."""
     threads: int
-    """Compute threads; 0 where there are no kernels."""
+    """Compute threads in all ranks; 0 where there are no kernels."""
+    ranks: int
+    """Processes that compute together; 0 where there are no kernels."""
     running: int
     waiting: int
     queued_tokens: int
@@ -164,6 +166,7 @@ def _line(entry: control_pb2.WorkerLoad) -> WorkerLine:
         kernels=entry.server.kernels.variant,
         kernels_reason=entry.server.kernels.reason,
         threads=entry.server.kernels.threads,
+        ranks=entry.server.kernels.ranks,
         running=load.running,
         waiting=load.waiting,
         queued_tokens=load.queued_tokens,
@@ -278,7 +281,8 @@ def _memory(line: WorkerLine) -> str:
 
 
 def _kernels(line: WorkerLine) -> str:
-    """Describe what computes as "avx512_bf16 on 2 threads (measured)"."""
+    """Describe what computes as "avx512_bf16 on 2 threads of 2 ranks (measured)"; one rank is not named."""
     if not line.kernels:
         return "-"
-    return f"{line.kernels} on {line.threads} thread{'s' * (line.threads != 1)} ({line.kernels_reason})"
+    ranks = f" of {line.ranks} ranks" if line.ranks > 1 else ""
+    return f"{line.kernels} on {line.threads} thread{'s' * (line.threads != 1)}{ranks} ({line.kernels_reason})"

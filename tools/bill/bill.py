@@ -11,7 +11,7 @@ from tools.bill.forms import FormBill, form_bills
 from tools.bill.log import LogBill, read_log
 from tools.bill.measure import Measured, known_bandwidth, measured
 from tools.bill.mixed import MixedBill, mixed_bills
-from tools.bill.model import BilledModel, billed_model
+from tools.bill.model import BilledModel, RankedWorker, billed_model
 from tools.bill.options import BillFlags
 from tools.bill.tiers import break_even_pages
 from twostroke.errors import ConfigError
@@ -122,6 +122,7 @@ def as_json(bill: Bill) -> dict[str, Any]:
         "weight_bytes": bill.model.weights.total,
         "step_weight_bytes": bill.model.weights.step,
         "working_bytes": bill.model.working_bytes,
+        "ranks": [_ranked_json(worker) for worker in bill.model.ranked],
         "draft": _draft_json(bill.draft),
         "forms": forms,
         "requests": [_request_json(bill, tokens) for tokens in bill.lengths],
@@ -131,6 +132,11 @@ def as_json(bill: Bill) -> dict[str, Any]:
         "log": _log_json(bill),
         "advice": list(bill.advice()),
     }
+
+
+def _ranked_json(worker: RankedWorker) -> dict[str, Any]:
+    ranks = [{"weight_bytes": rank.weights.total, "working_bytes": rank.working_bytes} for rank in worker.ranks]
+    return {"role": worker.role, "ranks": ranks, "sums_bytes": worker.sums_bytes}
 
 
 def _draft_json(draft: BilledDraft | None) -> dict[str, Any] | None:

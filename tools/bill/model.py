@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tools.bill.options import BillFlags, ModelFlags
-from twostroke.config import PACED_PREFIX, ScheduleConfig
+from twostroke.config import PACED_PREFIX, ModelConfig, Role, ScheduleConfig
+from twostroke.config.worker import ranks_of
 from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.engine.paced_runner import PacedSpec
+from twostroke.engine.rank_build import SUM_BYTES
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import PageShape, check_latents, page_form
 from twostroke.kv_cache.groups import groups_apart
@@ -26,8 +28,14 @@ from twostroke.models.memory_needs import (
     weights_on_cpu,
     working_bytes,
 )
+from twostroke.models.share import shares_of
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.model_files import GGUF_SUFFIX, LayoutOf, layouts_in, layouts_of_gguf
+from twostroke.ranks.group import slot_bytes_for
+
+EVERY = "every worker"
+LOGIT_BYTES = 4
+"""Bytes of a logit that a rank sends to the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,39 @@ class LayerGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class BilledRank:
+    """What one process of a worker holds beside pages."""
+
+    weights: WeightBytes
+    working_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights.total + self.working_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankedWorker:
+    """A worker of several processes, or of one beside others that have several."""
+
+    role: str
+    ranks: tuple[BilledRank, ...]
+    sums_bytes: int
+    """Memory in which ranks meet."""
+
+    @property
+    def weights(self) -> WeightBytes:
+        """What all ranks hold, and what they read for one step."""
+        return WeightBytes(
+            sum(rank.weights.total for rank in self.ranks), sum(rank.weights.step for rank in self.ranks)
+        )
+
+    @property
+    def working_bytes(self) -> int:
+        return sum(rank.working_bytes for rank in self.ranks) + self.sums_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class BilledModel:
     """A model and how one worker holds it."""
 
@@ -68,7 +109,11 @@ class BilledModel:
     weights: WeightBytes
     weights_kind: str
     working_bytes: int
-    """For the activations and logits of one step, the process and its libraries."""
+    """For the activations and logits of one step, the process and its libraries; of all ranks of a decode worker."""
+    ranked: tuple[RankedWorker, ...] = ()
+    """A worker of each role, or of every one, where some have several ranks."""
+    one_rank_bytes: int = 0
+    """What a worker of one rank would hold beside pages, where some have several."""
 
     def page_bytes(self, form: str, block_size: int) -> int:
         if not self.groups:
@@ -99,7 +144,21 @@ def billed_model(flags: BillFlags) -> BilledModel:
     layouts = _layouts_of(model)
     weights, kind = weights_of(spec, model, layouts, on_gpu=on_gpu)
     working = _working_on_gpu(spec, model, has_codes=layouts is not None) if on_gpu else _working_on_cpu(spec, model)
-    return BilledModel(model.model, longest, groups, 0, spec.has_key_bias, weights, kind, working)
+    one = BilledModel(model.model, longest, groups, 0, spec.has_key_bias, weights, kind, working)
+    return _with_ranks(one, spec, model, layouts) if model.config.ranks_by_flag else one
+
+
+def _with_ranks(one: BilledModel, spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None) -> BilledModel:
+    """Return the bill of workers with the ranks that are asked for, of that of a worker with one."""
+    prefill, decode = (_ranked(role, spec, model, layouts) for role in (Role.PREFILL, Role.DECODE))
+    are_alike = len(prefill.ranks) == len(decode.ranks)
+    return replace(
+        one,
+        weights=decode.weights,
+        working_bytes=decode.working_bytes,
+        ranked=(replace(decode, role=EVERY),) if are_alike else (prefill, decode),
+        one_rank_bytes=one.weights.total + one.working_bytes,
+    )
 
 
 def _groups_of(spec: ModelSpec, flags: BillFlags) -> tuple[LayerGroup, ...]:
@@ -162,13 +221,37 @@ def weights_of(
     return weights_on_cpu(spec, model.dtype, layouts, is_int8=model.weights == "int8")
 
 
+def _ranked(role: Role, spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None) -> RankedWorker:
+    """Bill a worker rank by rank. Raises ConfigError where they cannot share out the model."""
+    ranks, named = ranks_of(model.config, role), None
+    if layouts is not None and spec.generic is None:
+        from twostroke.models.families.table import layouts_named  # loads torch
+
+        named = layouts_named(layouts, spec)
+    shares = shares_of(spec, ranks, named, is_int8=model.weights == "int8", flag=_flag_of(model.config, role))
+    billed = [
+        BilledRank(weights_of(share, model, layouts, on_gpu=False)[0], _working_on_cpu(share, model))
+        for share in shares
+    ]
+    most_bytes = _schedule(model).step_tokens() * spec.hidden_size * SUM_BYTES
+    return RankedWorker(
+        f"a {role.value} worker", tuple(billed), 2 * ranks * slot_bytes_for(most_bytes) if ranks > 1 else 0
+    )
+
+
+def _flag_of(config: ModelConfig, role: Role) -> str:
+    own = config.prefill_tp if role is Role.PREFILL else config.decode_tp
+    return "--tp" if own is None else f"--{role.value}-tp"
+
+
 def _schedule(model: ModelFlags) -> ScheduleConfig:
     return ScheduleConfig(max_num_seqs=model.max_num_seqs)
 
 
 def _working_on_cpu(spec: ModelSpec, model: ModelFlags) -> int:
     tokens = _schedule(model).step_tokens()
-    logits = model.max_num_seqs * spec.vocab_size * DRAW_BYTES
+    is_first = spec.share is None or spec.share.rank == 0
+    logits = model.max_num_seqs * (spec.vocab_size * DRAW_BYTES if is_first else len(spec.vocabulary) * LOGIT_BYTES)
     return HOST_PROCESS_BYTES + step_bytes(spec.hidden_size, spec.widest_mlp, tokens=tokens) + logits
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from cluster.flags.checks import field_of
 from tools.bill.chains import Answers
 from tools.output import ReportFiles
-from twostroke.config import DEFAULT_MODEL, PACED_PREFIX
+from twostroke.config import DEFAULT_MODEL, PACED_PREFIX, ModelConfig
 from twostroke.config.cache import HOST_CACHE_BYTES, check_exact_layers, form_name, size_text
+from twostroke.config.model import decode_tp_setting, prefill_tp_setting, tp_setting
 from twostroke.config.schedule import check_draft_cache, draft_cache_setting, draft_model_setting
 from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
@@ -29,10 +30,20 @@ class ModelFlags(Settings):
         None, least=1, unit="TOKENS", help="most tokens of a request", default_text="what the model was made for"
     )
     max_num_seqs: int = setting(64, least=1, help="most sequences that hold pages at once on one worker")
+    tp: int = tp_setting()
+    prefill_tp: int | None = prefill_tp_setting()
+    decode_tp: int | None = decode_tp_setting()
 
     def model_post_init(self, _context: Any) -> None:
         if self.weights == "int8" and self.dtype != "bfloat16":
             raise ConfigError(f"--weights int8 needs --dtype bfloat16, got {self.dtype}", field="weights")
+        _ = self.config
+
+    @property
+    def config(self) -> ModelConfig:
+        """The config of a worker, as far as the bill knows it. Raises ConfigError for what no worker can have."""
+        said = {name: getattr(self, name) for name in ("model", "dtype", "weights", "tp", "prefill_tp", "decode_tp")}
+        return ModelConfig(**said)
 
     @property
     def is_paced(self) -> bool:
@@ -160,6 +171,11 @@ class BillFlags(Settings):
                 "--measure measures this machine's CPU, and --device-memory bills a GPU: leave one of them away",
                 field="measure",
             )
+        for flag, ranks in self.model.config.ranks_by_flag:
+            if self.memory.device_memory_bytes is not None:
+                raise ConfigError(f"{flag} {ranks} is billed on CPUs only: leave --device-memory away", field=flag)
+            if self.machine.measure:
+                raise ConfigError(f"{flag} {ranks}: --measure measures workers of one rank", field=flag)
         if self.model.weights == "int8" and self.memory.device_memory_bytes is not None:
             raise ConfigError("--weights int8 is for CPUs: leave --device-memory away", field="weights")
         check_exact_layers(self.memory.kv_exact_layers, self._number_format)

@@ -51,10 +51,12 @@ def heading(bill: Bill) -> str:
 def tables(bill: Bill) -> list[tuple[str, Grid]]:
     """Return all tables that there is something for, each with its title."""
     found = [
-        ("Memory of one worker", memory_grid(bill)),
+        ("Memory of one worker" if len(bill.model.ranked) < 2 else "Memory of one decode worker", memory_grid(bill)),
         ("Pages by form", forms_grid(bill)),
         (f"Requests, pages in {bill.flags.form}", requests_grid(bill)),
     ]
+    if bill.model.ranked:
+        found.insert(1, ("Ranks of a worker", ranks_grid(bill)))
     if bill.model.groups:
         found.insert(1, ("Bytes per token, by group of layers", groups_grid(bill)))
     if bill.mixed:
@@ -83,6 +85,18 @@ def memory_grid(bill: Bill) -> Grid:
         ("part", "bytes", "size", "what"),
         [text_row((part, f"{count}", size(count), what)) for part, count, what in rows],
     )
+
+
+def ranks_grid(bill: Bill) -> Grid:
+    """Rows are the processes of a worker of each role."""
+    rows = []
+    for worker in bill.model.ranked:
+        for number, rank in enumerate(worker.ranks):
+            parts = (rank.weights.total, rank.working_bytes, rank.total_bytes)
+            rows.append(text_row((worker.role, f"{number}", *map(size, parts))))
+        sums = worker.weights.total + worker.working_bytes
+        rows.append(text_row((worker.role, "all", *map(size, (worker.weights.total, worker.working_bytes, sums)))))
+    return text_grid(("worker", "rank", "weights", "working set", "together"), rows)
 
 
 def _draft_rows(draft: BilledDraft) -> list[tuple[str, int, str]]:
@@ -306,6 +320,13 @@ def notes(bill: Bill) -> list[str]:
         longer = sum(length > bill.model.longest for length in bill.log.lengths)
         if longer:
             found.append(f"{longer} requests of the log are longer than {bill.model.longest} tokens: they are refused")
+    for worker in bill.model.ranked:
+        if len(worker.ranks) > 1:
+            more = worker.weights.total + worker.working_bytes - bill.model.one_rank_bytes
+            found.append(
+                f"{len(worker.ranks)} ranks of {worker.role} take {size(more)} more than one rank would: each is a "
+                "process and has the whole embedding; pages are there once"
+            )
     if bill.bytes_per_s is None and bill.model.weights.step:
         said = "" if bill.on_gpu else ", or measure this machine with --measure"
         found.append(f"the decode ceiling is not known: give --bandwidth GB/S{said}")

@@ -16,6 +16,35 @@ IMPLEMENTATIONS = (AUTO, "twostroke", TRANSFORMERS)
 """What --model-impl takes: the owner of the code that computes a model."""
 
 
+def tp_setting() -> Any:
+    """Return the setting of a worker's ranks, for every config that has it."""
+    return setting(
+        1,
+        least=1,
+        most=MOST_RANKS,
+        unit="RANKS",
+        help="processes of each worker, all on one host, that share out the heads, MLPs, experts and vocabulary of the "
+        "model (tensor parallelism); each has its own --threads",
+    )
+
+
+def prefill_tp_setting() -> Any:
+    """Return the same of prefill workers alone."""
+    return setting(
+        None,
+        least=1,
+        most=MOST_RANKS,
+        unit="RANKS",
+        help="--tp of prefill workers; where decode workers have another, pages are regrouped on the way",
+        default_text="as --tp",
+    )
+
+
+def decode_tp_setting() -> Any:
+    """Return the same of decode workers alone."""
+    return setting(None, least=1, most=MOST_RANKS, unit="RANKS", help="--tp of decode workers", default_text="as --tp")
+
+
 class ModelConfig(Settings):
     model: str = setting(
         DEFAULT_MODEL,
@@ -54,25 +83,9 @@ class ModelConfig(Settings):
         help="device that computes; auto: CUDA where there is a device, else the CPU",
     )
 
-    tp: int = setting(
-        1,
-        least=1,
-        most=MOST_RANKS,
-        unit="RANKS",
-        help="processes of each worker, all on one host, that share out the heads, MLPs, experts and vocabulary of the "
-        "model (tensor parallelism); each has its own --threads",
-    )
-    prefill_tp: int | None = setting(
-        None,
-        least=1,
-        most=MOST_RANKS,
-        unit="RANKS",
-        help="--tp of prefill workers; where decode workers have another, pages are regrouped on the way",
-        default_text="as --tp",
-    )
-    decode_tp: int | None = setting(
-        None, least=1, most=MOST_RANKS, unit="RANKS", help="--tp of decode workers", default_text="as --tp"
-    )
+    tp: int = tp_setting()
+    prefill_tp: int | None = prefill_tp_setting()
+    decode_tp: int | None = decode_tp_setting()
 
     def model_post_init(self, _context: Any) -> None:
         if self.weights == "int8" and self.dtype != "bfloat16":

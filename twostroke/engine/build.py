@@ -115,7 +115,9 @@ class KernelsInUse:
     reason: str
     """Why this one."""
     threads: int
-    """Threads of the worker's own."""
+    """Threads of the worker's own, in all ranks."""
+    ranks: int = 1
+    """Processes that compute together."""
 
 
 class Neighbours(Protocol):
@@ -228,7 +230,9 @@ def _build_on_cpu(
         conversion = _in_pieces(conversion)
     apart = GROUPS_APART if len(groups) > 1 else ""
     fingerprint = f"{facts.fingerprint}{apart}{NATIVE_ORDER if has_pieces else ''}{arithmetic}"
-    in_use = KernelsInUse(*variant_and_reason(built.runner.kernels), config.runtime.threads * config.ranks)
+    in_use = KernelsInUse(
+        *variant_and_reason(built.runner.kernels), config.runtime.threads * config.ranks, config.ranks
+    )
     is_packed, with_head = built.runner.has_packed_weights, config.can_sample
     uses = [
         weights_use(config.model, each, model_dir, is_packed=is_packed, with_head=with_head) for each in plan.shares

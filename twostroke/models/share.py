@@ -68,6 +68,26 @@ def cut_by_columns(spec: ModelSpec) -> Iterator[tuple[str, int]]:
             yield f"{prefix}.mlp.shared_expert.down_proj.weight", _shared_width(spec)
 
 
+def shares_of(
+    spec: ModelSpec, ranks: int, layout_of: LayoutOf | None, *, is_int8: bool, flag: str = "--tp"
+) -> tuple[ModelSpec, ...]:
+    """Return the share that each rank has of a model; the model itself where there is one rank.
+
+    `layout_of`: as `mlp_unit_of` says. Raises ConfigError, naming `flag`, where the model or its quantised matrices
+    cannot be shared out so.
+    """
+    if ranks == 1:
+        return (spec,)
+    unit = mlp_unit_of(spec, layout_of, is_int8=is_int8)
+    shares = tuple(share_of(spec, rank, ranks, flag, mlp_unit=unit) for rank in range(ranks))
+    for share in shares:
+        if layout_of is not None:
+            own = layouts_of_share(layout_of, share)
+            for name, _ in cut_by_columns(spec):
+                own(name)  # raises where it would end amid what belongs together
+    return shares
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """How ranks share out the rows or columns of one tensor."""

@@ -138,13 +138,18 @@ class RankGroup:
         raise AssertionError(f"rank {self.rank} of {self.ranks} came with other sizes than another rank")
 
 
+def slot_bytes_for(most_bytes: int) -> int:
+    """Return the bytes of a slot, of which each rank has two, for sums of so many bytes at most."""
+    return -(-min(max(most_bytes, LEAST_SLOT_BYTES), MOST_SLOT_BYTES) // _LINE) * _LINE
+
+
 def create_memory(kernels: Kernels, ranks: int, most_bytes: int) -> tuple[int, int]:
     """Return the descriptor of memory for a group of `ranks`, claimed at once, and the bytes of a slot in it.
 
     `most_bytes`: bytes of the longest sum. It takes one round if it fits the largest slot, and several if not.
     Raises OSError where there is not enough memory.
     """
-    slot_bytes = -(-min(max(most_bytes, LEAST_SLOT_BYTES), MOST_SLOT_BYTES) // _LINE) * _LINE
+    slot_bytes = slot_bytes_for(most_bytes)
     size = kernels.function("twostroke_ranks_bytes", (ctypes.c_int32, _NUMBER), _NUMBER)
     fd = os.memfd_create("twostroke-ranks", os.MFD_CLOEXEC)
     try:

@@ -110,10 +110,14 @@ class WorkerMetrics:
     def computes_with(self, kernels: KernelsInUse | None) -> None:
         """Report what computes the steps on a CPU, and why; nothing where a device computes, or nothing does."""
         gauge = Gauge(
-            "twostroke_kernels_info", "Always 1.", ("role", "variant", "reason", "threads"), registry=self.registry
+            "twostroke_kernels_info",
+            "Always 1.",
+            ("role", "variant", "reason", "threads", "ranks"),
+            registry=self.registry,
         )
         if kernels is not None:
-            gauge.labels(self._role, kernels.variant, kernels.reason, str(kernels.threads)).set(1)
+            numbers = str(kernels.threads), str(kernels.ranks)
+            gauge.labels(self._role, kernels.variant, kernels.reason, *numbers).set(1)
 
     def of_tiers(self) -> TierMetrics:
         """Return the metrics of the lower tiers; called once."""

@@ -28,8 +28,8 @@ def samples(kernels: KernelsInUse | None) -> list[str]:
 
 
 def test_the_kernels_in_use_are_one_series_and_none_where_a_device_computes() -> None:
-    assert samples(KernelsInUse("avx512_bf16", "measured", 2)) == [
-        'twostroke_kernels_info{reason="measured",role="decode",threads="2",variant="avx512_bf16"} 1.0'
+    assert samples(KernelsInUse("avx512_bf16", "measured", 4, ranks=2)) == [
+        'twostroke_kernels_info{ranks="2",reason="measured",role="decode",threads="4",variant="avx512_bf16"} 1.0'
     ]
     assert samples(None) == []
 

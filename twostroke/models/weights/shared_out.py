@@ -12,7 +12,7 @@ from twostroke.errors import ConfigError
 from twostroke.kernels.stored import Matrix, StoredMatrix
 from twostroke.kv_cache.form import RankedForm
 from twostroke.models.families.table import layouts_named, named
-from twostroke.models.share import Cut, cut_by_columns, cut_layout, cut_of, layouts_of_share, mlp_unit_of, share_of
+from twostroke.models.share import Cut, cut_by_columns, cut_layout, cut_of, shares_of
 from twostroke.models.spec import ModelSpec, Share
 from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.stored.model_files import LayoutOf, layouts_in
@@ -22,22 +22,8 @@ from twostroke.models.weights.tensors import WeightSource
 def shares_in(
     directory: Path, spec: ModelSpec, ranks: int, *, is_int8: bool, flag: str = "--tp"
 ) -> tuple[ModelSpec, ...]:
-    """Return the share that each rank has of the model in a directory; the model itself where there is one rank.
-
-    Reads headers alone. Raises ConfigError, naming `flag`, where the model or its quantised matrices cannot be shared
-    out so.
-    """
-    if ranks == 1:
-        return (spec,)
-    layouts = _layouts(directory, spec)
-    unit = mlp_unit_of(spec, layouts, is_int8=is_int8)
-    shares = tuple(share_of(spec, rank, ranks, flag, mlp_unit=unit) for rank in range(ranks))
-    for share in shares:
-        if layouts is not None:
-            own = layouts_of_share(layouts, share)
-            for name, _ in cut_by_columns(spec):
-                own(name)  # raises where it would end amid what belongs together
-    return shares
+    """Return the share that each rank has of the model in a directory, as `shares_of` does. Reads headers alone."""
+    return shares_of(spec, ranks, None if ranks == 1 else _layouts(directory, spec), is_int8=is_int8, flag=flag)
 
 
 def check_orders(directory: Path, share: ModelSpec) -> None:

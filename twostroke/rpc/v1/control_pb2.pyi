@@ -78,14 +78,16 @@ class MemoryUse(_message.Message):
     def __init__(self, part: _Optional[str] = ..., billed_bytes: _Optional[int] = ..., measured_bytes: _Optional[int] = ...) -> None: ...
 
 class KernelsInfo(_message.Message):
-    __slots__ = ("variant", "reason", "threads")
+    __slots__ = ("variant", "reason", "threads", "ranks")
     VARIANT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     variant: str
     reason: str
     threads: int
-    def __init__(self, variant: _Optional[str] = ..., reason: _Optional[str] = ..., threads: _Optional[int] = ...) -> None: ...
+    ranks: int
+    def __init__(self, variant: _Optional[str] = ..., reason: _Optional[str] = ..., threads: _Optional[int] = ..., ranks: _Optional[int] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()

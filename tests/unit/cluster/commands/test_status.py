@@ -16,15 +16,20 @@ def worker(kernels: control_pb2.KernelsInfo | None) -> control_pb2.WorkerLoad:
 
 
 @pytest.mark.parametrize(
-    ("threads", "shown"), [(1, "avx2 on 1 thread (only one)"), (2, "avx2 on 2 threads (only one)")]
+    ("threads", "ranks", "shown"),
+    [
+        (1, 1, "avx2 on 1 thread (only one)"),
+        (2, 1, "avx2 on 2 threads (only one)"),
+        (4, 2, "avx2 on 4 threads of 2 ranks (only one)"),
+    ],
 )
 def test_status_shows_what_computes_on_how_many_threads_and_why(
-    capsys: pytest.CaptureFixture[str], threads: int, shown: str
+    capsys: pytest.CaptureFixture[str], threads: int, ranks: int, shown: str
 ) -> None:
-    line = _line(worker(control_pb2.KernelsInfo(variant="avx2", reason="only one", threads=threads)))
+    line = _line(worker(control_pb2.KernelsInfo(variant="avx2", reason="only one", threads=threads, ranks=ranks)))
     assert (line.kernels, line.kernels_reason, line.threads) == ("avx2", "only one", threads)
     _print_tables(MODEL, [], [line])
-    assert shown in capsys.readouterr().out
+    assert shown in " ".join(capsys.readouterr().out.split())
 
 
 def test_status_shows_no_kernels_where_a_device_computes(capsys: pytest.CaptureFixture[str]) -> None:

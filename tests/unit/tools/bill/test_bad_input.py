@@ -31,6 +31,8 @@ BAD_FLAGS = [
     (["--weights", "int3"], "--weights"),
     (["--weights", "int8", "--dtype", "float32"], "--weights int8 needs --dtype bfloat16"),
     (["--weights", "int8", "--device-memory", "8G"], "--weights int8 is for CPUs"),
+    (["--tp", "2"], "--tp 2: a paced model computes nothing"),
+    (["--tp", "0"], "--tp must be"),
     (["--kv-format", "int2"], "--kv-format"),
     (["--kv-exact-layers", "2"], "--kv-exact-layers 2 is for --kv-format int4, and pages hold bfloat16"),
     (["--kv-exact-layers=-2", "--kv-format", "int4"], "--kv-exact-layers must be 0 (none) or more"),

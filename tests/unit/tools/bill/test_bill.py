@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 
 from tests.unit.engine.tiny import TINY, save_tiny
 from tests.unit.models.family_configs import CONFIGS
+from tests.unit.models.test_registry import SIZES, saved
 from tests.unit.scheduler.bench import Bench
 from tools.bill.bill import make_bill
 from tools.bill.measure import disk_cost, host_cost
@@ -30,6 +31,9 @@ from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import FORMS, Conversion
 from twostroke.kv_cache.pool_size import PoolSize
 from twostroke.kv_cache.tier import Group
+from twostroke.models.memory_needs import HOST_PROCESS_BYTES, packed_weights
+from twostroke.models.registry import read_spec
+from twostroke.models.share import shares_of
 from twostroke.request import SamplingParams
 from twostroke.scheduler.cost import StepCost
 from twostroke.worker.tiers.opening import share_of
@@ -59,6 +63,29 @@ def test_pages_and_bytes_are_those_of_a_built_worker(tiny: Path, dtype: str, blo
     assert bill.chosen.size == PoolSize(built.model.pages, built.model.page_bytes, built.model.block_size)
     assert bill.chosen.pool_bytes == built.memory.total_bytes  # type: ignore[attr-defined]  # a worker on a CPU
     built.close()
+
+
+def test_ranks_are_billed_one_by_one_and_beside_a_worker_that_computes_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(LlamaConfig(**SIZES), tmp_path)
+    one = make_bill(flags(str(tmp_path))).model
+    bill = make_bill(flags(str(tmp_path), decode_tp=2))
+    prefill, decode = bill.model.ranked
+    assert [(each.weights, each.working_bytes) for each in prefill.ranks] == [(one.weights, one.working_bytes)]
+    shares = shares_of(read_spec(tmp_path), 2, None, is_int8=False)
+    assert [rank.weights for rank in decode.ranks] == [packed_weights(share, is_int8=False) for share in shares]
+    assert bill.model.weights.total == sum(rank.weights.total for rank in decode.ranks)
+    first, second = (rank.working_bytes for rank in decode.ranks)
+    assert HOST_PROCESS_BYTES < second < first < one.working_bytes
+    together = first + second + decode.sums_bytes + bill.model.weights.total
+    more_mib = (together - one.weights.total - one.working_bytes) / MIB
+    assert main(["bill", "--model", str(tmp_path), "--decode-tp", "2"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"2 ranks of a decode worker take {more_mib:.1f} MiB more than one rank would" in said
+    assert main(["bill", "--model", str(tmp_path), "--tp", "2", "--json", "-"]) == 0
+    (every,) = json.loads(capsys.readouterr().out)["ranks"]
+    assert [rank["working_bytes"] for rank in every["ranks"]] == [first, second]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
