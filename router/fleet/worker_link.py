@@ -121,7 +121,8 @@ class TokenStream:
         if self.next_position == 0 and entry.HasField("prompt_logprobs"):
             scores = prompt_logprobs_from_message(entry.prompt_logprobs)
         lifetime = dict(entry.lifetime)
-        drafts = {drafter: (counts.drafted, counts.kept) for drafter, counts in entry.drafts.items()}
+        counted = () if finish is None else entry.drafts.items()
+        drafts = {drafter: (counts.drafted, counts.kept) for drafter, counts in counted}
         delta = TokenDelta(self.next_position, tokens, finish, entry.cached_tokens, lifetime, scores, drafts)
         self.next_position += len(tokens)
         self.is_complete = finish is not None
