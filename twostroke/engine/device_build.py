@@ -22,7 +22,7 @@ from twostroke.kernels.exact_pages import ExactPages
 from twostroke.kernels.grouped import GroupedProducts
 from twostroke.kernels.linear import Linears
 from twostroke.kernels.parted_pool import AnyPool, RecordedAttention, exact_places
-from twostroke.kv_cache.form import AnyForm, PageShape, page_form
+from twostroke.kv_cache.form import AnyForm, PageShape, RankedForm, page_form
 from twostroke.kv_cache.groups import page_groups
 from twostroke.models.device_model import DeviceModel
 from twostroke.models.families.table import named
@@ -36,11 +36,18 @@ from twostroke.models.memory_needs import (
     exact_bytes,
     working_bytes,
 )
+from twostroke.models.ranks import OneRank, Ranks
 from twostroke.models.rope import rope_tables
+from twostroke.models.share import share_of
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.balanced_keys import balanced
+from twostroke.models.weights.shared_out import shared_out
 from twostroke.models.weights.stored.model_files import LayoutOf
 from twostroke.models.weights.tensors import WeightSource, take_weights
+
+RANKS_BYTES: Final = 1 << 30
+"""For what several ranks add on a device, uncounted: NCCL's buffers, and the context of the first rank, which moves
+pages there."""
 
 PLAIN: Final[Mapping[str, Any]] = {"generic": None, "latents": None}
 """What a spec says of the models that are computed on devices."""
@@ -48,12 +55,13 @@ PLAIN: Final[Mapping[str, Any]] = {"generic": None, "latents": None}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePlan:
-    """The model, its device and the sizes of its steps, as one value."""
+    """The model, its device and the sizes of its steps, as one value; of one rank where several share the model."""
 
     spec: ModelSpec
     device: torch.device
     dtype: str
     form: AnyForm
+    """The form of its pages; of a rank's part of them."""
     block_size: int
     max_model_len: int
     max_tokens: int
@@ -64,16 +72,23 @@ class DevicePlan:
 
     @classmethod
     def of(
-        cls, config: WorkerConfig, spec: ModelSpec, device: torch.device, layout_of: LayoutOf | None = None
+        cls,
+        config: WorkerConfig,
+        spec: ModelSpec,
+        device: torch.device,
+        layout_of: LayoutOf | None = None,
+        rank: int = 0,
     ) -> DevicePlan:
+        """Return the plan of a rank's share of the model. Raises ConfigError where it cannot be computed so."""
         model, schedule = config.model, config.schedule
         longest = model.max_model_len or spec.max_position_embeddings
         _check_computed(spec)
+        form = page_form(config.kv_format)
         return cls(
-            spec=spec,
+            spec=share_of(spec, rank, config.ranks),
             device=device,
             dtype=model.dtype,
-            form=page_form(config.kv_format),
+            form=form.inner if isinstance(form, RankedForm) else form,
             block_size=config.cache.block_size,
             max_model_len=longest,
             max_tokens=schedule.step_tokens(on_gpu=device.type != "cpu"),
@@ -84,7 +99,15 @@ class DevicePlan:
 
     def pages(self, cache: CacheConfig) -> int:
         """Return how many pages fit. Raises ConfigError before anything is loaded if the device is too small."""
+        if cache.kv_cache_memory_bytes is not None:  # of whole pages
+            own_bytes = cache.kv_cache_memory_bytes // self.page_ranges
+            cache = cache.model_copy(update={"kv_cache_memory_bytes": own_bytes})
         return device_pages(read_memory(self.device), self.needs(), cache)
+
+    @property
+    def page_ranges(self) -> int:
+        """Return in how many ranges of heads a page of the worker lies, of which one is on this device."""
+        return self.spec.whole.kv_heads // self.spec.kv_heads
 
     def needs(self) -> DeviceNeeds:
         spec = self.spec
@@ -99,9 +122,14 @@ class DevicePlan:
             has_codes=self.layout_of is not None,
         )
         of_loading = CONTEXT_BYTES + spec.expert_bytes(self.dtype)  # before there are steps
+        of_ranks = 0
+        if spec.share is not None:
+            of_ranks = RANKS_BYTES
+            of_loading += spec.table_bytes(self.dtype) * self.with_head  # the head, of which a part is kept
         return DeviceNeeds(
             weight_bytes=device_weights(spec, self.dtype, self.layout_of, with_head=self.with_head),
             working_bytes=max(of_steps, of_loading)
+            + of_ranks
             + exact_bytes(self.exact_blocks, self.form, spec.page_shape(self.block_size), self.dtype),
             page_bytes=spec.page_bytes(self.block_size, self.form.name),
         )
@@ -159,25 +187,32 @@ def make_device_runner(
     regions: Sequence[torch.Tensor],
     accelerator: Accelerator,
     kernels_over: Callable[[AnyPool, ModelSpec, torch.dtype], DeviceKernels] = DeviceKernels.over,
+    join: Callable[[], Ranks] = OneRank,
 ) -> DeviceRunner:
     """Make the runner over pages on the device.
 
     `regions` are the pages of each page group, uint8 [pages + scratch, page bytes]: of one group, or of those that the
-    spec names.
+    spec names. `source` has the weights of the whole model. `join` meets the other ranks once the weights are loaded.
     """
-    spec, source = plan.spec, balanced(named(source, plan.spec), plan.spec)
-    pool = _device_pool(regions, plan, key_centers(source, spec))
+    spec, whole = plan.spec, plan.spec.whole
+    source = balanced(named(source, whole), whole)
+    pool = _device_pool(regions, plan, key_centers(source, whole))
     kernels = kernels_over(pool, spec, plan.torch_dtype)
-    weights = take_weights(source, spec, with_head=plan.with_head)
-    model = DeviceModel(spec, weights, kernels.elementwise, kernels.grouped, kernels.linears)
+    weights = take_weights(shared_out(source, spec), spec, with_head=plan.with_head)
+    model = DeviceModel(spec, weights, kernels.elementwise, kernels.grouped, kernels.linears, ranks := join())
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.ropes, plan.max_model_len))
     limits = plan.limits(len(regions[0]) - 1, tuple(len(region) - 1 for region in regions[1:]))
     rope, exact = (cosines, sines), exact_places(pool)
-    return DeviceRunner(model, kernels.attention, rope, accelerator, limits, exact, with_head=plan.with_head)
+    return DeviceRunner(
+        model, kernels.attention, rope, accelerator, limits, exact, with_head=plan.with_head, ranks=ranks
+    )
 
 
 def _device_pool(regions: Sequence[torch.Tensor], plan: DevicePlan, centers: torch.Tensor | None) -> AnyPool:
-    """The last page of each group is its scratch page."""
+    """The last page of each group is its scratch page. `centers` are those of the whole model's heads."""
+    if centers is not None and plan.spec.share is not None:
+        heads = plan.spec.share.of(plan.spec.whole.kv_heads)
+        centers = centers[:, heads.start : heads.stop].contiguous()
 
     def exact_pages(shape: PageShape) -> ExactPages:
         return ExactPages.fixed(plan.exact_blocks, len(regions[0]) - 1, shape, plan.torch_dtype, plan.device)

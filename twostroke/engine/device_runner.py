@@ -29,6 +29,7 @@ from twostroke.kernels.parted_pool import RecordedAttention
 from twostroke.kernels.spans import TokenSlots
 from twostroke.models.device_model import EVERY_ROW, DeviceModel
 from twostroke.models.expert_load import ExpertLoad
+from twostroke.models.ranks import OneRank, Ranks
 from twostroke.request import PromptLogprobs, SampledToken
 from twostroke.scheduler.batch import MOST_EXTRA_LOGITS, Batch, GroupPlaces, SampleRow, StepResult
 
@@ -74,9 +75,11 @@ class DeviceRunner:
         exact: ExactPlaces,
         *,
         with_head: bool,
+        ranks: Ranks | None = None,
     ) -> None:
         self._exact = exact
         self._model = model
+        self._ranks = ranks or OneRank()
         self._attention = attention
         self._cosines, self._sines = rope
         self._accelerator = accelerator
@@ -107,25 +110,32 @@ class DeviceRunner:
     def _run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
         with self._accelerator.guard(), torch.inference_mode():
-            answers = self.launch(batch)
-            self._model.publish_load()
-            if answers is None:
-                self._accelerator.synchronize()  # its pages may be read as soon as this returns
-                tokens: tuple[SampledToken, ...] = ()
-                scores: tuple[PromptLogprobs, ...] = ()
-            else:
-                tokens = self._sampled(answers, batch)
+            with self._ranks.step(batch):
+                answers = self.launch(batch)
+                self._model.publish_load()
+                likeliest = self._awaited(answers)
+            tokens: tuple[SampledToken, ...] = ()
+            scores: tuple[PromptLogprobs, ...] = ()
+            if answers is not None:
+                tokens = self._sampled(answers, batch, likeliest)
                 scores = () if answers.scored is None else score_prompts(answers.scored, batch.scores)
         return StepResult(tokens, time.perf_counter() - started_s, scores)
 
     def close(self) -> None:
         """Let go of weights, recordings and the view of the pages, so that their memory can be given back."""
         del self._graphs, self._model, self._attention
+        self._ranks.close()  # last: recordings have its sums
 
     def launch(self, batch: Batch) -> DeviceStepOutput | None:
-        """Start a step; what it will leave on the device, None where nobody samples. The next waits for this one."""
+        """Start a step; what it will leave on the device, None where nobody samples. The next waits for this one.
+
+        Other ranks than the first sample nothing.
+        """
         if self._graphs is not None and self._graphs.takes(batch):
-            greatest, logits = self._graphs.run(batch)
+            outputs = self._graphs.run(batch)
+            if not outputs:
+                return None
+            greatest, logits = outputs
             return DeviceStepOutput(greatest, logits, [row.row for row in batch.samples], None)
         logits_or_none = self.logits(batch)
         if logits_or_none is None:
@@ -158,21 +168,27 @@ class DeviceRunner:
         return self._model.forward(tokens, positions, self._attention.begin(ragged), sample_rows if len(rows) else None)
 
     def _decode(self, inputs: DecodeInputs) -> tuple[torch.Tensor, ...]:
-        """What is recorded: (likeliest tokens, logits) of every row."""
+        """What is recorded: (likeliest tokens, logits) of every row, and nothing on other ranks than the first."""
         positions = inputs.positions
         angles = self._cosines[positions], self._sines[positions]
         placement = TokenSlots(inputs.write_slots, *angles, inputs.exact_slots, inputs.windows)
         step = self._attention.begin_decode(inputs.spans, placement)
         logits = self._model.forward(inputs.tokens, positions, step, EVERY_ROW, inputs.count)
-        assert logits is not None
-        return _greatest(logits), logits
+        return () if logits is None else (_greatest(logits), logits)
 
-    def _sampled(self, answers: DeviceStepOutput, batch: Batch) -> tuple[SampledToken, ...]:
-        """One token per sample; waits for the device."""
+    def _awaited(self, answers: DeviceStepOutput | None) -> list[int]:
+        """Wait for the device, whose pages may be read from then on, and return the likeliest token of each row."""
+        if answers is None:
+            self._accelerator.synchronize()
+            return []
         greatest = self._tokens[: len(answers.greatest)]
         greatest.copy_(answers.greatest, non_blocking=True)
         self._accelerator.synchronize()
-        likeliest = greatest.tolist()
+        tokens: list[int] = greatest.tolist()
+        return tokens
+
+    def _sampled(self, answers: DeviceStepOutput, batch: Batch, likeliest: list[int]) -> tuple[SampledToken, ...]:
+        """One token per sample."""
         tokens = [UNSOUND if likeliest[row] == NOBODY else SampledToken(likeliest[row]) for row in answers.rows]
         asking = [
             index for index, row in enumerate(batch.samples) if tokens[index].is_sound and not is_plain_greedy(row)

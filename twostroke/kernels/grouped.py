@@ -19,7 +19,10 @@ TILE_ROWS: Final = 64
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutedPairs:
     """Pairs of rows and experts in the order of experts. All of it lies on the device, and its shapes follow from
-    the number of rows alone: a step that computes with it can be recorded."""
+    the number of rows alone: a step that computes with it can be recorded.
+
+    Pairs with experts that are held elsewhere come last and are in no tile: nothing is computed of them.
+    """
 
     order: torch.Tensor
     """int32 [pairs]: the pair at each place, row * per_token + place among the row's experts"""
@@ -35,11 +38,14 @@ class RoutedPairs:
 
     @classmethod
     def of(cls, chosen: torch.Tensor, experts: int) -> RoutedPairs:
-        """Sort the pairs of int64 [rows, per_token] experts; those of one expert stay in the order of rows."""
+        """Sort the pairs of int64 [rows, per_token] experts; those of one expert stay in the order of rows.
+
+        The number `experts` stands for every expert that is held elsewhere.
+        """
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
-        counts = torch.zeros(experts, dtype=torch.int64, device=flat.device)
-        counts.scatter_add_(0, flat, torch.ones_like(flat))
+        counts = torch.zeros(experts + 1, dtype=torch.int64, device=flat.device)
+        counts = counts.scatter_add_(0, flat, torch.ones_like(flat))[:experts]
         ends = counts.cumsum(0)
         tiles_of = (counts + TILE_ROWS - 1) // TILE_ROWS
         tile_ends = tiles_of.cumsum(0)
@@ -63,7 +69,10 @@ def most_tiles(pairs: int, experts: int) -> int:
 
 
 class GroupedProducts(Protocol):
-    """Weights are [experts, outputs, inputs], biases [experts, outputs] or None; sums are float32."""
+    """Weights are [experts, outputs, inputs], biases [experts, outputs] or None; sums are float32.
+
+    Products of pairs with experts that are held elsewhere are any numbers.
+    """
 
     def gathered(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pairs: RoutedPairs
@@ -102,10 +111,10 @@ class TorchGrouped:
 
 
 def _by_expert(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pairs: RoutedPairs) -> torch.Tensor:
-    parts = torch.split(x, pairs.counts.tolist())
-    return torch.cat(
-        [
-            functional.linear(part, weight[expert], None if bias is None else bias[expert])
-            for expert, part in enumerate(parts)
-        ]
-    )
+    counts = pairs.counts.tolist()
+    *parts, elsewhere = torch.split(x, [*counts, len(x) - sum(counts)])
+    products = [
+        functional.linear(part, weight[expert], None if bias is None else bias[expert])
+        for expert, part in enumerate(parts)
+    ]
+    return torch.cat([*products, x.new_full((len(elsewhere), weight.shape[1]), float("nan"))])

@@ -25,6 +25,7 @@ class DeviceMixture:
         self._spec = spec
         self._elementwise = elementwise
         self._grouped = grouped
+        self._held = spec.held_experts
         layers = [layer for layer in range(spec.layers) if spec.experts_of(layer) is not None]
         experts = 0 if spec.experts is None else spec.experts.count
         self._tokens = torch.zeros(len(layers), experts, dtype=torch.int64, device=device)
@@ -41,22 +42,32 @@ class DeviceMixture:
         shared: Mlp | None,
         count: torch.Tensor | None,
     ) -> torch.Tensor:
-        """What the experts make of each row of x [rows, hidden], added up by ascending expert in float32."""
+        """What the experts held here make of each row of x [rows, hidden], added up by ascending expert in float32."""
         experts, activation = self._spec.experts, self._spec.activation
         assert experts is not None
         logits = functional.linear(x.float(), stacked.router, stacked.router_bias)
         chosen, weights = chosen_experts(logits[:, : experts.count], experts, stacked.correction)
         chosen, order = chosen.sort(dim=1)
         self._count(layer, chosen, count)
-        pairs = RoutedPairs.of(chosen, experts.count)
+        local = self._local(chosen)
+        pairs = RoutedPairs.of(local, len(self._held))
         gates = self._grouped.gathered(x, plain(stacked.inner.weight), stacked.inner.bias, pairs)
         inner = between(gates, activation, self._elementwise)
         answers = self._grouped.scattered(inner, plain(stacked.down.weight), stacked.down.bias, pairs)
+        if self._spec.share is not None:
+            answers.masked_fill_(local.view(-1, 1) == len(self._held), 0.0)
         total = self._grouped.combined(answers, weights.gather(1, order))
         if shared is not None:
             answer = shared.down(shared.inner(x))
             total += logits[:, experts.count :].sigmoid() * answer if experts.has_shared_gate else answer
         return total.to(x.dtype)
+
+    def _local(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Return the chosen experts by their numbers among those held here; others have the number behind these."""
+        if self._spec.share is None:
+            return chosen
+        local, count = chosen - self._held.start, len(self._held)
+        return local.masked_fill_((local < 0) | (local > count), count)
 
     def _count(self, layer: int, chosen: torch.Tensor, count: torch.Tensor | None) -> None:
         tokens = torch.ones_like(chosen)

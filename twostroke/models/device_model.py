@@ -3,7 +3,8 @@
 x --norm--> qkv --[head norm]--> rope, pages <- k v, attend --> output --[norm]--(+)norm-->
     inner, activation --> down --[norm]--(+)norm--> ..
 
-A layer with experts has a mixture of such MLPs.
+A layer with experts has a mixture of such MLPs. Where ranks share the model out, output and down give parts of sums
+over them, and the head's columns are gathered on the first one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from twostroke.kernels.elementwise import Elementwise
 from twostroke.kernels.grouped import GroupedProducts
 from twostroke.kernels.linear import Linears
 from twostroke.models.device_mixture import DeviceMixture
+from twostroke.models.ranks import OneRank, Ranks
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.products import LayerWeights, layer_products
 from twostroke.models.weights.tensors import DeviceWeights, NormWeights
@@ -34,8 +36,10 @@ class DeviceModel:
         elementwise: Elementwise,
         grouped: GroupedProducts,
         linears: Linears,
+        ranks: Ranks | None = None,
     ) -> None:
         self._spec = spec
+        self._ranks = ranks or OneRank()
         self._elementwise = elementwise
         self._qkv_heads = [spec.heads, spec.kv_heads, spec.kv_heads]
         table = weights.embedding
@@ -58,7 +62,8 @@ class DeviceModel:
     ) -> torch.Tensor | None:
         """Write the KV of all tokens; logits [sampled, vocab] of the rows that are sampled.
 
-        None for `sample_rows` stops as soon as the last layer's KV is written. `count` int32 [1] says how many of the
+        None for `sample_rows` stops as soon as the last layer's KV is written, and other ranks than the first have no
+        logits. `count` int32 [1] says how many of the
         first rows are tokens, and None that all are: the load of experts counts no other.
         """
         layers = self._layers
@@ -75,7 +80,8 @@ class DeviceModel:
             next_norm = self._last_norm if index == last else layers[index + 1].attention_norm
             normed, x = self._finish(index, x, attended, next_norm, count)
         assert self._head is not None, "sampling on a worker without a head"
-        return reference.capped(self._head(normed), self._spec.final_softcap)
+        logits = self._ranks.gather(self._head(normed))
+        return None if logits is None else reference.capped(logits, self._spec.final_softcap)
 
     def _embedded(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = functional.embedding(tokens, self._embedding)
@@ -110,7 +116,7 @@ class DeviceModel:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The normalised input of the next layer, and the residual stream behind this one."""
         layer = self._layers[index]
-        attention = layer.attention_output(attended)
+        attention = self._ranks.all_reduce(layer.attention_output(attended))
         if layer.attention_output_norm is not None:
             attention = self._norm(attention, layer.attention_output_norm)
         if self._spec.is_parallel:
@@ -123,9 +129,9 @@ class DeviceModel:
     def _mlp(self, index: int, normed: torch.Tensor, count: torch.Tensor | None) -> torch.Tensor:
         layer, experts = self._layers[index], self._experts[index]
         if experts is not None:
-            return self._mixture(index, normed, experts, layer.mlp, count)
+            return self._ranks.all_reduce(self._mixture(index, normed, experts, layer.mlp, count))
         assert layer.mlp is not None, "a dense layer has an MLP"
-        y = layer.mlp.down(layer.mlp.inner(normed))
+        y = self._ranks.all_reduce(layer.mlp.down(layer.mlp.inner(normed)))
         return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
 
     def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:

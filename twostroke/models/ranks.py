@@ -28,7 +28,10 @@ class Ranks(Protocol):
         """Meet no more."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' parts, added in the order of ranks in float32 and rounded once."""
+        """Return the sum of all ranks' parts, the same on each; on CPUs added in the order of ranks in float32.
+
+        It may be made in the place of `part`.
+        """
 
     def gather(self, part: torch.Tensor) -> torch.Tensor | None:
         """Return the columns of all ranks' parts [rows, columns] side by side on the first rank, None on the others."""

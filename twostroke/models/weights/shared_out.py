@@ -84,7 +84,8 @@ class _SharedSource:
 def _narrowed(whole: torch.Tensor, cut: Cut) -> torch.Tensor:
     axis = int(cut.by_columns)
     own = cut.of(whole.shape[axis])
-    return whole.narrow(axis, own.start, len(own)).contiguous()
+    part = whole.narrow(axis, own.start, len(own))
+    return part.clone(memory_format=torch.contiguous_format)  # a view would keep the whole tensor in memory
 
 
 def _part(whole: StoredMatrix, cut: Cut, share: Share, name: str) -> StoredMatrix:

@@ -152,8 +152,19 @@ def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> D
     norm = take_norm(source, "model.norm", spec)
     head = None
     if with_head:
-        head = embedding if spec.tie_word_embeddings else _weight([source.take_matrix("lm_head.weight", *words)])
+        head = _head(source, spec, embedding)
     return DeviceWeights(embedding, tuple(layers), norm, head, take_positions(source, spec), tuple(experts))
+
+
+def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor) -> Weight:
+    """Return the rows of the words whose logits are computed here."""
+    words = slice(spec.vocabulary.start, spec.vocabulary.stop)
+    if spec.tie_word_embeddings:
+        return embedding[words]
+    matrix = source.take_matrix("lm_head.weight", spec.vocab_size, spec.hidden_size)
+    if spec.share is None or not isinstance(matrix, torch.Tensor):
+        return _weight([matrix])
+    return matrix[words].clone()  # a view would keep the rows of other ranks in memory
 
 
 def take_positions(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:
