@@ -103,8 +103,6 @@ class ModelConfig(Settings):
         why = ""
         if self.is_paced:
             why = "a paced model computes nothing that ranks could share out"
-        elif self.device.startswith("cuda"):
-            why = f"ranks compute on CPUs only, and --device is {self.device}"
         elif self.model_impl == TRANSFORMERS:
             why = "--model-impl transformers computes whole models only"
         if why:

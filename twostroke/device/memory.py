@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from twostroke.device.staging import StagedWindow
+from twostroke.device.staging import PoolPart, StagedWindow
 from twostroke.device.stream import copy_stream
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import Pages, PoolLocation, Window, available_memory_bytes
@@ -40,7 +40,7 @@ class DeviceMemory(Pages):
         )
 
     def window(self, batch_pages: int) -> Window:
-        return StagedWindow(self.tensor, self.layout, batch_pages, copy_stream(self.device))
+        return StagedWindow([PoolPart(self.tensor, self.layout, copy_stream(self.device))], self.layout, batch_pages)
 
     @property
     def place(self) -> PoolLocation:

@@ -1,4 +1,4 @@
-"""Pages of a device to and from the host, through a ring of pinned buffers.
+"""Pages of devices to and from the host, through a ring of pinned buffers.
 
 While the host works on one batch in its buffer, the copy of the next one is under way.
 """
@@ -6,6 +6,7 @@ While the host works on one batch in its buffer, the copy of the next one is und
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -17,16 +18,34 @@ BUFFERS = 2
 """One is worked on, one is being copied."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolPart:
+    """The same part of every page, on one device; all of each page where there is one part."""
+
+    memory: torch.Tensor
+    """uint8 [bytes]: parts of pages, as `layout` says."""
+    layout: PoolLayout
+    stream: CopyStream
+    """For copies to and from this device."""
+    index: int = 0
+    """Which part it is. Parts of a page have the same size and lie side by side."""
+
+    def within(self, page: int) -> slice:
+        """Return where the part lies in a page, in bytes."""
+        size = self.layout.page_bytes_of(page)
+        return slice(self.index * size, (self.index + 1) * size)
+
+
 class StagedWindow(Window):
-    def __init__(self, pool: torch.Tensor, layout: PoolLayout, batch_pages: int, stream: CopyStream) -> None:
-        """`pool` is uint8 [bytes]: pages as `layout` says."""
-        self._pool = pool
+    def __init__(self, parts: Sequence[PoolPart], layout: PoolLayout, batch_pages: int) -> None:
+        """`layout`: of whole pages. Where several parts have the same index, one is read and all are written."""
+        self._parts = parts
+        self._read_parts = list({part.index: part for part in parts}.values())
         self._layout = layout
-        self._stream = stream
         shape = (BUFFERS, batch_pages, max(layout.page_sizes))
-        self._ring = torch.empty(shape, dtype=torch.uint8, pin_memory=pool.is_cuda)
+        self._ring = torch.empty(shape, dtype=torch.uint8, pin_memory=any(part.memory.is_cuda for part in parts))
         self._views = [[page.data for page in buffer] for buffer in self._ring.numpy()]
-        self._marks: list[Mark | None] = [None] * BUFFERS
+        self._marks: list[list[Mark]] = [[] for _ in range(BUFFERS)]
         self._next = 0
         self._landing: Sequence[int] = ()
 
@@ -48,27 +67,30 @@ class StagedWindow(Window):
 
     def landed(self) -> None:
         buffer = self._take()
-        for index, page in enumerate(self._landing):
-            self._stream.copy(self._pool[self._layout.span(page)], self._staged(buffer, index, page))
+        for part in self._parts:
+            for index, page in enumerate(self._landing):
+                part.stream.copy(part.memory[part.layout.span(page)], self._ring[buffer, index, part.within(page)])
         self._landing = ()
-        self._marks[buffer] = self._stream.mark()
+        self._marks[buffer] = [part.stream.mark() for part in self._parts]
 
     def synchronize(self) -> None:
         self._landing = ()
-        self._stream.synchronize()
-        self._marks = [None] * BUFFERS
+        for part in self._parts:
+            part.stream.synchronize()
+        self._marks = [[] for _ in range(BUFFERS)]
 
     def close(self) -> None:
         self.synchronize()
-        del self._pool, self._views, self._ring
+        del self._parts, self._read_parts, self._views, self._ring
 
     def _fetch(self, pages: Sequence[int]) -> int:
         """Ask for the pages' bytes; the buffer that they will be in."""
         buffer = self._take()
         self._wait(buffer)
-        for index, page in enumerate(pages):
-            self._stream.copy(self._staged(buffer, index, page), self._pool[self._layout.span(page)])
-        self._marks[buffer] = self._stream.mark()
+        for part in self._read_parts:
+            for index, page in enumerate(pages):
+                part.stream.copy(self._ring[buffer, index, part.within(page)], part.memory[part.layout.span(page)])
+        self._marks[buffer] = [part.stream.mark() for part in self._read_parts]
         return buffer
 
     def _arrived(self, buffer: int, pages: Sequence[int]) -> list[memoryview]:
@@ -79,16 +101,12 @@ class StagedWindow(Window):
         sizes = map(self._layout.page_bytes_of, pages)
         return [view[:size] for view, size in zip(self._views[buffer], sizes, strict=False)]
 
-    def _staged(self, buffer: int, index: int, page: int) -> torch.Tensor:
-        """The bytes of a page in a buffer."""
-        return self._ring[buffer, index, : self._layout.page_bytes_of(page)]
-
     def _take(self) -> int:
         buffer = self._next
         self._next = (buffer + 1) % BUFFERS
         return buffer
 
     def _wait(self, buffer: int) -> None:
-        mark, self._marks[buffer] = self._marks[buffer], None
-        if mark is not None:
+        marks, self._marks[buffer] = self._marks[buffer], []
+        for mark in marks:
             mark()

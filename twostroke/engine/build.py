@@ -327,15 +327,14 @@ def _build_on_device(
 
     from twostroke.device.memory import DeviceMemory
     from twostroke.engine.accelerator import accelerator_for
-    from twostroke.engine.device_build import DevicePlan, make_device_runner
+    from twostroke.engine.device_build import make_device_runner
+    from twostroke.engine.device_ranks import rank_plans, ranked_on_devices
     from twostroke.engine.device_runner import DeviceRunner
     from twostroke.kernels.nibble_pool import check_shape
     from twostroke.models.choice import stored_key_centers
     from twostroke.models.families.table import layouts_named
     from twostroke.models.weights.stored.formats import open_weights
 
-    if config.ranks > 1:
-        raise ConfigError(f"--tp {config.ranks} is computed on CPUs only: give --device cpu", field="--tp")
     if config.model.weights == "int8":
         raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="weights")
     if page_form(config.kv_format).spans_block:
@@ -348,11 +347,13 @@ def _build_on_device(
         )
     set_num_threads(config.runtime.threads)  # of what the host computes: rows that ask for more than a token
     layouts = layouts_in(model_dir)
-    plan = DevicePlan.of(config, spec, device, None if layouts is None else layouts_named(layouts, spec))
+    plans = rank_plans(config, spec, device, None if layouts is None else layouts_named(layouts, spec))
+    plan = plans[0]
     groups, form = _groups_on_device(config, spec), page_form(config.kv_format)
     sizes = tuple(map(form.page_bytes, spec.page_shapes(config.cache.block_size, groups)))
     shared = _shared_pool(config, groups, sizes, spec.max_position_embeddings, on_gpu=True)
-    layout = shared.layout(plan.pages(config.cache) * plan.needs().page_bytes)
+    pages = min(each.pages(config.cache) for each in plans)
+    layout = shared.layout(pages * spec.page_bytes(config.cache.block_size, config.kv_format))
     facts = _model_facts(config, spec, model_dir, layout, groups)
     centers = stored_key_centers(model_dir, spec, plan.torch_dtype)
     conversion = _conversion_of(config, spec.page_shapes(config.cache.block_size, groups), groups, centers)
@@ -363,9 +364,14 @@ def _build_on_device(
 
     apart = GROUPS_APART if len(groups) > 1 else ""
     facts = replace(facts, conversion=conversion, fingerprint=f"{facts.fingerprint}{apart}")
-    built = _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device, *facts.windows), load)
+    if config.ranks > 1:
+        lost = Future[EngineLost]()
+        memory, runner = ranked_on_devices(config, plans, model_dir, facts.layout, lost)
+        built = BuiltEngine(facts, memory, runner, DEVICE, lost=lost)
+    else:
+        built = _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device, *facts.windows), load)
     assert isinstance(built.runner, DeviceRunner)
-    needed = MemoryUse("weights", plan.needs().weight_bytes, None)
+    needed = MemoryUse("weights", sum(each.needs().weight_bytes for each in plans), None)
     return replace(built, weights=needed, expert_load=built.runner.expert_load)
 
 

@@ -24,6 +24,23 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def rank_devices(first: torch.device, ranks: int) -> tuple[torch.device, ...]:
+    """Return the device of each rank of a worker: the first one and those behind it.
+
+    Raises ConfigError where there are fewer.
+    """
+    if first.type != "cuda":
+        return (first,) * ranks
+    count = torch.cuda.device_count() - first.index
+    if ranks > count:
+        raise ConfigError(
+            f"--tp {ranks} takes a CUDA device for each rank, and from {first} on this worker sees {count}; give fewer "
+            "ranks, more devices or --device cpu",
+            field="--tp",
+        )
+    return tuple(torch.device("cuda", first.index + rank) for rank in range(ranks))
+
+
 def read_memory(device: torch.device) -> MemoryReading:
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return MemoryReading(str(device), free_bytes, total_bytes)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ from typing import Final
 from twostroke.config import WorkerConfig
 from twostroke.engine.host_build import HostPlan
 from twostroke.engine.runner import ModelRunner
-from twostroke.errors import ConfigError, EngineLost, RankLost
+from twostroke.errors import ConfigError, EngineLost
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
@@ -60,18 +60,9 @@ class FirstRank(RankSums):
         super().__init__(processes.group, vocab_size)
         self._processes = processes
 
-    @contextlib.contextmanager
-    def step(self, batch: Batch) -> Iterator[None]:
-        """Compute the step within; the other ranks do the same. Raises RankLost, also where this rank alone fails:
-        the others then wait for it."""
-        self._processes.send(batch.without_draws())
-        try:
-            yield
-            self._processes.finish()
-        except RankLost:
-            raise
-        except Exception as error:
-            raise self._processes.lose(f"the first rank failed with {type(error).__name__}: {error}") from error
+    def step(self, batch: Batch) -> AbstractContextManager[None]:
+        """Compute the step within; the other ranks do the same. Raises RankLost."""
+        return self._processes.step(batch.without_draws())
 
     def close(self) -> None:
         """End the other ranks."""
@@ -104,11 +95,8 @@ def ranked_runner(
     )
     try:
         ranks = FirstRank(processes, plan.spec.vocab_size)
-        try:
+        with processes.loading():
             runner = plan.runner(memory, ranks=ranks, profiler=profiler)
-        except RankLost:
-            processes.wait_until_ready()  # raises what that rank could not load
-            raise
         processes.wait_until_ready()
         memory.protect()
     except BaseException:

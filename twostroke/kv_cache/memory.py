@@ -71,7 +71,8 @@ class Pages(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def place(self) -> PoolLocation: ...
+    def place(self) -> PoolLocation | None:
+        """Return where all bytes of the pages lie; None where these are parts on several devices."""
 
     @property
     @abc.abstractmethod

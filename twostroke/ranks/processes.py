@@ -40,6 +40,9 @@ STANDARD_ERROR: Final = 2
 WHY_S: Final = 1.0
 """How long to wait for the watching thread to find out why waits were ended. The same event wakes that thread."""
 
+BLAME_S: Final = 0.1
+"""How long a first rank that fails waits for the watching thread to say that another one has died, which may be why."""
+
 
 @dataclass(slots=True, eq=False)
 class _RankProcess:
@@ -75,6 +78,12 @@ class _Fate:
             self.changed.wait_for(lambda: self.lost is not None, WHY_S)
             return "a rank of this worker is lost" if self.lost is None else self.lost.message
 
+    def blamed(self) -> ConfigError | RankLost | None:
+        """Return what another rank has ended with, if one has: what fails in this one may be due to it."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.lost is not None, BLAME_S)
+            return self.lost
+
 
 class RankProcesses:
     """The first rank's hold on the others. One thread sends steps."""
@@ -90,12 +99,14 @@ class RankProcesses:
         worker: str = "worker",
         descriptors: Sequence[int] = (),
         on_lost: Callable[[RankLost], None] = lambda error: None,
+        end_waits: Callable[[], None] = lambda: None,
     ) -> None:
         """Start ranks 1 to `ranks` - 1, which load while the caller does the same.
 
         `most_bytes`: of the longest sum. `frozen_s`: a rank that has loaded is lost without a beat for this long.
         `worker`: its name in their logs. `descriptors` are those that the job needs. `on_lost` is called in a thread
-        when ranks that have loaded are lost. Raises ConfigError where processes or memory cannot be had.
+        when ranks that have loaded are lost, and `end_waits` then and while they load: it ends waits that the group
+        knows nothing of. Raises ConfigError where processes or memory cannot be had.
         """
         self._fate = _Fate(waited_for=ranks - 1)
         try:
@@ -106,7 +117,7 @@ class RankProcesses:
         library = Path(kernels.library._name)
         of_kernels = library, kernels.variant, kernels.build
         starts = [RankStart(worker, rank, ranks, slot_bytes, memory_fd, *of_kernels, job) for rank in range(1, ranks)]
-        self._watcher = _Watcher(self.group, self._fate, frozen_s, on_lost)
+        self._watcher = _Watcher(self.group, self._fate, frozen_s, on_lost, end_waits)
         try:
             self._connections = self._watcher.start(starts, (memory_fd, *descriptors))
         except OSError as error:
@@ -120,6 +131,33 @@ class RankProcesses:
             fate.changed.wait_for(lambda: fate.lost is not None or fate.waited_for == 0)
             if fate.lost is not None:
                 raise fate.lost
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load within. Raises what another rank cannot load or has died of, where what fails here may be due to it."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except Exception as error:
+            lost = self._fate.blamed()
+            if lost is None:
+                raise
+            raise lost from error
+
+    @contextlib.contextmanager
+    def step(self, batch: Any) -> Iterator[None]:
+        """Compute a step within, as the other ranks do. Raises RankLost, also where this rank alone fails: the others
+        then wait for it."""
+        self.send(batch)
+        try:
+            yield
+            self.finish()
+        except RankLost:
+            raise
+        except Exception as error:
+            self._fate.blamed()
+            raise self.lose(f"the first rank failed with {type(error).__name__}: {error}") from error
 
     def send(self, batch: Any) -> None:
         """Begin a step on the other ranks. Raises RankLost."""
@@ -149,8 +187,16 @@ class RankProcesses:
 class _Watcher:
     """A thread that is the ranks' parent, since a child's death signal is bound to the thread that made it."""
 
-    def __init__(self, group: RankGroup, fate: _Fate, frozen_s: float, on_lost: Callable[[RankLost], None]) -> None:
-        self._group, self._fate, self._frozen_s, self._on_lost = group, fate, frozen_s, on_lost
+    def __init__(
+        self,
+        group: RankGroup,
+        fate: _Fate,
+        frozen_s: float,
+        on_lost: Callable[[RankLost], None],
+        end_waits: Callable[[], None],
+    ) -> None:
+        self._group, self._fate, self._frozen_s = group, fate, frozen_s
+        self._on_lost, self._end_waits = on_lost, end_waits
         self._ranks: list[_RankProcess] = []
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = os.pipe()
@@ -189,6 +235,8 @@ class _Watcher:
         for rank in self._ranks:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)
+        if is_first:
+            self._end_waits()
         lost = lost if isinstance(lost, RankLost) else RankLost(lost.message)
         if is_first and has_loaded:
             self._on_lost(lost)

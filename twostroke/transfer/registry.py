@@ -41,7 +41,9 @@ HOST_NAMES = ("shm", "tcp")
 
 def default_names(memory: Pages) -> tuple[str, ...]:
     """Return the default transports for the pages' memory, best first. nixl is none: it needs a trusted network."""
-    return HOST_NAMES if isinstance(memory, PageMemory) else ("cuda_ipc", "tcp")
+    if isinstance(memory, PageMemory):
+        return HOST_NAMES
+    return ("tcp",) if memory.place is None else ("cuda_ipc", "tcp")
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from twostroke.device.staging import StagedWindow
+from twostroke.device.staging import PoolPart, StagedWindow
 from twostroke.device.stream import CopyStream, Mark
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 
@@ -42,8 +42,12 @@ def a_pool() -> torch.Tensor:
     return torch.arange(PAGES, dtype=torch.uint8).repeat_interleave(PAGE_BYTES)
 
 
+def window_over(pool: torch.Tensor, layout: PoolLayout, batch_pages: int, stream: CopyStream) -> StagedWindow:
+    return StagedWindow([PoolPart(pool, layout, stream)], layout, batch_pages)
+
+
 def test_every_batch_is_read_after_its_copy_and_before_the_next_one_overwrites_it() -> None:
-    window = StagedWindow(a_pool(), LAYOUT, 2, LazyStream())
+    window = window_over(a_pool(), LAYOUT, 2, LazyStream())
     seen = []
     for views in window.read([[0, 1], [2, 3], [4], [5, 6], [7, 8]]):
         seen += [view[0] for view in views]
@@ -52,7 +56,7 @@ def test_every_batch_is_read_after_its_copy_and_before_the_next_one_overwrites_i
 
 def test_the_next_batch_is_asked_for_before_this_one_is_handed_out() -> None:
     stream = LazyStream()
-    batches = StagedWindow(a_pool(), LAYOUT, 1, stream).read([[0], [1], [2]])
+    batches = window_over(a_pool(), LAYOUT, 1, stream).read([[0], [1], [2]])
     next(batches)
     assert (len(stream.asked), stream.done) == (2, 1)
     next(batches)
@@ -61,7 +65,7 @@ def test_the_next_batch_is_asked_for_before_this_one_is_handed_out() -> None:
 
 def test_a_buffer_is_not_filled_again_before_it_has_landed() -> None:
     pool, stream = a_pool(), LazyStream()
-    window = StagedWindow(pool, LAYOUT, 1, stream)
+    window = window_over(pool, LAYOUT, 1, stream)
     for page in range(PAGES):
         window.landing([page])[0][:] = bytes([100 + page]) * PAGE_BYTES
         window.landed()
@@ -73,7 +77,7 @@ def test_a_buffer_is_not_filled_again_before_it_has_landed() -> None:
 def test_pages_of_two_groups_pass_through_the_same_buffers_each_at_its_length() -> None:
     layout = PoolLayout.of(2, 16, PageRegion(3, 40))
     pool = torch.zeros(layout.size_bytes, dtype=torch.uint8)
-    window = StagedWindow(pool, layout, 2, LazyStream())
+    window = window_over(pool, layout, 2, LazyStream())
     for pages in ([0, 3], [2, 4], [1]):
         for page, view in zip(pages, window.landing(pages), strict=True):
             assert len(view) == (16 if page < 2 else 40)

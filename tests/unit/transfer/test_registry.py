@@ -7,6 +7,7 @@ import torch
 
 from tests.unit.transfer.makers import HostSharing
 from twostroke.device.memory import DeviceMemory
+from twostroke.device.ranked_memory import RankedDeviceMemory
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.ids import Epoch
 from twostroke.kv_cache.layout import PoolLayout
@@ -59,13 +60,33 @@ def test_transports_follow_the_memory_that_the_pages_are_in() -> None:
     host, device = PageMemory(1, 8), DeviceMemory(1, 8, torch.device("cpu"))
     assert default_names(host) == ("shm", "tcp")
     assert default_names(device) == ("cuda_ipc", "tcp")
+    parts = in_parts(device)
+    assert default_names(parts) == ("tcp",)
     host.close()
-    device.close()
+    parts.close()
 
 
-@pytest.mark.parametrize(("name", "memory"), [("shm", "DeviceMemory"), ("cuda_ipc", "PageMemory")])
+def in_parts(own: DeviceMemory) -> RankedDeviceMemory:
+    """Return pages of two ranks."""
+    return RankedDeviceMemory(PoolLayout.of(1, 16), 2, own, [torch.zeros_like(own.tensor)])
+
+
+def test_nixl_refuses_pages_in_parts_of_several_devices() -> None:
+    parts = in_parts(DeviceMemory(1, 8, torch.device("cpu")))
+    with pytest.raises(ConfigError, match="nixl does not move pages whose parts lie on several devices"):
+        nixl_agent.place_of(parts)
+    parts.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [("shm", "DeviceMemory"), ("cuda_ipc", "PageMemory"), ("cuda_ipc", "RankedDeviceMemory")],
+)
 async def test_a_transport_refuses_pages_that_it_cannot_move(name: str, memory: str) -> None:
     pages: Pages = PageMemory(1, 8) if memory == "PageMemory" else DeviceMemory(1, 8, torch.device("cpu"))
+    if memory == "RankedDeviceMemory":
+        assert isinstance(pages, DeviceMemory)
+        pages = in_parts(pages)
     (transport,) = open_transports([name], "127.0.0.1", 2.0)
     with pytest.raises(ConfigError, match=rf"{name}.*{memory}.*leave it out of --transports"):
         await transport.open(pages, Identity("worker", Epoch(1, 1), "fingerprint", ""))

@@ -162,8 +162,9 @@ def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor) -> Wei
     if spec.tie_word_embeddings:
         return embedding[words]
     matrix = source.take_matrix("lm_head.weight", spec.vocab_size, spec.hidden_size)
-    if spec.share is None or not isinstance(matrix, torch.Tensor):
+    if spec.share is None:
         return _weight([matrix])
+    assert isinstance(matrix, torch.Tensor), "matrices of codes are not shared out"
     return matrix[words].clone()  # a view would keep the rows of other ranks in memory
 
 

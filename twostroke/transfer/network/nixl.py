@@ -29,7 +29,7 @@ from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.copy_threads import has_hung_up, off_loop
 from twostroke.transfer.network.connection import MAX_PAGES, Connection
 from twostroke.transfer.network.network_transport import NetworkTransport
-from twostroke.transfer.network.nixl_agent import Agent, RemotePages, load_bindings
+from twostroke.transfer.network.nixl_agent import Agent, RemotePages, load_bindings, place_of
 from twostroke.transfer.network.requests import read_pages, read_request
 from twostroke.transfer.network.tcp import keep_alive
 from twostroke.transfer.pulls import PullTally
@@ -81,7 +81,7 @@ class NixlConnection(Connection):
     def enter(self, sock: socket.socket, deadline: Deadline) -> None:
         memory = self._memory
         self._agent = Agent("reader", memory)
-        place = memory.place
+        place = place_of(memory)
         gpu = -1 if place.gpu is None else place.gpu
         pages = np.array([region.pages for region in memory.layout.regions], "<u4").tobytes()
         send_frame(sock, [self._agent.metadata, place.address, gpu, pages], deadline)

@@ -68,6 +68,16 @@ class RemotePages:
     handle: int
 
 
+def place_of(memory: Pages) -> PoolLocation:
+    """Return where the pages lie. Raises ConfigError for pages in several places, which no agent can name."""
+    if memory.place is None:
+        raise ConfigError(
+            "page transport nixl does not move pages whose parts lie on several devices: leave it out of --transports",
+            field="transports",
+        )
+    return memory.place
+
+
 class Agent:
     """An agent writes from its pool into remote pages, and lets agents that have its metadata write into its pool.
 
@@ -81,8 +91,10 @@ class Agent:
         try:
             # Peers know an agent by its name, across hosts: where processes of containers all have the same id, too.
             self._agent: Any = self._create(f"{name}/{secrets.token_hex(16)}", memory)
-            self._pool = self._prepare(self._nixl.NIXL_INIT_AGENT, memory.place, memory.layout)
+            self._pool = self._prepare(self._nixl.NIXL_INIT_AGENT, place_of(memory), memory.layout)
             self.metadata = bytes(self._agent.getLocalMD())
+        except ConfigError:
+            raise
         except Exception as error:  # the bindings' classes have no base of their own
             raise ConfigError(f"page transport nixl cannot be used here: {error}", field="transports") from error
 
@@ -141,7 +153,7 @@ class Agent:
         config.pthrDelay = _PROGRESS_US
         agent = nixl.nixlAgent(name, config)
         agent.createBackend(_BACKEND, {})
-        place = memory.place
+        place = place_of(memory)
         region = [(place.address, memory.layout.size_bytes, place.gpu or 0, "")]
         agent.registerMem(nixl.nixlRegDList(self._kind(place), region))
         return agent

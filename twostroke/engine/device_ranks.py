@@ -1,0 +1,170 @@
+"""A worker of several ranks on devices: each has a device, its share of the weights and its part of every page there.
+
+All ranks compute the same batches, so they record the same decode steps, in the same order, and replay the same ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from twostroke.config import WorkerConfig
+from twostroke.device.memory import DeviceMemory
+from twostroke.device.ranked_memory import RankedDeviceMemory
+from twostroke.device.sharing import CudaSharing
+from twostroke.engine.accelerator import accelerator_for
+from twostroke.engine.device_build import DevicePlan, make_device_runner
+from twostroke.engine.device_fit import rank_devices, resolve_device
+from twostroke.engine.device_runner import DeviceRunner
+from twostroke.errors import ConfigError, EngineLost, RankLost
+from twostroke.kernels.cpu.choice import choose_kernels
+from twostroke.kv_cache.layout import PageRegion, PoolLayout
+from twostroke.models.catalog.places import cache_dir
+from twostroke.models.known_specs import known_spec
+from twostroke.models.ranks import Ranks
+from twostroke.models.spec import ModelSpec, Share
+from twostroke.models.weights.stored.formats import open_weights
+from twostroke.models.weights.stored.model_files import LayoutOf
+from twostroke.ranks.collectives import DeviceSums, FirstDeviceSums, Meeting, end_waits, leave_group
+from twostroke.ranks.group import FIRST, RankGroup
+from twostroke.ranks.processes import RankProcesses
+from twostroke.ranks.rank import RankJob
+from twostroke.scheduler.batch import Batch
+
+PAGES = "pages"
+"""What ranks leave for the first one: how it opens their part of the pages."""
+
+
+def rank_plans(
+    config: WorkerConfig, spec: ModelSpec, device: torch.device, layout_of: LayoutOf | None
+) -> list[DevicePlan]:
+    """Return the plan of each rank, of which `device` is the first one's; one for a worker that computes whole models.
+
+    Raises ConfigError where there are too few devices, or the model cannot be shared out.
+    """
+    if config.ranks > 1 and layout_of is not None:
+        raise ConfigError(
+            f"--tp {config.ranks}: quantised weights are not shared out over ranks; take plain ones", field="--tp"
+        )
+    devices = rank_devices(device, config.ranks)
+    return [DevicePlan.of(config, spec, each, layout_of, rank) for rank, each in enumerate(devices)]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceJob(RankJob):
+    """One rank's share of a model on its device."""
+
+    config: str
+    """A WorkerConfig as JSON."""
+    model_dir: Path
+    layout: PoolLayout
+    """The layout of a rank's part of the pages."""
+    meeting_fd: int
+
+    def load(self, group: RankGroup) -> Callable[[Batch], None]:
+        """Raises ConfigError for what cannot be loaded."""
+        config = WorkerConfig.from_json(self.config)
+        spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
+        plan = rank_plans(config, spec, resolve_device(config.model.device), None)[group.rank]
+        memory = _memory_on(plan.device, self.layout)
+        meeting = Meeting(self.meeting_fd, group.rank, group.ranks)
+        meeting.leave(PAGES, CudaSharing().share(memory.tensor))
+
+        def join() -> Ranks:
+            _meet(group, meeting, plan)
+            return DeviceSums(group.rank, _widths(spec, group.ranks))
+
+        torch.set_num_threads(config.runtime.threads)
+        runner = _runner(plan, self.model_dir, memory, join)
+
+        def compute(batch: Batch) -> None:
+            runner.run(batch)
+
+        return compute
+
+
+def ranked_on_devices(
+    config: WorkerConfig,
+    plans: Sequence[DevicePlan],
+    model_dir: Path,
+    layout: PoolLayout,
+    lost: Future[EngineLost],
+) -> tuple[RankedDeviceMemory, DeviceRunner]:
+    """Return the pages and the runner of the first rank, whose other ranks have loaded too. `layout`: of whole pages.
+
+    `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot be loaded.
+    """
+    ranks, plan = len(plans), plans[FIRST]
+    kernels = choose_kernels(cache_dir() / "kernels")
+    if kernels is None:  # with which ranks tell each other that they are there
+        raise ConfigError(f"--tp {ranks} needs a C++ compiler", field="--tp")
+    own_layout = _part_of(layout, plan.page_ranges)
+    with contextlib.ExitStack() as undo:
+        memory = _memory_on(plan.device, own_layout)
+        undo.callback(memory.close)
+        fd = os.memfd_create("twostroke-meeting", os.MFD_CLOEXEC)
+        undo.callback(os.close, fd)
+        job = DeviceJob(config.to_json(), model_dir, own_layout, fd)
+        processes = RankProcesses(
+            kernels,
+            job,
+            ranks,
+            0,
+            worker=config.worker_id,
+            descriptors=(fd,),
+            on_lost=lost.set_result,
+            end_waits=end_waits,
+        )
+        undo.callback(leave_group)
+        undo.callback(processes.close)
+        meeting = Meeting(fd, FIRST, ranks)
+
+        def join() -> Ranks:
+            _meet(processes.group, meeting, plan)
+            return FirstDeviceSums(processes, _widths(plan.spec.whole, ranks), fd)
+
+        with processes.loading():
+            runner = _runner(plan, model_dir, memory, join)
+        processes.wait_until_ready()
+        sharing = CudaSharing()
+        others = [sharing.open(meeting.left_by(rank, PAGES), plans[rank].device) for rank in range(1, ranks)]
+        undo.pop_all()
+    return RankedDeviceMemory(layout, plan.page_ranges, memory, others), runner
+
+
+def _meet(group: RankGroup, meeting: Meeting, plan: DevicePlan) -> None:
+    """Join once all ranks have their weights. Until then a rank that fails ends the waits of all, and later it may not.
+
+    Raises RankLost.
+    """
+    group.meet()
+    try:
+        meeting.join(plan.device)
+    except RuntimeError as error:
+        raise RankLost(f"the ranks of this worker cannot join: {error}") from error
+
+
+def _runner(plan: DevicePlan, model_dir: Path, memory: DeviceMemory, join: Callable[[], Ranks]) -> DeviceRunner:
+    with open_weights(model_dir, plan.torch_dtype, plan.device, keeps_codes=True) as files:
+        return make_device_runner(plan, files, memory.regions, accelerator_for(plan.device), join=join)
+
+
+def _widths(spec: ModelSpec, ranks: int) -> list[int]:
+    """Return how many words of the vocabulary each rank has."""
+    return [len(Share(rank, ranks, spec).of(spec.vocab_size)) for rank in range(ranks)]
+
+
+def _part_of(layout: PoolLayout, ranges: int) -> PoolLayout:
+    """Return how the parts of pages lie in a rank's memory."""
+    return PoolLayout(tuple(PageRegion(region.pages, region.page_bytes // ranges) for region in layout.regions))
+
+
+def _memory_on(device: torch.device, layout: PoolLayout) -> DeviceMemory:
+    first, *further = layout.regions
+    return DeviceMemory(first.pages, first.page_bytes, device, *further)

@@ -1,0 +1,139 @@
+"""Sums over the ranks of a worker that compute on devices: by NCCL between GPUs, through torch's process groups.
+
+The ranks meet in a file without a name, a memfd that the first rank makes and the others inherit: no port is opened
+for that, nothing is left behind, and nobody else can join. NCCL's own sockets stay on the loopback device.
+
+A rank waits for the others' parts within a kernel, where `RankGroup.abort` does not reach. `end_waits` does what NCCL
+offers; a process that still waits then ends by exit, as any whose device hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Final
+
+import torch
+from torch import distributed
+from torch.nn import functional
+
+from twostroke.ranks.group import FIRST
+from twostroke.ranks.processes import RankProcesses
+from twostroke.scheduler.batch import Batch
+
+JOIN_S: Final = 300.0
+"""How long ranks wait for each other when they join, and NCCL for a sum outside recordings before it ends the process.
+The first steps compile kernels, on each rank."""
+
+_LOOPBACK: Final = {"NCCL_SOCKET_IFNAME": "lo"}
+"""Environment variables: where NCCL listens while ranks join. They are all on one host."""
+
+
+class Meeting:
+    """A place in which the ranks of a worker find each other, and leave small things for the first one."""
+
+    def __init__(self, fd: int, rank: int, ranks: int) -> None:
+        """`fd`: of what `os.memfd_create` made, the same on all ranks. The caller closes it after the last sum."""
+        self.rank, self.ranks = rank, ranks
+        self._store = distributed.FileStore(f"/proc/self/fd/{fd}", ranks)  # type: ignore[attr-defined]  # of torch
+
+    def leave(self, what: str, data: bytes) -> None:
+        """Leave something for the first rank."""
+        self._store.set(f"{what}/{self.rank}", data.hex())
+
+    def left_by(self, rank: int, what: str) -> bytes:
+        """Return what a rank has left. It is waited for."""
+        return bytes.fromhex(self._store.get(f"{what}/{rank}").decode())
+
+    def join(self, device: torch.device) -> None:
+        """Wait until all ranks have joined. Raises RuntimeError where one does not."""
+        is_cuda = device.type == "cuda"
+        for name, value in _LOOPBACK.items():
+            os.environ.setdefault(name, value)
+        distributed.init_process_group(
+            "nccl" if is_cuda else "gloo",
+            store=self._store,
+            rank=self.rank,
+            world_size=self.ranks,
+            timeout=timedelta(seconds=JOIN_S),
+            device_id=device if is_cuda else None,
+        )
+
+
+class DeviceSums:
+    """What the model of one rank asks of the others, as `twostroke.models.ranks.Ranks` says it.
+
+    All of it is launched and never waited for on the host, so that steps with it can be recorded.
+    """
+
+    native = None
+
+    def __init__(self, rank: int, widths: Sequence[int]) -> None:
+        """The ranks have joined. `widths`: columns of what is gathered, of each rank."""
+        self._rank = rank
+        self._widths = tuple(widths)
+
+    def step(self, batch: Batch) -> AbstractContextManager[None]:
+        """Return what a step is computed within: the first rank has told it."""
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        """A process of a rank ends without."""
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all ranks' parts, in the place of `part` if that is contiguous."""
+        part = part.contiguous()
+        distributed.all_reduce(part)
+        return part
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor | None:
+        """Return the columns of all ranks' parts side by side on the first rank, None on the others.
+
+        All ranks get them, since that is what NCCL records best; parts are made equally wide for it.
+        """
+        widest = max(self._widths)
+        own = functional.pad(part, (0, widest - part.shape[1])).contiguous()
+        parts = [torch.empty_like(own) for _ in self._widths]
+        distributed.all_gather(parts, own)
+        if self._rank != FIRST:
+            return None
+        return torch.cat([each[:, :width] for each, width in zip(parts, self._widths, strict=True)], dim=1)
+
+
+class FirstDeviceSums(DeviceSums):
+    """The sums of the rank that tells the others what to compute."""
+
+    def __init__(self, processes: RankProcesses, widths: Sequence[int], fd: int) -> None:
+        """`fd`: the meeting's, which `close` closes."""
+        super().__init__(FIRST, widths)
+        self._processes = processes
+        self._fd = fd
+
+    def step(self, batch: Batch) -> AbstractContextManager[None]:
+        """Compute the step within; the other ranks do the same. Raises RankLost."""
+        return self._processes.step(batch.without_draws())
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._processes.close()
+        leave_group()
+        os.close(self._fd)
+
+
+def end_waits() -> None:
+    """End this process's waits for parts of sums, as far as that can be done, while another thread may be in one."""
+    group = distributed.group.WORLD
+    if group is not None:
+        threading.Thread(target=group.abort, name="end waits", daemon=True).start()  # it may hang, as the device may
+
+
+def leave_group() -> None:
+    """Leave the process group, if this process has joined it. Other ranks may be gone."""
+    group = distributed.group.WORLD
+    if group is not None:
+        group.abort()  # leaving it properly would wait for them
+        distributed.destroy_process_group()
