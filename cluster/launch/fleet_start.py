@@ -7,9 +7,9 @@ from typing import Any
 
 from cluster.launch.announce import Announcer
 from cluster.ray import session as ray_session
-from cluster.ray.placement import unplaceable
+from cluster.ray.placement import Node, gpu_ranks_of, unplaceable, with_gpus
 from cluster.spec import FleetSpec
-from twostroke.config import ClusterConfig
+from twostroke.config import ClusterConfig, Role, RoleConfig
 from twostroke.errors import ConfigError
 
 PAUSE_S = 1.0
@@ -53,7 +53,7 @@ class FleetStart:
         while True:
             nodes = ray_session.living_nodes()
             found = [
-                (role, unplaceable(nodes, role, self._config.role(role), count))
+                (role, unplaceable(nodes, role, self._asked(nodes, role), count))
                 for role, count in self._config.counts
                 if count
             ]
@@ -67,3 +67,6 @@ class FleetStart:
                 )
             self._announcer.say_once(f"waiting: {each.why}")
             time.sleep(PAUSE_S)
+
+    def _asked(self, nodes: list[Node], role: Role) -> RoleConfig:
+        return with_gpus(nodes, self._config.role(role), gpu_ranks_of(self._config.model, role))

@@ -10,7 +10,7 @@ from cluster import ports
 from cluster.flags.checks import file_can_be_made
 from cluster.flags.tls import check as check_tls
 from cluster.flags.token import read as read_token
-from cluster.ray.placement import Node, first_unplaceable
+from cluster.ray.placement import Node, first_unplaceable, gpu_ranks_of, with_gpus
 from cluster.spec import LOOPBACK, router_ports
 from router.frontend.auth.auth import read_keys
 from twostroke.config import ClusterConfig, Role
@@ -93,7 +93,11 @@ def _check_room(config: ClusterConfig) -> None:
     ever."""
     gpus = len(list(NVIDIA_GPUS.glob("*"))) if NVIDIA_DRIVER.exists() else 0
     resources = {"CPU": float(cpus(config)), "GPU": float(gpus), "memory": float(available_memory_bytes())}
-    demands = [(role, config.role(role), count) for role, count in config.counts]
+    here = [Node("", LOOPBACK, {}, resources)]
+    demands = [
+        (role, with_gpus(here, config.role(role), gpu_ranks_of(config.model, role)), count)
+        for role, count in config.counts
+    ]
     ray_labels = {
         key: value
         for _, demand, _ in demands

@@ -19,7 +19,7 @@ import ray.exceptions
 from ray.autoscaler.sdk import request_resources
 from ray.experimental import internal_kv
 
-from cluster.ray.placement import node_request_for, nodes_from_ray, worker_options
+from cluster.ray.placement import gpu_ranks_of, node_request_for, nodes_from_ray, worker_options
 from cluster.scaling.capacity import WorkerCounts
 from cluster.scaling.desired_state import Checkpoint, DesiredState
 from cluster.spec import NAMESPACE
@@ -201,7 +201,7 @@ class RayBackend:
             config.role,
             self._roles.get(config.role, RoleConfig()),
             worker_count=self._worker_count,
-            wants_gpu=not config.model.is_paced,
+            gpu_ranks=gpu_ranks_of(config.model, config.role),
         )
         log.info("worker created worker=%s options=%s", config.worker_id, options)
         # Detached, so that a worker and its streams outlive the supervisor that created it.

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.scaling.capacity import WorkerCounts
-from twostroke.config import Role, RoleConfig
+from twostroke.config import ModelConfig, Role, RoleConfig
+from twostroke.config.worker import ranks_of
 
 ROLE_LABEL = "role"
 """Node label, as in `ray start --labels role=prefill`."""
@@ -55,13 +56,26 @@ def nodes_from_ray(records: Sequence[Mapping[str, Any]]) -> list[Node]:
     ]
 
 
+def gpu_ranks_of(model: ModelConfig, role: Role) -> int:
+    """Return how many ranks of a role's workers take a GPU each where there are GPUs."""
+    return 0 if model.is_paced or model.device == "cpu" else ranks_of(model, role)
+
+
+def with_gpus(nodes: Sequence[Node], asked: RoleConfig, ranks: int) -> RoleConfig:
+    """Return what a worker asks for: where nodes have GPUs, a whole one for each of several ranks."""
+    if asked.num_gpus is not None or ranks <= 1 or not any(node.resources.get("GPU") for node in nodes):
+        return asked
+    return asked.model_copy(update={"num_gpus": float(ranks)})
+
+
 def worker_options(
-    nodes: Sequence[Node], role: Role, asked: RoleConfig, *, worker_count: int, wants_gpu: bool
+    nodes: Sequence[Node], role: Role, asked: RoleConfig, *, worker_count: int, gpu_ranks: int
 ) -> dict[str, Any]:
-    """Return the options for a worker's actor.
+    """Return the options for a worker's actor, of whose ranks so many take a GPU.
 
     A worker that asks for nothing prefers a node of its role. While there is none, it goes to a node of the other role.
     """
+    asked = with_gpus(nodes, asked, gpu_ranks)
     options: dict[str, Any] = {"num_cpus": asked.num_cpus, **_labels(nodes, role, asked)}
     if not asked.num_cpus and asked.memory_bytes is None:
         # Without a request all nodes look equally empty, and workers on one node die together. Nodes taken in turns may
@@ -77,7 +91,7 @@ def worker_options(
     gpus = sum(node.resources.get("GPU", 0.0) for node in nodes)
     if asked.num_gpus is not None:
         options["num_gpus"] = asked.num_gpus
-    elif wants_gpu and gpus > 0:
+    elif gpu_ranks and gpus > 0:
         options["num_gpus"] = 1 if worker_count <= gpus else 1 / math.ceil(worker_count / gpus)
     return options
 

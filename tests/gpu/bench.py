@@ -24,7 +24,7 @@ GPU_SECTIONS = (
     "decode, store and prefill of int4 pages",
     "products of stored codes",
     "step of an 8B-shaped model over its byte floor",
-    "kernels as compiled, CUDA graphs, CUDA IPC",
+    "kernels as compiled, CUDA graphs, CUDA IPC, NCCL",
 )
 
 
@@ -35,7 +35,20 @@ def main(wanted: Sequence[str]) -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
         torch.set_num_threads(1)  # for shapes this small, more only get in each other's way
         os.environ["OMP_NUM_THREADS"] = "1"  # for the process that prefills
-    from tests.gpu import attention, codes, draws, experts, kernels, measure, model, nibbles, report, rules, split
+    from tests.gpu import (
+        attention,
+        codes,
+        draws,
+        experts,
+        kernels,
+        measure,
+        model,
+        nibbles,
+        ranks,
+        report,
+        rules,
+        split,
+    )
 
     facts = environment(has_gpu)  # now, since a device that has failed may not answer later
     findings = report.Report(wanted=tuple(wanted))
@@ -58,6 +71,7 @@ def main(wanted: Sequence[str]) -> int:
         if not has_gpu:
             findings.failures += [f"rehearsal of {failure}" for failure in speeds.failures]
             findings.not_run += [f"{name}: no GPU here" for name in GPU_SECTIONS]
+        findings.section("ranks", ranks.check_ranks)
         findings.section("split run", split.split_run)
     findings.print_table(", ".join(facts.values()))
     if out := os.environ.get("OUT"):

@@ -30,7 +30,12 @@ MISSING = {
 }  # fmt: skip
 
 
-PASSED_BY_ALL = {"recorded steps, streams as the reference's", "split run over shared host memory, equal streams"}
+PASSED_BY_ALL = {
+    "recorded steps, streams as the reference's",
+    "a sum over ranks, recorded and replayed",
+    "2 ranks draw what one does",
+    "split run over shared host memory, equal streams",
+}
 IN_GATE = ("kernels", "experts", "stored", "draws", "speed", "decode", "prefill", "8B", "split")
 """How the sections begin that take a second each. The others check in the interpreter what `tests/unit/kernels/triton`
 checks there, too."""
