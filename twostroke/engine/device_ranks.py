@@ -151,8 +151,9 @@ def _meet(group: RankGroup, meeting: Meeting, plan: DevicePlan) -> None:
 
 
 def _runner(plan: DevicePlan, model_dir: Path, memory: DeviceMemory, join: Callable[[], Ranks]) -> DeviceRunner:
-    with open_weights(model_dir, plan.torch_dtype, plan.device, keeps_codes=True) as files:
-        return make_device_runner(plan, files, memory.regions, accelerator_for(plan.device), join=join)
+    accelerator = accelerator_for(plan.device)
+    with accelerator.guard(), open_weights(model_dir, plan.torch_dtype, plan.device, keeps_codes=True) as files:
+        return make_device_runner(plan, files, memory.regions, accelerator, join=join)
 
 
 def _widths(spec: ModelSpec, ranks: int) -> list[int]:
