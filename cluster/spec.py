@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cluster.ports import check_distinct
+from cluster.ray.placement import gpu_ranks_of
 from cluster.scaling.capacity import LatencyTargets, WorkerCounts
 from twostroke.config import Bounds, ClusterConfig, Role, RoleConfig, RouterConfig, ScalingConfig, WorkerConfig
 from twostroke.credentials import TlsConfig
@@ -91,10 +92,10 @@ class FleetSpec:
 def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
     joined = config.address is not None
     host = NODE_ADDRESS if joined else LOOPBACK
-    # Which workers will share a GPU is not known here; one GPU for all is what must work.
+    # Which workers will share a GPU is not known here; one GPU for all is what must work. Several ranks share none.
     scaling = config.scaling
     most = scaling.prefill_bounds(config.prefill).most + scaling.decode_bounds(config.decode).most
-    cache = config.cache.replace(device_share=config.cache.device_share / most)
+    shared = config.cache.replace(device_share=config.cache.device_share / most)
     workers = tuple(
         WorkerConfig(
             role=role,
@@ -105,7 +106,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             cluster_token=token,
             cluster_tls=config.certificates.cluster,
             model=config.model,
-            cache=cache,
+            cache=config.cache if gpu_ranks_of(config.model, role) > 1 else shared,
             schedule=config.schedule,
             adapters=config.adapters,
             slo_ttft_s=config.routing.slo_ttft_s,

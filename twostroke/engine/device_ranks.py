@@ -50,7 +50,9 @@ def rank_plans(
     """
     if config.ranks > 1 and layout_of is not None:
         raise ConfigError(
-            f"--tp {config.ranks}: quantised weights are not shared out over ranks; take plain ones", field="--tp"
+            f"--tp {config.ranks}: quantised weights are shared out over ranks on CPUs only: give --device cpu, or "
+            "take plain ones",
+            field="--tp",
         )
     devices = rank_devices(device, config.ranks)
     return [DevicePlan.of(config, spec, each, layout_of, rank) for rank, each in enumerate(devices)]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from cluster.ray.placement import Node, gpu_ranks_of, nodes_from_ray, unplaceable, with_gpus, worker_options
-from twostroke.config import ModelConfig, Role, RoleConfig
+from cluster.spec import fleet_spec
+from twostroke.config import ClusterConfig, ModelConfig, Role, RoleConfig
 
 ANY = RoleConfig()
 
@@ -140,3 +141,10 @@ def test_a_misfit_says_what_is_asked_and_what_there_is(asked: RoleConfig, count:
     assert found is not None
     assert found.key == key
     assert why in found.why
+
+
+def test_workers_share_out_a_gpu_unless_they_have_several_ranks_with_gpus_of_their_own() -> None:
+    config = ClusterConfig(prefill=1, decode=1, model=ModelConfig(decode_tp=2))
+    prefill, decode = fleet_spec(config, token="", port=0).workers
+    assert prefill.cache.device_share == config.cache.device_share / 2
+    assert decode.cache.device_share == config.cache.device_share
