@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from twostroke.models.ranks import Ranks
 from twostroke.models.spec import ModelSpec, Share
 from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.stored.model_files import LayoutOf
-from twostroke.ranks.collectives import DeviceSums, FirstDeviceSums, Meeting, end_waits, leave_group
+from twostroke.ranks.collectives import DeviceSums, Meeting, end_waits, leave_group
 from twostroke.ranks.group import FIRST, RankGroup
 from twostroke.ranks.processes import RankProcesses
 from twostroke.ranks.rank import RankJob
@@ -89,6 +90,26 @@ class DeviceJob(RankJob):
             runner.run(batch)
 
         return compute
+
+
+class FirstDeviceSums(DeviceSums):
+    """The sums of the rank that tells the others what to compute."""
+
+    def __init__(self, processes: RankProcesses, widths: Sequence[int], fd: int) -> None:
+        """`fd`: the meeting's, which `close` closes."""
+        super().__init__(FIRST, widths)
+        self._processes = processes
+        self._fd = fd
+
+    def step(self, batch: Batch) -> AbstractContextManager[None]:
+        """Compute the step within; the other ranks do the same. Raises RankLost."""
+        return self._processes.step(batch.without_draws())
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._processes.close()
+        leave_group()
+        os.close(self._fd)
 
 
 def ranked_on_devices(

@@ -20,7 +20,8 @@ from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.choice import stored_key_centers
 from twostroke.models.ranks import Ranks
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.shared_out import pages_of_share, shares_in
+from twostroke.models.weights.shared_out import pages_of_share
+from twostroke.models.weights.stored_shares import shares_in
 from twostroke.profiler import Profiler
 
 

@@ -50,8 +50,8 @@ def check_tensors(directory: Path, model: ModelConfig) -> None:
     import torch
 
     from twostroke.models.families.table import named
-    from twostroke.models.weights.shared_out import check_orders, shares_in
     from twostroke.models.weights.stored.formats import open_weights
+    from twostroke.models.weights.stored_shares import check_orders, shares_in
     from twostroke.models.weights.tensors import take_weights
 
     spec = known_spec(directory, model.max_model_len, model.model_impl)

@@ -22,7 +22,6 @@ from torch import distributed
 from torch.nn import functional
 
 from twostroke.ranks.group import FIRST
-from twostroke.ranks.processes import RankProcesses
 from twostroke.scheduler.batch import Batch
 
 JOIN_S: Final = 300.0
@@ -102,26 +101,6 @@ class DeviceSums:
         if self._rank != FIRST:
             return None
         return torch.cat([each[:, :width] for each, width in zip(parts, self._widths, strict=True)], dim=1)
-
-
-class FirstDeviceSums(DeviceSums):
-    """The sums of the rank that tells the others what to compute."""
-
-    def __init__(self, processes: RankProcesses, widths: Sequence[int], fd: int) -> None:
-        """`fd`: the meeting's, which `close` closes."""
-        super().__init__(FIRST, widths)
-        self._processes = processes
-        self._fd = fd
-
-    def step(self, batch: Batch) -> AbstractContextManager[None]:
-        """Compute the step within; the other ranks do the same. Raises RankLost."""
-        return self._processes.step(batch.without_draws())
-
-    def close(self) -> None:
-        """End the other ranks."""
-        self._processes.close()
-        leave_group()
-        os.close(self._fd)
 
 
 def end_waits() -> None:

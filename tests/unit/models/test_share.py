@@ -28,7 +28,8 @@ from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.share import share_of
-from twostroke.models.weights.shared_out import pages_of_share, shares_in
+from twostroke.models.weights.shared_out import pages_of_share
+from twostroke.models.weights.stored_shares import shares_in
 from twostroke.ranks.group import RankGroup, create_memory
 from twostroke.ranks.sums import RankSums
 from twostroke.scheduler.batch import Batch
