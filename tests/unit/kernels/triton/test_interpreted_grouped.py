@@ -55,3 +55,22 @@ def test_an_mlp_of_experts_equals_the_products_of_each(dtype: torch.dtype, has_b
     for ours, theirs in zip(*results, strict=True):
         assert ours.dtype == theirs.dtype
         torch.testing.assert_close(ours, theirs, rtol=SLACK[dtype], atol=SLACK[dtype] * 3)
+
+
+@pytest.mark.parametrize("held", [range(2), range(2, 5)])
+def test_pairs_with_experts_that_are_held_elsewhere_come_last_and_are_in_no_tile(held: range) -> None:
+    rows, experts, per_token = 75, 5, 2
+    chosen = chosen_of(rows, experts, per_token)
+    local = torch.where((chosen >= held.start) & (chosen < held.stop), chosen - held.start, len(held))
+    pairs = RoutedPairs.of(local, len(held))
+    count = int((local < len(held)).sum())
+    covered = [
+        place for start, end in zip(pairs.tile_starts, pairs.tile_ends, strict=True) for place in range(start, end)
+    ]
+    assert covered == list(range(count))
+    x, weight = torch.randn(rows, 40), torch.randn(experts, 72, 40)
+    own = weight[held.start : held.stop].contiguous()
+    found = TritonGrouped().gathered(x, own, None, pairs)[:count]
+    flat = chosen.flatten()[pairs.order[:count].long()]
+    right = torch.stack([weight[e] @ x[p // per_token] for e, p in zip(flat, pairs.order[:count], strict=True)])
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
