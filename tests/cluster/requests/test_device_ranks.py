@@ -22,6 +22,7 @@ from twostroke.rpc.v1 import control_pb2
 from twostroke.worker.process import ENGINE_LOST
 
 
+@pytest.mark.slow
 async def test_streams_have_the_tokens_of_transformers_and_a_lost_rank_ends_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
