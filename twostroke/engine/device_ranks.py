@@ -91,6 +91,10 @@ class DeviceJob(RankJob):
 
         return compute
 
+    def end_waits(self) -> None:
+        """End those for sums."""
+        end_waits()
+
 
 class FirstDeviceSums(DeviceSums):
     """The sums of the rank that tells the others what to compute."""
@@ -139,10 +143,10 @@ def ranked_on_devices(
             job,
             ranks,
             0,
+            frozen_s=config.patience.dead_after_s,
             worker=config.worker_id,
             descriptors=(fd,),
             on_lost=lost.set_result,
-            end_waits=end_waits,
         )
         undo.callback(leave_group)
         undo.callback(processes.close)

@@ -99,14 +99,12 @@ class RankProcesses:
         worker: str = "worker",
         descriptors: Sequence[int] = (),
         on_lost: Callable[[RankLost], None] = lambda error: None,
-        end_waits: Callable[[], None] = lambda: None,
     ) -> None:
         """Start ranks 1 to `ranks` - 1, which load while the caller does the same.
 
         `most_bytes`: of the longest sum. `frozen_s`: a rank that has loaded is lost without a beat for this long.
         `worker`: its name in their logs. `descriptors` are those that the job needs. `on_lost` is called in a thread
-        when ranks that have loaded are lost, and `end_waits` then and while they load: it ends waits that the group
-        knows nothing of. Raises ConfigError where processes or memory cannot be had.
+        when ranks that have loaded are lost. Raises ConfigError where processes or memory cannot be had.
         """
         self._fate = _Fate(waited_for=ranks - 1)
         try:
@@ -117,7 +115,7 @@ class RankProcesses:
         library = Path(kernels.library._name)
         of_kernels = library, kernels.variant, kernels.build
         starts = [RankStart(worker, rank, ranks, slot_bytes, memory_fd, *of_kernels, job) for rank in range(1, ranks)]
-        self._watcher = _Watcher(self.group, self._fate, frozen_s, on_lost, end_waits)
+        self._watcher = _Watcher(self.group, self._fate, frozen_s, on_lost, job.end_waits)
         try:
             self._connections = self._watcher.start(starts, (memory_fd, *descriptors))
         except OSError as error:

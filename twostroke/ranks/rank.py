@@ -49,6 +49,9 @@ class RankJob(abc.ABC):
         Descriptors that were handed over have the same numbers here. Raises ConfigError for what cannot be loaded.
         """
 
+    def end_waits(self) -> None:  # noqa: B027  # most jobs wait in the group alone
+        """End the waits of the first rank that the group knows nothing of, since ranks are lost; in another thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
