@@ -18,7 +18,7 @@ from twostroke.config.schedule import ScheduleConfig
 from twostroke.config.security import CertificatesConfig
 from twostroke.config.settings import Settings, group, port, setting
 from twostroke.config.tracing import TracingConfig
-from twostroke.config.worker import Role, RuntimeConfig, check_adapters, check_kv_formats
+from twostroke.config.worker import Role, RuntimeConfig, check_kv_formats
 from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import ConfigError
 
@@ -98,7 +98,6 @@ class ClusterConfig(Settings):
         self.schedule.check_draft_model(self.model)
         may_switch = self.scaling.may_switch(self.prefill, self.decode)  # raises where a count is out of its bounds
         check_kv_formats(self.cache, self.model, may_switch=may_switch)
-        check_adapters(self.adapters, self.model)
 
     @property
     def counts(self) -> tuple[tuple[Role, int], ...]:

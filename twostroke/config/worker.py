@@ -84,7 +84,6 @@ class WorkerConfig(Settings):
         self.schedule.check_budget()
         self.schedule.check_draft_model(self.model)
         check_kv_formats(self.cache, self.model, may_switch=self.flexible)
-        check_adapters(self.adapters, self.model)
 
     @property
     def kv_format(self) -> str:
@@ -118,13 +117,6 @@ def ranks_of(model: ModelConfig, role: Role) -> int:
     """Return the ranks of a role's workers."""
     own = model.prefill_tp if role is Role.PREFILL else model.decode_tp
     return own or model.tp
-
-
-def check_adapters(adapters: AdapterConfig, model: ModelConfig) -> None:
-    """Raise ConfigError for adapters of workers with several ranks."""
-    for flag, ranks in model.ranks_by_flag:
-        if adapters.lora_modules or adapters.allow_runtime_lora_updating:
-            raise ConfigError(f"{flag} {ranks}: adapters are not shared out over ranks", field=flag)
 
 
 def _number_format(cache: CacheConfig, model: ModelConfig, role: Role) -> str:

@@ -213,11 +213,12 @@ def _build_on_cpu(
     facts = _model_facts(config, spec, model_dir, _host_layout(config, spec, groups, conversion), groups)
     arithmetic = _cpu_arithmetic(config) if config.model.deterministic else ""
 
-    lost = Future[EngineLost]()
+    lost, of_all_ranks = Future[EngineLost](), list[AdapterSlots]()
 
     def load(memory: PageMemory) -> Loaded:
         if config.ranks > 1:
-            runner = ranked_runner(plan, memory, profiler, lost)
+            runner, slots = ranked_runner(plan, memory, profiler, lost)
+            of_all_ranks.append(slots)
             return runner, runner.determinism, None
         runner = plan.runner(memory, profiler=profiler)
         return runner, runner.determinism, runner if runner.can_borrow else None
@@ -245,7 +246,7 @@ def _build_on_cpu(
         kernels=in_use,
         weights=weights,
         expert_load=built.runner.expert_load,
-        adapters=built.runner.adapters,
+        adapters=of_all_ranks[0] if of_all_ranks else built.runner.adapters,
         lost=lost,
     )
 

@@ -15,6 +15,7 @@ from twostroke.kernels.linear import Linears
 from twostroke.models.adapters.peft import Adapter
 from twostroke.models.adapters.products import TorchAdapter
 from twostroke.models.adapters.shapes import ProjectionShapes
+from twostroke.models.adapters.shared_out import share_of_adapter, share_of_factors
 from twostroke.models.families.gemma2 import GEMMA2
 from twostroke.models.families.gemma3 import GEMMA3
 from twostroke.models.families.llama import LLAMA
@@ -32,7 +33,7 @@ ADAPTED: Final = tuple(family.architecture for family in (LLAMA, MISTRAL, QWEN2,
 
 
 class ModelAdapters:
-    """The `AdapterSlots` of a model."""
+    """The `AdapterSlots` of a model, or of one rank's share of it."""
 
     def __init__(
         self,
@@ -49,14 +50,16 @@ class ModelAdapters:
         self._dtype = dtype
         self._linears = linears
         self._device = device
-        self._shapes = ProjectionShapes.of(spec)
+        self._shapes, self._whole_shapes = ProjectionShapes.of(spec), ProjectionShapes.of(spec.whole)
         self._prepared: dict[bytes, Any] = {}
 
     def prepare(self, adapter: Adapter) -> Any:
         """Raises UnsupportedFeature for a model whose adapters are not computed, and ConfigError for an adapter that
         does not fit."""
         self._check_computed()
-        adapter.check_fits(self._shapes)
+        adapter.check_fits(self._whole_shapes)
+        if self._spec.share is not None:
+            adapter = share_of_adapter(adapter, self._spec.share)
         if self._linears is not None:
             return TorchAdapter(
                 adapter,
@@ -95,5 +98,7 @@ class ModelAdapters:
         """Factors by which rows of the model's projections were multiplied: an adapter's rows are, too."""
         if not self._spec.has_key_bias:
             return {}
+        whole, share = self._spec.whole, self._spec.share
         with open_weights(self._directory, self._dtype) as files:
-            return row_factors(named(files, self._spec), self._spec)
+            factors = row_factors(named(files, whole), whole)
+        return factors if share is None else share_of_factors(factors, share)

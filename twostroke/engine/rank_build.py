@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from twostroke.config import WorkerConfig
+from twostroke.engine.adapter_slots import AdapterSlots
 from twostroke.engine.host_build import HostPlan
+from twostroke.engine.ranked_adapters import DropAdapter, PutAdapter, RankedAdapters
 from twostroke.engine.runner import ModelRunner
 from twostroke.errors import ConfigError, EngineLost
 from twostroke.kernels.cpu.choice import choose_kernels
@@ -39,7 +41,7 @@ class ModelJob(RankJob):
     layout: PoolLayout
     pages_fd: int
 
-    def load(self, group: RankGroup) -> Callable[[Batch], None]:
+    def load(self, group: RankGroup) -> Callable[[Batch | PutAdapter | DropAdapter], None]:
         """Raises ConfigError for what cannot be loaded."""
         config = WorkerConfig.from_json(self.config)
         spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
@@ -47,10 +49,13 @@ class ModelJob(RankJob):
         ranks = RankSums(group, spec.vocab_size)
         runner = HostPlan.of(config, spec, self.model_dir).runner(memory, rank=group.rank, ranks=ranks)
 
-        def compute(batch: Batch) -> None:
-            runner.run(batch)
+        def do(message: Batch | PutAdapter | DropAdapter) -> None:
+            if isinstance(message, Batch):
+                runner.run(message)
+            else:
+                message.on(runner.adapters)
 
-        return compute
+        return do
 
 
 class FirstRank(RankSums):
@@ -64,6 +69,11 @@ class FirstRank(RankSums):
         """Compute the step within; the other ranks do the same. Raises RankLost."""
         return self._processes.step(batch.without_draws())
 
+    def tell(self, message: PutAdapter | DropAdapter) -> None:
+        """Let the other ranks do what it says, between steps. Raises RankLost."""
+        self._processes.send(message)
+        self._processes.finish()
+
     def close(self) -> None:
         """End the other ranks."""
         self._processes.close()
@@ -71,8 +81,8 @@ class FirstRank(RankSums):
 
 def ranked_runner(
     plan: HostPlan, memory: PageMemory, profiler: Profiler | None, lost: Future[EngineLost]
-) -> ModelRunner:
-    """Return the runner of the first rank, whose other ranks have loaded too.
+) -> tuple[ModelRunner, AdapterSlots]:
+    """Return the runner of the first rank, whose other ranks have loaded too, and the slots of adapters of all of them.
 
     `memory` is protected then. `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot
     be loaded.
@@ -102,4 +112,4 @@ def ranked_runner(
     except BaseException:
         processes.close()
         raise
-    return runner
+    return runner, RankedAdapters(runner.adapters, ranks.tell)

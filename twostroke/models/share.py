@@ -51,7 +51,8 @@ def mlp_unit_of(spec: ModelSpec, layout_of: LayoutOf | None, *, is_int8: bool) -
     `layout_of` knows matrices by the names that the program has for them, and is None where all are plain numbers.
     """
     if layout_of is None:
-        return GROUP if all(is_quantised(width, is_int8=is_int8) for width in _mlp_widths(spec).values()) else 1
+        widths = _mlp_widths(spec).values()
+        return GROUP if widths and all(is_quantised(width, is_int8=is_int8) for width in widths) else 1
     downs = [(name, inputs) for name, inputs in cut_by_columns(spec) if name.endswith("down_proj.weight")]
     found = [(layout_of(name), inputs) for name, inputs in downs]
     return max((each.whole_inputs for each, inputs in found if each is not None and each.can_pack(inputs)), default=1)

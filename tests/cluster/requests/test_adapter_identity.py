@@ -38,14 +38,22 @@ HITS: Final = "twostroke_prefix_cache_hits_total"
 Models = dict[str, list[Reference]]
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("smollm2", marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("llama", (1, 1)),
+        pytest.param("llama", (2, 1), marks=pytest.mark.slow),
+        pytest.param("llama", (2, 2), marks=pytest.mark.slow),
+        pytest.param("smollm2", (1, 1), marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
+)
 async def test_answers_with_an_adapter_are_those_of_merged_weights_through_hits_preemptions_and_deaths(
-    name: str, tmp_path: Path, request: pytest.FixtureRequest
+    name: str, ranks: tuple[int, int], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     directory = small_llama(tmp_path / "llama") if name == "llama" else request.getfixturevalue("smollm2_dir")
     folders = write_adapters(directory, tmp_path)
     some, growing = references(directory, folders)
-    async with serving(directory, PAGES, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
+    async with serving(directory, PAGES, ranks, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
         serve(cluster, folders)
         assert await wrong(client, some) == []
         assert counted(cluster, "twostroke_pull_bytes_total") > 0, "nothing was pulled: this was not a split run"

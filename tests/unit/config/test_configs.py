@@ -45,7 +45,6 @@ def test_a_config_comes_back_as_it_was_written() -> None:
         ({"model": {"tp": 0}}, "--tp must be"),
         ({"model": {"decode_tp": 10_000}}, "--decode-tp must be"),
         ({"model": {"model": "paced:", "tp": 2}}, "--tp 2: a paced model computes nothing"),
-        ({"model": {"tp": 2}, "adapters": {"lora_modules": ["a=b"]}}, "--tp 2: adapters are not shared out"),
         ({"model": {"prefill_tp": 2}, "flexible": True}, "hold bfloat16/2 and decode workers' bfloat16: no worker can"),
         ({"model": {"decode_tp": 2, "deterministic": True}}, "--deterministic cannot be kept"),
         (

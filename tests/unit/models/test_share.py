@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -159,9 +161,18 @@ class NativeRanks:
         return Served(spec, model)
 
     def logits(
-        self, sequences: list[torch.Tensor], starts: list[int], sampled: list[int] | None
+        self,
+        sequences: list[torch.Tensor],
+        starts: list[int],
+        sampled: list[int] | None,
+        adapters: Sequence[tuple[Any, ...]] | None = None,
     ) -> torch.Tensor | None:
-        steps = [self.threads.submit(each.logits, sequences, starts, sampled) for each in self.served]
+        """`adapters`: those of the sequences, as each rank has prepared them."""
+        of_ranks = adapters or [()] * len(self.served)
+        steps = [
+            self.threads.submit(each.logits, sequences, starts, sampled, adapters=own)
+            for each, own in zip(self.served, of_ranks, strict=True)
+        ]
         found = [step.result() for step in steps]
         assert found[1:] == [None] * (len(found) - 1), "the first rank alone draws"
         return found[0]

@@ -1,0 +1,62 @@
+"""Ranks that share out an adapter add what one that has all of it adds."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.models.adapters.test_products import MODELS, an_adapter, logits_with, merged, slots
+from tests.unit.models.test_native_transformer import logits_of, native, plain, prompt
+from tests.unit.models.test_registry import saved
+from tests.unit.models.test_share import NativeRanks
+from twostroke.engine.model_adapters import ModelAdapters
+from twostroke.engine.ranked_adapters import RankedAdapters
+from twostroke.errors import ConfigError
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.models.adapters.shared_out import share_of_adapter
+from twostroke.models.registry import read_spec
+from twostroke.models.weights.shared_out import shares_in
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_natively_two_ranks_are_as_near_to_merged_weights_as_one(name: str, tmp_path: Path, kernels: Kernels) -> None:
+    base = tmp_path / "base"
+    saved(MODELS[name], base)
+    adapter = an_adapter(base)
+    truth = logits_of(plain(merged(base, adapter, tmp_path / "merged"), torch.float32), prompt(37))
+    one = slots(base, torch.bfloat16, None).prepare(adapter)
+    usual = (logits_with(native(base, kernels), prompt(37), one) - truth).abs()
+    ranks = NativeRanks(base, kernels, 2)
+    prepared = [(ModelAdapters(base, share, torch.bfloat16, linears=None).prepare(adapter),) for share in ranks.shares]
+    logits = ranks.logits([prompt(37)], [0], list(range(37)), prepared)
+    assert logits is not None
+    assert (logits.float() - truth).abs().mean() < 1.3 * usual.mean()
+
+
+def test_an_adapter_of_the_size_of_a_share_is_refused_by_each_rank(tmp_path: Path) -> None:
+    saved(MODELS["llama"], tmp_path)
+    share = shares_in(tmp_path, read_spec(tmp_path), 2, is_int8=False)[1]
+    adapter = an_adapter(tmp_path)
+    assert share.share is not None
+    with pytest.raises(ConfigError, match="is adapted from"):
+        ModelAdapters(tmp_path, share, torch.float32, linears=None).prepare(share_of_adapter(adapter, share.share))
+
+
+def test_all_ranks_have_the_adapters_of_the_first_one(tmp_path: Path) -> None:
+    saved(MODELS["llama"], tmp_path)
+    adapter = an_adapter(tmp_path)
+    first, second = (
+        ModelAdapters(tmp_path, share, torch.bfloat16, linears=None)
+        for share in shares_in(tmp_path, read_spec(tmp_path), 2, is_int8=False)
+    )
+    ranked = RankedAdapters(first, lambda message: pickle.loads(pickle.dumps(message)).on(second))
+    ranked.put(adapter.digest, ranked.prepare(adapter))
+    for rank in (first, second):
+        assert rank.of([adapter.digest, None])[1] is None
+    ranked.drop(adapter.digest)
+    for rank in (first, second):
+        with pytest.raises(KeyError):
+            rank.of([adapter.digest])
