@@ -87,11 +87,16 @@ def test_natively_the_logits_are_near_those_of_merged_weights(
     saved(MODELS[name], tmp_path / "base")
     adapter = an_adapter(tmp_path / "base")
     folder = merged(tmp_path / "base", adapter, tmp_path / "merged")
-    truth = logits_of(plain(folder, torch.float32), prompt(37))
-    usual = (logits_of(native(folder, kernels, is_int8=is_int8), prompt(37)) - truth).abs()
+    exact, rounded = plain(folder, torch.float32), native(folder, kernels, is_int8=is_int8)
     prepared = slots(tmp_path / "base", torch.bfloat16, None).prepare(adapter)
-    ours = (logits_with(native(tmp_path / "base", kernels, is_int8=is_int8), prompt(37), prepared) - truth).abs()
-    assert ours.mean() < 1.3 * usual.mean(), "as near as the merged model in the same number format"
+    served = native(tmp_path / "base", kernels, is_int8=is_int8)
+    usual, ours = 0.0, 0.0
+    for seed in range(4):
+        tokens = prompt(37, seed=seed)
+        truth = logits_of(exact, tokens)
+        usual += float((logits_of(rounded, tokens) - truth).abs().mean())
+        ours += float((logits_with(served, tokens, prepared) - truth).abs().mean())
+    assert ours < 1.3 * usual, "as near as the merged model in the same number format"
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -18,7 +18,7 @@ from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.models.adapters.shared_out import share_of_adapter
 from twostroke.models.registry import read_spec
-from twostroke.models.weights.shared_out import shares_in
+from twostroke.models.weights.stored_shares import shares_in
 
 
 @pytest.mark.parametrize("name", MODELS)
