@@ -37,7 +37,14 @@ from twostroke.config import PACED_PREFIX, ClusterConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.models.catalog.places import locate
-from twostroke.models.draft_check import check_draft, check_draft_size, draft_dir, draft_pool, refuse_heads
+from twostroke.models.draft_check import (
+    check_draft,
+    check_draft_size,
+    draft_dir,
+    draft_pool,
+    naming_draft,
+    refuse_heads,
+)
 from twostroke.models.known_specs import known_spec
 from twostroke.models.preflight import check_model
 
@@ -317,8 +324,10 @@ def _have_draft_model(config: ClusterConfig, directory: Path) -> None:
     refuse_heads(config.schedule, model, directory)
     if name is None:
         return
-    draft = draft_dir(name, model.dtype) or fetch_with_progress(name, model.dtype)
-    check_model(draft, model.replace(model=name, served_model_name=None, max_model_len=None))
+    with naming_draft(name):
+        draft = draft_dir(name, model.dtype) or fetch_with_progress(name, model.dtype)
+        alone = model.replace(model=name, served_model_name=None, max_model_len=None)
+        check_model(draft, alone.replace(tp=1, prefill_tp=None, decode_tp=None))  # one rank computes all of it
     check_draft(name, draft, directory)
     check_draft_size(name, draft, directory, model)
     draft_pool(known_spec(draft), model.dtype, config.cache.block_size, config.schedule.draft_cache_bytes)

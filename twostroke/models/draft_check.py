@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +30,15 @@ def draft_dir(name: str, dtype: str) -> Path | None:
     directory = Path(name).expanduser()
     if directory.is_dir():
         refuse_head_as_model(FLAG, name, directory)
-    try:
+    with naming_draft(name):
         return locate(name, dtype)
+
+
+@contextlib.contextmanager
+def naming_draft(name: str) -> Iterator[None]:
+    """Let a ConfigError within, of a model called `name`, name the flag of draft models."""
+    try:
+        yield
     except ConfigError as error:
         message = error.message.replace("--model", FLAG)
         raise ConfigError(message if FLAG in message else f"{FLAG} {name}: {message}", field=FLAG) from error

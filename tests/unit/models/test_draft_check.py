@@ -10,7 +10,7 @@ import pytest
 from tests.unit.engine.tiny import TINY, save_tiny
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
-from twostroke.models.draft_check import check_draft, check_draft_size, draft_dir, draft_pool
+from twostroke.models.draft_check import check_draft, check_draft_size, draft_dir, draft_pool, naming_draft
 from twostroke.models.known_specs import known_spec
 
 WORDS = {"a": 0, "b": 1}
@@ -87,3 +87,12 @@ def test_a_draft_model_reads_fewer_bytes_of_weights_in_a_step_than_the_model(tmp
         assert raised.value.field == "--draft-model"
     with pytest.raises(ConfigError, match=r"draft reads \d+ bytes"):
         check_draft_size("draft", model, smaller, whole)
+
+
+def test_what_goes_wrong_with_a_draft_model_is_said_of_its_own_flag() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"^--draft-model nobody") as raised,
+        naming_draft("nobody/none"),
+    ):
+        raise ConfigError("--model nobody/none: the download from the hub failed", field="model")
+    assert raised.value.field == "--draft-model"

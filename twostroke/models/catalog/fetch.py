@@ -151,7 +151,8 @@ def _fetch_from_hub(model: str, progress: Progress) -> Path:
     try:
         snapshot = Path(snapshot_download(model, allow_patterns=list(HUB_FILES)))
     except Exception as error:  # the hub client raises its own errors and its HTTP library's
-        raise ConfigError(f"--model {model}: the download from the hub failed: {error}", field="model") from error
+        reason = " ".join(str(error).split())  # of several lines
+        raise ConfigError(f"--model {model}: the download from the hub failed: {reason}", field="model") from error
     places.check_files(snapshot)
     marker = places.hub_marker(model)
     with _locked(marker.parent), _scratch(marker.parent) as scratch:
