@@ -12,7 +12,13 @@ from typing import Final
 from twostroke.config import WorkerConfig
 from twostroke.engine.adapter_slots import AdapterSlots
 from twostroke.engine.host_build import HostPlan
-from twostroke.engine.ranked_adapters import DropAdapter, PutAdapter, RankedAdapters
+from twostroke.engine.ranked_adapters import (
+    AdapterMessage,
+    DropAdapter,
+    OtherRankAdapters,
+    PutAdapter,
+    RankedAdapters,
+)
 from twostroke.engine.runner import ModelRunner
 from twostroke.errors import ConfigError, EngineLost
 from twostroke.kernels.cpu.choice import choose_kernels
@@ -41,7 +47,7 @@ class ModelJob(RankJob):
     layout: PoolLayout
     pages_fd: int
 
-    def load(self, group: RankGroup) -> Callable[[Batch | PutAdapter | DropAdapter], None]:
+    def load(self, group: RankGroup) -> Callable[[Batch | AdapterMessage], None]:
         """Raises ConfigError for what cannot be loaded."""
         config = WorkerConfig.from_json(self.config)
         spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
@@ -49,11 +55,13 @@ class ModelJob(RankJob):
         ranks = RankSums(group, spec.vocab_size)
         runner = HostPlan.of(config, spec, self.model_dir).runner(memory, rank=group.rank, ranks=ranks)
 
-        def do(message: Batch | PutAdapter | DropAdapter) -> None:
+        adapters = OtherRankAdapters(runner.adapters)
+
+        def do(message: Batch | AdapterMessage) -> None:
             if isinstance(message, Batch):
                 runner.run(message)
             else:
-                message.on(runner.adapters)
+                message.on(adapters)
 
         return do
 
@@ -112,4 +120,4 @@ def ranked_runner(
     except BaseException:
         processes.close()
         raise
-    return runner, RankedAdapters(runner.adapters, ranks.tell)
+    return runner, RankedAdapters(runner.adapters, processes.aside, ranks.tell)

@@ -1,24 +1,46 @@
-"""Adapters of a worker of several ranks: the first one tells the others which to have, between steps."""
+"""Adapters of a worker of several ranks: the first one tells the others which to have.
+
+Each rank prepares its share of an adapter while steps go on. Between two steps all of them begin to use it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from twostroke.engine.adapter_slots import AdapterSlots
 from twostroke.models.adapters.peft import Adapter
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OtherRankAdapters:
+    """The adapters of another rank than the first."""
+
+    slots: AdapterSlots
+    prepared: dict[bytes, Any] = field(default_factory=dict)
+    """Those that no step uses yet."""
+
+
 @dataclass(frozen=True, slots=True)
-class PutAdapter:
-    """Tells a rank to have an adapter, whose share it takes itself."""
+class PrepareAdapter:
+    """Tells a rank to prepare its share of an adapter."""
 
     adapter: Adapter
 
-    def on(self, slots: AdapterSlots) -> None:
+    def on(self, rank: OtherRankAdapters) -> None:
         """Raises what preparing it raises, which the first rank has done already."""
-        slots.put(self.adapter.digest, slots.prepare(self.adapter))
+        rank.prepared[self.adapter.digest] = rank.slots.prepare(self.adapter)
+
+
+@dataclass(frozen=True, slots=True)
+class PutAdapter:
+    """Tells a rank to use what it has prepared."""
+
+    digest: bytes
+
+    def on(self, rank: OtherRankAdapters) -> None:
+        rank.slots.put(self.digest, rank.prepared.pop(self.digest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +49,38 @@ class DropAdapter:
 
     digest: bytes
 
-    def on(self, slots: AdapterSlots) -> None:
-        slots.drop(self.digest)
+    def on(self, rank: OtherRankAdapters) -> None:
+        rank.slots.drop(self.digest)
+
+
+AdapterMessage = PrepareAdapter | PutAdapter | DropAdapter
 
 
 class RankedAdapters:
     """The `AdapterSlots` of a worker of several ranks."""
 
-    def __init__(self, own: AdapterSlots, tell: Callable[[PutAdapter | DropAdapter], None]) -> None:
-        """`own`: those of the first rank. `tell` lets the others do what a message says."""
+    def __init__(
+        self,
+        own: AdapterSlots,
+        aside: Callable[[PrepareAdapter], None],
+        tell: Callable[[PutAdapter | DropAdapter], None],
+    ) -> None:
+        """`own`: those of the first rank. `tell` lets the others do what a message says between steps, and returns when
+        they have; `aside` while steps go on."""
         self._own = own
+        self._aside = aside
         self._tell = tell
 
     def prepare(self, adapter: Adapter) -> Any:
-        """Raises what the first rank's slots raise."""
-        return adapter, self._own.prepare(adapter)
+        """Raises what the first rank's slots raise, and RankLost."""
+        prepared = self._own.prepare(adapter)
+        self._aside(PrepareAdapter(adapter))
+        return prepared
 
     def put(self, digest: bytes, prepared: Any) -> None:
         """Raises RankLost."""
-        adapter, own = prepared
-        self._tell(PutAdapter(adapter))
-        self._own.put(digest, own)
+        self._tell(PutAdapter(digest))
+        self._own.put(digest, prepared)
 
     def drop(self, digest: bytes) -> None:
         """Raises RankLost."""

@@ -11,6 +11,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from typing import Any, Final
 from twostroke.errors import ConfigError, RankLost
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.ranks.group import FIRST, RankGroup, create_memory
-from twostroke.ranks.rank import BEAT_S, READY, RankJob, RankStart
+from twostroke.ranks.rank import BEAT_S, READY, Aside, RankJob, RankStart
 
 FROZEN_LOADING_S: Final = 60.0
 """A rank that loads is lost without a beat for this long: imported libraries hold its interpreter for seconds, and for
@@ -86,7 +87,7 @@ class _Fate:
 
 
 class RankProcesses:
-    """The first rank's hold on the others. One thread sends steps."""
+    """The first rank's hold on the others. One thread sends steps, and any thread what is done beside them."""
 
     def __init__(
         self,
@@ -107,6 +108,8 @@ class RankProcesses:
         when ranks that have loaded are lost. Raises ConfigError where processes or memory cannot be had.
         """
         self._fate = _Fate(waited_for=ranks - 1)
+        self._sending = threading.Lock()
+        """Held while a message is sent to all ranks."""
         try:
             memory_fd, slot_bytes = create_memory(kernels, ranks, most_bytes)
         except OSError as error:
@@ -163,10 +166,33 @@ class RankProcesses:
             raise RankLost(self._fate.lost.message)
         message = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
         try:
-            for connection in self._connections:
-                connection.send_bytes(message)
+            with self._sending:
+                for connection in self._connections:
+                    connection.send_bytes(message)
         except OSError as error:
             raise RankLost(self._fate.why()) from error
+
+    def aside(self, work: Any) -> None:
+        """Let each other rank do some work in a thread of its own, and return when all have; steps go on meanwhile.
+
+        Any thread may call it. Raises RankLost.
+        """
+        with _in_memory(work) as memory, _byte_pipe() as (read_end, write_end):
+            try:
+                with self._sending:
+                    for connection in self._connections:
+                        connection.send_bytes(pickle.dumps(Aside()))
+                        with socket.socket(fileno=os.dup(connection.fileno())) as way:
+                            socket.send_fds(way, [b"\0"], [memory, write_end])
+            except OSError as error:
+                raise RankLost(self._fate.why()) from error
+            left, ended = len(self._connections), select.poll()
+            ended.register(read_end, select.POLLIN)
+            while left:
+                if ended.poll(BEAT_S * 1e3):
+                    left -= len(os.read(read_end, left))
+                elif self._fate.lost is not None:
+                    raise RankLost(self._fate.lost.message)
 
     def finish(self) -> None:
         """Wait until all ranks have computed the step that was sent. Raises RankLost."""
@@ -325,6 +351,25 @@ def _start(start: RankStart, descriptors: Sequence[int]) -> _RankProcess:
     with contextlib.suppress(OSError):  # it has died already, which its pidfd says
         ours.send_bytes(pickle.dumps(start, pickle.HIGHEST_PROTOCOL))
     return rank
+
+
+@contextlib.contextmanager
+def _in_memory(work: Any) -> Iterator[int]:
+    """Return the descriptor of memory that has the work, pickled."""
+    with os.fdopen(os.memfd_create("twostroke-aside", os.MFD_CLOEXEC), "wb") as file:
+        pickle.dump(work, file, pickle.HIGHEST_PROTOCOL)
+        file.flush()
+        yield file.fileno()
+
+
+@contextlib.contextmanager
+def _byte_pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 @contextlib.contextmanager

@@ -10,10 +10,12 @@ import abc
 import contextlib
 import ctypes
 import logging
+import mmap
 import os
 import pickle
 import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -74,6 +76,33 @@ class RankStart:
         return RankGroup(kernels, self.memory_fd, self.rank, self.ranks, self.slot_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """The message before work that a rank does in a thread of its own while steps go on. Nobody meets after it.
+
+    Two descriptors come behind it: of memory with the work, pickled, since it may be large and steps share the way; and
+    of a pipe that takes a byte when the work is done.
+    """
+
+    def begin(self, connection: Connection, work: Callable[[Any], None], failed: Callable[[Exception], None]) -> None:
+        """Receive what comes behind, and start."""
+        with socket.socket(fileno=os.dup(connection.fileno())) as way:
+            _, descriptors, _, _ = socket.recv_fds(way, 1, 2)
+        threading.Thread(target=self._do, args=(*descriptors, work, failed), name="aside", daemon=True).start()
+
+    def _do(self, memory: int, done: int, work: Callable[[Any], None], failed: Callable[[Exception], None]) -> None:
+        try:
+            with mmap.mmap(memory, 0, access=mmap.ACCESS_READ) as pickled:
+                found = pickle.loads(pickled)
+            work(found)
+            os.write(done, b"\0")
+        except Exception as error:
+            failed(error)
+        finally:
+            os.close(memory)
+            os.close(done)
+
+
 def main() -> None:
     parent_pid, fd = map(int, sys.argv[1:])
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -99,16 +128,23 @@ def _serve(connection: Connection) -> None:
     except Exception as error:
         return connection.send_bytes(_line_of(error).encode())
     connection.send_bytes(READY)
+
+    def failed(error: Exception) -> None:
+        connection.send_bytes(_line_of(error).encode())
+        group.abort()
+
     while True:
-        batch = pickle.loads(connection.recv_bytes())
+        message = pickle.loads(connection.recv_bytes())
+        if isinstance(message, Aside):
+            message.begin(connection, compute, failed)
+            continue
         try:
-            compute(batch)
+            compute(message)
             group.meet()
         except RankLost:
             continue  # the first rank knows better than this one, and ends it
         except Exception as error:
-            connection.send_bytes(_line_of(error).encode())
-            group.abort()
+            failed(error)
 
 
 def _line_of(error: Exception) -> str:

@@ -29,7 +29,7 @@ class Meetings(RankJob):
     """Each step is a call of a function of this module by its name, with the group."""
 
     def load(self, group: RankGroup) -> Callable[[Any], None]:
-        steps = {step.__name__: step for step in (meet, fail, wait)}
+        steps = {step.__name__: step for step in (meet, fail, wait, await_step)}
 
         def compute(batch: tuple[str, float]) -> None:
             steps[batch[0]](group, batch[1])
@@ -37,8 +37,18 @@ class Meetings(RankJob):
         return compute
 
 
+STEPPED = threading.Event()
+"""A step has been computed in this process."""
+
+
 def meet(group: RankGroup, _: float) -> None:
+    STEPPED.set()
     group.meet()
+
+
+def await_step(group: RankGroup, _: bytes) -> None:
+    """Work beside the steps that ends only if these go on meanwhile."""
+    assert STEPPED.wait(FOREVER_S)
 
 
 def fail(group: RankGroup, value: float) -> None:

@@ -69,6 +69,33 @@ def test_all_ranks_compute_the_steps_that_the_first_one_sends(kernels: Kernels) 
         assert not lost
 
 
+def test_ranks_do_large_work_aside_while_steps_go_on(kernels: Kernels) -> None:
+    with running(kernels, 3) as (processes, lost):
+        processes.wait_until_ready()
+        aside = threading.Thread(target=processes.aside, args=(("await_step", bytes(8 << 20)),))
+        aside.start()
+        while aside.is_alive():  # one step is enough for a rank that has begun
+            processes.send(("meet", 0.0))
+            processes.group.meet()
+            processes.finish()
+        assert not lost
+
+
+@pytest.mark.parametrize("work", ["await_step", "no such work"])
+def test_work_aside_ends_with_the_ranks_and_when_it_fails(kernels: Kernels, work: str) -> None:
+    before = pids_of_children()
+    with running(kernels, 2) as (processes, lost):
+        processes.wait_until_ready()
+        (pid,) = pids_of_children() - before
+        descriptors = len(os.listdir("/proc/self/fd"))
+        if work == "await_step":
+            threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+        with pytest.raises(RankLost, match=DIED if work == "await_step" else "failed: KeyError"):
+            processes.aside((work, b""))
+        assert wait_for(lost)
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
 @BROKEN
 def test_a_rank_that_dies_or_freezes_between_steps_ends_all_and_is_named(
     kernels: Kernels, number: int, what: str

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from twostroke.config.adapters import AdapterConfig
 from twostroke.engine.adapter_slots import AdapterSlots
 from twostroke.engine.loop import EngineThread
-from twostroke.errors import ServeError
+from twostroke.errors import EngineLost, ServeError
 from twostroke.models.adapters.store import read_kept
 from twostroke.request import AdapterRef
 from twostroke.scheduler.sequence import Sequence
@@ -135,6 +135,8 @@ class AdapterCache:
         started_s, digest = time.monotonic(), adapter.digest
         try:
             prepared = await asyncio.to_thread(self._prepared, adapter)
+        except EngineLost:
+            raise
         except ServeError as error:
             log.warning("adapter not loaded adapter=%s error=%s", digest.hex(), error.message)
             self._metrics.failures.inc()
