@@ -9,7 +9,8 @@ import abc
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from twostroke.config import WorkerConfig
 from twostroke.errors import EngineLost, PeerLost, ServeError
@@ -146,11 +147,14 @@ class BaseWorker(abc.ABC):
             self._host, self._role, self._pins = host, role, pins
             self._pages = self._mount_services(host, role, pins, tasks)
             await host.rpc.start()
+            handlers = HandlersWithPins(role, pins)
+            work = partial(host.loop.run, handlers, host.loads.admitting, host.prefetch)
+            load = partial(host.adapters.run, _without_adapter(host, handlers))
             running = [
-                tasks.create_task(self._work(host, role, pins)),
+                tasks.create_task(self._until_lost(host, role, work)),
+                tasks.create_task(self._until_lost(host, role, load)),
                 tasks.create_task(self._watch_engine(host, role)),
                 tasks.create_task(pins.watch()),
-                tasks.create_task(host.adapters.run(_without_adapter(host, HandlersWithPins(role, pins)))),
                 tasks.create_task(host.feed.beat()),
                 tasks.create_task(_publish_progress(host)),
                 *(tasks.create_task(each) for each in host.group_tiers.adopting(host.feed.publish_changes)),
@@ -175,10 +179,10 @@ class BaseWorker(abc.ABC):
         if host.validator.lost is not None:
             raise host.validator.lost
 
-    async def _work(self, host: WorkerHost, role: RoleServices, pins: PinKeeper) -> None:
-        """Run the work loop; a lost engine ends the epoch, and open requests go on elsewhere."""
+    async def _until_lost(self, host: WorkerHost, role: RoleServices, use: Callable[[], Awaitable[None]]) -> None:
+        """Use the engine; if it is lost meanwhile, the epoch ends, and open requests go on elsewhere."""
         try:
-            await host.loop.run(HandlersWithPins(role, pins), host.loads.admitting, host.prefetch)
+            await use()
         except EngineLost as error:
             await self._end_lost(host, role, error)
 

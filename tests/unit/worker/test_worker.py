@@ -15,13 +15,16 @@ import pytest
 
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
+from tests.lora import random_tensors, write_adapter
 from tests.unit.worker.callers import Router, router_to
 from tests.unit.worker.rig import TOKEN, decode, eventually, expected_tokens, paced, prefill, prompt_of, worker_config
 from twostroke.config import ModelConfig, Role, WorkerPorts
-from twostroke.errors import ConfigError, PeerLost
+from twostroke.engine.paced_runner import PacedAdapters
+from twostroke.errors import ConfigError, EngineLost, PeerLost, RankLost
 from twostroke.ids import Epoch
+from twostroke.models.adapters.peft import read_adapter
 from twostroke.rpc.channel import PeerChannel
-from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
+from twostroke.rpc.v1 import adapters_pb2, control_pb2, control_pb2_grpc
 from twostroke.scheduler.cost import Budget
 from twostroke.worker.host import WorkerHost
 
@@ -100,6 +103,28 @@ async def test_a_worker_that_is_cancelled_ends_like_one_that_is_shut_down() -> N
     host, _, port = info.address.rpartition(":")
     with socket.socket() as probe:
         assert probe.connect_ex((host, int(port))) != 0
+
+
+async def test_ranks_that_are_lost_by_an_adapter_end_the_epoch_as_ranks_that_are_lost_by_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(slots: PacedAdapters, digest: bytes, prepared: object) -> None:
+        raise RankLost("rank 1 of 2 died: signal 9")
+
+    monkeypatch.setattr(PacedAdapters, "put", lose)
+    folder = write_adapter(tmp_path, random_tensors())
+    adapter = adapters_pb2.Adapter(digest=read_adapter(folder).digest, path=str(folder))
+    worker = DecodeWorker(worker_config(Role.DECODE))
+    run_task = asyncio.create_task(worker.run())
+    router = await Router(await worker.ready()).connect()
+    message = router.message(PROMPT, 5)
+    message.adapter.CopyFrom(adapter)
+    await router.send(message)
+    with pytest.raises(EngineLost, match="rank 1 of 2 died: signal 9"):
+        await run_task
+    assert worker._host is not None
+    assert worker._host.engine.is_lost
+    await router.aclose()
 
 
 async def test_a_port_in_use_is_told_by_run_and_ready_and_nothing_is_left() -> None:
