@@ -269,7 +269,7 @@ class SupervisorClient:
                 self._announcer.say(f"{worker_id} has left")
             elif observed.stage is WorkerStage.ASLEEP:
                 self._announcer.say(f"{worker_id} is asleep")
-        if observed.crashes > (known.observed.crashes if known else 0):
+        if observed.crashes and (known is None or observed.crashed_s != known.observed.crashed_s):
             self._report_crash(worker)
 
     def _report_crash(self, worker: SupervisedWorker) -> None:

@@ -65,6 +65,8 @@ class Observed:
     crashes: int = 0
     """Epochs in a row that ended early."""
     has_served: bool = False
+    crashed_s: float | None = None
+    """Time when an epoch last ended early."""
 
     def enter(self, stage: WorkerStage, now_s: float) -> Observed:
         assert stage in NEXT[self.stage], f"{self.worker_id}: {self.stage} -> {stage}"
@@ -77,7 +79,8 @@ class Observed:
         if misconfigured and not self.has_served and self.stage is WorkerStage.STARTING:
             return self.enter(WorkerStage.FAILED, now_s)
         was_stable = self.stage is WorkerStage.SERVING and now_s - self.since_s >= STABLE_S
-        return replace(self.enter(WorkerStage.DEAD, now_s), crashes=1 if was_stable else self.crashes + 1)
+        crashes = 1 if was_stable else self.crashes + 1
+        return replace(self.enter(WorkerStage.DEAD, now_s), crashes=crashes, crashed_s=now_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_a_crash_after_a_long_service_is_the_first_of_a_new_count() -> None:
     serving = at(WorkerStage.SERVING, crashes=4, has_served=True)
     assert serving.end(NOW_S + STABLE_S - 0.1, misconfigured=False).crashes == 5
-    assert serving.end(NOW_S + STABLE_S, misconfigured=False).crashes == 1
+    ended = serving.end(NOW_S + STABLE_S, misconfigured=False)
+    assert (ended.crashes, ended.crashed_s) == (1, NOW_S + STABLE_S)
 
 
 def test_a_wrong_configuration_is_final_only_for_a_worker_that_never_served() -> None:
