@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.unit.engine.tiny import save_tiny
 from twostroke.config import EAGLE3, HEAD_DRAFTERS, MTP, ModelConfig, ScheduleConfig
 from twostroke.errors import ConfigError
 from twostroke.models.draft_check import draft_dir, refuse_heads
-from twostroke.models.draft_heads import DRAFT_HEADS, EAGLE3_HEAD, LAYER, DraftHead, found_in
+from twostroke.models.draft_heads import DRAFT_HEADS, EAGLE3_HEAD, LAYER, MOST_PICKLE_BYTES, DraftHead, found_in
 
 LAYERS = 3
 
@@ -92,6 +93,18 @@ def test_a_head_in_a_file_of_torch_is_recognised_and_the_file_runs_nothing(tmp_p
     (head / "pytorch_model.bin").write_bytes(b"no zip")
     with pytest.raises(ConfigError, match=r"pytorch_model\.bin cannot be read"):
         draft_dir(str(head), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("method", "longest"),
+    [(zipfile.ZIP_STORED, MOST_PICKLE_BYTES), (zipfile.ZIP_LZMA, 9)],
+    ids=["that takes minutes to read", "whose compressed bytes raise what nobody expects"],
+)
+def test_a_pickle_is_refused_before_it_is_read(tmp_path: Path, method: int, longest: int) -> None:
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w", method) as file:
+        file.writestr("archive/data.pkl", b"N0" * longest)
+    with pytest.raises(ConfigError, match=r"its pickle is compressed, or longer than 1048576 bytes$"):
+        draft_dir(str(tmp_path), "bfloat16")
 
 
 def test_a_model_without_a_head_is_refused_too(tmp_path: Path) -> None:
