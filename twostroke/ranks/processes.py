@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -177,20 +178,23 @@ class RankProcesses:
 
         Any thread may call it. Raises RankLost.
         """
-        with _in_memory(work) as memory, _byte_pipe() as (read_end, write_end):
+        with _in_memory(work) as memory, _byte_pipe() as (done, write_end):
             try:
-                with self._sending:
+                with write_end, self._sending:
                     for connection in self._connections:
                         connection.send_bytes(pickle.dumps(Aside()))
                         with socket.socket(fileno=os.dup(connection.fileno())) as way:
-                            socket.send_fds(way, [b"\0"], [memory, write_end])
+                            socket.send_fds(way, [b"\0"], [memory, write_end.fileno()])
             except OSError as error:
                 raise RankLost(self._fate.why()) from error
             left, ended = len(self._connections), select.poll()
-            ended.register(read_end, select.POLLIN)
+            ended.register(done, select.POLLIN)
             while left:
                 if ended.poll(BEAT_S * 1e3):
-                    left -= len(os.read(read_end, left))
+                    came = len(done.read(left))
+                    if not came:  # all ranks that had work left have ended
+                        raise RankLost(self._fate.why())
+                    left -= came
                 elif self._fate.lost is not None:
                     raise RankLost(self._fate.lost.message)
 
@@ -363,13 +367,11 @@ def _in_memory(work: Any) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _byte_pipe() -> Iterator[tuple[int, int]]:
-    ends = os.pipe()
-    try:
-        yield ends
-    finally:
-        for end in ends:
-            os.close(end)
+def _byte_pipe() -> Iterator[tuple[FileIO, FileIO]]:
+    """The end to read from, and that to write to, which may be closed within."""
+    read_end, write_end = os.pipe()
+    with FileIO(read_end) as reading, FileIO(write_end, "w") as writing:
+        yield reading, writing
 
 
 @contextlib.contextmanager

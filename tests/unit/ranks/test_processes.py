@@ -96,6 +96,22 @@ def test_work_aside_ends_with_the_ranks_and_when_it_fails(kernels: Kernels, work
         assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
+def test_work_aside_ends_where_its_ranks_are_closed_meanwhile(kernels: Kernels) -> None:
+    raised: list[RankLost] = []
+
+    def work() -> None:
+        with pytest.raises(RankLost) as error:
+            processes.aside(("await_step", b""))
+        raised.append(error.value)
+
+    with running(kernels, 2) as (processes, _):
+        processes.wait_until_ready()
+        aside = threading.Thread(target=work, daemon=True)
+        aside.start()
+        time.sleep(0.3)  # the rank has begun
+    assert wait_for(raised)
+
+
 @BROKEN
 def test_a_rank_that_dies_or_freezes_between_steps_ends_all_and_is_named(
     kernels: Kernels, number: int, what: str
