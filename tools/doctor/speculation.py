@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 PREFIX = "twostroke_speculation"
 DETERMINISTIC = "twostroke_deterministic"
+LEAST_SPENT_S = 0.01
+"""Seconds of a drafter that has drafted nothing which are shown."""
 Page = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 """Labels and values of all samples of a name."""
 
@@ -41,7 +43,7 @@ def speculation_in(samples: Page) -> SpeculationFacts:
     names = sorted({labels["drafter"] for labels, _ in samples.get(f"{PREFIX}_saved_seconds_total", ())})
     drafters = [_drafter(samples, name) for name in names]
     return SpeculationFacts(
-        drafters=tuple([each for each in drafters if each.drafted or each.spent_s]),
+        drafters=tuple([each for each in drafters if each.drafted or each.spent_s >= LEAST_SPENT_S]),
         is_deterministic=any(value for _, value in samples.get(DETERMINISTIC, (({}, 1.0),))),
     )
 

@@ -11,6 +11,7 @@ import fcntl
 import logging
 import mmap
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -29,6 +30,10 @@ WAIT_S: Final = 120.0
 PAUSE_S: Final = 0.05
 UNUSED_S: Final = 14 * 86400.0
 """Age at which a file that nobody has mapped since is removed when another one is written."""
+RECENT_S: Final = 600.0
+"""Age up to which a file stays on a full disk, too: other workers of the same start are about to map it."""
+LEAST_FREE_SHARE: Final = 0.1
+"""Share of the disk that is left free by removing files: each model and each version of this program has its own."""
 LEAST_SHARE: Final = 0.5
 """Share in large pages below which weights stream so slowly that each worker has its own."""
 SUFFIX: Final = ".weights"
@@ -156,8 +161,22 @@ def _check_owner(status: os.stat_result, is_kind: Callable[[int], bool], path: P
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove what was abandoned, and what nobody has mapped for long. Workers that have it mapped keep it."""
+    """Remove what was abandoned, and what nobody has mapped for long; on a full disk, what has waited longest, too.
+
+    Workers that have a file mapped keep it.
+    """
+    used_s: dict[Path, float] = {}
     for file in folder.iterdir():
         with contextlib.suppress(OSError):
-            if time.time() - file.stat().st_mtime > UNUSED_S:
+            used_s[file] = file.stat().st_mtime
+    now_s = time.time()
+    for file in sorted(used_s, key=lambda each: used_s[each]):
+        age_s = now_s - used_s[file]
+        if age_s > UNUSED_S or (age_s > RECENT_S and file.suffix == SUFFIX and _is_nearly_full(folder)):
+            with contextlib.suppress(OSError):
                 file.unlink()
+
+
+def _is_nearly_full(folder: Path) -> bool:
+    disk = shutil.disk_usage(folder)
+    return disk.free < LEAST_FREE_SHARE * disk.total

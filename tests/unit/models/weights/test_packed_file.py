@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO
 
 import pytest
@@ -131,3 +133,20 @@ def test_files_that_nobody_has_used_for_long_are_removed(path: Path) -> None:
     mapped(other, write)
     assert not path.exists()
     assert content(mapped(other, never)) == CONTENT
+
+
+@pytest.mark.parametrize("free_share", [0.05, 0.5])
+def test_on_a_full_disk_files_go_that_were_used_last_longest_ago(
+    path: Path, monkeypatch: pytest.MonkeyPatch, free_share: float
+) -> None:
+    def usage(folder: Path) -> SimpleNamespace:
+        is_full = len(list(folder.glob("*.weights"))) > 2
+        return SimpleNamespace(total=100, free=100 * (free_share if is_full else 0.5))
+
+    monkeypatch.setattr(packed_file.shutil, "disk_usage", usage)
+    files = [path.with_name(f"{number}.weights") for number in range(4)]
+    for number, file in enumerate(files[:3]):
+        mapped(file, write)
+        os.utime(file, (time.time() - 7200.0 + number,) * 2)
+    mapped(files[3], write)
+    assert [file.exists() for file in files] == [free_share == 0.5, True, True, True]
