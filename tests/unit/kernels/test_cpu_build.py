@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import logging
 import os
 import subprocess
@@ -63,6 +64,13 @@ def test_processes_that_start_at_once_build_a_library_once_for_all(tmp_path: Pat
     assert [builder.wait() for builder in builders] == [0, 0, 0]
     assert len(list(kernels.glob("kernels-*.so"))) == 1
     assert log.read_text().count("-shared") == 1
+
+
+def test_who_waits_for_a_frozen_builder_builds_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "LOCKED_S", 0.3)
+    with (tmp_path / build.LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert load_kernels(tmp_path) is not None
 
 
 def script(folder: Path, body: str) -> str:

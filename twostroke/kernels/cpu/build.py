@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from twostroke.kernels.cpu.variants import VARIANTS, Variant, chosen_variants, cpu_features
 
@@ -40,6 +40,12 @@ ABANDONED_S: Final = 3600.0
 
 LOCK: Final = ".build.lock"
 """The file that a process locks while it builds."""
+
+LOCKED_S: Final = 2 * COMPILE_TIMEOUT_S
+"""How long the lock is waited for: its holder's two rounds of compiler runs are timed out, or it is frozen."""
+
+LOOK_S: Final = 0.1
+"""Between two looks at the lock."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,11 +152,24 @@ def _built(folder: Path, variant: Variant) -> Path:
 
 @contextlib.contextmanager
 def _only_builder(folder: Path) -> Iterator[None]:
-    """Let one process build at a time. Workers that start together would take each other's cores, and time out."""
+    """Let one process build at a time. Workers that start together would take each other's cores, and time out.
+
+    Who has waited too long builds beside the other, which harms neither.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        end_s = time.monotonic() + LOCKED_S
+        while not _has_locked(file) and time.monotonic() < end_s:
+            time.sleep(LOOK_S)
         yield
+
+
+def _has_locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_loadable(library: Path) -> bool:
