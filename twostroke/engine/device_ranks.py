@@ -47,13 +47,17 @@ def rank_plans(
 ) -> list[DevicePlan]:
     """Return the plan of each rank, of which `device` is the first one's; one for a worker that computes whole models.
 
-    Raises ConfigError where there are too few devices, or the model cannot be shared out.
+    Raises ConfigError where there are too few devices, or the model or what changes it cannot be shared out.
     """
     if config.ranks > 1 and layout_of is not None:
         raise ConfigError(
             f"--tp {config.ranks}: quantised weights are shared out over ranks on CPUs only: give --device cpu, or "
             "take plain ones",
             field="--tp",
+        )
+    if config.ranks > 1 and (config.adapters.lora_modules or config.adapters.allow_runtime_lora_updating):
+        raise ConfigError(
+            f"--tp {config.ranks}: adapters are shared out over ranks on CPUs only: give --device cpu", field="--tp"
         )
     devices = rank_devices(device, config.ranks)
     return [DevicePlan.of(config, spec, each, layout_of, rank) for rank, each in enumerate(devices)]

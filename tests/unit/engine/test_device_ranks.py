@@ -19,6 +19,7 @@ from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_registry import saved
 from tests.unit.ranks.test_processes import pids_of_children
 from twostroke.config import CacheConfig, WorkerConfig
+from twostroke.config.adapters import AdapterConfig
 from twostroke.device.ranked_memory import RankedDeviceMemory
 from twostroke.engine.build import BuiltEngine, build_runner
 from twostroke.engine.device_fit import rank_devices
@@ -140,6 +141,15 @@ def test_what_another_rank_cannot_load_is_one_line_also_when_all_have_joined(
     with pytest.raises(ConfigError, match=rf"^rank 1 of 2 \(pid \d+\) cannot load: {why}$"):
         build_runner(config_for(saved_model("phi3", tmp_path), 2), tmp_path)
     assert pids_of_children() == before
+
+
+def test_adapters_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    adapters = AdapterConfig(allow_runtime_lora_updating=True)
+    wanted = config_for(saved_model("phi3", tmp_path), 2).model_copy(update={"adapters": adapters})
+    with pytest.raises(
+        ConfigError, match=r"^--tp 2: adapters are shared out over ranks on CPUs only: give --device cpu$"
+    ):
+        build_runner(wanted, tmp_path)
 
 
 def test_each_rank_has_the_next_device_and_too_few_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
