@@ -40,7 +40,7 @@ def test_a_step_that_fails_before_or_after_the_ranks_compute_it_loses_none_of_th
         assert built.runner.run(step).tokens == tokens
     assert built.lost is not None
     assert not built.lost.done()
-    with pytest.raises(RankLost, match="the first rank failed with IndexError"):
+    with pytest.raises(RankLost, match=r"failed(:| with) IndexError"):  # all ranks do: which one is blamed is a race
         built.runner.run(dataclasses.replace(step, tokens=np.full_like(step.tokens, TINY.vocab_size)))
     assert isinstance(built.lost.result(5), RankLost)
     built.close()
