@@ -64,6 +64,7 @@ def _map(path: Path) -> mmap.mmap | None:
     try:
         status = os.fstat(descriptor)
         _check_owner(status, stat.S_ISREG, path)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # until it is mapped no more: a mapping has a copy of the descriptor
         if status.st_size == 0 or status.st_size % LARGE_PAGE_BYTES:
             raise OSError("the file has a size that nobody writes")
         region = _populated(descriptor, status.st_size)
@@ -163,7 +164,7 @@ def _check_owner(status: os.stat_result, is_kind: Callable[[int], bool], path: P
 def _remove_unused(folder: Path) -> None:
     """Remove what was abandoned, and what nobody has mapped for long; on a full disk, what has waited longest, too.
 
-    Workers that have a file mapped keep it.
+    What a worker has mapped stays: removing it would free nothing.
     """
     used_s: dict[Path, float] = {}
     for file in folder.iterdir():
@@ -173,7 +174,8 @@ def _remove_unused(folder: Path) -> None:
     for file in sorted(used_s, key=lambda each: used_s[each]):
         age_s = now_s - used_s[file]
         if age_s > UNUSED_S or (age_s > RECENT_S and file.suffix == SUFFIX and _is_nearly_full(folder)):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), file.open("rb") as opened:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a BlockingIOError where somebody has it mapped
                 file.unlink()
 
 

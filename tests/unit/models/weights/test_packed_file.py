@@ -127,12 +127,15 @@ def test_where_pages_are_small_nothing_is_shared(path: Path, monkeypatch: pytest
 
 
 def test_files_that_nobody_has_used_for_long_are_removed(path: Path) -> None:
-    mapped(path, write)
-    other = path.with_name("other.weights")
+    region, other, third = mapped(path, write), path.with_name("other.weights"), path.with_name("third.weights")
+    assert region is not None
     os.utime(path, (1.0, 1.0))
     mapped(other, write)
+    assert path.exists(), "somebody has it mapped"
+    region.close()
+    mapped(third, write)
     assert not path.exists()
-    assert content(mapped(other, never)) == CONTENT
+    assert content(mapped(third, never)) == CONTENT
 
 
 @pytest.mark.parametrize("free_share", [0.05, 0.5])
@@ -146,7 +149,9 @@ def test_on_a_full_disk_files_go_that_were_used_last_longest_ago(
     monkeypatch.setattr(packed_file.shutil, "disk_usage", usage)
     files = [path.with_name(f"{number}.weights") for number in range(4)]
     for number, file in enumerate(files[:3]):
-        mapped(file, write)
+        region = mapped(file, write)
+        assert region is not None
+        region.close()
         os.utime(file, (time.time() - 7200.0 + number,) * 2)
     mapped(files[3], write)
     assert [file.exists() for file in files] == [free_share == 0.5, True, True, True]
