@@ -87,8 +87,7 @@ class RequestManager(RoleServices):
         sequence = self._sequence(request)
         sequence.grammar = grammar
         sequence.speculation = self._speculations.of(request, grammar)
-        pulled = len(request.block_hashes) if source is not None else peer.blocks if peer is not None else 0
-        sequence.pulled_blocks = pulled
+        sequence.pulled_blocks = len(request.block_hashes) if source else peer.blocks if peer else 0
         state = RequestState(
             request, sequence, source, host.facts.block_size, RequestTrace(host.recorder, request), peer, forecast
         )
