@@ -66,7 +66,10 @@ def test_products_of_many_rows_still_fetch_the_next_panel_once_they_are_compiled
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the flags are those of x86's compilers")
-@pytest.mark.parametrize("name", [each.name for each in VARIANTS if each.machine == "x86_64"])
+@pytest.mark.parametrize(
+    "name",
+    ["avx512", *(pytest.param(name, marks=pytest.mark.slow) for name in ("avx2", "avx512_bf16", "amx"))],
+)
 def test_every_variant_can_be_compiled_on_a_machine_that_would_choose_another(name: str) -> None:
     (variant,) = (each for each in VARIANTS if each.name == name)
     if variant == chosen_variants()[0]:
