@@ -213,12 +213,11 @@ def _build_on_cpu(
     facts = _model_facts(config, spec, model_dir, _host_layout(config, spec, groups, conversion), groups)
     arithmetic = _cpu_arithmetic(config) if config.model.deterministic else ""
 
-    lost, of_all_ranks = Future[EngineLost](), list[AdapterSlots]()
+    lost = Future[EngineLost]()
 
     def load(memory: PageMemory) -> Loaded:
         if config.ranks > 1:
-            runner, slots = ranked_runner(plan, memory, profiler, lost)
-            of_all_ranks.append(slots)
+            runner = ranked_runner(plan, memory, profiler, lost)
             return runner, runner.determinism, None
         runner = plan.runner(memory, profiler=profiler)
         return runner, runner.determinism, runner if runner.can_borrow else None
@@ -246,7 +245,7 @@ def _build_on_cpu(
         kernels=in_use,
         weights=weights,
         expert_load=built.runner.expert_load,
-        adapters=of_all_ranks[0] if of_all_ranks else built.runner.adapters,
+        adapters=built.runner.slots,
         lost=lost,
     )
 

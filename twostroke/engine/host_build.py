@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -9,6 +10,7 @@ from typing import Self
 import torch
 
 from twostroke.config import WorkerConfig
+from twostroke.engine.adapter_slots import AdapterSlots, own_slots
 from twostroke.engine.cores import Cores, check_threads
 from twostroke.engine.runner import ModelRunner, RunnerResources
 from twostroke.kernels.choice import grouped_pool
@@ -57,7 +59,13 @@ class HostPlan:
         return cls(config, spec, model_dir, groups, form, shapes, centers, shares)
 
     def runner(
-        self, memory: PageMemory, *, rank: int = 0, ranks: Ranks | None = None, profiler: Profiler | None = None
+        self,
+        memory: PageMemory,
+        *,
+        rank: int = 0,
+        ranks: Ranks | None = None,
+        profiler: Profiler | None = None,
+        slots_over: Callable[[AdapterSlots], AdapterSlots] = own_slots,
     ) -> ModelRunner:
         """Claim cores and load the weights, those of one rank where there are several.
 
@@ -72,7 +80,7 @@ class HostPlan:
                 memory,
                 self.config.model,
                 pool=self._pool(spec, memory),
-                on=RunnerResources(cores, profiler or Profiler(), ranks),
+                on=RunnerResources(cores, profiler or Profiler(), ranks, slots_over),
                 with_head=self.config.can_sample,
             )
         except BaseException:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from twostroke.config import WorkerConfig
-from twostroke.engine.adapter_slots import AdapterSlots
 from twostroke.engine.host_build import HostPlan
 from twostroke.engine.ranked_adapters import (
     AdapterMessage,
@@ -89,8 +88,8 @@ class FirstRank(RankSums):
 
 def ranked_runner(
     plan: HostPlan, memory: PageMemory, profiler: Profiler | None, lost: Future[EngineLost]
-) -> tuple[ModelRunner, AdapterSlots]:
-    """Return the runner of the first rank, whose other ranks have loaded too, and the slots of adapters of all of them.
+) -> ModelRunner:
+    """Return the runner of the first rank, whose other ranks have loaded too.
 
     `memory` is protected then. `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot
     be loaded.
@@ -114,10 +113,15 @@ def ranked_runner(
     try:
         ranks = FirstRank(processes, plan.spec.vocab_size)
         with processes.loading():
-            runner = plan.runner(memory, ranks=ranks, profiler=profiler)
+            runner = plan.runner(
+                memory,
+                ranks=ranks,
+                profiler=profiler,
+                slots_over=lambda own: RankedAdapters(own, processes.aside, ranks.tell),
+            )
         processes.wait_until_ready()
         memory.protect()
     except BaseException:
         processes.close()
         raise
-    return runner, RankedAdapters(runner.adapters, processes.aside, ranks.tell)
+    return runner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from twostroke.config import ModelConfig
+from twostroke.engine.adapter_slots import AdapterSlots, own_slots
 from twostroke.engine.borrowing import Borrowing, StepKind
 from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import EXPANDED, NATIVE, STEADY, TORCH, Determinism, check_deterministic
@@ -51,6 +52,8 @@ class RunnerResources:
     """Is shown the parts of its steps."""
     ranks: Ranks | None = None
     """The other ranks of the worker, where the model is one rank's share, and the pool its part of the pages."""
+    slots_over: Callable[[AdapterSlots], AdapterSlots] = own_slots
+    """Makes the slots of all ranks from this one's."""
 
 
 class ModelRunner:
@@ -97,6 +100,8 @@ class ModelRunner:
             if isinstance(self._model, NativeTransformer):
                 linears = None
             self.adapters = ModelAdapters(model_dir, spec, kind, linears=linears)
+            self.slots = on.slots_over(self.adapters)
+            """Those of all ranks, where `adapters` has this one's."""
             if isinstance(self._model, NativeTransformer):  # whose threads are the team's
                 torch.set_num_threads(1)
             self.determinism = self._tried(memory, model, spec, pool, with_head=with_head)

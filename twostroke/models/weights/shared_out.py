@@ -48,9 +48,8 @@ class _SharedSource:
             return _narrowed(whole, cut)
         if whole.layout.can_pack(whole.inputs):
             return _part(whole, cut, self.share, name)
-        return self.take(
-            name, rows, inputs
-        )  # no kernel multiplies its codes: it becomes plain numbers with one rank, too
+        # No kernel multiplies its codes: it becomes plain numbers with one rank, too.
+        return self.take(name, rows, inputs)
 
 
 def _narrowed(whole: torch.Tensor, cut: Cut) -> torch.Tensor:
