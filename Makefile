@@ -8,8 +8,8 @@ PROTOS := $(wildcard proto/twostroke/rpc/v1/*.proto)
 ARGS   ?=
 
 CLIENTS      := $(VENV)/clients
-GATE_CLIENTS := openai litellm anthropic tritonclient
-ALL_CLIENTS  := $(GATE_CLIENTS) node langchain pydantic-ai instructor guidellm aiperf vllm
+GATE_CLIENTS := openai anthropic tritonclient
+ALL_CLIENTS  := $(GATE_CLIENTS) litellm node langchain pydantic-ai instructor guidellm aiperf vllm
 CLIENT_PIP   := $(BIN)/pip --python
 CLIENT_OPTIONS := install --quiet --disable-pip-version-check --no-deps --no-compile
 
@@ -141,7 +141,9 @@ $(CLIENTS)/%/.installed: tests/clients/requirements/%.txt | $(VENV)/.dev
 clients: $(ALL_CLIENTS:%=$(CLIENTS)/%/.installed)
 	$(BIN)/python -m tests.clients --write docs/clients.md $(ARGS)
 
-test: lint proto-check .tools .clients
+# Programs and clients are fetched while the code is checked.
+test: $(VENV)/.dev
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint proto-check .tools .clients
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: $(VENV)/.dev

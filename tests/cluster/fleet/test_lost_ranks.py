@@ -7,6 +7,7 @@ import os
 import select
 import signal
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -18,12 +19,9 @@ from tests.cluster.requests.test_families import GROWING, PAGES, answers_of, sav
 from twostroke.worker.process import ENGINE_LOST
 
 COMPUTED = "twostroke_computed_tokens_total"
-LOST = (
-    ("decode-0", signal.SIGKILL),
-    ("decode-0", signal.SIGSTOP),
-    ("prefill-0", signal.SIGSTOP),
-    ("prefill-0", signal.SIGKILL),
-)
+Loss = tuple[str, signal.Signals]
+IN_GATE: Final[tuple[Loss, ...]] = (("decode-0", signal.SIGKILL), ("prefill-0", signal.SIGSTOP))
+OTHERS: Final[tuple[Loss, ...]] = (("decode-0", signal.SIGSTOP), ("prefill-0", signal.SIGKILL))
 
 
 def pid_of_other_rank(cluster: ProcessCluster, worker_id: str) -> int:
@@ -44,11 +42,14 @@ async def until_it_computes(cluster: ProcessCluster, worker_id: str, before: flo
 
 
 @pytest.mark.timeout(600)
-async def test_streams_are_whole_where_a_rank_of_a_worker_dies_or_freezes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("losses", [IN_GATE, pytest.param(OTHERS, marks=pytest.mark.slow)])
+async def test_streams_are_whole_where_a_rank_of_a_worker_dies_or_freezes(
+    tmp_path: Path, losses: tuple[Loss, ...]
+) -> None:
     expected = saved_with_tokenizer("phi3", tmp_path, some=(47, 150), growing=GROWING)
     async with serving(tmp_path, 4 * PAGES, (2, 2)) as (cluster, client):
         assert mismatches(expected, await answers_of(client, expected)) == []
-        for worker_id, number in LOST:
+        for worker_id, number in losses:
             rank = os.pidfd_open(pid_of_other_rank(cluster, worker_id))
             ending = asyncio.create_task(replaced(cluster, worker_id))
             await forget_cached(cluster)
@@ -62,5 +63,5 @@ async def test_streams_are_whole_where_a_rank_of_a_worker_dies_or_freezes(tmp_pa
                 assert has_ended(rank)
             os.close(rank)
         assert mismatches(expected, await answers_of(client, expected)) == []
-        assert cluster.logs().count("engine lost open=") == len(LOST)
+        assert cluster.logs().count("engine lost open=") == len(losses)
         assert "Traceback" not in cluster.logs(), "the line about the lost engine says all"

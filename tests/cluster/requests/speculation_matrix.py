@@ -107,7 +107,7 @@ async def outcome_of(cluster: ProcessCluster, asking: Asking) -> Outcome:
     first = await asking(cluster, client)
     before = {worker: counted(cluster, worker) for worker in WORKERS}
     asked = asyncio.ensure_future(asking(cluster, client))
-    victim = await busiest(cluster, {*WORKERS}, random.Random(1).randint(20, 80))
+    victim = await busiest(cluster, {*WORKERS}, random.Random(1).randint(20, 80), asked)
     await cluster.kill(victim)
     again = await asked
     await client.close()

@@ -32,7 +32,7 @@ ADAPTERS: Final[Mapping[str, dict[str, Any]]] = {
 }
 GROWING: Final = 2
 """Short prompts with long answers of each model, which do not fit the pages of one decode worker together."""
-GROWN_TOKENS: Final = 200
+GROWN_TOKENS: Final = 128
 HITS: Final = "twostroke_prefix_cache_hits_total"
 
 Models = dict[str, list[Reference]]

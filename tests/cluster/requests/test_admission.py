@@ -16,10 +16,10 @@ from twostroke.config import ModelConfig
 PACED = ModelConfig(model="paced:step_ms=1,max_model_len=2048", served_model_name="tiny")
 WARM = 4
 """Requests from which the worker learns its costs: one alone may have been held up."""
-FLOOD = 90
+FLOOD = 45
 PROMPT_TOKENS = 1600
 DEADLINE_S = 2.0
-"""The flood holds the only worker for several times as long. An idle second one would rightly take the late request."""
+"""The flood holds the only worker for twice as long at least. An idle second one would rightly take the late one."""
 
 
 async def test_a_flood_delays_its_own_tenant_and_late_requests_are_refused_by_prediction() -> None:

@@ -12,7 +12,7 @@ from tests.cluster.processes import ProcessCluster, running_cluster
 from tests.cluster.requests.dialects import DIALECTS, Answer, Dialect, Dialogue
 from tests.cluster.requests.test_exact_resume import busiest
 from tests.metrics_page import total
-from twostroke.config import DEFAULT_MODEL, CacheConfig, ModelConfig
+from twostroke.config import DEFAULT_MODEL, SPECULATE_OFF, CacheConfig, ModelConfig
 from twostroke.config.output import OutputConfig
 from twostroke.models.catalog.fetch import fetch
 
@@ -43,7 +43,7 @@ class CallStream:
         self._dialect = dialect
         most = "max_output_tokens" if dialect.name == "responses" else "max_tokens"
         body = dialect.body(Dialogue("", question, [TOOL]))
-        self._body = body | once | {"temperature": 0, most: 300, "stream": True}
+        self._body = body | once | {"temperature": 0, most: 300, "stream": True, "speculation": SPECULATE_OFF}
         self._said = ""
 
     async def read(self, http: httpx.AsyncClient) -> Answer:
@@ -67,7 +67,7 @@ async def answers(cluster: ProcessCluster, *, kills: int = 0) -> list[Answer]:
             while not all(stream.is_inside for stream in streams):
                 assert not asked.done()
                 await asyncio.sleep(0.01)
-            victim = await busiest(cluster, living, 1)
+            victim = await busiest(cluster, living, 1, asked)
             await cluster.kill(victim)
             living.remove(victim)
         return await asked

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from tests.clients.asks import Served
-from tests.clients.stock import ANTHROPIC, LITELLM, OPENAI, TRITONCLIENT, StockClient
+from tests.clients.stock import ANTHROPIC, OPENAI, TRITONCLIENT, StockClient
 from tests.cluster.processes import ProcessCluster, running_cluster
 from tests.cluster.served import CHECKOUT
 from twostroke.config import ModelConfig
@@ -112,7 +112,7 @@ async def test_a_stub_generated_from_our_proto_by_a_stranger_streams(cluster: Pr
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("client", [OPENAI, LITELLM, ANTHROPIC, TRITONCLIENT], ids=lambda client: client.name)
+@pytest.mark.parametrize("client", [OPENAI, ANTHROPIC, TRITONCLIENT], ids=lambda client: client.name)
 async def test_a_stock_client_in_its_own_environment_sees_the_right_texts_and_token_counts(
     cluster: ProcessCluster, client: StockClient, smollm2_dir: Path
 ) -> None:

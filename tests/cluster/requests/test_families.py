@@ -35,8 +35,8 @@ BLOCK: Final = 16
 LENGTHS: Final = (3, 16, 33, 47, 64, 100, 150)
 GROWING: Final = 4
 """Short prompts with long answers, which do not fit the pages of one decode worker together."""
-GROWN_TOKENS: Final = 200
-PAGES: Final = 24
+GROWN_TOKENS: Final = 128
+PAGES: Final = 16
 HOST_BYTES: Final = 4 << 20
 """Host memory below the pages of models whose layers with a window keep their parts of blocks apart."""
 CHUNK: Final = 37

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import jsonschema
 
 from tests.cluster.processes import Client, running_cluster
-from tests.cluster.requests.test_exact_resume import Answers, ask, busiest
+from tests.cluster.requests.test_exact_resume import Answers, ask, busiest, undrafted
 from tests.metrics_page import total
 from twostroke.config import DEFAULT_MODEL, CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.models.catalog.fetch import fetch
@@ -98,10 +98,10 @@ async def test_answers_of_a_real_model_match_their_grammars_whoever_decodes_them
             assert choices[0].tokens == expected[mode][0].tokens, mode
             assert (choices[0].text, choices[0].finish) == (expected[mode][0].text, "stop")
 
-        asked = asyncio.ensure_future(ask_all(client, MODES))
+        asked = asyncio.ensure_future(ask_all(client, undrafted(MODES)))
         living = {*workers}
         while len(living) > 1:
-            victim = await busiest(cluster, living, 30)
+            victim = await busiest(cluster, living, 30, asked)
             await cluster.kill(victim)
             living.remove(victim)
         answers = await asked

@@ -64,7 +64,7 @@ async def test_answers_match_their_grammars_on_a_device_whoever_decodes_them(tmp
                 test_grammars.check(mode, said.text)
                 assert said.finish == "stop"
         asked = asyncio.ensure_future(ask_all(client))
-        await cluster.kill(await busiest(cluster, {"decode-0", "decode-1"}, 30))
+        await cluster.kill(await busiest(cluster, {"decode-0", "decode-1"}, 30, asked))
         answers = await asked
         await client.close()
         assert {mode for mode in expected if answers[mode] != expected[mode]} == set()

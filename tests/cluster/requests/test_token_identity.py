@@ -1,4 +1,7 @@
-"""Real processes, the real model in float32: the same tokens as transformers, whatever happens on the way."""
+"""Real processes, the real model in float32: the same tokens as transformers, whatever happens on the way.
+
+What is slow here happens to small models of every kind in the gate (`test_families.py`).
+"""
 
 from __future__ import annotations
 
@@ -98,6 +101,7 @@ async def test_prompts_of_a_burst_that_are_taken_over_have_the_tokens_of_transfo
         assert cluster.metric("decode-0", "twostroke_pull_failures_total") == 0
 
 
+@pytest.mark.slow
 async def test_colocated_in_odd_chunks_the_tokens_are_those_of_transformers(
     smollm2_dir: Path, some: list[Reference]
 ) -> None:
@@ -105,6 +109,7 @@ async def test_colocated_in_odd_chunks_the_tokens_are_those_of_transformers(
         assert mismatches(some, await answers_of(client, some)) == []
 
 
+@pytest.mark.slow
 async def test_after_preemption_the_tokens_are_those_of_transformers(smollm2_dir: Path, some: list[Reference]) -> None:
     """Three growing answers (3 x 16 pages) do not fit the pool of 45 together, whatever the others do."""
     async with real_cluster(smollm2_dir, 1, 1, pages=45) as (cluster, client):
@@ -117,6 +122,7 @@ async def test_after_preemption_the_tokens_are_those_of_transformers(smollm2_dir
         assert cluster.metric("decode-0", "twostroke_preemptions_total") > 0
 
 
+@pytest.mark.slow
 async def test_after_the_prefill_worker_is_killed_the_tokens_are_those_of_transformers(
     smollm2_dir: Path, some: list[Reference]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,14 @@ def pages_for(tokens: int, seed: int = 0) -> list[int]:
     return pages
 
 
-@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 100, 400])
-@pytest.mark.parametrize("chunk", [7, 512])
+CHUNKED = tuple(itertools.product((1, 2, 15, 16, 17, 31, 32, 33, 100, 400), (7, 512)))
+"""Tokens of prompts, and of their chunks."""
+IN_GATE = ((1, 7), (2, 512), (16, 7), (17, 512), (33, 7), (100, 7), (400, 512))
+
+
+@pytest.mark.parametrize(
+    ("length", "chunk"), [pytest.param(*each, marks=() if each in IN_GATE else pytest.mark.slow) for each in CHUNKED]
+)
 def test_greedy_tokens_equal_transformers(
     runner: ModelRunner, answer_of: Callable[[int], list[int]], length: int, chunk: int
 ) -> None:

@@ -140,7 +140,7 @@ def test_a_mixed_step_equals_the_reference_with_the_tiles_of_a_real_device(dtype
 @pytest.mark.parametrize(
     ("form", "is_centered"), [*((form, False) for form in (*PLAIN, *BYTES)), *((form, True) for form in BYTES)]
 )
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_a_mixed_step_over_pages_of_every_form_equals_the_reference(
     dtype: torch.dtype, form: str, is_centered: bool
 ) -> None:

@@ -31,6 +31,8 @@ RULES = {
     "a cap": AttentionRule(scale=0.3, softcap=2.0),
     "a cap and a window": AttentionRule(scale=0.3, softcap=5.0, window=33),
 }
+IN_GATE = ("a window in a page", "a window beyond all contexts", "a cap and a window")
+EACH_RULE = [rule if rule in IN_GATE else pytest.param(rule, marks=pytest.mark.slow) for rule in RULES]
 SPANS = ((140, 1), (0, 20), (75, 18), (31, 3))
 SINKS = torch.tensor([0.5, -3.0, 60.0, -60.0])
 """One of each head: some below all scores, and one above them."""
@@ -55,7 +57,7 @@ def backend_over(
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EACH_RULE)
 def test_every_kernel_obeys_the_layer_s_rule_and_reads_no_page_that_it_hides(rule: str, has_sinks: bool) -> None:
     """Contexts are split among programs where there are no sinks; recorded steps have both together."""
     case, rules, sinks = case_of(*SPANS), (PLAIN, RULES[rule]), SINKS if has_sinks else None
@@ -136,7 +138,7 @@ def test_kernels_are_made_once_for_layers_that_differ_in_their_scale_alone() -> 
     assert telling_layers(rules) == [0, 2, 3]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EACH_RULE)
 def test_rows_over_4_bit_pages_obey_the_rule_and_read_no_block_that_it_hides(rule: str) -> None:
     prompts = Prompts(PageShape(2, 2, BLOCK, 64), 4, (88, 40), torch.float32, 3)
     rules = rules_of((PLAIN, RULES[rule]), 2)
