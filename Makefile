@@ -6,6 +6,8 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 TORCH  := 2.13.0
 PROTOS := $(wildcard proto/twostroke/rpc/v1/*.proto)
 ARGS   ?=
+# Tests wait a quarter of their time, for processes that start and for time that passes.
+PROCESSES := $(shell expr 3 \* $$(nproc) / 2)
 
 CLIENTS      := $(VENV)/clients
 GATE_CLIENTS := openai anthropic tritonclient
@@ -19,7 +21,7 @@ ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check slow gpu nixl fuzz schemas neighbours adapters clean clients .clients identity
+.PHONY: help serve test quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check slow gpu nixl fuzz schemas neighbours adapters clean clients .clients .checked identity
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -141,13 +143,15 @@ $(CLIENTS)/%/.installed: tests/clients/requirements/%.txt | $(VENV)/.dev
 clients: $(ALL_CLIENTS:%=$(CLIENTS)/%/.installed)
 	$(BIN)/python -m tests.clients --write docs/clients.md $(ARGS)
 
+.checked: lint proto-check .tools .clients
+
 # Programs and clients are fetched while the code is checked.
 test: $(VENV)/.dev
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint proto-check .tools .clients
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target .checked
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/unit tests/cluster tests/native -m slow $(ARGS)
+	$(BIN)/python -m pytest tests/unit tests/cluster tests/native tests/bench tests/console -m slow $(ARGS)
 
 identity: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster/requests/test_speculation.py -m slow -s $(ARGS)

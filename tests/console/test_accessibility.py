@@ -22,7 +22,15 @@ def faults(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light"), (PHONE, "dark")])
+@pytest.mark.parametrize(
+    ("size", "scheme"),
+    [
+        (DESKTOP, "light"),
+        pytest.param(DESKTOP, "dark", marks=pytest.mark.slow),
+        pytest.param(PHONE, "light", marks=pytest.mark.slow),
+        (PHONE, "dark"),
+    ],
+)
 def test_no_view_has_a_fault(served: Served, chromium: Browser, size: tuple[int, int], scheme: Scheme) -> None:
     axe_script()
     served.load()

@@ -17,6 +17,7 @@ NOTICEABLE = 1.5
 call of a page took 50 ms it would be 2."""
 
 
+@pytest.mark.slow
 def test_open_pages_take_little_from_a_router_under_load(tmp_path: Path) -> None:
     told = tmp_path / "console.json"
     assert PROGRAM.main(["console", *SMALL, "--json", str(told)]) == 0

@@ -85,7 +85,9 @@ async def answer_of(client: Client, prompt: list[int], **options: str) -> Answer
     return [(each.token_id, each.logprob) async for response in stream for each in response.logprobs]
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [("bfloat16", "int8"), ("fp8_e4m3", "bfloat16")])
+@pytest.mark.parametrize(
+    ("prefill", "decode"), [("bfloat16", "int8"), pytest.param("fp8_e4m3", "bfloat16", marks=pytest.mark.slow)]
+)
 async def test_pages_are_converted_once_and_travel_small_and_exact_requests_never_get_them(
     smollm2_dir: Path, prefill: str, decode: str
 ) -> None:
