@@ -10,7 +10,7 @@ from tools.bill.chains import Answers
 from tools.output import ReportFiles
 from twostroke.config import DEFAULT_MODEL, PACED_PREFIX, ModelConfig
 from twostroke.config.cache import HOST_CACHE_BYTES, check_exact_layers, form_name, size_text
-from twostroke.config.model import decode_tp_setting, prefill_tp_setting, tp_setting
+from twostroke.config.model import NOT_EMPTY, decode_tp_setting, prefill_tp_setting, tp_setting
 from twostroke.config.schedule import check_draft_cache, draft_cache_setting, draft_model_setting
 from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
@@ -22,7 +22,9 @@ MOST_TOKENS = 10**8
 
 class ModelFlags(Settings):
     model: str = setting(
-        DEFAULT_MODEL, help="a name of the catalogue, a directory with a config.json, a GGUF file, a hub id, paced:SPEC"
+        DEFAULT_MODEL,
+        **NOT_EMPTY,
+        help="a name of the catalogue, a directory with a config.json, a GGUF file, a hub id, paced:SPEC",
     )
     dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"), help="number format of the weights")
     weights: str = setting("model", choices=("model", "int8"), help="weights as the model has them, or as int8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from twostroke.config.settings import Settings, setting
 from twostroke.errors import ConfigError
@@ -14,6 +14,8 @@ MOST_RANKS = 64
 """Ranks of a worker: processes of one host."""
 IMPLEMENTATIONS = (AUTO, "twostroke", TRANSFORMERS)
 """What --model-impl takes: the owner of the code that computes a model."""
+NOT_EMPTY: Final[dict[str, Any]] = {"pattern": r"(?s).+", "must": "the name of a model"}
+"""What a setting says that names a model: an empty path is the current folder."""
 
 
 def tp_setting() -> Any:
@@ -48,6 +50,7 @@ def decode_tp_setting() -> Any:
 class ModelConfig(Settings):
     model: str = setting(
         DEFAULT_MODEL,
+        **NOT_EMPTY,
         help="a name of the catalogue (NAME:gguf: its file as it is), a directory, a GGUF file, a hub id or paced:SPEC",
     )
     served_model_name: str | None = setting(None, unit="NAME", help="what clients call it", default_text="as --model")

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from twostroke.config.adapters import AdapterConfig
 from twostroke.config.endpoints import EndpointsConfig, ListenConfig
-from twostroke.config.model import DEFAULT_MODEL
+from twostroke.config.model import DEFAULT_MODEL, NOT_EMPTY
 from twostroke.config.output import OutputConfig
 from twostroke.config.routing import PatienceConfig, RoutingConfig
 from twostroke.config.security import CertificatesConfig
@@ -94,6 +94,7 @@ class RouterCommand(Settings):
     certificates: CertificatesConfig = group(CertificatesConfig, "security", "certificates")
     model: str = setting(
         DEFAULT_MODEL,
+        **NOT_EMPTY,
         section="model",
         help="model, as the fleet's: its tokenizer is needed, or a directory that has it",
     )

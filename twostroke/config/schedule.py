@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from twostroke.config.model import PACED_PREFIX, ModelConfig
+from twostroke.config.model import NOT_EMPTY, PACED_PREFIX, ModelConfig
 from twostroke.config.settings import Settings, setting
 from twostroke.errors import ConfigError
 
@@ -31,6 +31,7 @@ def draft_model_setting() -> Any:
     """Return the setting of a draft model, for every config that has one."""
     return setting(
         None,
+        **NOT_EMPTY,
         unit="MODEL",
         help="a smaller model with the same tokens, named as --model is, that proposes tokens on decode workers",
         default_text="none",

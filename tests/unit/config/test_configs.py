@@ -74,6 +74,8 @@ def test_a_config_comes_back_as_it_was_written() -> None:
             "--draft-model small: a paced model computes nothing",
         ),
         ({"schedule": DRAFTED, "model": {"device": "cuda:1"}}, "computed on CPUs only, and --device is cuda:1"),
+        ({"model": {"model": ""}}, "--model must be the name of a model, got ''"),
+        ({"schedule": {"draft_model": ""}}, "--draft-model must be the name of a model, got ''"),
         ({"schedule": DRAFTED, "model": {"model": "small"}}, "--draft-model small is the model itself"),
         ({"cooks": 2}, "WorkerConfig has no setting cooks; known are role, worker_id,"),
     ],

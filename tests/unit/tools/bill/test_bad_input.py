@@ -21,7 +21,7 @@ ANSWER = AnswerRecord(
 
 BAD_FLAGS = [
     (["--model", "nowhere"], "--model 'nowhere' is no directory here"),
-    (["--model", ""], "has no config.json"),
+    (["--model", ""], "--model must be the name of a model, got ''"),
     (["--model", "owner/model-that-is-not-here"], "is not on this machine; run: twostroke model pull"),
     (["--model", "/dev/null"], "--model"),
     (["--model", "missing.gguf"], "no such file"),
