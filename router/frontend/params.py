@@ -21,7 +21,7 @@ from router.frontend.output.tool_use import ToolUse
 from router.frontend.resume import StreamPoint
 from router.frontend.structured.output import StructuredOutput
 from twostroke.client_text import shown
-from twostroke.config import DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF
+from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.request import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MOST_TOKENS, Grammar, SamplingParams
 
@@ -272,10 +272,13 @@ def needs_exact(kv_exactness: str) -> bool:
 
 
 def check_speculation(speculation: str) -> str:
-    allowed = (SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES)
-    if speculation not in allowed:
+    """Checks who may propose tokens. Whether a draft model is served, only decode workers know: they refuse it else."""
+    if speculation not in (SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES):
+        sure = ", ".join([SPECULATE_AUTO, SPECULATE_OFF, *(name for name in DRAFTER_NAMES if name != DRAFT_MODEL)])
         raise InvalidRequest(
-            f"speculation must be one of {', '.join(allowed)}, got {shown(speculation)}", field="speculation"
+            f"speculation must be one of {sure}, or {DRAFT_MODEL} where a draft model is served, "
+            f"got {shown(speculation)}",
+            field="speculation",
         )
     return speculation
 

@@ -84,7 +84,9 @@ async def test_who_may_propose_tokens_is_the_clients_to_narrow(frontend) -> None
     wanted = ["auto", "auto", "off", "off", "suffix", "suffix"]
     assert [each.speculation for each in frontend.dispatcher.requests] == wanted
     request = inference_pb2.GenerateRequest(text="a", speculation="fast")
-    with pytest.raises(grpc.aio.AioRpcError, match=r"speculation must be one of auto, off, .*, model, got .fast."):
+    with pytest.raises(
+        grpc.aio.AioRpcError, match=r"one of auto, off, .*, suffix, or model where a draft model is served, got .fast."
+    ):
         await anext(aiter(inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request)))
 
 
