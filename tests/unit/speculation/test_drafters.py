@@ -4,20 +4,44 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES
-from twostroke.speculation.answers import OWN_TOKENS, SUFFIXES_AT_ONCE, AnswerSuffixes, FinishedAnswers
+from twostroke.speculation.answers import (
+    LONGEST,
+    MOST_TOKENS,
+    OWN_TOKENS,
+    SUFFIXES_AT_ONCE,
+    AnswerSuffixes,
+    FinishedAnswers,
+)
 from twostroke.speculation.draft import Proposal
 from twostroke.speculation.draft_model import ModelDrafter
 from twostroke.speculation.drafters import DRAFTERS
 from twostroke.speculation.prompt_lookup import MATCHED, REACH, PromptLookup
+from twostroke.speculation.speculation import MOST_DRAFTED
 from twostroke.speculation.suffix_tree import DEPTH, LEAST_SHARE, MOST_LOOKED_AT, SuffixTree
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "speculation.md"
 
 
 def test_the_setting_names_the_drafters_of_the_table() -> None:
     assert set(DRAFTER_NAMES) == set(DRAFTERS)
+
+
+def test_the_docs_say_how_far_drafters_reach_and_how_much_they_propose() -> None:
+    text = " ".join(DOCS.read_text().split())
+    longest, longer, least = MATCHED
+    for said in (
+        f"the last {longest}, {longer} or {least} tokens where they stood last",
+        f"the last {REACH:,} tokens, in the prompt",
+        f"first {LONGEST:,} tokens of each answer",
+        f"as many as have {MOST_TOKENS:,} tokens together",
+        f"at most {MOST_DRAFTED} tokens",
+    ):
+        assert said in text, said
 
 
 def test_what_a_draft_model_drew_is_proposed_until_the_answer_goes_on() -> None:
