@@ -5,6 +5,7 @@ Each rank prepares its share of an adapter while steps go on. Between two steps 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,16 @@ class OtherRankAdapters:
 
     slots: AdapterSlots
     prepared: dict[bytes, Any] = field(default_factory=dict)
-    """Those that no step uses yet."""
+    """Those that no step uses yet, as they came."""
+
+    def take(self, digest: bytes) -> Any:
+        """Return what was prepared of an adapter.
+
+        The first rank begins to use adapters in the order in which they come. What came before has been given up.
+        """
+        for earlier in itertools.takewhile(lambda each: each != digest, list(self.prepared)):
+            self.prepared.pop(earlier, None)
+        return self.prepared.pop(digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +40,9 @@ class PrepareAdapter:
 
     def on(self, rank: OtherRankAdapters) -> None:
         """Raises what preparing it raises, which the first rank has done already."""
-        rank.prepared[self.adapter.digest] = rank.slots.prepare(self.adapter)
+        prepared = rank.slots.prepare(self.adapter)
+        rank.prepared.pop(self.adapter.digest, None)  # it was given up: this one comes later
+        rank.prepared[self.adapter.digest] = prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +52,7 @@ class PutAdapter:
     digest: bytes
 
     def on(self, rank: OtherRankAdapters) -> None:
-        rank.slots.put(self.digest, rank.prepared.pop(self.digest))
+        rank.slots.put(self.digest, rank.take(self.digest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,13 @@ from tests.unit.models.test_native_transformer import logits_of, native, plain, 
 from tests.unit.models.test_registry import saved
 from tests.unit.models.test_share import NativeRanks
 from twostroke.engine.model_adapters import ModelAdapters
-from twostroke.engine.ranked_adapters import AdapterMessage, OtherRankAdapters, RankedAdapters
+from twostroke.engine.ranked_adapters import (
+    AdapterMessage,
+    OtherRankAdapters,
+    PrepareAdapter,
+    PutAdapter,
+    RankedAdapters,
+)
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.models.adapters.shared_out import share_of_adapter
@@ -73,3 +79,18 @@ def test_all_ranks_have_the_adapters_of_the_first_one(tmp_path: Path) -> None:
     for rank in (first, second):
         with pytest.raises(KeyError):
             rank.of([adapter.digest])
+
+
+def test_a_share_that_was_prepared_in_vain_goes_when_the_next_adapter_comes(tmp_path: Path) -> None:
+    saved(MODELS["llama"], tmp_path)
+    given_up, again, used, later = (an_adapter(tmp_path, seed) for seed in range(4))
+    share = shares_in(tmp_path, read_spec(tmp_path), 2, is_int8=False)[1]
+    own = ModelAdapters(tmp_path, share, torch.bfloat16, linears=None)
+    other = OtherRankAdapters(own)
+    for adapter in (again, given_up, used, again, later):
+        PrepareAdapter(adapter).on(other)
+    PutAdapter(used.digest).on(other)
+    assert [*other.prepared] == [again.digest, later.digest]
+    PutAdapter(again.digest).on(other)
+    assert [*other.prepared] == [later.digest]
+    assert None not in own.of([used.digest, again.digest])
