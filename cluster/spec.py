@@ -95,7 +95,8 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
     # Which workers will share a GPU is not known here; one GPU for all is what must work. Several ranks share none.
     scaling = config.scaling
     most = scaling.prefill_bounds(config.prefill).most + scaling.decode_bounds(config.decode).most
-    shared = config.cache.replace(device_share=config.cache.device_share / most)
+    model, cache = config.of_workers
+    shared = cache.replace(device_share=cache.device_share / most)
     workers = tuple(
         WorkerConfig(
             role=role,
@@ -105,8 +106,8 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             ports=config.ports,
             cluster_token=token,
             cluster_tls=config.certificates.cluster,
-            model=config.model,
-            cache=config.cache if gpu_ranks_of(config.model, role) > 1 else shared,
+            model=model,
+            cache=cache if gpu_ranks_of(model, role) > 1 else shared,
             schedule=config.schedule,
             adapters=config.adapters,
             slo_ttft_s=config.routing.slo_ttft_s,

@@ -58,11 +58,12 @@ def check_machine(config: ClusterConfig) -> None:
         return
     ports.check(LOOPBACK, "--fleet-port", config.fleet_port)
     _check_memory(config)
+    model, _ = config.of_workers
     for role in (Role.PREFILL, Role.DECODE):
         own = config.role(role).threads
-        if not config.model.is_paced:
+        if not model.is_paced:
             said = "--threads" if own is None else f"{role.value}.threads"
-            check_threads(own or config.runtime.threads, said, ranks_of(config.model, role))
+            check_threads(own or config.runtime.threads, said, ranks_of(model, role))
     _check_room(config)
 
 

@@ -18,7 +18,7 @@ from twostroke.config.schedule import ScheduleConfig
 from twostroke.config.security import CertificatesConfig
 from twostroke.config.settings import Settings, group, port, setting
 from twostroke.config.tracing import TracingConfig
-from twostroke.config.worker import Role, RuntimeConfig, check_kv_formats
+from twostroke.config.worker import Role, RuntimeConfig, as_decode_workers, check_kv_formats
 from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import ConfigError
 
@@ -97,7 +97,26 @@ class ClusterConfig(Settings):
         self.schedule.check_budget()
         self.schedule.check_draft_model(self.model)
         may_switch = self.scaling.may_switch(self.prefill, self.decode)  # raises where a count is out of its bounds
-        check_kv_formats(self.cache, self.model, may_switch=may_switch)
+        model, cache = self.of_workers
+        check_kv_formats(cache, model, may_switch=may_switch)
+
+    @property
+    def of_workers(self) -> tuple[ModelConfig, CacheConfig]:
+        """Return what workers are told of the model and of their pages. Raises ConfigError for flags of no worker.
+
+        Where no prefill worker is planned, one that an operator adds later is as decode workers are.
+        """
+        if self.scaling.prefill_bounds(self.prefill).most:
+            return self.model, self.cache
+        said = {"--prefill-tp": self.model.prefill_tp, "--prefill-kv-format": self.cache.prefill_kv_format}
+        for flag, value in said.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{flag} {value} would be ignored: --prefill 0 starts no prefill worker; leave it away, "
+                    "or let some start by --max-prefill",
+                    field=flag,
+                )
+        return as_decode_workers(self.model, self.cache)
 
     @property
     def counts(self) -> tuple[tuple[Role, int], ...]:

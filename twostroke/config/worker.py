@@ -119,15 +119,25 @@ def ranks_of(model: ModelConfig, role: Role) -> int:
     return own or model.tp
 
 
+def ranks_flag(model: ModelConfig, role: Role) -> str:
+    """Return the flag that says how many ranks a role's workers have."""
+    own = model.prefill_tp if role is Role.PREFILL else model.decode_tp
+    return "--tp" if own is None else f"--{role.value}-tp"
+
+
+def as_decode_workers(model: ModelConfig, cache: CacheConfig) -> tuple[ModelConfig, CacheConfig]:
+    """Return both with prefill workers that have the ranks and page form of decode workers."""
+    own_tp, own_format = ranks_of(model, Role.DECODE), _number_format(cache, model, Role.DECODE)
+    if own_tp != ranks_of(model, Role.PREFILL):
+        model = model.replace(prefill_tp=own_tp)
+    if own_format != _number_format(cache, model, Role.PREFILL):
+        cache = cache.replace(prefill_kv_format=own_format)
+    return model, cache
+
+
 def _number_format(cache: CacheConfig, model: ModelConfig, role: Role) -> str:
     own = cache.prefill_kv_format if role is Role.PREFILL else cache.decode_kv_format
     return own or cache.kv_format or model.dtype
-
-
-def _differing_field(cache: CacheConfig, model: ModelConfig) -> str:
-    if ranks_of(model, Role.PREFILL) != ranks_of(model, Role.DECODE):
-        return "--decode-tp" if model.decode_tp else "--prefill-tp"
-    return "--decode-kv-format" if cache.decode_kv_format else "--prefill-kv-format"
 
 
 def check_kv_formats(cache: CacheConfig, model: ModelConfig, *, may_switch: bool) -> None:
@@ -137,22 +147,36 @@ def check_kv_formats(cache: CacheConfig, model: ModelConfig, *, may_switch: bool
     """
     formats = (_number_format(cache, model, role) for role in (Role.PREFILL, Role.DECODE))
     check_exact_layers(cache.kv_exact_layers, *formats)
-    prefill, decode = kv_format_of(cache, model, Role.PREFILL), kv_format_of(cache, model, Role.DECODE)
-    if prefill == decode:
+    if kv_format_of(cache, model, Role.PREFILL) == kv_format_of(cache, model, Role.DECODE):
         return
-    differ = f"prefill workers' pages hold {prefill} and decode workers' {decode}"
-    field = _differing_field(cache, model)
+    differ, same, field = _difference(cache, model)
     if model.is_paced:
-        raise ConfigError(f"{differ}: a paced model has no numbers to convert; give both the same", field=field)
+        raise ConfigError(f"{differ}: a paced model has no numbers to convert; give both {same}", field=field)
     if model.deterministic:
         raise ConfigError(
             f"{differ}: an answer then depends on which worker computed its prompt, so --deterministic cannot be kept; "
-            "give both the same format, or leave --deterministic away",
+            f"give both {same}, or leave --deterministic away",
             field=field,
         )
     if may_switch:
         raise ConfigError(
-            f"{differ}: no worker can switch its role; give both the same format, or leave --flexible away and bound "
+            f"{differ}: no worker can switch its role; give both {same}, or leave --flexible away and bound "
             "only one role's count",
             field=field,
         )
+
+
+def _difference(cache: CacheConfig, model: ModelConfig) -> tuple[str, str, str]:
+    """Return how the forms of the roles differ, what both should have the same of, and a flag that says one of them."""
+    roles, found = (Role.PREFILL, Role.DECODE), []
+    prefill, decode = (f"{ranks} rank{'s' * (ranks > 1)}" for ranks in (ranks_of(model, role) for role in roles))
+    if prefill != decode:
+        flag = "--decode-tp" if model.decode_tp else "--prefill-tp"
+        found.append((f"prefill workers have {prefill} and decode workers {decode}", "--tp", flag))
+    formats = (_number_format(cache, model, role) for role in roles)
+    prefill, decode = (form_name(each, cache.kv_exact_layers, model.dtype) for each in formats)
+    if prefill != decode:
+        flag = "--decode-kv-format" if cache.decode_kv_format else "--prefill-kv-format"
+        found.append((f"prefill workers' pages hold {prefill} and decode workers' {decode}", "format", flag))
+    differ, same, flags = zip(*found, strict=True)
+    return ", ".join(differ), f"the same {' and '.join(same)}", flags[0]

@@ -45,8 +45,18 @@ def test_a_config_comes_back_as_it_was_written() -> None:
         ({"model": {"tp": 0}}, "--tp must be"),
         ({"model": {"decode_tp": 10_000}}, "--decode-tp must be"),
         ({"model": {"model": "paced:", "tp": 2}}, "--tp 2: a paced model computes nothing"),
-        ({"model": {"prefill_tp": 2}, "flexible": True}, "hold bfloat16/2 and decode workers' bfloat16: no worker can"),
-        ({"model": {"decode_tp": 2, "deterministic": True}}, "--deterministic cannot be kept"),
+        (
+            {"model": {"prefill_tp": 2}, "flexible": True},
+            "have 2 ranks and decode workers 1 rank: no worker can switch",
+        ),
+        (
+            {"model": {"decode_tp": 2, "deterministic": True}},
+            "prefill workers have 1 rank and decode workers 2 ranks: .* give both the same --tp, or",
+        ),
+        (
+            {"cache": {"decode_kv_format": "int8"}, "model": {"prefill_tp": 2, "deterministic": True}},
+            "2 ranks and decode workers 1 rank, prefill workers' pages hold bfloat16 and .* the same --tp and format,",
+        ),
         (
             {"cache": {"prefill_kv_format": "int8"}, "flexible": True},
             "hold int8 and decode workers' bfloat16: no worker",

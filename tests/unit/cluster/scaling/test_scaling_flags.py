@@ -43,12 +43,27 @@ def test_a_worker_that_is_added_is_like_those_of_its_role_and_one_that_switches_
     assert (switched.role, switched.runtime.threads) == (Role.PREFILL, 2)
 
 
+def test_without_prefill_workers_nothing_is_refused_for_them_and_one_that_is_added_is_as_decode_workers() -> None:
+    said = ("--deterministic", "--decode-tp", "2", "--decode-kv-format", "int8")
+    spec = fleet_spec(config("--prefill", "0", "--flexible", *said), token="t", port=0)
+    added = spec.worker("prefill-0", Role.PREFILL)
+    assert (added.ranks, added.kv_format) == (2, "int8/2")
+    assert {worker.peer_kv_format for worker in spec.workers} == {"int8/2"}
+    with pytest.raises(ConfigError, match="give both the same --tp and format, or leave --deterministic away"):
+        config("--prefill", "0", "--max-prefill", "1", *said)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         (("--max-decode", "0"), "--max-decode must be 1 or more"),
         (("--min-prefill", "-1"), "--min-prefill must be 0 or more"),
         (("--prefill", "3", "--max-prefill", "2"), "--min-prefill 3, --prefill 3, --max-prefill 2: the count must lie"),
+        (
+            ("--prefill", "0", "--prefill-tp", "2"),
+            "--prefill-tp 2 would be ignored: --prefill 0 starts no prefill worker",
+        ),
+        (("--prefill", "0", "--prefill-kv-format", "int8"), "--prefill-kv-format int8 would be ignored: --prefill 0"),
         (("--slo-itl", "0"), "--slo-itl must be positive and finite"),
     ],
 )
