@@ -40,6 +40,11 @@ class AdapterConfig(Settings):
             raise ConfigError("--lora-modules names an adapter twice", field="--lora-modules")
 
     @property
+    def are_served(self) -> bool:
+        """Whether workers may have to compute any."""
+        return bool(self.lora_modules) or self.allow_runtime_lora_updating
+
+    @property
     def modules(self) -> tuple[tuple[str, str], ...]:
         """Return (name, folder) of each adapter that is served from the start. Raises ConfigError."""
         found = []

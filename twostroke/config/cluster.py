@@ -18,7 +18,7 @@ from twostroke.config.schedule import ScheduleConfig
 from twostroke.config.security import CertificatesConfig
 from twostroke.config.settings import Settings, group, port, setting
 from twostroke.config.tracing import TracingConfig
-from twostroke.config.worker import Role, RuntimeConfig, as_decode_workers, check_kv_formats
+from twostroke.config.worker import Role, RuntimeConfig, as_decode_workers, check_gpu_adapters, check_kv_formats
 from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import ConfigError
 
@@ -99,6 +99,9 @@ class ClusterConfig(Settings):
         may_switch = self.scaling.may_switch(self.prefill, self.decode)  # raises where a count is out of its bounds
         model, cache = self.of_workers
         check_kv_formats(cache, model, may_switch=may_switch)
+        if model.names_gpu:
+            for role, _ in self.counts:
+                check_gpu_adapters(model, self.adapters, role)
 
     @property
     def of_workers(self) -> tuple[ModelConfig, CacheConfig]:

@@ -95,6 +95,8 @@ class ModelConfig(Settings):
             raise ConfigError(f"--weights int8 needs --dtype bfloat16, got {self.dtype}", field="--weights")
         for flag, ranks in self.ranks_by_flag:
             self._check_ranks(flag, ranks)
+        if self.names_gpu:
+            self.check_on_gpu()
 
     @property
     def ranks_by_flag(self) -> tuple[tuple[str, int], ...]:
@@ -110,6 +112,22 @@ class ModelConfig(Settings):
             why = "--model-impl transformers computes whole models only"
         if why:
             raise ConfigError(f"{flag} {ranks}: {why}", field=flag)
+
+    @property
+    def names_gpu(self) -> bool:
+        """Whether --device leaves no choice but GPUs, which paced models have no use for."""
+        return self.device.startswith("cuda") and not self.is_paced
+
+    def check_on_gpu(self) -> None:
+        """Raise ConfigError for what no GPU computes."""
+        if self.weights == "int8":
+            raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="--weights")
+        if self.deterministic:
+            raise ConfigError(
+                "--deterministic cannot be kept on CUDA: its matrix products pick their order of summation by the "
+                "number of rows in a step; use --device cpu, or leave --deterministic away",
+                field="--deterministic",
+            )
 
     @property
     def public_name(self) -> str:

@@ -84,6 +84,8 @@ class WorkerConfig(Settings):
         self.schedule.check_budget()
         self.schedule.check_draft_model(self.model)
         check_kv_formats(self.cache, self.model, may_switch=self.flexible)
+        if self.model.names_gpu:
+            check_gpu_adapters(self.model, self.adapters, self.role)
 
     @property
     def kv_format(self) -> str:
@@ -123,6 +125,15 @@ def ranks_flag(model: ModelConfig, role: Role) -> str:
     """Return the flag that says how many ranks a role's workers have."""
     own = model.prefill_tp if role is Role.PREFILL else model.decode_tp
     return "--tp" if own is None else f"--{role.value}-tp"
+
+
+def check_gpu_adapters(model: ModelConfig, adapters: AdapterConfig, role: Role) -> None:
+    """Raise ConfigError where a role's ranks on GPUs would have to share out adapters."""
+    flag, ranks = ranks_flag(model, role), ranks_of(model, role)
+    if ranks > 1 and adapters.are_served:
+        raise ConfigError(
+            f"{flag} {ranks}: adapters are shared out over ranks on CPUs only: give --device cpu", field=flag
+        )
 
 
 def as_decode_workers(model: ModelConfig, cache: CacheConfig) -> tuple[ModelConfig, CacheConfig]:

@@ -335,16 +335,9 @@ def _build_on_device(
     from twostroke.models.families.table import layouts_named
     from twostroke.models.weights.stored.formats import open_weights
 
-    if config.model.weights == "int8":
-        raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="weights")
+    config.model.check_on_gpu()
     if page_form(config.kv_format).spans_block:
         check_shape(spec.page_shape(config.cache.block_size))
-    if config.model.deterministic:
-        raise ConfigError(
-            "--deterministic cannot be kept on CUDA: its matrix products pick their order of summation by the number "
-            "of rows in a step; use --device cpu, or leave --deterministic away",
-            field="deterministic",
-        )
     set_num_threads(config.runtime.threads)  # of what the host computes: rows that ask for more than a token
     layouts = layouts_in(model_dir)
     plans = rank_plans(config, spec, device, None if layouts is None else layouts_named(layouts, spec))

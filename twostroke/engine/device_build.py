@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -15,7 +14,6 @@ from twostroke.engine.decode_graphs import PageTable
 from twostroke.engine.device_fit import read_memory
 from twostroke.engine.device_runner import DeviceRunner, StepLimits
 from twostroke.engine.graph_sizes import graph_sizes
-from twostroke.errors import ConfigError
 from twostroke.kernels.choice import device_attention, device_elementwise, device_grouped, device_linears, grouped_pool
 from twostroke.kernels.elementwise import Elementwise
 from twostroke.kernels.exact_pages import ExactPages
@@ -24,6 +22,7 @@ from twostroke.kernels.linear import Linears
 from twostroke.kernels.parted_pool import AnyPool, RecordedAttention, exact_places
 from twostroke.kv_cache.form import AnyForm, PageShape, RankedForm, page_form
 from twostroke.kv_cache.groups import page_groups
+from twostroke.models.device_check import check_computed
 from twostroke.models.device_model import DeviceModel
 from twostroke.models.families.table import named
 from twostroke.models.key_centers import key_centers
@@ -48,9 +47,6 @@ from twostroke.models.weights.tensors import WeightSource, take_weights
 RANKS_BYTES: Final = 1 << 30
 """For what several ranks add on a device, uncounted: NCCL's buffers, and the context of the first rank, which moves
 pages there."""
-
-PLAIN: Final[Mapping[str, Any]] = {"generic": None, "latents": None}
-"""What a spec says of the models that are computed on devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +78,7 @@ class DevicePlan:
         """Return the plan of a rank's share of the model. Raises ConfigError where it cannot be computed so."""
         model, schedule = config.model, config.schedule
         longest = model.max_model_len or spec.max_position_embeddings
-        _check_computed(spec)
+        check_computed(spec)
         form = page_form(config.kv_format)
         return cls(
             spec=share_of(spec, rank, config.ranks),
@@ -168,17 +164,6 @@ class DeviceKernels:
         attention = device_attention(pool, heads=spec.heads, rules=spec.rules, dtype=dtype, has_sinks=spec.has_sinks)
         device = pool.device
         return cls(attention, device_elementwise(device), device_grouped(device), device_linears(device))
-
-
-def _check_computed(spec: ModelSpec) -> None:
-    """Raise ConfigError for models that only CPUs compute."""
-    facts = dataclasses.asdict(dataclasses.replace(spec, ropes=()))
-    differing = [name for name, value in PLAIN.items() if facts[name] != value]
-    if differing:
-        raise ConfigError(
-            f"--device cuda does not compute {spec.architecture} ({', '.join(differing)}); use --device cpu",
-            field="device",
-        )
 
 
 def make_device_runner(

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from twostroke.config import WorkerConfig
+from twostroke.config.worker import check_gpu_adapters, ranks_flag
 from twostroke.device.memory import DeviceMemory
 from twostroke.device.ranked_memory import RankedDeviceMemory
 from twostroke.device.sharing import CudaSharing
@@ -27,6 +28,7 @@ from twostroke.errors import ConfigError, EngineLost, RankLost
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.models.catalog.places import cache_dir
+from twostroke.models.device_check import check_shared_out
 from twostroke.models.known_specs import known_spec
 from twostroke.models.ranks import Ranks
 from twostroke.models.spec import ModelSpec, Share
@@ -49,16 +51,9 @@ def rank_plans(
 
     Raises ConfigError where there are too few devices, or the model or what changes it cannot be shared out.
     """
-    if config.ranks > 1 and layout_of is not None:
-        raise ConfigError(
-            f"--tp {config.ranks}: quantised weights are shared out over ranks on CPUs only: give --device cpu, or "
-            "take plain ones",
-            field="--tp",
-        )
-    if config.ranks > 1 and (config.adapters.lora_modules or config.adapters.allow_runtime_lora_updating):
-        raise ConfigError(
-            f"--tp {config.ranks}: adapters are shared out over ranks on CPUs only: give --device cpu", field="--tp"
-        )
+    flag = ranks_flag(config.model, config.role)
+    check_shared_out(flag, config.ranks, has_codes=layout_of is not None)
+    check_gpu_adapters(config.model, config.adapters, config.role)
     devices = rank_devices(device, config.ranks)
     return [DevicePlan.of(config, spec, each, layout_of, rank) for rank, each in enumerate(devices)]
 

@@ -19,8 +19,10 @@ import twostroke
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
 from twostroke.kernels import layout
+from twostroke.models import device_check
 from twostroke.models import share as sharing
 from twostroke.models.catalog.places import cache_dir
+from twostroke.models.device_check import check_on_gpus
 from twostroke.models.known_specs import known_spec, spec_key
 from twostroke.models.weights.stored.check import check_weights
 from twostroke.models.weights.stored.model_files import layouts_in
@@ -55,6 +57,8 @@ def check_tensors(directory: Path, model: ModelConfig) -> None:
     from twostroke.models.weights.tensors import take_weights
 
     spec = known_spec(directory, model.max_model_len, model.model_impl)
+    if model.names_gpu:
+        check_on_gpus(spec, model, has_codes=layouts_in(directory) is not None)
     for flag, ranks in model.ranks_by_flag:
         check_orders(directory, shares_in(directory, spec, ranks, is_int8=model.weights == "int8", flag=flag)[0])
     if spec.generic is not None:
@@ -73,8 +77,8 @@ def _check_apart(directory: Path, model: ModelConfig) -> None:
     child = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if child.returncode == REFUSED:
         refusal = child.stdout.strip()
-        flags = [flag for flag, _ in model.ranks_by_flag if refusal.startswith(f"{flag} ")]
-        raise ConfigError(refusal, field=flags[0] if flags else "model")
+        first = refusal.partition(" ")[0]
+        raise ConfigError(refusal, field=first if first.startswith("--") else "model")
     if child.returncode:
         last = child.stderr.strip().rpartition("\n")[2]
         raise ConfigError(f"{directory} cannot be checked: {last}", field="model")
@@ -83,8 +87,8 @@ def _check_apart(directory: Path, model: ModelConfig) -> None:
 def _memory_of(directory: Path, model: ModelConfig) -> Path:
     """Return the place that says that the same files, read by the same code, passed."""
     key = hashlib.blake2b(spec_key(directory, model.max_model_len, model.model_impl).encode(), digest_size=16)
-    key.update(f" {model.ranks_by_flag} {model.weights} ".encode())
-    for code in (__file__, sharing.__file__, layout.__file__):
+    key.update(f" {model.ranks_by_flag} {model.weights} {model.names_gpu} ".encode())
+    for code in (__file__, sharing.__file__, layout.__file__, device_check.__file__):
         key.update(Path(code).read_bytes())
     for path in sorted([*directory.glob("*.safetensors*"), *directory.glob("*.gguf")]):
         status = path.stat()

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
+from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.generic_configs import GENERIC
 from tests.unit.models.test_registry import SIZES, saved
 from twostroke.config import ModelConfig
@@ -200,6 +201,13 @@ def _check_here(directory: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_whole_checkpoint_passes(kind: str, whole: dict[str, Path]) -> None:
     _check_here(whole[kind])
+
+
+def test_what_only_cpus_compute_is_refused_where_a_gpu_is_named(whole: dict[str, Path], tmp_path: Path) -> None:
+    saved(CONFIGS["deepseek_v2"], tmp_path)
+    for directory, what in ((tmp_path, "latents"), (whole["opt"], "generic")):
+        with pytest.raises(ConfigError, match=rf"^--device cuda does not compute .* \({what}\); use --device cpu$"):
+            check_tensors(directory, ModelConfig(model=str(directory), device="cuda:1"))
 
 
 LAUNCHED: Final = """

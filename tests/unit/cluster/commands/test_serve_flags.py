@@ -162,6 +162,12 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
         (["--transports", "shm,shm"], "--transports"),
         (["--transports", ""], "--transports"),
         (["--device", "gpu"], "--device must be auto, cpu, cuda or cuda:N"),
+        (["--device", "cuda", "--weights", "int8"], "--weights int8 is for CPUs"),
+        (["--device", "cuda:1", "--deterministic"], "--deterministic cannot be kept on CUDA"),
+        (
+            ["--device", "cuda", "--decode-tp", "2", "--lora-modules", "a=b"],
+            "--decode-tp 2: adapters are shared out over ranks on CPUs only",
+        ),
         (["--model", "no/such/directory/anywhere/"], "no/such/directory/anywhere"),
         (["--model", "paced:speed=9"], "--model paced: unknown key 'speed'"),
         (["--routers", "-1"], "--routers must be 0 (they run elsewhere) or more"),

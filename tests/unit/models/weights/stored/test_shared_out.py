@@ -94,6 +94,14 @@ def test_inputs_that_groups_have_in_an_order_of_their_own_are_refused(tmp_path: 
     )
 
 
+def test_ranks_on_named_gpus_are_refused_before_a_worker_starts(tmp_path: Path) -> None:
+    model_of("GPTQ", tmp_path)
+    with pytest.raises(ConfigError, match=r"^--prefill-tp 2: quantised weights are shared out over ranks on CPUs only"):
+        check_tensors(tmp_path, ModelConfig(model=str(tmp_path), prefill_tp=2, device="cuda"))
+    check_tensors(tmp_path, ModelConfig(model=str(tmp_path), prefill_tp=2))
+    check_tensors(tmp_path, ModelConfig(model=str(tmp_path), device="cuda"))
+
+
 def spec_of(tmp_path: Path, width: int, attended: int) -> ModelSpec:
     saved(LlamaConfig(**SIZES | {"num_hidden_layers": 1}), tmp_path)
     return replace(read_spec(tmp_path), intermediate_size=width, head_dim=attended // SIZES["num_attention_heads"])
