@@ -9,7 +9,9 @@ import numpy as np
 from tools.bill.forms import FormBill, shared_pool
 from tools.bill.model import BilledModel
 from tools.bill.options import BillFlags
-from twostroke.config.cache import HOST_CACHE_BYTES, KV_FORMATS
+from twostroke.config import Role
+from twostroke.config.cache import HOST_CACHE_BYTES, KV_FORMATS, form_name
+from twostroke.config.worker import ranks_of
 from twostroke.engine.build import PIECE_TOKENS
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import Conversion, KvForm
@@ -19,7 +21,7 @@ from twostroke.kv_cache.pool_size import PoolSize
 
 @dataclass(frozen=True, slots=True)
 class MixedBill:
-    """Prefill workers keep pages in the billed form, decode workers in this one."""
+    """Prefill workers keep pages in the billed form, decode workers in this one, or of another number of ranks."""
 
     form: str
     """The form of decode workers' pages."""
@@ -35,7 +37,14 @@ def mixed_bills(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags
     """Return a bill for every other form that decode workers can have; none for a paced model."""
     if not model.groups:
         return ()
-    return tuple(_mixed(model, forms, flags, form) for form in KV_FORMATS if form in forms and form != flags.form)
+    own = ranked(flags.form, flags, Role.PREFILL)
+    there = [form for form in dict.fromkeys((flags.form, *KV_FORMATS)) if form in forms]
+    return tuple(_mixed(model, forms, flags, form) for form in there if ranked(form, flags, Role.DECODE) != own)
+
+
+def ranked(form: str, flags: BillFlags, role: Role) -> str:
+    """Return the form of pages that workers of a role keep in `form`: it says how many ranks they have."""
+    return form_name(form, 0, flags.model.dtype, ranks_of(flags.model.config, role))
 
 
 def _mixed(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags, form: str) -> MixedBill:
@@ -44,9 +53,8 @@ def _mixed(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags, for
     if flags.memory.device_memory_bytes is None:
         pool_bytes = flags.memory.kv_cache_memory_bytes or HOST_CACHE_BYTES
         pages = _prefill_pages(shared_pool(model, flags, _sizes_beside(own, sent)), pool_bytes)
-    return MixedBill(
-        form, sent.block_bytes, pages, _conversion_s(model, flags, form) if flags.machine.measure else None
-    )
+    seconds = _conversion_s(model, flags, form) if flags.machine.measure else None
+    return MixedBill(ranked(form, flags, Role.DECODE), sent.block_bytes, pages, seconds)
 
 
 def _prefill_pages(pool: SharedPool, pool_bytes: int) -> int:

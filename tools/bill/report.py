@@ -11,9 +11,11 @@ from rich.markup import escape
 from tools.bill.bill import Bill, concurrent, fitting
 from tools.bill.draft import BilledDraft
 from tools.bill.forms import FormBill
+from tools.bill.mixed import ranked
 from tools.bill.model import LayerGroup
 from tools.bill.tiers import ComputeCost, break_even_pages
 from tools.tables import Cell, Grid, Row, table_of, text_grid, text_row
+from twostroke.config import Role
 from twostroke.kv_cache.form import page_form
 from twostroke.kv_cache.pool_size import PoolSize
 
@@ -60,7 +62,8 @@ def tables(bill: Bill) -> list[tuple[str, Grid]]:
     if bill.model.groups:
         found.insert(1, ("Bytes per token, by group of layers", groups_grid(bill)))
     if bill.mixed:
-        found.append((f"Prefill workers with {bill.flags.form}, decode workers with another form", mixed_grid(bill)))
+        form = ranked(bill.flags.form, bill.flags, Role.PREFILL)
+        found.append((f"Prefill workers with {form}, decode workers with another form", mixed_grid(bill)))
     if bill.bytes_per_s is not None and bill.model.weights.step:
         found.append((ceiling_title(bill.bytes_per_s), ceiling_grid(bill, bill.bytes_per_s)))
     if bill.measured is not None:

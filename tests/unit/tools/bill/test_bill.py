@@ -20,7 +20,7 @@ from tools.bill.bill import make_bill
 from tools.bill.measure import disk_cost, host_cost
 from tools.bill.options import BillFlags, DraftFlags, MachineFlags, MemoryFlags, ModelFlags, RequestFlags
 from tools.bill.page import render_page
-from tools.bill.report import groups_grid
+from tools.bill.report import groups_grid, tables
 from tools.bill.tiers import ComputeCost, TierCost, break_even_pages
 from tools.cli import main
 from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig
@@ -255,6 +255,30 @@ def test_mixed_forms_are_billed_as_a_prefill_worker_holds_and_sends_them(tiny: P
     assert int8.conversion_s is None
     assert {mixed.form for mixed in bill.mixed} == set(KV_FORMATS) - {"bfloat16"}
     assert not make_bill(flags(PACED)).mixed
+    built.close()
+
+
+def test_different_numbers_of_ranks_are_billed_as_a_prefill_worker_holds_regrouped_pages(tmp_path: Path) -> None:
+    saved(LlamaConfig(**SIZES), tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    memory = {"kv_cache_memory_bytes": MIB}
+    model = ModelConfig(model=str(tmp_path), dtype="bfloat16", device="cpu", decode_tp=2)
+    config = WorkerConfig(role=Role.PREFILL, worker_id="p", model=model, cache=CacheConfig(**memory))
+    built = build_runner(config, tmp_path)
+    bill = make_bill(flags(str(tmp_path), decode_tp=2, memory=memory))
+    rows = {mixed.form: mixed for mixed in bill.mixed}
+    regrouped = rows["bfloat16/2"]
+    assert built.model.conversion is not None
+    assert (regrouped.prefill_pages, regrouped.sent_page_bytes) == (
+        built.model.pages,
+        built.model.conversion.page_bytes,
+    )
+    assert regrouped.prefill_pages == bill.chosen.size.pages // 2
+    assert set(rows) == {f"{form}/2" for form in KV_FORMATS}
+    title, _ = next((title, grid) for title, grid in tables(bill) if "another form" in title)
+    assert title.startswith("Prefill workers with bfloat16,")
+    alike = make_bill(flags(str(tmp_path), tp=2, memory=memory))
+    assert {mixed.form for mixed in alike.mixed} == {f"{form}/2" for form in KV_FORMATS if form != "bfloat16"}
     built.close()
 
 
