@@ -33,6 +33,9 @@ _LINE: Final = 64
 _MET_ALL, _ABORTED = 0, 1
 """Values of `Met` in ranks.h. Its third one says that ranks are no longer in step."""
 
+_ROUNDS: Final = 1 << 32
+"""Rounds are counted so far, and from 0 on again. No rank is more than one ahead of another."""
+
 _IS_BFLOAT16: Final = {"torch.float32": False, "torch.bfloat16": True}
 """Number types of sums."""
 
@@ -72,6 +75,7 @@ class RankGroup:
         self._abort = kernels.function("twostroke_ranks_abort", (_POINTER,))
         self._beat = kernels.function("twostroke_ranks_beat", (_POINTER,))
         self._beats = kernels.function("twostroke_ranks_beats", (_POINTER, ctypes.c_int32), ctypes.c_uint64)
+        self._arrived = kernels.function("twostroke_ranks_arrived", (_POINTER, ctypes.c_int32), ctypes.c_uint32)
         self._free = kernels.function("twostroke_ranks_free", (_POINTER,))
         self._memory = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -119,6 +123,12 @@ class RankGroup:
     def beats(self, rank: int) -> int:
         """Return how often `beat` was called on `rank`."""
         return int(self._beats(self.address, rank))
+
+    def awaited_round(self, rank: int) -> int | None:
+        """Return the number of the round in which the first rank waits for `rank`; None where it does not."""
+        arrived = int(self._arrived(self.address, rank))
+        first = int(self._arrived(self.address, FIRST))
+        return first if (first - arrived) % _ROUNDS == 1 else None
 
     def close(self) -> None:
         """Leave the group's memory. No thread is in a call."""

@@ -33,6 +33,10 @@ FROZEN_LOADING_S: Final = 60.0
 """A rank that loads is lost without a beat for this long: imported libraries hold its interpreter for seconds, and for
 longer on a busy machine."""
 
+LATE_S: Final = 60.0
+"""A rank that beats is lost nevertheless where the first one waits for it in a round for this long: its thread that
+computes hangs. Between two rounds all have about as much to do, whatever a step takes, and no weights to load."""
+
 GRACE_S: Final = 2.0
 """How long ranks have to end on their own. They do nothing but exit; a frozen one is killed after it."""
 
@@ -59,6 +63,10 @@ class _RankProcess:
     beats: int = 0
     silent_s: float = 0.0
     """Seconds without a beat. Time by which this process itself was late does not count."""
+    awaited_round: int | None = None
+    """The round in which the first rank waits for it, if it does."""
+    late_s: float = 0.0
+    """Seconds for which that goes on, counted in the same way."""
 
     def ended(self) -> str:
         code = self.process.wait()
@@ -328,6 +336,17 @@ class _Watcher:
             most_s = self._frozen_s if rank.is_ready else FROZEN_LOADING_S
             if rank.silent_s > most_s and self._fate.lost is None:
                 self.lose(RankLost(f"{rank.name} is frozen: no sign of life for {most_s:g} s"))
+            if rank.is_ready:  # until then ranks wait for each other's weights
+                self._look_for_round(number, rank, passed_s)
+
+    def _look_for_round(self, number: int, rank: _RankProcess, passed_s: float) -> None:
+        """Lose a rank whose thread that computes hangs, while another one beats."""
+        awaited = self._group.awaited_round(number)
+        is_same = awaited is not None and awaited == rank.awaited_round
+        rank.late_s = rank.late_s + passed_s if is_same else 0.0
+        rank.awaited_round = awaited
+        if rank.late_s > LATE_S and self._fate.lost is None:
+            self.lose(RankLost(f"{rank.name} hangs: the first rank has waited for it for {LATE_S:g} s"))
 
     def _end_all(self) -> None:
         """Let ranks end, and kill those that do not."""

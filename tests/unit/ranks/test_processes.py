@@ -149,6 +149,25 @@ def test_a_rank_that_dies_or_freezes_within_a_step_ends_the_waits_of_all(
     assert pids_of_children() == before
 
 
+def test_a_rank_that_beats_and_does_not_come_to_a_round_is_lost_and_one_that_waits_is_not(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes_module, "LATE_S", FROZEN_S)
+    before = pids_of_children()
+    with running(kernels, 2) as (processes, lost):
+        processes.wait_until_ready()
+        processes.send(("meet", 0.0))
+        time.sleep(FROZEN_S + 0.3)  # the other rank waits for the first one
+        assert not lost
+        processes.group.meet()
+        processes.finish()
+        (pid,) = pids_of_children() - before
+        processes.send(("wait", 1.0))
+        with pytest.raises(RankLost) as raised:
+            processes.group.meet()
+        assert is_named(raised.value, 1, 2, pid, f"hangs: the first rank has waited for it for {FROZEN_S:g} s")
+
+
 def test_a_rank_that_fails_in_a_step_says_why(kernels: Kernels) -> None:
     with running(kernels, 2) as (processes, lost):
         processes.wait_until_ready()

@@ -187,3 +187,5 @@ TWOSTROKE_EXPORT void twostroke_ranks_abort(RankGroup *group) { group->abort(); 
 TWOSTROKE_EXPORT void twostroke_ranks_beat(RankGroup *group) { group->beat(); }
 
 TWOSTROKE_EXPORT uint64_t twostroke_ranks_beats(const RankGroup *group, int32_t rank) { return group->beats(rank); }
+
+TWOSTROKE_EXPORT uint32_t twostroke_ranks_arrived(const RankGroup *group, int32_t rank) { return group->arrived(rank); }

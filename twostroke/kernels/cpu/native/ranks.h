@@ -71,6 +71,7 @@ class RankGroup {
     bool is_aborted() const { return header_->aborted.load(std::memory_order_acquire) != 0; }
     void beat() { cells_[rank_].beats.fetch_add(1, std::memory_order_relaxed); }
     uint64_t beats(int rank) const { return cells_[rank].beats.load(std::memory_order_relaxed); }
+    uint32_t arrived(int rank) const { return cells_[rank].arrived.load(std::memory_order_relaxed); }
 
   private:
     Met meet(const Posted &posted);
