@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -37,6 +38,7 @@ from twostroke.scheduler.lateness import WaitingPrompts
 if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
     import torch
 
+    from twostroke.engine.host_build import HostPlan
     from twostroke.models.spec import ModelSpec
 
 Memory = TypeVar("Memory", bound=Pages)
@@ -213,11 +215,12 @@ def _build_on_cpu(
     facts = _model_facts(config, spec, model_dir, _host_layout(config, spec, groups, conversion), groups)
     arithmetic = _cpu_arithmetic(config) if config.model.deterministic else ""
 
-    lost = Future[EngineLost]()
+    lost, pids = Future[EngineLost](), [os.getpid()]
 
     def load(memory: PageMemory) -> Loaded:
         if config.ranks > 1:
-            runner = ranked_runner(plan, memory, profiler, lost)
+            runner, others = ranked_runner(plan, memory, profiler, lost)
+            pids.extend(others)
             return runner, runner.determinism, None
         runner = plan.runner(memory, profiler=profiler)
         return runner, runner.determinism, runner if runner.can_borrow else None
@@ -233,17 +236,11 @@ def _build_on_cpu(
     in_use = KernelsInUse(
         *variant_and_reason(built.runner.kernels), config.runtime.threads * config.ranks, config.ranks
     )
-    is_packed, with_head = built.runner.has_packed_weights, config.can_sample
-    uses = [
-        weights_use(config.model, each, model_dir, is_packed=is_packed, with_head=with_head) for each in plan.shares
-    ]
-    measured_bytes = uses[0].measured_bytes if config.ranks == 1 else None
-    weights = MemoryUse("weights", sum(each.billed_bytes for each in uses), measured_bytes)
     return replace(
         built,
         model=replace(facts, fingerprint=fingerprint, conversion=conversion),
         kernels=in_use,
-        weights=weights,
+        weights=_weights_use(plan, pids, is_packed=built.runner.has_packed_weights),
         expert_load=built.runner.expert_load,
         adapters=built.runner.slots,
         lost=lost,
@@ -305,19 +302,29 @@ def _shared_pool(
     )
 
 
-def weights_use(model: ModelConfig, spec: ModelSpec, model_dir: Path, *, is_packed: bool, with_head: bool) -> MemoryUse:
-    from twostroke.models.families.table import layouts_named
+def _weights_use(plan: HostPlan, pids: Sequence[int], *, is_packed: bool) -> MemoryUse:
+    """Return what the weights of all ranks take, which the processes `pids` have."""
     from twostroke.models.weights.packed_file import mapped_bytes
     from twostroke.models.weights.packed_weights import packed_folder
 
+    model, with_head = plan.config.model, plan.config.can_sample
+    shares = [
+        billed_weights(model, each, plan.model_dir, is_packed=is_packed, with_head=with_head) for each in plan.shares
+    ]
+    measured = [mapped_bytes(packed_folder(), pid) if is_packed else 0 for pid in pids]
+    return MemoryUse("weights", sum(shares), sum(measured) if all(measured) else None)
+
+
+def billed_weights(model: ModelConfig, spec: ModelSpec, model_dir: Path, *, is_packed: bool, with_head: bool) -> int:
+    """Return the bytes of the weights of a model, or of one rank's share of it, on a CPU."""
+    from twostroke.models.families.table import layouts_named
+
     if not is_packed:
-        return MemoryUse("weights", plain_weights(spec, model.dtype, with_head=with_head).total, None)
+        return plain_weights(spec, model.dtype, with_head=with_head).total
     layouts = layouts_in(model_dir)
     if layouts is not None:
-        billed = stored_weights(spec, layouts_named(layouts, spec), with_head=with_head)
-    else:
-        billed = packed_weights(spec, is_int8=model.weights == "int8", with_head=with_head)
-    return MemoryUse("weights", billed.total, mapped_bytes(packed_folder()) or None)
+        return stored_weights(spec, layouts_named(layouts, spec), with_head=with_head).total
+    return packed_weights(spec, is_int8=model.weights == "int8", with_head=with_head).total
 
 
 def _build_on_device(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from twostroke.config import ModelConfig, WorkerConfig
-from twostroke.engine.build import BuiltEngine, weights_use
+from twostroke.engine.build import BuiltEngine, billed_weights
 from twostroke.engine.draft_engine import DraftEngine
 from twostroke.engine.memory_use import MemoryUse
 from twostroke.errors import ConfigError
@@ -68,8 +68,8 @@ def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory
         max_model_len=longest,
         device=config.model.device,
     )
-    weights = weights_use(model, spec, directory, is_packed=is_packed, with_head=True)
-    _check_room(name, weights)
+    weight_bytes = billed_weights(model, spec, directory, is_packed=is_packed, with_head=True)
+    _check_room(name, weight_bytes)
     memory = PageMemory(pages.pages, pages.page_bytes, flag=CACHE_FLAG)
     try:
         runner = ModelRunner(
@@ -88,17 +88,16 @@ def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory
         raise
     uses = (
         MemoryUse("draft pages", memory.layout.host_bytes, memory.held_bytes),
-        MemoryUse("draft weights", weights.billed_bytes, None),
+        MemoryUse("draft weights", weight_bytes, None),
     )
     return DraftEngine(runner, memory, block_size, longest, uses)
 
 
-def _check_room(name: str, weights: MemoryUse) -> None:
+def _check_room(name: str, weight_bytes: int) -> None:
     """Raises ConfigError where the draft model's weights do not fit into the memory of this machine."""
     free_bytes = available_memory_bytes()
-    if weights.billed_bytes > free_bytes:
+    if weight_bytes > free_bytes:
         raise ConfigError(
-            f"--draft-model {name} needs {weights.billed_bytes} bytes for its weights, but this machine has "
-            f"{free_bytes} free",
+            f"--draft-model {name} needs {weight_bytes} bytes for its weights, but this machine has {free_bytes} free",
             field="--draft-model",
         )

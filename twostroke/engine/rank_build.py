@@ -88,8 +88,8 @@ class FirstRank(RankSums):
 
 def ranked_runner(
     plan: HostPlan, memory: PageMemory, profiler: Profiler | None, lost: Future[EngineLost]
-) -> ModelRunner:
-    """Return the runner of the first rank, whose other ranks have loaded too.
+) -> tuple[ModelRunner, list[int]]:
+    """Return the runner of the first rank, whose other ranks have loaded too, and the process ids of those.
 
     `memory` is protected then. `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot
     be loaded.
@@ -124,4 +124,4 @@ def ranked_runner(
     except BaseException:
         processes.close()
         raise
-    return runner
+    return runner, processes.pids

@@ -134,6 +134,11 @@ class RankProcesses:
             self.group.close()
             raise ConfigError(f"the {ranks} ranks of a worker cannot be started: {error}") from error
 
+    @property
+    def pids(self) -> list[int]:
+        """Return the process ids of the other ranks, in their order."""
+        return self._watcher.pids
+
     def wait_until_ready(self) -> None:
         """Raises ConfigError with what a rank cannot load, and RankLost where one has died meanwhile."""
         fate = self._fate
@@ -259,6 +264,10 @@ class _Watcher:
             self.close()
             raise errors[0]
         return [rank.connection for rank in self._ranks]
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.process.pid for rank in self._ranks]
 
     def lose(self, error: ConfigError | RankLost) -> RankLost:
         """End all waits, and let nobody compute on. The first error stays."""

@@ -161,7 +161,8 @@ def test_a_rank_that_beats_and_does_not_come_to_a_round_is_lost_and_one_that_wai
         assert not lost
         processes.group.meet()
         processes.finish()
-        (pid,) = pids_of_children() - before
+        (pid,) = processes.pids
+        assert {pid} == pids_of_children() - before
         processes.send(("wait", 1.0))
         with pytest.raises(RankLost) as raised:
             processes.group.meet()

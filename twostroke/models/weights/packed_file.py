@@ -100,10 +100,13 @@ def share_in_large_pages(region: mmap.mmap) -> float:
     return 0.0
 
 
-def mapped_bytes(folder: Path) -> int:
-    """Return how many bytes of this folder's packed weights this process has in its memory now."""
+def mapped_bytes(folder: Path, pid: int) -> int:
+    """Return how many bytes of this folder's packed weights a process has in its memory now; none once it has ended."""
     total = 0
-    with open("/proc/self/smaps", encoding="utf-8") as lines:
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{pid}/smaps", encoding="utf-8") as lines,
+    ):
         for line in lines:
             if line.rstrip().endswith(SUFFIX) and f" {folder}{os.sep}" in line:
                 facts = dict(line.split(":", 1) for line in _until_next(lines))

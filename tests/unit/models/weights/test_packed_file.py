@@ -17,7 +17,7 @@ import pytest
 
 from twostroke.kernels.cpu.packing import LARGE_PAGE_BYTES
 from twostroke.models.weights import packed_file
-from twostroke.models.weights.packed_file import mapped
+from twostroke.models.weights.packed_file import mapped, mapped_bytes
 
 CONTENT = bytes(range(256)) * (LARGE_PAGE_BYTES // 256)
 DIES_WHILE_WRITING = """
@@ -31,6 +31,15 @@ def write(file):
     os.kill(os.getpid(), signal.SIGKILL)
 
 mapped(Path(sys.argv[1]), write)
+"""
+
+MAPS = """
+import mmap, sys
+
+with open(sys.argv[1], "rb") as file:
+    region = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
+print(flush=True)
+sys.stdin.read()
 """
 
 
@@ -64,6 +73,18 @@ def test_the_second_worker_maps_what_the_first_one_wrote(path: Path) -> None:
     assert region is not None
     with pytest.raises(TypeError):
         region[0:1] = b"x"
+
+
+def test_what_a_process_has_mapped_is_measured_by_another_one_until_it_ends(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    command = [sys.executable, "-c", MAPS, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert mapped_bytes(path.parent, process.pid) == len(CONTENT)
+        assert mapped_bytes(path.parent, os.getpid()) == 0
+    assert mapped_bytes(path.parent, process.pid) == 0
 
 
 def test_whoever_dies_while_writing_leaves_no_half_file_and_no_lock(path: Path) -> None:
