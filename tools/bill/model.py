@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.bill.options import BillFlags, ModelFlags
-from twostroke.config import PACED_PREFIX, ModelConfig, Role, ScheduleConfig
-from twostroke.config.worker import ranks_of
+from twostroke.config import PACED_PREFIX, Role, ScheduleConfig
+from twostroke.config.worker import ranks_flag, ranks_of
 from twostroke.engine.graph_sizes import graph_sizes
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.engine.rank_build import SUM_BYTES
@@ -228,7 +228,7 @@ def _ranked(role: Role, spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | 
         from twostroke.models.families.table import layouts_named  # loads torch
 
         named = layouts_named(layouts, spec)
-    shares = shares_of(spec, ranks, named, is_int8=model.weights == "int8", flag=_flag_of(model.config, role))
+    shares = shares_of(spec, ranks, named, is_int8=model.weights == "int8", flag=ranks_flag(model.config, role))
     billed = [
         BilledRank(weights_of(share, model, layouts, on_gpu=False)[0], _working_on_cpu(share, model))
         for share in shares
@@ -237,11 +237,6 @@ def _ranked(role: Role, spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | 
     return RankedWorker(
         f"a {role.value} worker", tuple(billed), 2 * ranks * slot_bytes_for(most_bytes) if ranks > 1 else 0
     )
-
-
-def _flag_of(config: ModelConfig, role: Role) -> str:
-    own = config.prefill_tp if role is Role.PREFILL else config.decode_tp
-    return "--tp" if own is None else f"--{role.value}-tp"
 
 
 def _schedule(model: ModelFlags) -> ScheduleConfig:
