@@ -182,7 +182,7 @@ def _text(content: Any, name: str) -> str:
 
 def _part_text(part: Any, name: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    if not isinstance(part, dict) or (kind not in TEXT_PARTS and kind != "refusal"):
+    if not isinstance(part, dict) or not isinstance(kind, str) or (kind not in TEXT_PARTS and kind != "refusal"):
         raise UnsupportedFeature(f"{name}: only parts of text are supported, got {shown(str(kind))}", field=name)
     field = "refusal" if kind == "refusal" else "text"
     text = part.get(field)

@@ -99,6 +99,7 @@ def test_reasoning_that_this_server_encoded_is_read_again(encoded: Any, text: st
         ([{"role": "user", "content": 5}], "input[0].content"),
         ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0]"),
         ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0]"),
+        ([{"role": "user", "content": [{"type": ["input_text"], "text": "x"}]}], "input[0].content[0]"),
         ([{"type": "function_call_output", "output": "x"}], "input[0].call_id"),
         ([{"type": "function_call_output", "call_id": "1", "output": 5}], "input[0].output"),
         ([{"type": "function_call", "call_id": "1", "arguments": "{}"}], "input[0].tool_calls[0].function"),
