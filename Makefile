@@ -39,7 +39,7 @@ help:
 	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
 	@echo "make hosts             the same for hosts and cables: four hosts out of namespaces, needs root; docs/multi-host.md"
 	@echo "make soak              load and random faults for an hour, into docs/faults.md (ARGS=\"--for 10m\")"
-	@echo "make bench-kernels     time the engine's parts; also bench-index, -decisions, -determinism, -policies, -cores, -overload, -sweep, -grid, -host, -startup"
+	@echo "make bench-kernels     time the engine's parts; also bench-index, -decisions, -determinism, -policies, -cores, -overload, -sweep, -grid, -host, -startup, -pins"
 	@echo "make clients           stock clients against a served model: openai (also node's), LiteLLM, anthropic, LangChain, benchmarks (3 GB)"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every endpoint, led by coverage (35 MB to download): ARGS=\"--for 3600\""

@@ -1,4 +1,4 @@
-"""Every link of a document to another one leads to a file that is there, and to a heading of it."""
+"""Links of documents lead to files that are there, and to headings of them; rows of a table fit its heading."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ DOCUMENTS = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*.md"))
 )
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+_BORDER = re.compile(r"(?<!\\)\|")
+"""The end of a cell. GitHub cuts rows at bars in code, too, if they have no backslash."""
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -29,9 +32,32 @@ def test_a_link_to_nothing_is_noticed(tmp_path: Path) -> None:
     assert broken_links(page) == ["page.md#three", "none.md"]
 
 
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_rows_of_tables_have_as_many_cells_as_their_headings(name: str) -> None:
+    assert not broken_tables((ROOT / name).read_text())
+
+
+def test_a_row_that_is_cut_and_one_without_a_heading_are_noticed() -> None:
+    table = "| a | b |\n|---|---|\n"
+    assert not broken_tables(f"{table}| `x\\|y` | z |\n")
+    assert broken_tables(f"{table}| `x|y` | z |\n") == ["| `x|y` | z |"]
+    assert broken_tables(f"{table}\n| x | y |\n") == ["| x | y |"]
+
+
 def broken_links(page: Path) -> list[str]:
     text = _CODE.sub("", page.read_text())
     return [link for link in _LINK.findall(text) if "://" not in link and not _leads_somewhere(page, link)]
+
+
+def broken_tables(text: str) -> list[str]:
+    """Return rows with more or fewer cells than the heading, and first rows of tables that have no heading."""
+    broken = []
+    for table in _TABLE.findall(_CODE.sub("", text)):
+        heading, *rows = table.splitlines()
+        if not rows or rows[0].strip("|-: "):
+            broken.append(heading)
+        broken += [row for row in rows if len(_BORDER.findall(row)) != len(_BORDER.findall(heading))]
+    return broken
 
 
 def _leads_somewhere(page: Path, link: str) -> bool:
