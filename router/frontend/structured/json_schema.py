@@ -85,7 +85,8 @@ drafts."""
 _CONTROLS = "[\x00-\x07\x0b\x0e-\x1f\x7f]"
 """Control characters without a letter of their own after a backslash: strings of an answer cannot have them."""
 _UNWRITABLE = re.compile(_CONTROLS)
-_CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_CLASS = re.compile(r"\[(?:\\.|[^\]\\])*+(?:\]|\\?\Z)", re.DOTALL)
+"""A class, or one that nothing closes: to look for the end again from each bracket would take minutes."""
 _UNWRITABLE_PATTERN = re.compile(
     rf"{_CONTROLS}|\\(?:x|x\{{0*|u00|u\{{0*)(?:0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF]|[0-7bBeEfF]\}})|\\[aev0]|\\c[A-Z]"
 )
@@ -167,12 +168,13 @@ def schemas_in(root: Any) -> Iterator[tuple[str, Schema]]:
     """
     waiting: list[tuple[str, Any]] = [("#", root)]
     seen: set[int] = set()
+    definitions = _definitions(root)  # given once, whatever refers to them
     while waiting:
         place, schema = waiting.pop()
         if not isinstance(schema, dict) or id(schema) in seen:
             continue
         seen.add(id(schema))
-        waiting.extend(reversed([*_parts(schema, place), *_referred(schema, root)]))
+        waiting.extend(reversed([*_parts(schema, place), *_referred(schema, root, definitions)]))
         yield place, schema
 
 
@@ -188,13 +190,17 @@ def _parts(schema: Schema, place: str) -> Iterator[tuple[str, Any]]:
             yield from ((f"{place}/{keyword}/{_escaped(name)}", each) for name, each in schema[keyword].items())
 
 
-def _referred(schema: Schema, root: Any) -> Iterator[tuple[str, Any]]:
+def _referred(schema: Schema, root: Any, definitions: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return
     if reference == "#" or reference.startswith("#/"):
         yield reference, _at(root, reference)
-        return
+    else:
+        yield from definitions
+
+
+def _definitions(root: Any) -> Iterator[tuple[str, Any]]:
     for keyword in _DEFINITIONS:
         if isinstance(root, dict) and isinstance(root.get(keyword), dict):
             yield from ((f"#/{keyword}/{_escaped(name)}", each) for name, each in root[keyword].items())
@@ -207,11 +213,15 @@ def _at(root: Any, pointer: str) -> Any:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict):
             value = value.get(name)
-        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-            value = value[int(name)]
+        elif isinstance(value, list) and (rank := _RANK.fullmatch(name)) and int(rank[1]) < len(value):
+            value = value[int(rank[1])]
         else:
             return None
     return value
+
+
+_RANK = re.compile(r"\+?0*([0-9]{1,9})")
+"""A place in a list, as llguidance reads it. Python refuses to read numbers of thousands of digits."""
 
 
 def _escaped(name: str) -> str:

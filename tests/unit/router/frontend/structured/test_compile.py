@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from router.frontend.structured.compile import CompiledGrammar, Refusal, compile_output
+from router.frontend.structured.json_schema import UnsupportedSchema, checked_schema
 from router.frontend.structured.output import StructuredOutput
 
 BYTES = LLTokenizer("byte")
@@ -189,3 +191,38 @@ def test_formats_that_cannot_be_kept_to_are_notes_unless_strict():
     refused = compiled("json", schema, is_strict=True)
     assert isinstance(refused, Refusal)
     assert refused.error.message == 'field: "format" "iri" at #/properties/a is not supported'
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "[" * 20_000},
+        {"pattern": "[" * 20_000 + "\\"},
+        {"properties": {str(rank): {"$ref": "a"} for rank in range(2000)}, "$defs": {f"d{n}": {} for n in range(2000)}},
+    ],
+    ids=["brackets", "brackets and a backslash", "references by name"],
+)
+def test_checking_a_schema_takes_no_longer_than_its_length_says(schema: dict[str, Any]) -> None:
+    """The event loop does it for short requests, and one process for all others."""
+    began_s = time.process_time()
+    assert checked_schema(schema, "field", is_strict=True) is schema
+    assert time.process_time() - began_s < 2.0, "a quadratic check takes from 9 s to a minute"
+
+
+def test_what_is_referred_to_by_name_is_checked_wherever_it_is_defined() -> None:
+    schema = {"anyOf": [{"$ref": "a"}, {"$ref": "b"}], "definitions": {"b": {"not": {}}}}
+    with pytest.raises(UnsupportedSchema, match=r'"not" at #/definitions/b'):
+        checked_schema(schema, "field", is_strict=False)
+
+
+@pytest.mark.parametrize("place", ["0", "+0", "000"])
+def test_a_place_in_a_list_is_checked_however_it_is_written(place: str) -> None:
+    with pytest.raises(UnsupportedSchema, match='"not" at #/others/'):
+        checked_schema({"$ref": f"#/others/{place}", "others": [{"not": {}}]}, "field", is_strict=False)
+
+
+@pytest.mark.parametrize("place", ["1" * 5000, "0" * 5000 + "7", "\u0661"])
+def test_a_reference_to_a_place_that_no_list_has_is_refused(place: str) -> None:
+    schema = {"anyOf": [{"type": "null"}, {"$ref": f"#/anyOf/{place}"}]}
+    assert checked_schema(schema, "field", is_strict=False) is schema
+    assert isinstance(compiled("json", schema), Refusal)
