@@ -100,20 +100,23 @@ class Speculation:
         self._price = price
 
     def drawn(self, tokens: Sequence[int], run: int) -> None:
-        """Learn from the tokens that were drawn where the latest proposal's first `run` tokens were run.
+        """Learn from the tokens that became known where the latest proposal's first `run` tokens were run.
 
-        The token behind those shows too whether the next proposed one was right, although that was not run.
+        The token behind those shows too whether the next proposed one was right, although that was not run. Tokens that
+        a grammar forces may follow a wrong one.
         """
         proposal, self._proposal = self._proposal, None
         if proposal is None:
             return
+        right = 0
         for rank, (proposed, token) in enumerate(zip(proposal.tokens, tokens, strict=False)):
             if rank >= self._certain:
                 self._observe(proposal.kind, proposed == token)
             if proposed != token:
                 break
+            right += 1
         if run:
-            kept = max(0, min(run, len(tokens) - 1))  # no token comes of a row that is not sound
+            kept = min(run, right)
             self._note(proposal.kind, Outcome(run, kept, kept * self._price.token_s, run * self._price.row_s))
 
     def _best(self, drafters: Sequence[Drafter], known: Sequence[int], most: int) -> tuple[Draft, Proposal | None, int]:

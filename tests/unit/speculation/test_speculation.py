@@ -99,6 +99,16 @@ def test_what_was_run_and_kept_is_told() -> None:
     assert speculation.outcome == Outcome(8, 5, 10.0, 2.0)
 
 
+def test_tokens_that_a_grammar_forces_behind_a_wrong_draft_are_not_kept_ones() -> None:
+    told: list[Outcome] = []
+    drafter = Scripted(Proposal((1, 2, 3), "kind"))
+    speculation = Speculation([drafter], Acceptance(), lambda kind, outcome: told.append(outcome))
+    for known in ((9, 5, 6, 7), (1, 9, 6, 7)):
+        speculation.propose([0], 3)
+        speculation.drawn(known, 3)
+    assert [each.kept for each in told] == [0, 1]
+
+
 def gain(lengths: Sequence[int], drafts: Sequence[Draft], cost: StepCost, step: StepTerms) -> float:
     """Tokens per second of a step with so many tokens of each draft."""
     tokens = step.streams + sum(sum(draft.chances[:length]) for draft, length in zip(drafts, lengths, strict=True))
