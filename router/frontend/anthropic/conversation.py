@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from router.frontend.cache_hints import MOST_HINTS, MessageHint, hint_s
@@ -27,12 +27,17 @@ class Conversation:
     """Collects the messages of one chat, and the hints at them. Messages stay where they are, system messages too."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._turns: list[list[dict[str, Any]]] = []
+        """Messages so far, those that are one turn together. They are joined once: that copies their texts."""
         self.had_billing_header = False
         """A billing header was taken out."""
         self._hints: list[MessageHint] = []
         self._tools: dict[str, str] = {}
         """Names of the tools that were called, by the call's id."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return list(map(_joined, self._turns))
 
     @property
     def hints(self) -> tuple[MessageHint, ...]:
@@ -41,8 +46,8 @@ class Conversation:
     @property
     def goes_on(self) -> bool:
         """The last message is the beginning of the answer."""
-        last = self.messages[-1] if self.messages else {"role": ""}
-        return last["role"] == "assistant" and "tool_calls" not in last
+        last = self._turns[-1] if self._turns else []
+        return bool(last) and last[0]["role"] == "assistant" and not any("tool_calls" in each for each in last)
 
     def add_system(self, system: Any, name: str) -> None:
         """Adds a system prompt. One of which the billing header is all adds nothing."""
@@ -79,12 +84,12 @@ class Conversation:
 
     def _add(self, message: dict[str, Any], keep_s: float | None) -> None:
         """Adds a message. To the one before it, where that is of the same role: so does Anthropic's API."""
-        if self.messages and message["role"] == self.messages[-1]["role"] in _JOINED_ROLES:
-            self.messages[-1] = _joined(self.messages[-1], message)
+        if self._turns and message["role"] == self._turns[-1][0]["role"] in _JOINED_ROLES:
+            self._turns[-1].append(message)
         else:
-            self.messages.append(message)
+            self._turns.append([message])
         if keep_s is not None:
-            self._hints.append(MessageHint(len(self.messages), keep_s))
+            self._hints.append(MessageHint(len(self._turns), keep_s))
 
     def _add_user(self, content: Any, name: str) -> None:
         """Tool results are messages of their own in OpenAI's form; the texts between them are joined."""
@@ -143,14 +148,13 @@ class Conversation:
         return {"id": call_id, "type": "function", "function": {"name": tool, "arguments": arguments}}
 
 
-def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns two messages of one role as one, as if the blocks of the second had followed those of the first."""
-    message = dict(first)
+def _joined(turn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns messages of one role as one, as if the blocks of each had followed those before."""
+    message = dict(turn[0])
     for field in ("content", "reasoning_content"):
-        texts = [text for text in (first.get(field), second.get(field)) if text]
-        if texts:
+        if texts := [text for each in turn if (text := each.get(field))]:
             message[field] = "\n".join(texts)
-    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
+    if calls := [call for each in turn for call in each.get("tool_calls", ())]:
         message["tool_calls"] = calls
     return message
 
