@@ -73,8 +73,6 @@ DIALECTS: tuple[Dialect, ...] = (
     *_kserve("infer", parse_infer_json, InferJsonReply, takes_bytes=True),
 )
 
-BY_PATH: Mapping[str, Dialect] = {dialect.path: dialect for dialect in DIALECTS}
-
 _ERRORS_BELOW: tuple[tuple[str, ErrorForm], ...] = (("/v1/messages", ANTHROPIC_ERRORS), ("/v2", KSERVE_ERRORS))
 """Errors of paths that begin like this. All others are written as OpenAI's API writes them."""
 

@@ -42,14 +42,12 @@ class ModelAdapters:
         dtype: torch.dtype,
         *,
         linears: Linears | None,
-        device: torch.device | str = "cpu",
     ) -> None:
         """`linears` makes products as the model's are made. None: the native forward pass computes them."""
         self._directory = directory
         self._spec = spec
         self._dtype = dtype
         self._linears = linears
-        self._device = device
         self._shapes, self._whole_shapes = ProjectionShapes.of(spec), ProjectionShapes.of(spec.whole)
         self._prepared: dict[bytes, Any] = {}
 
@@ -66,7 +64,6 @@ class ModelAdapters:
                 self._shapes,
                 self._linears,
                 dtype=self._dtype,
-                device=self._device,
                 row_factors=self._row_factors,
             )
         parts = {}

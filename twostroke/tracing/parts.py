@@ -16,7 +16,6 @@ class Chunks:
         self._span = span
         self._rest: OpenSpan | None = None
         self._rest_begins = 0
-        self._rest_chunks = 0
         self._rest_end = 0
         self.count = 0
         self.tokens = 0

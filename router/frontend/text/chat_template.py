@@ -21,7 +21,7 @@ _TAG = "\ue000continue\ue001 "
 """Marks where an unfinished last message ends. Its final space shows whether the template trims messages."""
 
 _MARKS = range(0xF0000, 0xFFFFE)
-"""Characters for private use, of which a chat has seldom one and never all."""
+"""Characters for private use, of which a chat has seldom one. One with all of them is refused."""
 
 
 class ChatTemplate:
@@ -94,7 +94,10 @@ class Guard:
         written = [text for value in (chat.messages, chat.variables, chat.tools) for text in _texts(value)]
         self.is_needed = any(map(specials.are_in, written))
         characters = frozenset().union(*written) if self.is_needed else frozenset()
-        self._mark = next(mark for mark in map(chr, _MARKS) if mark not in characters)
+        mark = next((mark for mark in map(chr, _MARKS) if mark not in characters), None)
+        if mark is None:
+            raise InvalidRequest("messages must not have all characters for private use", field="messages")
+        self._mark = mark
 
     @property
     def guarded(self) -> ChatPrompt:

@@ -45,7 +45,6 @@ class TorchAdapter:
         linears: Linears,
         *,
         dtype: torch.dtype,
-        device: torch.device | str = "cpu",
         row_factors: Mapping[tuple[int, str], torch.Tensor] | None = None,
     ) -> None:
         """`row_factors` are those by which the rows of a projection of the model were multiplied.
@@ -65,8 +64,8 @@ class TorchAdapter:
                     factors = (row_factors or {}).get((layer, name))
                     if factors is not None:
                         b = b * factors[:, None].to(b.dtype)
-                    shrink = linears.linear(torch.from_numpy(part.a).to(device, dtype))
-                    added = AddedProduct(first, shrink, linears.linear(b.to(device, dtype)))
+                    shrink = linears.linear(torch.from_numpy(part.a).to(dtype))
+                    added = AddedProduct(first, shrink, linears.linear(b.to(dtype)))
                     self._products.setdefault((layer, stack), []).append(added)
                 first += shapes.sizes[name][1]
 

@@ -259,3 +259,9 @@ def test_how_deeply_a_client_nests_its_variables_costs_nothing() -> None:
         Guard(SpecialTexts(["<|im_start|>"]), chat)
         seconds.append(time.thread_time() - started_s)
     assert seconds[1] < 10 * seconds[0]
+
+
+def test_a_chat_with_every_character_for_marks_is_the_clients_mistake() -> None:
+    said = "<|im_start|>" + "".join(map(chr, range(0xF0000, 0xFFFFE)))
+    with pytest.raises(InvalidRequest, match="private use"):
+        Guard(SpecialTexts(["<|im_start|>"]), ChatPrompt(messages=({"role": "user", "content": said},)))
