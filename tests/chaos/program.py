@@ -14,7 +14,7 @@ from cluster.cli import status_of
 from cluster.flags.checks import file_can_be_made, positive
 from cluster.flags.parser import Parser
 from tests.chaos import page_section
-from tests.chaos.injection.plan import BREAK
+from tests.chaos.injection.plan import BREAK, SURE_DRAFTS
 from tools.output import write_json
 from twostroke.config import DRAFTER_NAMES, PACED_PREFIX, SPECULATE_AUTO, SPECULATE_OFF
 
@@ -67,11 +67,13 @@ class ClusterOptions:
     breaks: str | None = None
     """Name of the guard that is off."""
     ranks: int = 1
-    """The ranks of each worker; where there are several, only faults of these are tried."""
+    """The ranks of each worker; where there are several, only faults of ranks are tried."""
     memory: str | None = None
     """The memory of each worker's pages; None for as much as some streams fill."""
     speculate: str = SPECULATE_AUTO
     draft_model: str | None = None
+    is_small: bool = False
+    """Prompts of the model cost so little that prefill workers would get none: they compute all of them, in turns."""
 
     def __post_init__(self) -> None:
         positive("--client-timeout", self.patience_s)
@@ -86,11 +88,13 @@ class ClusterOptions:
         ranks = ["--tp", str(self.ranks)] if self.ranks > 1 else []
         speculate = ["--speculate", self.speculate] if self.speculate != SPECULATE_AUTO else []
         draft_model = ["--draft-model", self.draft_model] if self.draft_model is not None else []
-        return [self.model, *ranks, *speculate, *draft_model]
+        travel = ["--policy", "round-robin", "--no-local-prefill"] if self.is_small else []
+        return [self.model, *ranks, *speculate, *draft_model, *travel]
 
     @property
     def environment(self) -> dict[str, str]:
-        return {} if self.breaks is None else {BREAK: self.breaks}
+        breaks = {} if self.breaks is None else {BREAK: self.breaks}
+        return breaks if self.draft_model is None else {**breaks, SURE_DRAFTS: "1"}
 
     def flags(self, transports: str) -> list[str]:
         """Return the flags of `serve`."""
@@ -106,7 +110,11 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None
     parser.add_argument("--model", default=MODEL, help="as `serve --model` (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", help="as `serve --dtype` (default: %(default)s)")
     parser.add_argument(
-        "--tp", type=int, default=1, metavar="RANKS", help="as `serve --tp`: break other ranks than the first one"
+        "--tp",
+        type=int,
+        default=1,
+        metavar="RANKS",
+        help="as `serve --tp`: kill, freeze and cut off first and last ranks",
     )
     parser.add_argument(
         "--kv-cache-memory",
@@ -119,7 +127,14 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None
         default=SPECULATE_AUTO,
         help="as `serve --speculate` (default: %(default)s)",
     )
-    parser.add_argument("--draft-model", metavar="MODEL", help="as `serve --draft-model`")
+    parser.add_argument(
+        "--draft-model", metavar="MODEL", help="as `serve --draft-model`; it draws at every step, whatever that costs"
+    )
+    parser.add_argument(
+        "--small-model",
+        action="store_true",
+        help="prefill workers compute all prompts, in turns: decode workers compute those of a small model themselves",
+    )
     parser.add_argument(
         "--client-timeout",
         type=seconds,
@@ -145,6 +160,7 @@ def cluster_options(args: argparse.Namespace, breaks: str | None = None) -> Clus
         memory=args.kv_cache_memory,
         speculate=args.speculate,
         draft_model=args.draft_model,
+        is_small=args.small_model,
     )
 
 

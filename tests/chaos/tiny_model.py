@@ -18,7 +18,8 @@ LAYERS = 2
 def save(directory: Path, layers: int) -> None:
     """Save a Llama in float32: 4 heads, 2 key-value heads, 64 numbers of a token's state.
 
-    Models with fewer layers have the same embedding and the same first layers.
+    Models with fewer layers have the same embedding and the same first layers. Each layer adds about as much as the
+    embedding, so that such a model is right now and then.
     """
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
@@ -35,6 +36,7 @@ def save(directory: Path, layers: int) -> None:
         max_position_embeddings=1024,
         eos_token_id=2,
         bos_token_id=1,
+        initializer_range=0.06,
         tie_word_embeddings=True,
     )
     model = AutoModelForCausalLM.from_config(config)

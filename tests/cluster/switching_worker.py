@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from decode_worker import speculations
 from decode_worker.worker import DecodeWorker
-from tests.cluster.sure_worker import SureSpeculation
+from tests.sure_drafts import SureSpeculation
 from twostroke.speculation.draft import Draft
 from twostroke.worker.process import main
 

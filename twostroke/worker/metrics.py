@@ -142,6 +142,10 @@ class WorkerMetrics:
         if load is not None:
             self.registry.register(_ExpertLoads(self._role, load))
 
+    def watch_draft_pages(self, pages: int, free: Callable[[], int]) -> None:
+        """Report at every scrape how many of a draft model's pages are in use."""
+        self.registry.register(_DraftPages(self._role, pages, free))
+
     def watch_pages(
         self,
         digests: PageDigests,
@@ -233,6 +237,22 @@ class _Gauges(Collector):
             gauge = GaugeMetricFamily(f"twostroke_{name}", text, labels=("role",))
             gauge.add_metric((self._role,), value())
             yield gauge
+
+
+class _DraftPages(Collector):
+    def __init__(self, role: str, pages: int, free: Callable[[], int]) -> None:
+        self._role = role
+        self._pages = pages
+        self._free = free
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        free = self._free()
+        pages = GaugeMetricFamily(
+            "twostroke_draft_pages", "Pages of the draft model by state.", labels=("role", "state")
+        )
+        for state, count in ((PageState.FREE, free), (PageState.ACTIVE, self._pages - free)):
+            pages.add_metric((self._role, state.value), count)
+        yield pages
 
 
 class _ExpertLoads(Collector):

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 from collections import Counter
 
-from tests.chaos.faults.outcome import MISMATCHES
+from tests.chaos.faults.outcome import MISMATCHES, Drafts, PoolRest
 from tests.chaos.faults.testbed import POLL_S, Bed
-from tools.doctor.examine import Samples, scrape
-from twostroke.errors import ServeError
+from tools.doctor.examine import Samples, scrape, value
+from tools.doctor.speculation import speculation_in
+from twostroke.config import DRAFT_MODEL, Role
+from twostroke.errors import PeerLost, ServeError
+from twostroke.rpc.v1 import fleet_pb2
 from twostroke.rpc.v1.control_pb2 import Load
 
 ROUTER_GAUGES = (
@@ -19,6 +22,7 @@ ROUTER_GAUGES = (
     "twostroke_foreign_reservations",
 )
 """Gauges of a router that nobody asks anything, all 0."""
+DRAFT_PAGES = "twostroke_draft_pages"
 REFUSALS = (
     "twostroke_stale_epochs_total",
     "twostroke_stale_epochs_refused_total",
@@ -43,11 +47,14 @@ async def _left(bed: Bed) -> str | None:
     try:
         view = await bed.view()
         for worker in view.workers:
-            held = held_by((await bed.load(worker.address)).load)
+            held = held_by((await bed.load(worker.address)).load) or await _drafting(bed, worker)
             if held is not None:
                 return f"{worker.worker_id}: {held}"
     except ServeError as error:
         return error.message
+    wanted = bed.workers * (bed.served.ranks - 1)
+    if wanted and (there := len(await asyncio.to_thread(bed.other_ranks))) != wanted:
+        return f"{there} processes of other ranks than the first ones instead of {wanted}"
     for router in bed.routers:
         samples = await asyncio.to_thread(scrape, router.metrics)
         for name in ROUTER_GAUGES:
@@ -73,6 +80,50 @@ def held_by(load: Load) -> str | None:
             f"of {load.pages_total} pages"
         )
     return held or None
+
+
+async def _drafting(bed: Bed, worker: fleet_pb2.WorkerEntry) -> str | None:
+    """Say which pages its draft model still has."""
+    pages = await _draft_pages(bed, worker)
+    return f"{pages} pages of the draft model" if pages else None
+
+
+async def _draft_pages(bed: Bed, worker: fleet_pb2.WorkerEntry) -> int | None:
+    if not bed.served.has_draft_model or worker.role != Role.DECODE.value:
+        return None
+    samples = await asyncio.to_thread(scrape, worker.metrics_address)
+    if DRAFT_PAGES not in samples:
+        raise PeerLost(f"{worker.worker_id} does not tell {DRAFT_PAGES}")
+    return int(value(samples, DRAFT_PAGES, state="active") or 0)
+
+
+async def pool_rests(bed: Bed) -> list[PoolRest]:
+    """Return what became of the pages of each worker. Raises ServeError."""
+    found = []
+    for worker in sorted((await bed.view()).workers, key=lambda each: each.worker_id):
+        load = (await bed.load(worker.address)).load
+        rest = PoolRest(
+            worker=worker.worker_id,
+            ranks=bed.served.ranks,
+            total=load.pages_total,
+            free=load.pages_free,
+            cached=load.pages_cached,
+            pinned=load.pages_pinned,
+            drafting=await _draft_pages(bed, worker),
+        )
+        found.append(rest)
+    return found
+
+
+async def drafts(bed: Bed) -> dict[str, Drafts]:
+    """Return what the draft model of each epoch of a decode worker has counted. Raises ServeError."""
+    counted: dict[str, Drafts] = {}
+    for worker in (await bed.view()).workers if bed.served.has_draft_model else ():
+        samples = await asyncio.to_thread(scrape, worker.metrics_address)
+        for facts in speculation_in(samples).drafters:
+            if facts.drafter == DRAFT_MODEL:
+                counted[worker.epoch] = Drafts(facts.drafted, facts.kept)
+    return counted
 
 
 async def refusals(bed: Bed) -> Counter[str]:

@@ -34,6 +34,8 @@ class FaultsOptions:
     quick: bool
     sample: int | None
     """So many faults are tried, drawn from all; None: all."""
+    short: bool
+    """Freezes and cuts last as long as in the quick part."""
     transports: tuple[str, ...]
     cluster: ClusterOptions
     report: ReportOptions
@@ -55,7 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the section of --write's page; a part of the matrix has its own (default: matrix; real models: sample)",
     )
     parser.add_argument("--quick", action="store_true", help="one fault of each sort in each kind of process")
-    parser.add_argument("--sample", type=int, metavar="N", help="so many, drawn from all")
+    parser.add_argument(
+        "--sample",
+        type=int,
+        metavar="N",
+        help="so many, drawn so that no kind comes twice to a point before all others",
+    )
+    parser.add_argument("--short", action="store_true", help="freezes and cuts last for 2.7 s, as with --quick")
     parser.add_argument(
         "--transports",
         action="append",
@@ -75,6 +83,7 @@ def options_from(args: argparse.Namespace) -> FaultsOptions:
         only=tuple(args.only),
         quick=args.quick,
         sample=args.sample,
+        short=args.short or args.quick,
         transports=tuple("" if transports == "default" else transports for transports in asked),
         cluster=cluster,
         report=ReportOptions(args.json, args.write, section),

@@ -12,6 +12,39 @@ MISMATCHES = "twostroke_digest_mismatches_total"
 STALE = "_stale_"
 
 
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Tokens of a draft model. What a worker has counted and not told before it dies is missing."""
+
+    run: int = 0
+    kept: int = 0
+
+    def plus(self, other: Drafts) -> Drafts:
+        return Drafts(self.run + other.run, self.kept + other.kept)
+
+    def since(self, before: Drafts) -> Drafts:
+        return Drafts(self.run - before.run, self.kept - before.kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRest:
+    """The pages of a worker when all faults of its cluster are over and nobody asks anything."""
+
+    worker: str
+    ranks: int
+    """Processes that hold a range of heads of every page."""
+    total: int
+    free: int
+    cached: int
+    pinned: int
+    drafting: int | None
+    """Pages of its draft model that are in use; None where it has none."""
+
+    @property
+    def leaked(self) -> int:
+        return self.total - self.free - self.cached - self.pinned
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     trial: Trial
@@ -39,6 +72,10 @@ class Outcome:
     """Streams of what was frozen or cut off, that went on elsewhere when it was back; None: it was none of these."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """Refusals by the name of the counter."""
+    drafts: Drafts = Drafts()
+    """Tokens of a draft model meanwhile, on all workers."""
+    draft_age_s: float | None = None
+    """From the last tokens of a draft model that the broken worker ran to the fault; None: it had run none."""
     took_s: float = 0.0
 
     @classmethod

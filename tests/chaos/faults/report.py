@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from tests.chaos.faults.bounds import overruns
-from tests.chaos.faults.outcome import Outcome, is_stale
+from tests.chaos.faults.outcome import Drafts, Outcome, PoolRest, is_stale
 from tests.chaos.faults.trials import ANYWHERE, HEAD
 from tests.chaos.injection.plan import Kind
 from tests.chaos.injection.points import Cell, Process, why_not
@@ -20,6 +21,8 @@ from tools.simulate.fleet.results import percentile
 from twostroke.fault_points import Point
 
 SHARES = (0.5, 0.99)
+DRAFTING_S = 0.5
+"""A worker that has run drafted tokens within it is drafting: a step of a small model takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ def summary(outcomes: Sequence[Outcome], facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def written(outcomes: Sequence[Outcome], facts: Facts, *, is_whole: bool) -> str:
+def written(outcomes: Sequence[Outcome], facts: Facts, rests: Sequence[PoolRest], *, is_whole: bool) -> str:
     """Return a section of docs/faults.md. That of the whole matrix says why cells are empty."""
     parts = [
         _heading(outcomes, facts),
@@ -76,6 +79,8 @@ def written(outcomes: Sequence[Outcome], facts: Facts, *, is_whole: bool) -> str
         _waits_table(outcomes),
         _zombies(outcomes),
         _refusals(outcomes),
+        _drafts(outcomes),
+        _rests(rests),
         _misses(outcomes),
     ]
     if is_whole:
@@ -193,6 +198,43 @@ def _zombies(outcomes: Sequence[Outcome]) -> str:
         f"stream came back while it went on elsewhere{f' (not: {alone})' if alone else ''}; refused in these: "
         f"{', '.join(f'`{name}` {count}' for name, count in sorted(counted.items())) or 'nothing'}."
     )
+
+
+def _drafts(outcomes: Sequence[Outcome]) -> str:
+    total = functools.reduce(Drafts.plus, (outcome.drafts for outcome in outcomes), Drafts())
+    if not total.run:
+        return ""
+    happened = [outcome for outcome in outcomes if outcome.has_happened]
+    fresh = [each for each in happened if each.draft_age_s is not None and each.draft_age_s < DRAFTING_S]
+    others = ", ".join(str(each.trial) for each in happened if each not in fresh)
+    return (
+        f"Tokens of the draft model meanwhile: {total.run} run, {total.kept} kept, without what workers that died had "
+        f"counted. In {len(fresh)} of {len(happened)} faults the broken worker had run some of them less than "
+        f"{DRAFTING_S:g} s before{f' (not: {others})' if others else ''}."
+    )
+
+
+def _rests(rests: Sequence[PoolRest]) -> str:
+    """Return the table of pages; empty where one rank and one model have them, as in most runs."""
+    shared = [rest for rest in rests if rest.ranks > 1 or rest.drafting is not None]
+    if not shared:
+        return ""
+    rows = [
+        [
+            rest.worker,
+            *map(str, (rest.ranks, rest.total, rest.free, rest.cached, rest.pinned, rest.leaked)),
+            _held(rest),
+        ]
+        for rest in rests
+    ]
+    title = "Pages when all faults were over and nobody asked anything"
+    each = "; each rank has its range of heads of every page" if any(rest.ranks > 1 for rest in rests) else ""
+    headings = ["worker", "ranks", "pages", "free", "cached", "pinned", "leaked", "held by drafts"]
+    return f"{title}{each}.\n\n" + markdown(headings, rows)
+
+
+def _held(rest: PoolRest) -> str:
+    return "" if rest.drafting is None else str(rest.drafting)
 
 
 def _misses(outcomes: Sequence[Outcome]) -> str:

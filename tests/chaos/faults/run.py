@@ -12,9 +12,9 @@ from dataclasses import replace
 from tests.chaos.faults import head, pins
 from tests.chaos.faults.answer import Transcript, difference, longest_wait_s
 from tests.chaos.faults.client import Clients
-from tests.chaos.faults.leak_check import leaks_within, refusals
+from tests.chaos.faults.leak_check import drafts, leaks_within, refusals
 from tests.chaos.faults.load import Ask, Load, asks, crowd, family, flood, long_ones
-from tests.chaos.faults.outcome import Outcome
+from tests.chaos.faults.outcome import Drafts, Outcome
 from tests.chaos.faults.testbed import Bed, Happened, Target
 from tests.chaos.faults.trials import HEAD, ON_THEIR_OWN, Trial
 from tests.chaos.faults.triggers import CROWDED, ON_NEW_CONNECTIONS, TRIGGERS, WRITING, peer_leaves, worker_dies
@@ -119,10 +119,11 @@ class FaultRun:
             await self._compile_grammars()
         began_s = time.time()
         before, epochs = await refusals(self._bed), await self._bed.epochs()
+        drafts_before = await drafts(self._bed)
         self._journal_lines, self._met = len(self._bed.journal()), None
         if trial.process == HEAD:
             broken, happened, got = await self._break_head(trial)
-        elif trial.wakes_up:
+        elif trial.wakes_up or (self._bed.served.has_draft_model and trial.process == Process.DECODE):
             async with LongStreams(self._clients, self._long).lasting() as long:
                 broken, happened, got = await self._break(trial, epochs, long)
         else:
@@ -144,8 +145,10 @@ class FaultRun:
             recovery_s=recovery_s,
             slowest=slowest,
             resumed=sum(bool(each.turns) for each in got),
-            met=self._met,
+            met=self._met if trial.wakes_up else None,
             refused=await self._refused_since(before),
+            drafts=await self._drafts_since(drafts_before),
+            draft_age_s=None if happened is None else happened.draft_age_s,
             took_s=time.time() - began_s,
         )
 
@@ -179,7 +182,7 @@ class FaultRun:
                 await long.be_there(afresh=has_newborn or trial.point in CROWDED)
             if wave in (0, WAVES_OF_ONE):
                 armed = await self._targets(trial, only_one=wave == 0 and not trial.is_of_peers)
-            got += await self._wave(trial, armed, fault, is_new=wave in (0, WAVES_OF_ONE))
+            got += await self._wave(trial, armed, fault, wave)
             happened = self._happened(fault)
             if happened is not None:
                 # Healing those that are broken would end their fault.
@@ -237,8 +240,9 @@ class FaultRun:
         await asyncio.sleep(at_s - time.time())
         await self._bed.whole_within(WHOLE_S, over)
 
-    async def _wave(self, trial: Trial, armed: Sequence[Target], fault: Fault, *, is_new: bool) -> list[Transcript]:
-        """`is_new`: the fault is armed before it begins, or as soon as streams are open."""
+    async def _wave(self, trial: Trial, armed: Sequence[Target], fault: Fault, wave: int) -> list[Transcript]:
+        """Send the requests of one wave. What is not armed yet is armed before it, or as soon as streams are open."""
+        is_new = wave in (0, WAVES_OF_ONE)
         is_early = trial.point not in ON_THEIR_OWN
         if is_new and is_early:
             await self._arm(armed, fault)
@@ -248,7 +252,7 @@ class FaultRun:
             if is_new and not is_early:
                 await self._arm(armed, fault)
             trigger = TRIGGERS.get(Point(trial.point))
-            if trial.is_of_peers and trial.process == Process.PREFILL:
+            if trial.is_of_peers and self._takes_a_leave(trial, wave):
                 trigger = peer_leaves
             if trigger is not None:
                 with contextlib.suppress(ServeError):  # whoever is asked may be the one that breaks
@@ -256,6 +260,10 @@ class FaultRun:
         finally:
             got = await asking
         return got
+
+    def _takes_a_leave(self, trial: Trial, wave: int) -> bool:
+        """Whether pages travel between peers where one leaves alone: prompts may be too cheap for anything else."""
+        return trial.process == Process.PREFILL or self._bed.served.all_travel or wave >= WAVES_OF_ONE
 
     async def _arm(self, armed: Sequence[Target], fault: Fault) -> None:
         self._bed.allow_once(fault)
@@ -310,6 +318,14 @@ class FaultRun:
         await worker_dies(self._bed, self._draws)
         await asyncio.sleep(1.0)  # for the death to be known: until then all seem to serve
         return HEAD, happened, got
+
+    async def _drafts_since(self, before: Mapping[str, Drafts]) -> Drafts:
+        """Counters of an epoch that has begun meanwhile are as they are."""
+        total = Drafts()
+        with contextlib.suppress(ServeError):
+            for epoch, counted in (await drafts(self._bed)).items():
+                total = total.plus(counted.since(before.get(epoch, Drafts())))
+        return total
 
     async def _refused_since(self, before: dict[str, int]) -> dict[str, int]:
         """Counters of a process that began again are as they are."""

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from tests.chaos import page_section
 from tests.chaos.faults.answer import Transcript
 from tests.chaos.faults.bounds import overruns
 from tests.chaos.faults.client import Clients
+from tests.chaos.faults.leak_check import pool_rests
 from tests.chaos.faults.load import Load
 from tests.chaos.faults.options import FaultsOptions
-from tests.chaos.faults.outcome import Outcome, stale
+from tests.chaos.faults.outcome import Outcome, PoolRest, stale
 from tests.chaos.faults.report import Facts, summary, written
 from tests.chaos.faults.run import FaultRun
-from tests.chaos.faults.testbed import Bed, testbed
-from tests.chaos.faults.trials import QUICK, QUICK_SECONDS, SECONDS, Trial, in_turns, trials
+from tests.chaos.faults.testbed import Bed, Served, testbed
+from tests.chaos.faults.trials import QUICK, QUICK_SECONDS, SECONDS, Trial, drawn, in_turns, trials
 from tests.chaos.injection.plan import Kind
 from tests.chaos.program import ClusterOptions
 from twostroke.errors import ConfigError
@@ -40,18 +42,20 @@ DISK = "4M"
 
 PACED_LOAD = Load(tokens=60, prompt_letters=320, long_tokens=900)
 REAL_LOAD = Load(tokens=40, prompt_letters=600, long_tokens=300)
+SMALL_LOAD = replace(REAL_LOAD, long_tokens=900)
 
 
 def run_session(options: FaultsOptions) -> int:
     """Exit status: 1 on any miss."""
     began_s = time.time()
-    outcomes: list[Outcome] = []
+    outcomes, rests = list[Outcome](), list[PoolRest]()
     try:
-        asyncio.run(_Session(options, outcomes).run())
+        asyncio.run(_Session(options, outcomes, rests).run())
     finally:
         facts = Facts.now(options.cluster, time.time() - began_s)
-        options.report.tell(summary(outcomes, facts), _as_json(facts, outcomes))
-    options.report.publish(written(outcomes, facts, is_whole=options.report.section == page_section.MATRIX))
+        options.report.tell(summary(outcomes, facts), _as_json(facts, outcomes, rests))
+    is_whole = options.report.section == page_section.MATRIX
+    options.report.publish(written(outcomes, facts, rests, is_whole=is_whole))
     return 1 if any(outcome.is_miss for outcome in outcomes) or overruns(outcomes)[0] else 0
 
 
@@ -64,13 +68,13 @@ def shared_out(options: FaultsOptions) -> list[tuple[str, list[Trial]]]:
     if not wanted:
         raise ConfigError(f"no fault of such a cluster is called {' or '.join(only)}", field="--only")
     if options.sample is not None:
-        wanted = in_turns(draws.sample(wanted, min(options.sample, len(wanted))), draws)
+        wanted = in_turns(drawn(wanted, options.sample, draws), draws)
     shares: list[tuple[str, list[Trial]]] = [(first, wanted)]
     for other in others:
         can = set(trials(_transport_of(other), options.cluster.seed, only, options.cluster.ranks))
-        drawn = {trial for trial in wanted if trial in can and draws.random() * PART_OF_DEFAULT < 1}
-        shares[0] = (first, [trial for trial in shares[0][1] if trial not in drawn])
-        shares.append((other, [trial for trial in wanted if trial in drawn]))
+        moved = {trial for trial in wanted if trial in can and draws.random() * PART_OF_DEFAULT < 1}
+        shares[0] = (first, [trial for trial in shares[0][1] if trial not in moved])
+        shares.append((other, [trial for trial in wanted if trial in moved]))
     return [share for share in shares if share[1]]
 
 
@@ -80,10 +84,12 @@ def _transport_of(transports: str) -> str:
 
 
 class _Session:
-    def __init__(self, options: FaultsOptions, outcomes: list[Outcome]) -> None:
+    def __init__(self, options: FaultsOptions, outcomes: list[Outcome], rests: list[PoolRest]) -> None:
         self._options = options
         self._outcomes = outcomes
         """Grows: whoever interrupts gets what there is."""
+        self._rests = rests
+        """What was left in the pools of each cluster after its last fault."""
         self._expected: dict[str, Transcript] = {}
         self._total = 0
 
@@ -97,8 +103,8 @@ class _Session:
 
     async def _one_cluster(self, transports: str, wanted: Sequence[Trial]) -> list[Trial]:
         """What it did not come to: a cluster in which something is left or missing is given up."""
-        options, seconds = self._options.cluster, QUICK_SECONDS if self._options.quick else SECONDS
-        async with broken_cluster(options, transports, seconds) as (_, logs, run):
+        options, seconds = self._options.cluster, QUICK_SECONDS if self._options.short else SECONDS
+        async with broken_cluster(options, transports, seconds) as (bed, logs, run):
             self._expected = await run.prepare(self._expected)
             for at, trial in enumerate(wanted):
                 outcome = await run.one(trial, transports=transports, model=options.model)
@@ -107,6 +113,7 @@ class _Session:
                     keep_logs(logs, options.logs, outcome)
                 if outcome.left or outcome.missing:
                     return list(wanted[at + 1 :])
+            self._rests += await pool_rests(bed)
         return []
 
     def _tell(self, outcome: Outcome) -> None:
@@ -126,12 +133,13 @@ async def broken_cluster(
     options: ClusterOptions, transports: str, seconds: Mapping[Kind, float]
 ) -> AsyncIterator[tuple[Bed, Path, FaultRun]]:
     """Yield a cluster with a disk, the folder of its logs, and who breaks it. `seconds`: how long faults last."""
-    load = (PACED_LOAD if options.is_paced else REAL_LOAD).with_seed(options.seed)
+    load = PACED_LOAD if options.is_paced else SMALL_LOAD if options.is_small else REAL_LOAD
     with tempfile.TemporaryDirectory(prefix="tsf-") as folder:
         flags = [*options.flags(transports), "--disk-cache", DISK, "--disk-cache-dir", f"{folder}/pages"]
-        async with testbed(Path(folder), flags, options.environment) as (bed, logs):
+        served = Served(options.ranks, options.draft_model is not None, options.is_small)
+        async with testbed(Path(folder), flags, options.environment, served) as (bed, logs):
             clients = Clients(routers=bed.routers, model=bed.model, patience_s=options.patience_s)
-            run = FaultRun(bed, clients, load, seconds)
+            run = FaultRun(bed, clients, load.with_seed(options.seed), seconds)
             try:
                 yield bed, logs, run
             finally:
@@ -147,11 +155,12 @@ def keep_logs(logs: Path, folder: Path | None, outcome: Outcome) -> None:
         shutil.copytree(logs, folder / name, dirs_exist_ok=True, symlinks=True)
 
 
-def _as_json(facts: Facts, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _as_json(facts: Facts, outcomes: Sequence[Outcome], rests: Sequence[PoolRest]) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         **dataclasses.asdict(facts),
         "overruns": overruns(outcomes)[0],
+        "pools": [{**dataclasses.asdict(rest), "leaked": rest.leaked} for rest in rests],
         "outcomes": [
             {**dataclasses.asdict(outcome), "trial": str(outcome.trial), "verdict": outcome.verdict}
             for outcome in outcomes

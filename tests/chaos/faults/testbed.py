@@ -34,6 +34,7 @@ ANSWER_S = 10.0
 POLL_S = 0.1
 SUPERVISOR_TITLE = "ray::SupervisorActor"
 HEAD_TITLE = "gcs_server"
+RANK_TITLE = "-m twostroke.ranks"
 HARNESS = ("-m", "tests.chaos.injection.process", "cluster.cli")
 """What runs `serve` with processes that can be broken."""
 
@@ -55,6 +56,19 @@ class Happened:
     pid: int
     fault: str
     at_s: float
+    draft_age_s: float | None = None
+    """Seconds since the process had run tokens of a draft model; None where it never had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How the cluster serves, as far as who breaks it has to know."""
+
+    ranks: int = 1
+    """Ranks of each worker."""
+    has_draft_model: bool = False
+    all_travel: bool = False
+    """Decode workers pull all prompts from prefill workers, and none from a peer that stays."""
 
 
 class Bed:
@@ -70,10 +84,12 @@ class Bed:
         token: str,
         launcher: int | None = None,
         fleet_address: str | None = None,
+        served: Served = Served(),
     ) -> None:
         """Without a `launcher` there is neither Ray nor a supervisor to break, and the fleet has to be named."""
         self.routers = routers
         self.model = model
+        self.served = served
         self._launcher = launcher
         self._journal = journal
         self.workers = workers
@@ -92,6 +108,11 @@ class Bed:
         """The launcher and all below it."""
         assert self._launcher is not None
         return process_table.with_all_below(self._launcher)
+
+    def other_ranks(self) -> list[psutil.Process]:
+        """Return all processes of ranks but the first ones, whoever is their parent now."""
+        ranks = [process for process in psutil.process_iter() if RANK_TITLE in process_table.title_of(process)]
+        return [rank for rank in ranks if process_table.environment_of(rank).get(JOURNAL) == str(self._journal)]
 
     async def targets(self) -> list[Target]:
         """Return the targets whose addresses are known: all, once the cluster is whole."""
@@ -258,7 +279,9 @@ async def _loads(channel: PeerChannel) -> control_pb2.GetLoadResponse:
 
 
 @contextlib.asynccontextmanager
-async def testbed(folder: Path, flags: Sequence[str], environment: dict[str, str]) -> AsyncIterator[tuple[Bed, Path]]:
+async def testbed(
+    folder: Path, flags: Sequence[str], environment: dict[str, str], served: Served
+) -> AsyncIterator[tuple[Bed, Path]]:
     """Started with `flags` of `serve`, and where its logs are; two routers, two prefill and three decode workers."""
     journal = folder / "journal.jsonl"
     head_store = folder / "head"
@@ -284,5 +307,6 @@ async def testbed(folder: Path, flags: Sequence[str], environment: dict[str, str
             workers=counts[Role.PREFILL] + counts[Role.DECODE],
             token=(Path(state.log_dir) / TOKEN_FILE).read_text(),
             launcher=state.pid,
+            served=served,
         )
         yield bed, Path(state.log_dir)

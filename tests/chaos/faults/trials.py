@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -108,6 +109,27 @@ def trials(transport: str, seed: int, only: Sequence[str], ranks: int = 1) -> li
     everything += [Trial(HEAD, ANYWHERE, kind) for kind in HEAD_KINDS if ranks == 1]
     wanted = [trial for trial in everything if not only or any(fnmatch.fnmatch(str(trial), each) for each in only)]
     return in_turns(wanted, random.Random(seed))
+
+
+def drawn(wanted: Sequence[Trial], count: int, draws: random.Random) -> list[Trial]:
+    """Draw so many that every kind has been at every point before any comes there again, in another kind of process.
+
+    Of what is equal in that, points and processes that were seldom drawn come first.
+    """
+    left = draws.sample(wanted, len(wanted))
+    seen = Counter[object]()
+
+    def often(trial: Trial) -> tuple[int, ...]:
+        return seen[trial.point, trial.kind], seen[trial.process, trial.point], seen[trial.process], seen[trial.kind]
+
+    chosen: list[Trial] = []
+    for _ in range(min(count, len(left))):
+        trial = min(left, key=often)
+        left.remove(trial)
+        chosen.append(trial)
+        parts = ((trial.point, trial.kind), (trial.process, trial.point), trial.process, trial.kind)
+        seen.update(parts)
+    return chosen
 
 
 def in_turns(wanted: Iterable[Trial], draws: random.Random) -> list[Trial]:

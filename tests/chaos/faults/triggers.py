@@ -49,17 +49,26 @@ async def worker_is_drained(bed: Bed, broken: Target, fault: Fault, draws: rando
 
 
 async def peer_leaves(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
-    """To others of its kind, which fetch what it holds: the one that holds most, as soon as any holds something."""
+    """To others of its kind, which fetch what it holds, as soon as any holds something.
+
+    Of decode workers it is the one with most streams, which go on while their pages are fetched; else the one that
+    holds most.
+    """
     del fault
     give_up_s = time.monotonic() + CACHED_S
     while True:
         workers = [target for target in await bed.targets() if target.kind == broken.kind]
-        held = {worker: (await bed.load(worker.address)).load.pages_cached for worker in workers}
-        if any(held.values()) or time.monotonic() > give_up_s:
+        loads = {worker: (await bed.load(worker.address)).load for worker in workers}
+        if any(load.pages_cached for load in loads.values()) or time.monotonic() > give_up_s:
             break
         await asyncio.sleep(POLL_S)
     draws.shuffle(workers)
-    await _drain(bed, max(workers, key=held.__getitem__))
+
+    def weight(worker: Target) -> tuple[int, int]:
+        load = loads[worker]
+        return load.running if worker.kind == Process.DECODE else 0, load.pages_cached
+
+    await _drain(bed, max(workers, key=weight))
 
 
 async def _drain(bed: Bed, worker: Target) -> None:

@@ -6,12 +6,15 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Protocol
 
 from tests.chaos.injection import control
 from tests.chaos.injection.links import Links
@@ -23,7 +26,8 @@ log = logging.getLogger(__name__)
 BY_CALL = "control"
 """The value of TWOSTROKE_FAULT that arms nothing: anything can be."""
 JOURNAL = "TWOSTROKE_FAULT_JOURNAL"
-"""Names a file to which a line of JSON is appended before each fault happens: who, where, what, when."""
+"""Names a file to which a line of JSON is appended before each fault happens: who, where, what, when, and how
+long ago tokens of a draft model were run there."""
 NEXT_EPOCH = "{journal}.{process}"
 """Names a file with a fault for the next process of that name: points are reached before a call could arm anything."""
 ONE = "{journal}.{fault}.one"
@@ -31,6 +35,16 @@ ONE = "{journal}.{fault}.one"
 Where there never was one, it happens in all."""
 HIT = " has hit pages"
 """Ends the fault's name in a second line, when pages are spoilt: they may come long after the point."""
+
+
+class RankProcess(Protocol):
+    """Another rank, as the first one knows it."""
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]: ...
+
+    @property
+    def connection(self) -> Connection: ...
 
 
 class Injector:
@@ -41,6 +55,10 @@ class Injector:
         """The name of the process in the journal; empty until `begin`."""
         self.off = off
         self.links = Links(self._has_hit)
+        self.ranks: list[RankProcess] = []
+        """The other ranks that this process has started; the last ones are those of its epoch."""
+        self.last_draft_s: float | None = None
+        """When tokens of a draft model were last run in this process."""
         self.journal = journal
         self._lock = threading.Lock()
         self._reached: Counter[Point] = Counter()
@@ -117,9 +135,11 @@ class Injector:
             case Kind.STOP:
                 freeze(fault.seconds)
             case Kind.KILL_RANK:
-                os.kill(pid_of_another_rank(), signal.SIGKILL)
+                self.ranks[-1].process.send_signal(signal.SIGKILL)
             case Kind.STOP_RANK:
-                os.kill(pid_of_another_rank(), signal.SIGSTOP)
+                self.ranks[-1].process.send_signal(signal.SIGSTOP)
+            case Kind.CUT_RANK:
+                cut(self.ranks[-1].connection)
             case Kind.LOSE:
                 pass  # by whoever came to the point
             case _:
@@ -131,7 +151,9 @@ class Injector:
     def _write_down(self, what: str) -> None:
         if self.journal is None:
             return
-        line = {"process": self.process, "pid": os.getpid(), "fault": what, "at_s": time.time()}
+        now_s = time.time()
+        draft_age_s = None if self.last_draft_s is None else now_s - self.last_draft_s
+        line = {"process": self.process, "pid": os.getpid(), "fault": what, "at_s": now_s, "draft_age_s": draft_age_s}
         # One write of one line: processes share the file. What the kernel has outlives SIGKILL.
         with open(self.journal, "ab", buffering=0) as journal:
             journal.write(json.dumps(line).encode() + b"\n")
@@ -153,12 +175,10 @@ def freeze(seconds: float) -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
-def pid_of_another_rank() -> int:
-    """Return the last child of this process that is a rank."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    children = sorted(int(pid) for task in tasks for pid in task.read_text().split())
-    *_, last = (pid for pid in children if b"twostroke.ranks" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    return last
+def cut(connection: Connection) -> None:
+    """End a connection at both of its ends, which stay open."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as way:
+        way.shutdown(socket.SHUT_RDWR)
 
 
 def from_environment() -> Injector | None:

@@ -14,6 +14,8 @@ FROZEN_S = 10.0
 ENVIRONMENT = "TWOSTROKE_FAULT"
 BREAK = "TWOSTROKE_FAULT_BREAK"
 """Names a guard that is off, where faults can be armed at all."""
+SURE_DRAFTS = "TWOSTROKE_FAULT_SURE_DRAFTS"
+"""Is set where a draft model draws at every step of every answer, whatever that costs."""
 
 
 class Kind(enum.StrEnum):
@@ -38,6 +40,8 @@ class Kind(enum.StrEnum):
     """SIGKILL to another rank of the worker."""
     STOP_RANK = "stop-rank"
     """SIGSTOP to another rank of the worker, which nobody wakes up."""
+    CUT_RANK = "cut-rank"
+    """The connection over which another rank of the worker gets its steps is cut; both processes live on."""
 
 
 class Guard(enum.StrEnum):

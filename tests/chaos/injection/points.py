@@ -38,8 +38,10 @@ _BY_POINT = {
     Point.TIER_LOADED: frozenset({Process.DECODE}),
 }
 """What comes back lies on decode workers in the matrix, so prefill workers load nothing there."""
-OF_RANKS = frozenset({Kind.KILL_RANK, Kind.STOP_RANK})
+OF_RANKS = frozenset({Kind.KILL_RANK, Kind.STOP_RANK, Kind.CUT_RANK})
 """Faults of another rank than the first one of a worker."""
+OF_FIRST_RANKS = frozenset({Kind.KILL, Kind.STOP, Kind.PARTITION})
+"""The same faults of the process that has all connections to others, which is a worker's first rank."""
 
 REACHED_BY: Mapping[Point, frozenset[Process]] = {
     point: _BY_POINT.get(point, _BY_PREFIX[point.value.partition(".")[0]]) for point in Point
@@ -83,7 +85,7 @@ class Cell:
 
 
 def cells(transport: str = "tcp", ranks: int = 1) -> list[Cell]:
-    """All that make sense where pages travel over `transport`; of workers of several ranks, what hits one of these."""
+    """All that make sense where pages travel over `transport`; with several ranks, what hits a rank of a worker."""
     everything = (Cell(*each) for each in itertools.product(Process, Point, Kind))
     return [cell for cell in everything if why_not(cell, transport, ranks) is None]
 
@@ -93,10 +95,12 @@ def why_not(cell: Cell, transport: str = "tcp", ranks: int = 1) -> str | None:
     process, point, kind = cell.process, cell.point, cell.kind
     if process not in REACHED_BY[point]:
         return f"a {process} never comes to {point}"
-    if (kind in OF_RANKS) != (ranks > 1):
-        return "workers of one rank have no other" if kind in OF_RANKS else "it is tried with workers of one rank"
-    if kind in OF_RANKS:
-        return None if process in _WORKERS else f"a {process} has no ranks"
+    if ranks == 1 and kind in OF_RANKS:
+        return "workers of one rank have no other"
+    if ranks > 1 and process not in _WORKERS:
+        return f"a {process} has no ranks"
+    if ranks > 1 and kind not in OF_RANKS | OF_FIRST_RANKS:
+        return "it hits connections, events or pages, and the first rank alone has these: see workers of one rank"
     if point in OVER_SOCKETS and transport in SAME_HOST:
         return f"over {transport} nothing of the owner runs while its pages are read"
     if kind is Kind.LOSE and point not in EVENTS:

@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
@@ -27,7 +28,8 @@ from tests.chaos.injection.disk_notes import NotedFiles
 from tests.chaos.injection.event_faults import ENVIRONMENT as EVENT_FAULTS
 from tests.chaos.injection.event_faults import EventFaults, FaultRates
 from tests.chaos.injection.injector import Injector
-from tests.chaos.injection.plan import Guard
+from tests.chaos.injection.plan import SURE_DRAFTS, Guard
+from tests.sure_drafts import SureSpeculation, always
 from twostroke import fault_points
 
 Around = Callable[..., Any]
@@ -280,6 +282,33 @@ def _resume(injection: Injection, module: ModuleType) -> None:
     injection.guard(module.StreamPoint, "after", Guard.RESUME, from_the_start)
 
 
+def _ranks(injection: Injection, module: ModuleType) -> None:
+    def start(inner: Around, *args: Any) -> Any:
+        rank = inner(*args)
+        injection.injector.ranks.append(rank)
+        return rank
+
+    injection.wrap(module, "_start", start)
+
+
+def _drafts(injection: Injection, module: ModuleType) -> None:
+    def ran(inner: Around, metrics: Any, drafter: str, outcome: Any) -> None:
+        inner(metrics, drafter, outcome)
+        if drafter == module.DRAFT_MODEL and outcome.run:
+            injection.injector.last_draft_s = time.time()
+
+    injection.wrap(module.SpeculationMetrics, "ran", ran)
+    if os.environ.get(SURE_DRAFTS):
+        injection.wrap(module, "Speculation", lambda _, *args: SureSpeculation(*args))
+
+
+def _draft_lengths(injection: Injection, module: ModuleType) -> None:
+    """Drafts of a draft model have a fixed length where the environment says so."""
+    if os.environ.get(SURE_DRAFTS):
+        injection.wrap(module, "model_lengths", lambda _, *args: always(*args))
+        injection.wrap(module, "pays_catching_up", lambda *_: True)
+
+
 def _disk(injection: Injection, module: ModuleType) -> None:
     """Disks are slow, full or broken where the environment names a note that says so."""
     note = os.environ.get(DISK_FAULTS)
@@ -291,9 +320,11 @@ PARTS: dict[str, Callable[[Injection, ModuleType], None]] = {
     "cluster.routers.process": _processes,
     "cluster.supervisor.supervisor": _supervisor,
     "decode_worker.request_manager": _attempts,
+    "decode_worker.speculations": _drafts,
     "router.fleet.feed": _feeds,
     "router.frontend.resume": _resume,
     "router.server": _router,
+    "twostroke.ranks.processes": _ranks,
     "twostroke.rpc.channel": _channels,
     "twostroke.transfer.same_host.cuda_ipc": _same_host,
     "twostroke.transfer.network.network_transport": _page_ports,
@@ -301,6 +332,7 @@ PARTS: dict[str, Callable[[Injection, ModuleType], None]] = {
     "twostroke.transfer.sockets.tls": _page_readers,
     "twostroke.transfer.same_host.shm": _shared_memory,
     "twostroke.worker.host": _worker,
+    "twostroke.worker.steps.model_drafts": _draft_lengths,
     "twostroke.worker.tiers.opening": _disk,
     "twostroke.worker.pulls.pages_service": _leases,
     "twostroke.worker.pulls.pull_client": _digests,

@@ -61,7 +61,7 @@ class EngineSteps:
             _sharing_of(config, engine_state, self.scheduler),
             self.check,
             engine_state.engine.profiler,
-            self._drafts(),
+            self._drafts(metrics),
         )
 
     async def prepare(self) -> None:
@@ -81,13 +81,15 @@ class EngineSteps:
         beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
         return self.loop.drain_s(beside)
 
-    def _drafts(self) -> StepDrafts:
+    def _drafts(self, metrics: WorkerMetrics) -> StepDrafts:
         """Return what drafts before steps: decode workers alone make tokens."""
         state = self._engine_state
         if state.draft is None or self._config.role is not Role.DECODE:
             return NoDrafts()
         limits, rates = _limits_of(self._config, state), (state.rates, state.draft_rates)
-        return ModelDrafts(state.draft, state.engine, self.scheduler, limits, *rates, lambda: self.loop.lends)
+        drafts = ModelDrafts(state.draft, state.engine, self.scheduler, limits, *rates, lambda: self.loop.lends)
+        metrics.watch_draft_pages(state.draft.pages, lambda: drafts.free_pages)
+        return drafts
 
     def _wake(self) -> None:
         self.loop.wake()

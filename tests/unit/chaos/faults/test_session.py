@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import random
 import socket
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -12,14 +13,17 @@ from tests import process_table
 from tests.chaos.faults.bounds import overruns
 from tests.chaos.faults.load import Endpoint, asks
 from tests.chaos.faults.options import FaultsOptions, add_arguments, options_from
-from tests.chaos.faults.outcome import MISMATCHES, Outcome
+from tests.chaos.faults.outcome import MISMATCHES, Drafts, Outcome, PoolRest
 from tests.chaos.faults.report import Facts, summary, written
 from tests.chaos.faults.session import shared_out
-from tests.chaos.faults.trials import ANYWHERE, HEAD, PROCESSES, QUICK, Trial, trials
+from tests.chaos.faults.trials import ANYWHERE, HEAD, PROCESSES, QUICK, Trial, drawn, trials
 from tests.chaos.injection.plan import Kind
-from tests.chaos.injection.points import OF_RANKS
+from tests.chaos.injection.points import OF_FIRST_RANKS, OF_RANKS, REACHED_BY, Process
 from twostroke.errors import ConfigError
 from twostroke.fault_points import Point
+
+REACHED = {point.value for point in Point if Process.DECODE in REACHED_BY[point]}
+"""Points of decode workers."""
 
 
 def options(*flags: str) -> FaultsOptions:
@@ -50,7 +54,7 @@ def test_every_point_and_every_kind_of_fault_is_tried() -> None:
     everything = trials("tcp", 1, ())
     assert {trial.point for trial in everything} == {*(point.value for point in Point), ANYWHERE}
     assert {trial.kind for trial in everything} == set(Kind) - OF_RANKS
-    assert {trial.kind for trial in trials("tcp", 1, (), ranks=2)} == OF_RANKS
+    assert {trial.kind for trial in trials("tcp", 1, (), ranks=2)} == OF_RANKS | OF_FIRST_RANKS
     assert {trial.process for trial in everything} == set(PROCESSES)
     assert len(set(everything)) == len(everything)
 
@@ -60,6 +64,20 @@ def test_order_and_counts_come_from_the_seed_alone() -> None:
     assert trials("tcp", 1, ()) != trials("tcp", 2, ())
     trial = Trial("decode", Point.DECODE_SAMPLED, Kind.KILL)
     assert [trial.count(random.Random(3)) for _ in range(2)] == [trial.count(random.Random(3))] * 2
+
+
+def test_a_drawn_part_has_every_kind_at_every_point_before_one_comes_there_again() -> None:
+    everything = trials("tcp", 1, (), ranks=2)
+    kinds_at_points = {(trial.point, trial.kind) for trial in everything}
+    some = drawn(everything, len(kinds_at_points), random.Random(4))
+    assert {(trial.point, trial.kind) for trial in some} == kinds_at_points
+    shared = [trial for trial in some if trial.point == Point.PULL_COPIED]
+    assert Counter(trial.process for trial in shared) == {"decode": 3, "prefill": 3}
+    assert some == drawn(everything, len(kinds_at_points), random.Random(4))
+    few = drawn(trials("tcp", 1, ("decode/*/*",)), len(REACHED), random.Random(4))
+    assert {trial.point for trial in few} == REACHED
+    assert max(Counter(trial.kind for trial in few).values()) < len(REACHED) / 4
+    assert len(drawn(everything, 10**6, random.Random(4))) == len(everything)
 
 
 def test_each_fault_is_tried_on_one_cluster_and_only_where_it_makes_sense() -> None:
@@ -151,15 +169,36 @@ def test_the_table_names_every_fault_and_misses_are_bold() -> None:
         refused={"twostroke_stale_attempts_total": 3},
     )
     head = outcome(Trial(HEAD, ANYWHERE, Kind.KILL), recovery_s=None)
-    page = written([bad, good, head], facts, is_whole=True)
+    page = written([bad, good, head], facts, [], is_whole=True)
     assert "Why cells are empty" in page
-    assert "Why cells are empty" not in written([bad, good, head], facts, is_whole=False)
+    assert "Why cells are empty" not in written([bad, good, head], facts, [], is_whole=False)
     assert "| decode | decode.sampled | 9/9 0.50 s |  |" in page
     assert "| router | router.token |  | **8/9 4.25 s** |" in page
     assert "Seed 11" in page
     assert "1 of 1 that were frozen or cut off" in page
     assert "`twostroke_stale_attempts_total` 3" in page
     assert "MISS router/router.token/stop: greedy: gap" in summary([bad, good], facts)
+
+
+def test_the_table_says_what_was_drafted_and_what_is_left_of_pages_on_ranks() -> None:
+    facts = Facts.now(options().cluster, 60.0)
+    drafting = outcome(KILL, drafts=Drafts(40, 7), draft_age_s=0.1)
+    idle = outcome(STOP, drafts=Drafts(2, 1), draft_age_s=3.0)
+    counts = {"total": 80, "free": 50, "cached": 20, "pinned": 8}
+    rests = [
+        PoolRest(worker="decode-0", ranks=2, drafting=3, **counts),
+        PoolRest(worker="prefill-0", ranks=2, drafting=None, **counts),
+    ]
+    page = written([drafting, idle], facts, rests, is_whole=False)
+    assert "42 run, 8 kept" in page
+    assert "In 1 of 2 faults" in page
+    assert f"(not: {STOP})" in page
+    assert "| decode-0 | 2 | 80 | 50 | 20 | 8 | 2 | 3 |" in page
+    assert "| prefill-0 | 2 | 80 | 50 | 20 | 8 | 2 |  |" in page
+    plain = [PoolRest(worker="decode-0", ranks=1, drafting=None, **counts)]
+    page = written([outcome(KILL)], facts, plain, is_whole=False)
+    assert "draft" not in page
+    assert "decode-0 |" not in page
 
 
 def test_what_no_file_can_hold_is_refused_before_the_run(tmp_path: Path) -> None:

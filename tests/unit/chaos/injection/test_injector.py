@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.injection.injector import ONE, Injector, from_environment
-from tests.chaos.injection.plan import Fault
+from tests.chaos.injection.plan import Fault, Kind
+from tests.chaos.injection.points import OF_RANKS
 from twostroke import fault_points
 from twostroke.errors import ConfigError
 from twostroke.fault_points import Point
@@ -50,6 +54,43 @@ def start(tmp_path: Path) -> Start:
 
 def journal(tmp_path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+
+@pytest.fixture
+def rank() -> Iterator[tuple[Rank, Connection]]:
+    """A process in another rank's place, and its end of the connection."""
+    ours, theirs = Pipe()
+    with subprocess.Popen(["sleep", "60"]) as process, ours, theirs:
+        yield Rank(process, ours), theirs
+        process.kill()
+
+
+@pytest.mark.parametrize("kind", sorted(OF_RANKS))
+def test_a_fault_of_a_rank_hits_the_last_one_and_cuts_its_connection_alone(
+    kind: Kind, rank: tuple[Rank, Connection]
+) -> None:
+    last, theirs = rank
+    breaking = Injector("here")
+    breaking.ranks.append(last)
+    breaking.arm(Fault(Point.WORKER_STEP, kind))
+    breaking.reach(Point.WORKER_STEP)
+    state = os.WEXITED | os.WSTOPPED | os.WNOWAIT
+    if kind is Kind.CUT_RANK:
+        assert last.process.poll() is None
+        with pytest.raises(EOFError):
+            theirs.recv_bytes()
+        with pytest.raises(BrokenPipeError):
+            last.connection.send_bytes(b"a step")
+    else:
+        ended = os.waitid(os.P_PID, last.process.pid, state)
+        assert ended is not None
+        assert ended.si_status == (signal.SIGKILL if kind is Kind.KILL_RANK else signal.SIGSTOP)
 
 
 def test_a_point_is_counted_from_when_the_fault_was_armed_and_hit_once() -> None:

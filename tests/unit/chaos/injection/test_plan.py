@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.injection.plan import FROZEN_S, Fault, Kind
-from tests.chaos.injection.points import EVENTS, OF_RANKS, REACHED_BY, SPOILING, Cell, Process, cells, why_not
+from tests.chaos.injection.points import (
+    EVENTS,
+    OF_FIRST_RANKS,
+    OF_RANKS,
+    REACHED_BY,
+    SPOILING,
+    Cell,
+    Process,
+    cells,
+    why_not,
+)
 from twostroke.errors import ConfigError
 from twostroke.fault_points import Point
 
@@ -61,11 +71,11 @@ def test_every_point_can_be_killed_frozen_and_cut_off_in_each_process_that_comes
     assert len({cell.point for cell in sensible}) == len(Point) >= 25
 
 
-def test_of_workers_of_several_ranks_another_one_is_killed_and_stopped_at_every_point() -> None:
+def test_each_rank_of_a_worker_is_killed_frozen_and_cut_off_at_every_point() -> None:
     found = set(cells(ranks=2))
     workers = (Process.DECODE, Process.PREFILL)
-    assert {cell.kind for cell in found} == OF_RANKS
-    assert len(found) == 2 * sum(worker in REACHED_BY[point] for point in Point for worker in workers)
+    assert {cell.kind for cell in found} == OF_FIRST_RANKS | OF_RANKS
+    assert len(found) == 6 * sum(worker in REACHED_BY[point] for point in Point for worker in workers)
     assert not OF_RANKS & {cell.kind for cell in cells()}
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib
 
+import pytest
+
 from tests.chaos.injection.injector import Injector
+from tests.chaos.injection.plan import SURE_DRAFTS
 from tests.chaos.injection.product import PARTS, injected
 from twostroke import fault_points
 from twostroke.fault_points import Point
+from twostroke.scheduler.model_drafting import model_lengths
 
 
-def test_all_that_is_wrapped_is_there_and_is_as_before_afterwards() -> None:
+def test_all_that_is_wrapped_is_there_and_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that was renamed would never be imported: its faults would not happen, and nobody would notice."""
+    monkeypatch.setenv(SURE_DRAFTS, "1")
     modules = {name: importlib.import_module(name) for name in PARTS}
     channels = modules["twostroke.rpc.channel"].PeerChannel
     before = channels.__init__
@@ -19,6 +24,8 @@ def test_all_that_is_wrapped_is_there_and_is_as_before_afterwards() -> None:
         fault_points.reach(Point.WORKER_STEP)
         assert injector.reached == {"worker.step": 1}
         assert channels.__init__ is not before
+        assert modules["twostroke.worker.steps.model_drafts"].model_lengths is not model_lengths
+    assert modules["twostroke.worker.steps.model_drafts"].model_lengths is model_lengths
     assert channels.__init__ is before
     assert not fault_points.reach(Point.WORKER_STEP)
     assert injector.reached == {"worker.step": 1}
