@@ -53,8 +53,12 @@ class OpenAIReply:
         self._head: Json = {"id": f"{prefix}-{point.request_id}", "created": int(time.time()), "model": model}
         self._choices = [_ChoiceReply(is_opened=sent.tokens is not None) for sent in point.sent]
         if request.echo and request.options.logprobs is not None:
+            chars = [
+                sum(len(token_text(text, token)) for token in self._prompt_of(first).ids)
+                for first in range(0, len(self._choices), request.options.n)
+            ]
             for index, choice in enumerate(self._choices):
-                choice.offset = sum(len(token_text(text, token)) for token in self._prompt_of(index).ids)
+                choice.offset = chars[index // request.options.n]
         self._progress = progress
         self._usage: Usage | None = None
 

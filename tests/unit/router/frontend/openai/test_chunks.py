@@ -61,3 +61,23 @@ def test_chunks_that_differ_in_more_are_built_whole(options: dict[str, Any]) -> 
     for number in range(3):
         event = TextEvent(0, "t", 1, number, SampledToken(1, -0.5))
         assert chunks_of(reply.messages(event)) == [chunk for _, chunk in whole._chunks(event)]
+
+
+class CountingText(ByteText):
+    """Counts the tokens whose bytes are asked for."""
+
+    asked = 0
+
+    def token_bytes(self, token: int) -> bytes:
+        self.asked += 1
+        return super().token_bytes(token)
+
+
+def test_the_text_of_an_echoed_prompt_is_measured_once_for_all_of_its_choices() -> None:
+    """It is measured on the event loop: for each of 128 choices of a long prompt it would take seconds."""
+    body = {"prompt": ["a" * 30, "b" * 7], "echo": True, "logprobs": 0, "n": 16}
+    request = prepare(Work("/v1/completions", json.dumps(body).encode(), "toy", FACTS), ByteText()).value
+    point, text = StreamPoint.begin("r", 32), CountingText()
+    reply = OpenAIReply(request, point, "toy", text, SentProgress(point))
+    assert text.asked == 37
+    assert [choice.offset for choice in reply._choices] == [30] * 16 + [7] * 16
