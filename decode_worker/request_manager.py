@@ -75,7 +75,7 @@ class RequestManager(RoleServices):
     ) -> None:
         """Queue a request; it replaces an earlier attempt of the same id, and any that has ended.
 
-        Raises InvalidRequest, DeadlineExceeded or Overloaded; then nothing is left behind.
+        Raises InvalidRequest, DeadlineExceeded or Overloaded; then nothing of this attempt is left behind.
         """
         reach(Point.DECODE_OPENING)
         host = self._host

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,7 +39,11 @@ def _is_from_our_page(request: Request) -> bool:
     if site is not None:
         return site in ("same-origin", "none")
     origin = request.headers.get("origin")
-    return origin is None or urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
+    if origin is None:
+        return True
+    with contextlib.suppress(ValueError):  # it is no address
+        return urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
+    return False
 
 
 async def read_fields(request: Request, fields: dict[str, type]) -> dict[str, Any]:

@@ -243,14 +243,14 @@ class _Watcher:
         self._wake_read, self._wake_write = os.pipe()
 
     def start(self, starts: Sequence[RankStart], descriptors: Sequence[int]) -> list[Connection]:
-        """Return the connection of each rank. Raises OSError where a process cannot be made."""
-        begun, errors = threading.Event(), list[OSError]()
+        """Return the connection of each rank. Raises what making a process raises: OSError, as a rule."""
+        begun, errors = threading.Event(), list[Exception]()
 
         def watch() -> None:
             try:
                 for start in starts:
                     self._ranks.append(_start(start, descriptors))
-            except OSError as error:
+            except Exception as error:
                 errors.append(error)
             begun.set()
             if not errors:

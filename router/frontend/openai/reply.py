@@ -52,6 +52,8 @@ class OpenAIReply:
         self._object = kind
         self._head: Json = {"id": f"{prefix}-{point.request_id}", "created": int(time.time()), "model": model}
         self._choices = [_ChoiceReply(is_opened=sent.tokens is not None) for sent in point.sent]
+        self._echoed: dict[int, Json] = {}
+        """Logprobs of echoed prompts, by the prompt's rank: made once for all of its choices."""
         if request.echo and request.options.logprobs is not None:
             chars = [
                 sum(len(token_text(text, token)) for token in self._prompt_of(first).ids)
@@ -181,7 +183,14 @@ class OpenAIReply:
         return prompt
 
     def _echoed_logprobs(self, index: int, scores: PromptLogprobs | None) -> Json:
-        return echoed_logprobs(self._text, self._prompt_of(index).ids, scores, self._request.options.logprobs or 0)
+        options = self._request.options
+        if scores is None:
+            return echoed_logprobs(self._text, self._prompt_of(index).ids, None, 0)
+        prompt = index // options.n
+        if prompt not in self._echoed:
+            ids = self._prompt_of(index).ids
+            self._echoed[prompt] = echoed_logprobs(self._text, ids, scores, options.logprobs or 0)
+        return self._echoed[prompt]
 
     def _part(self, event: TextEvent) -> Json:
         if not self._request.is_chat:

@@ -34,6 +34,8 @@ SMALL_BYTES = 128 << 10
 """Largest body that never waits behind larger ones."""
 WORK_S = 60.0
 """Time for one request: even 8 MiB take less on a slow machine."""
+SMALL_S = 10.0
+"""Processor time for one body of `SMALL_BYTES`: some milliseconds are usual. All others like it wait behind it."""
 COMPILE_S = 2.0
 """Processor time for one grammar. Nearly all take some milliseconds. The process gets what steps leave of the machine,
 so that this may be many times as long by the clock."""
@@ -71,7 +73,7 @@ class ProcessPreparer:
 
     def __init__(self, text: Text, model_dir: str) -> None:
         self.text = text
-        self._small = _Process(_READER, model_dir, nice=0, idle_s=None)
+        self._small = _Process(_SMALL_READER, model_dir, nice=0, idle_s=None)
         self._large = _Process(_READER, model_dir, nice=LARGE_NICE, idle_s=IDLE_S)
         self._grammars = _Process(_COMPILER, model_dir, nice=LARGE_NICE, idle_s=COMPILER_IDLE_S)
 
@@ -118,6 +120,7 @@ _READER = _Program(
     "router.frontend.preparation.process", "read the request", WORK_S, None, None, frozenset({-signal.SIGABRT})
 )
 """Libraries end with SIGABRT where they get no memory."""
+_SMALL_READER = dataclasses.replace(_READER, cpu_s=SMALL_S)
 _COMPILER = _Program(
     "router.frontend.structured.process",
     "compile the grammar",
@@ -187,7 +190,7 @@ class _Process:
             while True:
                 if self._idle_s is None and self._child is None:
                     with contextlib.suppress(OSError):  # it is tried again, and said, when there is work
-                        self._child = await _Child.start(self._program.module, self._model_dir, self._nice)
+                        self._child = await _Child.start(self._program, self._model_dir, self._nice)
                 await self._wait_for_work()
                 if (waiting := self._next()) is not None:
                     await self._serve(waiting)
@@ -239,7 +242,7 @@ class _Process:
         program = self._program
         for _ in range(2):
             if self._child is None:
-                self._child = await _Child.start(program.module, self._model_dir, self._nice)
+                self._child = await _Child.start(program, self._model_dir, self._nice)
             try:
                 return await self._in_time(self._child, work)
             except TimeoutError:
@@ -288,9 +291,9 @@ class _Child:
         self._is_loaded = False
 
     @classmethod
-    async def start(cls, module: str, model_dir: str, nice: int) -> _Child:
+    async def start(cls, program: _Program, model_dir: str, nice: int) -> _Child:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, str(os.getpid()), str(nice), model_dir),
+            *(sys.executable, "-m", program.module, str(os.getpid()), str(nice), str(program.cpu_s or 0.0), model_dir),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=_environment(),

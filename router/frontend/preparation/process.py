@@ -2,7 +2,7 @@
 
 The first message that it writes is empty, and says that it has loaded what it needs.
 
-`python -m router.frontend.preparation.process PARENT NICE MODEL_DIR`
+`python -m router.frontend.preparation.process PARENT NICE CPU_S MODEL_DIR`
 """
 
 from __future__ import annotations
@@ -40,15 +40,14 @@ def _prepares(model_dir: str) -> Callable[[Any], PreparationOutcome]:
     return lambda work: prepare(work, text)
 
 
-def serve(
-    load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int, *, most_cpu_s: float | None = None
-) -> None:
+def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int) -> None:
     """Does what comes on stdin with what `load` makes of the model's directory.
 
-    `most`: bytes of address space for one piece of work, beside what the process has at its start. SIGPROF ends the
-    process where one takes more processor time than `most_cpu_s`. The command line is `PARENT NICE MODEL_DIR`.
+    `most`: bytes of address space for one piece of work, beside what the process has at its start. The command line is
+    `PARENT NICE CPU_S MODEL_DIR`. SIGPROF ends the process where one piece takes more than CPU_S seconds of processor
+    time; 0 is no limit.
     """
-    parent, nice, model_dir = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    parent, nice, most_cpu_s, model_dir = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return
@@ -60,7 +59,7 @@ def serve(
     _limit_memory(most)
     _write(b"")
     while (work := _read(sys.stdin.buffer)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, most_cpu_s or 0)
+        signal.setitimer(signal.ITIMER_PROF, most_cpu_s)
         try:
             outcome = do(work)
         except Exception as error:

@@ -98,7 +98,7 @@ def _tried(matcher: LLMatcher, tokenizer: LLTokenizer) -> float | None:
 def _of_library(output: StructuredOutput, said: str) -> Refusal:
     cause = _cause(said)
     if cause == "oneOf" and output.kind == "json":
-        places = [place for place, schema in schemas_in(json.loads(output.body)) if "oneOf" in schema]
+        places = [str(place) for place, schema in schemas_in(json.loads(output.body)) if "oneOf" in schema]
         shown = ", ".join(places[:MOST_PLACES]) + ", ..." * (len(places) > MOST_PLACES)
         return _refusal(
             cause, output, f'"oneOf" is supported only where no value can match two of its alternatives; see {shown}'

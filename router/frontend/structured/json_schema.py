@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from twostroke.errors import UnsupportedFeature
@@ -104,7 +105,23 @@ def checked_schema(schema: Any, field: str, *, is_strict: bool) -> Any:
     return schema
 
 
-def _check(schema: Schema, place: str, field: str, is_strict: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a schema is: a JSON pointer. It is written where it is shown: all of them may be long."""
+
+    above: Place | None
+    name: str
+    """Of the first, which has none above it, the pointer itself."""
+
+    def __str__(self) -> str:
+        names, place = list[str](), self
+        while place.above is not None:
+            names.append(_escaped(place.name))
+            place = place.above
+        return "/".join([place.name, *reversed(names)])
+
+
+def _check(schema: Schema, place: Place, field: str, is_strict: bool) -> None:
     unsupported = [keyword for keyword in schema if keyword in UNSUPPORTED]
     for keyword in unsupported:
         if not UNSUPPORTED[keyword](schema[keyword], schema):
@@ -122,7 +139,7 @@ def _check(schema: Schema, place: str, field: str, is_strict: bool) -> None:
         del schema[keyword]
 
 
-def _check_characters(schema: Schema, place: str, field: str) -> None:
+def _check_characters(schema: Schema, place: Place, field: str) -> None:
     """llguidance would leave out characters that it cannot write, and so take another text for the right one."""
     texts = [(keyword, text) for keyword in ("const", "enum") for text in _strings_in(schema.get(keyword))]
     patterns = [("pattern", schema.get("pattern"))]
@@ -155,18 +172,18 @@ def _takes_strings(schema: Schema) -> bool:
     return "string" in (types if isinstance(types, list) else [types])
 
 
-def _unsupported(keyword: str, place: str, field: str, what: str = "") -> UnsupportedSchema:
+def _unsupported(keyword: str, place: Place, field: str, what: str = "") -> UnsupportedSchema:
     error = UnsupportedSchema(f'{field}: "{keyword}"{what} at {place} is not supported', field=field)
     error.keyword = keyword
     return error
 
 
-def schemas_in(root: Any) -> Iterator[tuple[str, Schema]]:
-    """Gives every schema that an instance may be checked with, and its place as a JSON pointer.
+def schemas_in(root: Any) -> Iterator[tuple[Place, Schema]]:
+    """Gives every schema that an instance may be checked with, and its place.
 
     Definitions that nothing refers to are left out, unless something refers by an id or an anchor.
     """
-    waiting: list[tuple[str, Any]] = [("#", root)]
+    waiting: list[tuple[Place, Any]] = [(Place(None, "#"), root)]
     seen: set[int] = set()
     definitions = _definitions(root)  # given once, whatever refers to them
     while waiting:
@@ -178,32 +195,37 @@ def schemas_in(root: Any) -> Iterator[tuple[str, Schema]]:
         yield place, schema
 
 
-def _parts(schema: Schema, place: str) -> Iterator[tuple[str, Any]]:
+def _parts(schema: Schema, place: Place) -> Iterator[tuple[Place, Any]]:
     for keyword in _ONE:
         if isinstance(schema.get(keyword), dict):
-            yield f"{place}/{keyword}", schema[keyword]
+            yield Place(place, keyword), schema[keyword]
     for keyword in _LISTS:
         if isinstance(schema.get(keyword), list):
-            yield from ((f"{place}/{keyword}/{rank}", each) for rank, each in enumerate(schema[keyword]))
+            above = Place(place, keyword)
+            yield from ((Place(above, str(rank)), each) for rank, each in enumerate(schema[keyword]))
     for keyword in _NAMED:
-        if isinstance(schema.get(keyword), dict):
-            yield from ((f"{place}/{keyword}/{_escaped(name)}", each) for name, each in schema[keyword].items())
+        yield from _named(schema.get(keyword), Place(place, keyword))
 
 
-def _referred(schema: Schema, root: Any, definitions: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _named(schemas: Any, above: Place) -> Iterator[tuple[Place, Any]]:
+    if isinstance(schemas, dict):
+        yield from ((Place(above, name), each) for name, each in schemas.items())
+
+
+def _referred(schema: Schema, root: Any, definitions: Iterator[tuple[Place, Any]]) -> Iterator[tuple[Place, Any]]:
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return
     if reference == "#" or reference.startswith("#/"):
-        yield reference, _at(root, reference)
+        yield Place(None, reference), _at(root, reference)
     else:
         yield from definitions
 
 
-def _definitions(root: Any) -> Iterator[tuple[str, Any]]:
+def _definitions(root: Any) -> Iterator[tuple[Place, Any]]:
     for keyword in _DEFINITIONS:
-        if isinstance(root, dict) and isinstance(root.get(keyword), dict):
-            yield from ((f"#/{keyword}/{_escaped(name)}", each) for name, each in root[keyword].items())
+        if isinstance(root, dict):
+            yield from _named(root.get(keyword), Place(Place(None, "#"), keyword))
 
 
 def _at(root: Any, pointer: str) -> Any:

@@ -1,6 +1,6 @@
 """Compiles grammars that the router writes to stdin; see `router.frontend.preparation.process`.
 
-`python -m router.frontend.structured.process PARENT NICE MODEL_DIR`
+`python -m router.frontend.structured.process PARENT NICE CPU_S MODEL_DIR`
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 from llguidance import LLTokenizer
 
 from router.frontend.preparation.prepare import PreparationOutcome
-from router.frontend.preparation.preparer import COMPILE_S
 from router.frontend.preparation.process import serve
 from router.frontend.structured.compile import compile_output
 from twostroke.errors import InvalidRequest
@@ -22,7 +21,7 @@ MOST_BYTES = 256 << 20
 
 
 def main() -> None:
-    serve(_compiles, MOST_BYTES, most_cpu_s=COMPILE_S)
+    serve(_compiles, MOST_BYTES)
 
 
 def _compiles(model_dir: str) -> Callable[[Any], PreparationOutcome]:

@@ -50,7 +50,7 @@ async def test_no_client_notices_a_fault_and_with_a_guard_off_the_matrix_does(
         await run.prepare({})
         for name in QUICK:
             outcome = await outcome_of(run, bed, name)
-            assert outcome.verdict == "ok", outcome
+            assert outcome.verdict == "ok", (name, outcome.verdict)
         for guard, name in NOTICED:
             await bed.forget_cached()
             _, wrong = await run.undisturbed(0.0001)

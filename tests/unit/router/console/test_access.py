@@ -62,6 +62,7 @@ async def test_where_clients_have_keys_only_those_of_operators_open_it(tmp_path:
     [
         {"origin": "https://evil.example"},
         {"origin": "null"},
+        {"origin": "http://["},
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site", "origin": "https://other.example"},
     ],

@@ -163,6 +163,19 @@ async def test_a_request_that_takes_too_long_is_refused_and_the_next_is_read(mon
         assert (await prepares.prepare(work, "")).value
 
 
+async def test_a_small_body_that_takes_too_much_processor_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer ticks every few milliseconds, which is what this body takes."""
+    async with running() as prepares:
+        monkeypatch.setattr(prepares._small, "_program", dataclasses.replace(preparer._SMALL_READER, cpu_s=1e-3))
+        await prepares._small._end_child()
+        work = work_of("/v1/completions", {"prompt": [1] * 40_000, "max_tokens": 1})
+        for _ in range(200):
+            outcome = await prepares.prepare(work, "")
+            if outcome.error is not None and "takes more than 0.001 s" in outcome.error.message:
+                break
+        assert isinstance(outcome.error, RequestTooLarge)
+
+
 async def test_tenants_take_turns_and_who_leaves_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     prepares = ProcessPreparer(ByteText(), "")
     lane, order = prepares._large, []
