@@ -6,8 +6,6 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 TORCH  := 2.13.0
 PROTOS := $(wildcard proto/twostroke/rpc/v1/*.proto)
 ARGS   ?=
-# Tests wait a quarter of their time, for processes that start and for time that passes.
-PROCESSES := $(shell expr 3 \* $$(nproc) / 2)
 
 CLIENTS      := $(VENV)/clients
 GATE_CLIENTS := openai anthropic tritonclient
@@ -148,7 +146,7 @@ clients: $(ALL_CLIENTS:%=$(CLIENTS)/%/.installed)
 # Programs and clients are fetched while the code is checked.
 test: $(VENV)/.dev
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target .checked
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/unit tests/cluster tests/native tests/bench tests/console -m slow $(ARGS)

@@ -16,8 +16,13 @@ from tests.deploy.scrape import PACED, exposed, noted, scraped, series_of
 from tests.deploy.tools import tool
 
 OPERATIONS = CHECKOUT / "docs" / "operations.md"
-OF_SOME_MODELS = {"twostroke_expert_tokens_total", "twostroke_expert_imbalance_ratio", "twostroke_window_pages"}
-"""Metrics that only workers of some models have: those with experts, and those with window parts apart."""
+OF_SOME_MODELS = {
+    "twostroke_draft_pages",
+    "twostroke_expert_imbalance_ratio",
+    "twostroke_expert_tokens_total",
+    "twostroke_window_pages",
+}
+"""Metrics that only some workers have: those with a draft model, with experts, and with window parts apart."""
 OTHER_UNITS = re.compile(r"_(ms|millis\w*|us|minutes|kb|mb|gb|kib|mib|gib|percent)(_|$)")
 
 

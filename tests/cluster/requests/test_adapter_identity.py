@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from tests import metrics_page
 from tests.cluster.processes import Client, ProcessCluster
 from tests.cluster.reference import Reference, continued, mismatches
-from tests.cluster.requests.test_families import CHUNK, LENGTHS, PAGES, SAMPLED, counted, first_to_draw, serving
+from tests.cluster.requests.test_families import CHUNK, LENGTHS, SAMPLED, counted, first_to_draw, serving
 from tests.lora import random_tensors, write_adapter
 from tests.merged import merged_model
 from tests.unit.models.test_native_transformer import prompt
@@ -30,6 +30,8 @@ ADAPTERS: Final[Mapping[str, dict[str, Any]]] = {
     "all": {"rank": 4},
     "some": {"rank": 7, "projections": ["q_proj", "v_proj", "down_proj"]},
 }
+PAGES: Final = 24
+"""Room for the longest prompt of two models, and not for the growing answers."""
 GROWING: Final = 2
 """Short prompts with long answers of each model, which do not fit the pages of one decode worker together."""
 GROWN_TOKENS: Final = 128

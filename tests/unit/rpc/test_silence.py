@@ -29,7 +29,10 @@ async def test_a_process_that_takes_its_time_to_accept_a_connection_is_reached()
     await server.start()
     host, _, port = server.address.rpartition(":")
 
+    relays: set[asyncio.Task[None] | None] = set()
+
     async def relay(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        relays.add(asyncio.current_task())
         await asyncio.sleep(0.4)
         theirs, to_server = await asyncio.open_connection(host, int(port))
 
@@ -38,6 +41,8 @@ async def test_a_process_that_takes_its_time_to_accept_a_connection_is_reached()
                 while data := await reader.read(1 << 16):
                     writer.write(data)
             writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
         await asyncio.gather(pump(source, to_server), pump(theirs, sink))
 
@@ -49,6 +54,7 @@ async def test_a_process_that_takes_its_time_to_accept_a_connection_is_reached()
     await channel.close()
     slow.close()
     await server.stop(0)
+    await asyncio.gather(*(task for task in relays if task is not None))
 
 
 async def test_a_port_where_nobody_listens_is_known_by_its_refusal() -> None:
