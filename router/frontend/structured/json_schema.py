@@ -111,7 +111,7 @@ class Place:
 
     above: Place | None
     name: str
-    """Of the first, which has none above it, the pointer itself."""
+    """The pointer itself where nothing is above."""
 
     def __str__(self) -> str:
         names, place = list[str](), self
