@@ -107,7 +107,7 @@ def checked_schema(schema: Any, field: str, *, is_strict: bool) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a schema is: a JSON pointer. It is written where it is shown: all of them may be long."""
+    """A JSON pointer to a schema, which is written only where it is shown: each may be long, and there are many."""
 
     above: Place | None
     name: str
