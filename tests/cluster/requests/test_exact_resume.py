@@ -107,7 +107,7 @@ async def test_streams_that_move_are_the_same_to_the_last_bit(dtype: str, kills:
         draw = random.Random(dtype)
         living = {f"decode-{index}" for index in range(kills + 1)}
         while len(living) > 1:
-            victim = await busiest(cluster, living, draw.randint(20, 80), asked)
+            victim = await busiest(cluster, living, draw.randint(10, 40), asked)
             await cluster.kill(victim)
             living.remove(victim)
         answers = await asked
