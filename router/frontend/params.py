@@ -272,7 +272,7 @@ def needs_exact(kv_exactness: str) -> bool:
 
 
 def check_speculation(speculation: str) -> str:
-    """Checks who may propose tokens. Whether a draft model is served, only decode workers know: they refuse it else."""
+    """Checks who may propose tokens. Only decode workers know whether a draft model is served, and refuse it if not."""
     if speculation not in (SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES):
         sure = ", ".join([SPECULATE_AUTO, SPECULATE_OFF, *(name for name in DRAFTER_NAMES if name != DRAFT_MODEL)])
         raise InvalidRequest(

@@ -94,6 +94,18 @@ async def test_a_stream_has_the_same_logprobs_piece_by_piece(frontend: Any) -> N
     assert joined == whole["logprobs"]
 
 
+async def test_each_choice_has_the_logprobs_of_its_own_prompt_whole_and_streamed(frontend: Any) -> None:
+    asked = {"prompt": ["abc", "de"], "echo": True, "logprobs": 1, "n": 2}
+    expected = [["a", "b", "c"], ["a", "b", "c"], ["d", "e"], ["d", "e"]]
+    for choice, prompt in zip(await choices_of(frontend, **asked), expected, strict=True):
+        assert choice["logprobs"]["tokens"][: -len("hello")] == prompt
+    opened: dict[int, list[str]] = {}
+    for chunk in await chunks_of(frontend, **asked):
+        choice = chunk["choices"][0]
+        opened.setdefault(choice["index"], (choice["logprobs"] or {}).get("tokens"))
+    assert [opened[index] for index in range(4)] == expected
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_no_token_is_made_to_be_shown_where_a_prompt_is_only_scored(frontend: Any, name: str) -> None:
     frontend.dispatcher.reason = FinishReason.STOP
