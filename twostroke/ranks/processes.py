@@ -130,9 +130,11 @@ class RankProcesses:
         self._watcher = _Watcher(self.group, self._fate, frozen_s, on_lost, job.end_waits)
         try:
             self._connections = self._watcher.start(starts, (memory_fd, *descriptors))
-        except OSError as error:
+        except BaseException as error:
             self.group.close()
-            raise ConfigError(f"the {ranks} ranks of a worker cannot be started: {error}") from error
+            if isinstance(error, OSError):
+                raise ConfigError(f"the {ranks} ranks of a worker cannot be started: {error}") from error
+            raise
 
     @property
     def pids(self) -> list[int]:
@@ -371,6 +373,7 @@ class _Watcher:
 
 
 def _start(start: RankStart, descriptors: Sequence[int]) -> _RankProcess:
+    message = pickle.dumps(start, pickle.HIGHEST_PROTOCOL)
     with _pipe() as (ours, theirs):
         process = subprocess.Popen(
             [sys.executable, "-m", "twostroke.ranks", str(os.getpid()), str(theirs.fileno())],
@@ -381,7 +384,7 @@ def _start(start: RankStart, descriptors: Sequence[int]) -> _RankProcess:
         name = f"rank {start.rank} of {start.ranks} (pid {process.pid})"
         rank = _RankProcess(name, process, ours, os.pidfd_open(process.pid))
     with contextlib.suppress(OSError):  # it has died already, which its pidfd says
-        ours.send_bytes(pickle.dumps(start, pickle.HIGHEST_PROTOCOL))
+        ours.send_bytes(message)
     return rank
 
 

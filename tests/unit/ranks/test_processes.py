@@ -59,6 +59,16 @@ DIED, FROZEN = "died: signal 9", f"is frozen: no sign of life for {FROZEN_S:g} s
 BROKEN = pytest.mark.parametrize(("number", "what"), [(signal.SIGKILL, DIED), (signal.SIGSTOP, FROZEN)])
 
 
+def test_a_job_that_cannot_be_sent_is_an_error_and_nobody_waits(kernels: Kernels) -> None:
+    class Local(Meetings):
+        """No other process can import it."""
+
+    before = pids_of_children()
+    with pytest.raises(Exception, match="Local"), running(kernels, 2, Local()):
+        pass
+    assert pids_of_children() <= before
+
+
 def test_all_ranks_compute_the_steps_that_the_first_one_sends(kernels: Kernels) -> None:
     with running(kernels, 3, Sums()) as (processes, lost):
         processes.wait_until_ready()
