@@ -13,17 +13,23 @@ ALL_CLIENTS  := $(GATE_CLIENTS) litellm node langchain pydantic-ai instructor gu
 CLIENT_PIP   := $(BIN)/pip --python
 CLIENT_OPTIONS := install --quiet --disable-pip-version-check --no-deps --no-compile
 
+RAN := .pytest_cache/gate.xml
+
+# Every start of a process would compile its modules again, and every run of pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
 ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check slow gpu nixl fuzz schemas neighbours adapters clean clients .clients .checked identity
+.PHONY: help serve test budgets .prepared quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check slow gpu nixl fuzz schemas neighbours adapters mutants clean clients .clients .checked identity
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
+	@echo "make budgets           write what the last gate took, folder by folder, into tests/durations.toml, where budgets come from"
 	@echo "make quick             lint of what changed against main, and the unit tests that it touches, within a minute"
 	@echo "make slow              tests that the gate leaves out for their time: more models, forms, dtypes, rivals, kernels and mutants (an hour)"
 	@echo "make identity          32 prompts in seven ways with each way of speculation, and killed workers: the same to the bit (half an hour)"
@@ -44,6 +50,7 @@ help:
 	@echo "make schemas ARGS=\"--set FILE\"  JSON schemas of a set (default: a sample), instances and random answers of each; --write: into docs/structured-output.md"
 	@echo "make neighbours        an honest client beside a hundred hostile ones, for 10 minutes: ARGS=\"--for 30m --seed 3\""
 	@echo "make adapters          sixteen LoRA adapters that are loaded, replaced and unloaded every second under load, 3 minutes"
+	@echo "make mutants           almost two hundred mistakes in copies of the tree, each with the test that notices it, 15 minutes: ARGS=\"-j 4 'noise-*'\""
 	@echo "make gpu               check and time everything on one GPU; needs torch, Triton, numpy and pydantic alone (GPU_PYTHON=...)"
 	@echo "make proto             regenerate twostroke/rpc/v1 from proto/ (make proto-check: is it up to date?)"
 	@echo "make settings          write docs/settings.md, the table of all settings, from twostroke/config"
@@ -71,11 +78,11 @@ $(VENV)/.torch:
 	touch $@
 
 $(VENV)/.serve: $(VENV)/.torch pyproject.toml
-	$(PIP) --editable ".[engine]"
+	$(PIP) --editable ".[engine,tools]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(PIP) --editable ".[engine,dev]"
+	$(PIP) --editable ".[engine,tools,dev]"
 	touch $@
 
 serve: $(VENV)/.serve
@@ -92,6 +99,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.check_english
+	$(BIN)/python -m tests.check_house
 
 quick: $(VENV)/.dev
 	$(BIN)/python -m tests.quick
@@ -110,7 +118,7 @@ manifests: .tools
 	$(BIN)/python -m pytest tests/deploy/test_manifests.py
 
 pods: .needs-root .needs-ip .needs-unshare .needs-nsenter .needs-setpriv .tools
-	$(BIN)/python -m tests.chaos.pods.run dev-cpu
+	$(BIN)/python -m tests.trials.chaos.pods.run dev-cpu
 
 # The rest of ray[default] in a venv over ours: the gate must not change with it.
 $(VENV)/nodes/.installed: $(VENV)/.dev
@@ -120,14 +128,14 @@ $(VENV)/nodes/.installed: $(VENV)/.dev
 	touch $@
 
 rayup: .needs-root .needs-ip .needs-unshare .needs-sshd .needs-rsync $(VENV)/nodes/.installed
-	$(BIN)/python -m pytest tests/chaos/rayup -m slow
+	$(BIN)/python -m pytest tests/trials/chaos/rayup -m slow
 
 # Clients of the field, each in an environment of its own: what they need must not change ours, nor ours theirs.
 $(CLIENTS)/node/.installed: | $(VENV)/.dev
 	npm install --silent --no-audit --no-fund --prefix $(@D) "openai@7.57.0"
 	touch $@
 
-$(CLIENTS)/%/.installed: tests/clients/requirements/%.txt | $(VENV)/.dev
+$(CLIENTS)/%/.installed: tests/trials/clients/requirements/%.txt | $(VENV)/.dev
 	$(BIN)/python -m venv --clear --without-pip $(@D)
 	$(CLIENT_PIP) $(@D)/bin/python $(CLIENT_OPTIONS) -r $< \
 		|| $(CLIENT_PIP) $(@D)/bin/python $(CLIENT_OPTIONS) --extra-index-url https://download.pytorch.org/whl/cpu -r $<
@@ -139,28 +147,36 @@ $(CLIENTS)/%/.installed: tests/clients/requirements/%.txt | $(VENV)/.dev
 		|| echo "client $$name cannot be installed: its test is skipped"; done
 
 clients: $(ALL_CLIENTS:%=$(CLIENTS)/%/.installed)
-	$(BIN)/python -m tests.clients --write docs/clients.md $(ARGS)
+	$(BIN)/python -m tests.trials.clients --write docs/clients.md $(ARGS)
 
-.checked: lint proto-check .tools .clients
+.prepared: $(VENV)/.dev
+	$(BIN)/python -m tests.prepare
 
-# Programs and clients are fetched while the code is checked.
+.checked: lint proto-check .prepared .tools .clients
+
+# Kernels are built, and programs, clients and the model fetched, while the code is checked. RAN says what each file took.
 test: $(VENV)/.dev
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target .checked
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --junitxml=$(RAN)
+	$(BIN)/python -m tests.durations $(RAN)
+
+# What the last `make test` took, and new budgets, into tests/durations.toml.
+budgets:
+	$(BIN)/python -m tests.durations --write $(RAN)
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/unit tests/cluster tests/native tests/bench tests/console -m slow $(ARGS)
+	$(BIN)/python -m pytest tests/unit tests/cluster tests/native tests/trials/bench tests/console -m slow $(ARGS)
 
 identity: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster/requests/test_speculation.py -m slow -s $(ARGS)
 
 faults: $(VENV)/.dev
-	$(BIN)/python -m tests.chaos.faults --write docs/faults.md $(ARGS)
-	$(BIN)/python -m tests.chaos.faults --write docs/faults.md --model smollm2-135m --dtype float32 --sample 12 $(ARGS)
-	$(BIN)/python -m tests.chaos.disk --write docs/faults.md
+	$(BIN)/python -m tests.trials.chaos.faults --write docs/faults.md $(ARGS)
+	$(BIN)/python -m tests.trials.chaos.faults --write docs/faults.md --model smollm2-135m --dtype float32 --sample 12 $(ARGS)
+	$(BIN)/python -m tests.trials.chaos.disk --write docs/faults.md
 
 hosts: .needs-root .needs-ip .needs-unshare $(VENV)/.dev
-	$(BIN)/python -m tests.chaos.hosts --runs 2 --write docs/multi-host.md $(ARGS)
+	$(BIN)/python -m tests.trials.chaos.hosts --runs 2 --write docs/multi-host.md $(ARGS)
 
 rolling: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster/fleet/test_rolling.py -m slow
@@ -169,7 +185,7 @@ scaling: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster/fleet/test_scaling.py -m slow -s
 
 soak: $(VENV)/.dev
-	$(BIN)/python -m tests.chaos.soak --write docs/faults.md $(ARGS)
+	$(BIN)/python -m tests.trials.chaos.soak --write docs/faults.md $(ARGS)
 
 settings: $(VENV)/.dev
 	$(BIN)/python -m twostroke.config.table > docs/settings.md
@@ -191,22 +207,25 @@ $(VENV)/fuzz/.installed: $(VENV)/.dev
 	touch $@
 
 fuzz: $(VENV)/fuzz/.installed
-	PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/fuzz" $(BIN)/python -m tests.chaos.fuzz $(ARGS)
+	PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/fuzz" $(BIN)/python -m tests.trials.chaos.fuzz $(ARGS)
 
 bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins: $(VENV)/.dev
-	$(BIN)/python -m tests.bench $(@:bench-%=%) $(ARGS)
+	$(BIN)/python -m tests.trials.bench $(@:bench-%=%) $(ARGS)
 
 schemas: $(VENV)/.dev
-	$(BIN)/python -m tests.schemas $(ARGS)
+	$(BIN)/python -m tests.trials.schemas $(ARGS)
 
 neighbours: $(VENV)/.dev
-	$(BIN)/python -m tests.chaos.neighbours $(ARGS)
+	$(BIN)/python -m tests.trials.chaos.neighbours $(ARGS)
 
 adapters: $(VENV)/.dev
-	$(BIN)/python -m tests.chaos.adapters $(ARGS)
+	$(BIN)/python -m tests.trials.chaos.adapters $(ARGS)
+
+mutants: $(VENV)/.dev
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 gpu:
-	$(GPU_PYTHON) -m tests.gpu.bench $(ARGS)
+	$(GPU_PYTHON) -m tests.trials.gpu.bench $(ARGS)
 
 clean:
 	rm -rf $(VENV) .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cluster.flags.parser import USAGE_ERROR, Parser
 from twostroke import __version__
-from twostroke.errors import ServeError
+from twostroke.base.errors import ConfigError, ServeError
 
 INTERRUPTED = 130
 
@@ -26,28 +26,36 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "serve": Command("cluster.commands.serve", "start workers and router, serve until Ctrl-C"),
-    "up": Command("cluster.commands.up", "serve from a cluster file; goes on with a fleet that runs already"),
-    "router": Command("cluster.commands.router", "serve as one more router of a fleet that runs elsewhere"),
-    "status": Command("cluster.commands.status", "show a running server's workers, load and pages"),
-    "console": Command("cluster.commands.console", "print the address of the console, a page for operators"),
-    "chat": Command("cluster.commands.chat", "talk to a running server"),
-    "trace": Command("cluster.commands.trace", "show where the time of one request went, by its id"),
-    "profile": Command("cluster.commands.profile", "record where routers and workers spend their time, as a trace"),
-    "pin": Command("cluster.commands.pin", "keep prefixes of prompts, as system prompts, in the workers' caches"),
-    "adapter": Command("cluster.commands.adapter", "load and unload LoRA adapters, which clients call as models"),
-    "keys": Command("cluster.commands.keys", "add, list and revoke the API keys of clients"),
-    "model": Command("cluster.commands.model", "fetch models ahead of time, and list those that are here"),
-    "drain": Command("cluster.commands.drain", "let a worker hand over what it has and leave"),
-    "scale": Command("cluster.commands.scale", "say how many workers of each role there shall be"),
-    "sleep": Command("cluster.commands.sleep", "let a worker free its memory and keep its process"),
-    "wake": Command("cluster.commands.wake", "let a worker that is asleep serve again"),
-    "reload": Command("cluster.commands.reload", "change the weights of all workers while they are used"),
-    "role": Command("cluster.commands.role", "let a worker become the other role without loading its model again"),
-    "restart": Command(
-        "cluster.commands.restart", "restart workers, routers and the supervisor, one by one, while they are used"
+    "serve": Command("cluster.commands.serving.serve", "start workers and router, serve until Ctrl-C"),
+    "up": Command("cluster.commands.serving.up", "serve from a cluster file; goes on with a fleet that runs already"),
+    "router": Command("cluster.commands.serving.router", "serve as one more router of a fleet that runs elsewhere"),
+    "status": Command("cluster.commands.looking.status", "show a running server's workers, load and pages"),
+    "console": Command("cluster.commands.looking.console", "print the address of the console, a page for operators"),
+    "trace": Command("cluster.commands.looking.trace", "show where the time of one request went, by its id"),
+    "profile": Command(
+        "cluster.commands.looking.profile", "record where routers and workers spend their time, as a trace"
     ),
-    "down": Command("cluster.commands.down", "stop a running server"),
+    "pin": Command(
+        "cluster.commands.changing.pin", "keep prefixes of prompts, as system prompts, in the workers' caches"
+    ),
+    "adapter": Command(
+        "cluster.commands.changing.adapter", "load and unload LoRA adapters, which clients call as models"
+    ),
+    "keys": Command("cluster.commands.serving.keys", "add, list and revoke the API keys of clients"),
+    "model": Command("cluster.commands.serving.model", "fetch models ahead of time, and list those that are here"),
+    "drain": Command("cluster.commands.changing.drain", "let a worker hand over what it has and leave"),
+    "scale": Command("cluster.commands.changing.scale", "say how many workers of each role there shall be"),
+    "sleep": Command("cluster.commands.changing.sleep", "let a worker free its memory and keep its process"),
+    "wake": Command("cluster.commands.changing.wake", "let a worker that is asleep serve again"),
+    "reload": Command("cluster.commands.changing.reload", "change the weights of all workers while they are used"),
+    "role": Command(
+        "cluster.commands.changing.role", "let a worker become the other role without loading its model again"
+    ),
+    "restart": Command(
+        "cluster.commands.changing.restart",
+        "restart workers, routers and the supervisor, one by one, while they are used",
+    ),
+    "down": Command("cluster.commands.serving.down", "stop a running server"),
 }
 
 
@@ -56,22 +64,31 @@ class Program:
     name: str
     description: str
     commands: Mapping[str, Command]
+    extra: str = ""
+    """The extra of the distribution that brings `packages`, which some commands need."""
+    packages: frozenset[str] = frozenset()
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Run the command that `arguments` name, and return its exit status (see `status_of`)."""
+        """Runs the command that `arguments` name, and returns its exit status (see `status_of`)."""
         arguments = sys.argv[1:] if arguments is None else list(arguments)
 
         def run() -> int:
-            args = self.parser(arguments).parse_args(arguments)
-            command: Callable[[argparse.Namespace], int] = args.run
-            return command(args)
+            try:
+                args = self.parser(arguments).parse_args(arguments)
+                command: Callable[[argparse.Namespace], int] = args.run
+                return command(args)
+            except ModuleNotFoundError as error:
+                if error.name not in self.packages:
+                    raise
+                install = f"pip install '{self.name}[{self.extra}]'"
+                raise ConfigError(f"this command needs {error.name}, which is not installed: {install}") from error
 
         return status_of(run, self.name)
 
     def parser(self, arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-        """Build the parser.
+        """Builds the parser.
 
-        Only the named command's module is imported, so that `status` loads no numpy and `chat` no Ray.
+        Only the named command's module is imported, so that `status` loads no numpy and no Ray.
         """
         parser = Parser(prog=self.name, description=self.description)
         parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -89,7 +106,7 @@ class Program:
 
 
 def status_of(run: Callable[[], int], name: str) -> int:
-    """Return 0 for success, 1 for a negative result, 2 for wrong flags, files or servers, 130 when interrupted."""
+    """Returns 0 for success, 1 for a negative result, 2 for wrong flags, files or servers, 130 when interrupted."""
     try:
         return run()
     except ServeError as error:

@@ -14,7 +14,7 @@ LINE_PERCENT = 25
 
 
 def fetch_with_progress(model: str, dtype: str, console: Console | None = None) -> Path:
-    """Fetch a model.
+    """Fetches a model.
 
     The progress is bars on a terminal and plain lines elsewhere, where bars would only show at the end.
     """

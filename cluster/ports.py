@@ -6,7 +6,7 @@ import random
 import socket
 from collections.abc import Mapping
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 FLEET_PORTS = range(20_000, 30_000)
 """Ports below the kernel's ephemeral range, so that no outgoing connection takes one while the supervisor restarts."""
@@ -26,7 +26,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def check(host: str, flag: str, port: int) -> None:
-    """Check that this process can listen there; raises ConfigError otherwise. Port 0 means any free port."""
+    """Checks that this process can listen there; raises ConfigError otherwise. Port 0 means any free port."""
     if not 0 <= port < 1 << 16:
         raise ConfigError(f"{flag} must be from 0 to 65535, got {port}", field=flag)
     try:
@@ -40,13 +40,13 @@ def check(host: str, flag: str, port: int) -> None:
 
 
 def check_endpoints(host: str, metrics_host: str | None, by_flag: Mapping[str, int]) -> None:
-    """Check the ports of one router."""
+    """Checks the ports of one router."""
     for flag, port in by_flag.items():
         check((metrics_host if flag == "--metrics-port" else None) or host, flag, port)
 
 
 def check_distinct(by_flag: Mapping[str, int], taken: dict[int, str], suffix: str = "") -> None:
-    """Check that no two flags name one port; 0 is never taken. `taken` is extended. Raises ConfigError."""
+    """Checks that no two flags name one port; 0 is never taken. `taken` is extended. Raises ConfigError."""
     for flag, port in by_flag.items():
         if port and port in taken:
             raise ConfigError(f"{taken[port]} and {flag} are both {port}{suffix}", field=flag)

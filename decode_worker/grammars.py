@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence as ListOf
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from decode_worker.grammar_metrics import GrammarMetrics
-from twostroke.engine.build import LoadedModel
-from twostroke.errors import Overloaded
+from twostroke.base.errors import Overloaded
+from twostroke.engine.backends.facts import LoadedModel
 from twostroke.grammar.advance import be_nice
 from twostroke.grammar.compiler import GrammarCompiler
+from twostroke.grammar.mask import mask_of, narrowed
 from twostroke.grammar.state import GrammarState
 from twostroke.grammar.vocabulary import load_vocabulary
-from twostroke.request import Grammar, Request
+from twostroke.request import Attempt, Grammar, SamplingParams
 
 LONGEST_COMPILE_S = 8.0
 """Time for one grammar, those before it included: less than routers wait for a worker that opens a request. A router
@@ -34,16 +35,16 @@ class Grammars:
         if facts.model_dir:  # before the first request: reading a vocabulary keeps Python's lock for up to some seconds
             self._compiler = self._new_compiler()
 
-    async def state(self, request: Request) -> GrammarState | None:
-        """Returns where the answer of a request stands in its grammar, if it has one, with the tokens it has already.
+    async def state(self, attempt: Attempt) -> GrammarState | None:
+        """Returns where the answer of an attempt stands in its grammar, if it has one, with the tokens it has already.
 
         Raises InvalidRequest for a grammar that cannot be compiled, and for tokens that it does not permit; Overloaded
         where too many others come first.
         """
-        grammar = request.sampling.grammar
+        grammar = attempt.request.sampling.grammar
         if grammar is None:
             return None
-        tokens = [sampled.token for sampled in request.emitted]
+        tokens = [sampled.token for sampled in attempt.emitted]
         if self._compiler is None:
             self._compiler = self._new_compiler()
         compiling = asyncio.get_running_loop().run_in_executor(
@@ -65,13 +66,18 @@ class Grammars:
     def _new_compiler(self) -> Future[GrammarCompiler]:
         return self._threads.submit(_compiler_of, self._facts, self._metrics)
 
-    def _compiled(self, compiler: Future[GrammarCompiler], grammar: Grammar, tokens: Sequence[int]) -> GrammarState:
+    def _compiled(self, compiler: Future[GrammarCompiler], grammar: Grammar, tokens: ListOf[int]) -> GrammarState:
         began_s = time.perf_counter()
         state = compiler.result().state(grammar, tokens)
         self._metrics.compile_seconds.observe(time.perf_counter() - began_s)
         return state
 
 
+def allows_none(state: GrammarState, params: SamplingParams) -> bool:
+    """Tells whether a request allows none of the tokens with which its answer's grammar may go on."""
+    return not narrowed(state.mask, mask_of(params.allowed_tokens), ()).any()
+
+
 def _compiler_of(facts: LoadedModel, metrics: GrammarMetrics) -> GrammarCompiler:
-    vocabulary = load_vocabulary(facts.model_dir, facts.vocab_size, facts.eos_token_ids)
+    vocabulary = load_vocabulary(facts.model_dir, facts.vocab_size, facts.eos_token_ids, facts.fingerprint)
     return GrammarCompiler(vocabulary, metrics.mask_seconds.observe)

@@ -21,7 +21,7 @@ class LocalPrefill:
         self._timer: asyncio.TimerHandle | None = None
 
     def consider(self, requests: Iterable[RequestState]) -> None:
-        """Stop one pull whose prompt would be computed sooner here; called before each step is planned.
+        """Stops one pull whose prompt would be computed sooner here; called before each step is planned.
 
         Where prompts are computed with this worker's cores anyway, two at once would each take twice as long.
         """
@@ -49,7 +49,7 @@ class LocalPrefill:
             self._timer.cancel()
 
     def _pace(self, requests: Iterable[RequestState]) -> PrefillSpeeds | None:
-        """Return how fast prompts are computed, or None while one is computed here."""
+        """Returns how fast prompts are computed, or None while one is computed here."""
         streams = context_tokens = 0
         for state in requests:
             if state.stage is not Stage.RUNNING:
@@ -68,6 +68,6 @@ class LocalPrefill:
         )
 
     def _look_again(self, when_s: float) -> None:
-        """Wake the work loop at `when_s`, because nothing else may happen until then."""
+        """Wakes the work loop at `when_s`, because nothing else may happen until then."""
         self.close()
         self._timer = asyncio.get_running_loop().call_at(when_s, self._host.loop.wake)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from decode_worker.request_state import RequestState
-from twostroke.fault_points import Point, reach
+from twostroke.base.fault_points import Point, reach
 from twostroke.rpc.v1 import worker_pb2
 
 
@@ -48,20 +48,20 @@ class OutputStream:
         return self._stream is not None
 
     def carry(self, state: RequestState, position: int) -> None:
-        """Send the tokens of a request from `position` on."""
+        """Sends the tokens of a request from `position` on."""
         self._parked.pop(state, None)
         self._sent[state] = _Sent(position)
         if position < state.end_position or state.has_ended:
             self.notify(state)
 
     def notify(self, *states: RequestState) -> None:
-        """Note that the requests have new tokens or have ended."""
+        """Notes that the requests have new tokens or have ended."""
         self._updated.update(dict.fromkeys([state for state in states if state in self._sent]))
         if self._updated and self._stream is not None:
             self._stream.set()
 
     def detach(self, state: RequestState, detach_notice: worker_pb2.TokenEntry) -> None:
-        """Stop sending a request that another router has attached to, and notify this router if it is connected."""
+        """Stops sending a request that another router has attached to, and notifies this router if it is connected."""
         if state in self._sent and self._stream is not None:
             self._detach_notices.append(detach_notice)
             self._stream.set()
@@ -73,7 +73,7 @@ class OutputStream:
         self._updated.pop(state, None)
 
     async def stream(self) -> AsyncGenerator[worker_pb2.TokenBatch, None]:
-        """Yield batches, and an empty one after each silent heartbeat; a newer stream of the router ends this one."""
+        """Yields batches, and an empty one after each silent heartbeat; a newer stream of the router ends this one."""
         mine = self._begin_stream()
         try:
             yield worker_pb2.TokenBatch()
@@ -118,7 +118,7 @@ class OutputStream:
         return detach_notices
 
     def _next_batch(self) -> worker_pb2.TokenBatch:
-        """Return all that is to be sent. A request with one more plain token takes one place in each column."""
+        """Returns all that is to be sent. A request with one more plain token takes one place in each column."""
         entries = self._take_detach_notices()
         numbers: list[int] = []
         positions: list[int] = []

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 
-from twostroke.errors import ServeError
-from twostroke.lifetime import Instant, Lifetime
-from twostroke.request import FinishReason, PromptLogprobs, Request, SampledToken
+from decode_worker.answer_features import AnswerFeatures
+from twostroke.base.errors import ServeError
+from twostroke.base.lifetime import Instant, Lifetime
+from twostroke.kv_cache.parts import Part
+from twostroke.request import Attempt, FinishReason, PromptLogprobs, SampledToken
 from twostroke.rpc.convert import (
-    adapter_to_message,
     error_to_message,
     prompt_logprobs_to_message,
-    sampling_to_message,
+    request_to_message,
     tokens_to_messages,
 )
-from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.sequence import Sequence
 from twostroke.speculation.speculation import Speculation
-from twostroke.tracing.parts import Chunks
 from twostroke.tracing.recorder import Recorder
-from twostroke.tracing.span import OpenSpan
-from twostroke.worker.pulls.pull_spec import PullReport
+from twostroke.tracing.span import Chunks, OpenSpan
+from twostroke.worker.supply.pull_spec import PullReport
+from twostroke.worker.supply.remote import Ordered
+from twostroke.worker.supply.supply import Supply, SupplyListener
 
 
 class Stage(enum.Enum):
@@ -50,9 +52,9 @@ FINAL = frozenset({Stage.DONE, Stage.FAILED})
 class RequestTrace:
     """Spans of one request, driven by its stages."""
 
-    def __init__(self, recorder: Recorder, request: Request) -> None:
-        self.span = recorder.begin("attempt", request.request_id, request.trace)
-        self.span.set(attempt=request.attempt, known_tokens=len(request.prompt) + len(request.emitted))
+    def __init__(self, recorder: Recorder, attempt: Attempt) -> None:
+        self.span = recorder.begin("attempt", attempt.request_id, attempt.trace)
+        self.span.set(attempt=attempt.number, known_tokens=attempt.known_tokens)
         self.chunks = Chunks(self.span)
         self._queue = self.span.begin("queue")
         self._decode: OpenSpan | None = None
@@ -66,17 +68,17 @@ class RequestTrace:
             self._queue.end()
 
     def first_token(self, steps: int) -> None:
-        """Note that decoding begins, after so many steps."""
+        """Notes that decoding begins, after so many steps."""
         self._decode = self.span.begin("decode")
         self._steps_before = steps - 1
 
-    def drafted(self, speculation: Speculation) -> None:
-        """Note what became of the drafted tokens of this attempt."""
+    def drafted(self, speculation: Speculation, facts: dict[str, int]) -> None:
+        """Notes what became of the drafted tokens of this attempt; `facts` has them by drafter."""
         drafts = speculation.outcome
         if self._decode is not None and drafts.run:
             saved_s = drafts.saved_s - drafts.spent_s - drafts.draft_s
             self._decode.set(drafted_tokens=drafts.run, kept_tokens=drafts.kept, speculation_saved_s=saved_s)
-            self._decode.set(**facts_of_drafts(speculation))
+            self._decode.set(**facts)
 
     def end(
         self, *, tokens: int, steps: int, preemptions: int, cached_tokens: int, outcome: str, error: str | None
@@ -90,31 +92,24 @@ class RequestTrace:
         self.span.end(error=error)
 
 
-def facts_of_drafts(speculation: Speculation | None) -> dict[str, int]:
-    """Return the drafted and kept tokens of an attempt by drafter, as traces and logs name them."""
-    ran = {} if speculation is None else {name: each for name, each in speculation.outcomes.items() if each.run}
-    drafted = {f"drafted.{name}": each.run for name, each in ran.items()}
-    return drafted | {f"kept.{name}": each.kept for name, each in ran.items()}
-
-
 @dataclass(slots=True, eq=False)
-class RequestState:
-    """The request manager owns it and alone changes it."""
+class RequestState(SupplyListener):
+    """The request manager owns it and alone changes it; its supply tells it what came."""
 
-    request: Request
+    attempt: Attempt
     sequence: Sequence
-    source: worker_pb2.PageSource | None
+    ordered: Ordered
+    """The workers that its router named."""
     block_size: int
     trace: RequestTrace
-    peer: PeerPrefix | None = None
-    """A worker that holds a prefix. The page source, or this worker without one, fetches there what it lacks."""
-    forecast: worker_pb2.SourceForecast | None = None
-    """When the page source will have the blocks, as its router foresaw."""
+    features: AnswerFeatures = field(default_factory=AnswerFeatures)
+    supply: Supply | None = None
+    """The suppliers of the blocks that it lacked when it was last admitted; None while it waits."""
     lifetime: Lifetime = field(default_factory=Lifetime)
     stage: Stage = Stage.WAITING
     has_ended: bool = False
     tokens: list[SampledToken] = field(default_factory=list)
-    """Tokens of this attempt; the first has position len(request.emitted)."""
+    """Tokens of this attempt; the first has position len(attempt.emitted)."""
     finish: FinishReason | None = None
     error: ServeError | None = None
     missing_blocks: int = 0
@@ -124,8 +119,6 @@ class RequestState:
     has_windows: bool = False
     """Layers with a window keep their parts of blocks apart: a block may be computed again although its page is here,
     and needs no window part at all where a pull ends behind it. Blocks count as missing that are computed for it."""
-    pulls: set[asyncio.Future[PullReport]] = field(default_factory=set)
-    """Pulls that have not ended since it was admitted; those of earlier admissions may still be ending too."""
     timer: asyncio.TimerHandle | None = None
     """The timer ends the request at its deadline, and drops the state some time after its end."""
 
@@ -133,13 +126,15 @@ class RequestState:
         assert stage in NEXT[self.stage], f"{self.stage.name} -> {stage.name}"
         self.stage = stage
         self.has_ended = stage in FINAL
+        if self.supply is not None and (self.has_ended or stage is Stage.WAITING):
+            self.supply.end()
         self.trace.moved(stage)
         if self.has_ended:
             self._end_trace()
 
     def _end_trace(self) -> None:
-        if self.sequence.speculation is not None:
-            self.trace.drafted(self.sequence.speculation)
+        if self.features.speculation is not None:
+            self.trace.drafted(self.features.speculation, self.features.drafted)
         self.trace.end(
             tokens=len(self.tokens),
             steps=self.sequence.steps,
@@ -151,12 +146,21 @@ class RequestState:
 
     @property
     def first_position(self) -> int:
-        return len(self.request.emitted)
+        return len(self.attempt.emitted)
 
     @property
     def end_position(self) -> int:
         """Position of the next token."""
         return self.first_position + len(self.tokens)
+
+    def left(self, parts: ListOf[Part]) -> None:
+        """Counts blocks that this worker does not have itself, at the first admission."""
+        if not self.sequence.preemptions and not self.has_windows:
+            self.missing_blocks += len(parts)
+
+    def settled(self) -> None:
+        if self.stage is Stage.PULLING:
+            self.move_to(Stage.RUNNING)
 
     def pulled(self, report: PullReport) -> None:
         if self.sequence.preemptions:
@@ -176,19 +180,19 @@ class RequestState:
         Too few while a pull is open: only its report tells what its source has computed.
         """
         missing = self.missing_blocks - self.reused_blocks + len(self.sequence.computed_blocks)
-        blocks = len(self.request.block_hashes) - missing
-        if self.has_windows and self.pulls:
+        blocks = len(self.attempt.block_hashes) - missing
+        if self.has_windows and self.supply is not None and self.supply.is_pulling:
             blocks = min(blocks, self.sequence.hit_blocks)
-        return min(max(0, blocks) * self.block_size, len(self.request.prompt))
+        return min(max(0, blocks) * self.block_size, len(self.attempt.request.prompt))
 
     def entry(self, from_position: int, number: int) -> worker_pb2.TokenEntry:
-        """Return the message to the router: tokens from `from_position` on, and the end if it has come.
+        """Returns the message to the router: tokens from `from_position` on, and the end if it has come.
 
         `number` stands for the request in the columns of later batches.
         """
         entry = worker_pb2.TokenEntry(
-            request_id=self.request.request_id,
-            attempt=self.request.attempt,
+            request_id=self.attempt.request_id,
+            attempt=self.attempt.number,
             number=number,
             position=from_position,
             tokens=tokens_to_messages(self.tokens[from_position - self.first_position :]),
@@ -197,8 +201,8 @@ class RequestState:
             entry.cached_tokens = self.cached_tokens
             entry.local_tokens = self.sequence.hit_blocks * self.block_size
             entry.lifetime.update(self.lifetime.as_dict())
-        if self.has_ended and self.sequence.speculation is not None:
-            for drafter, outcome in self.sequence.speculation.outcomes.items():
+        if self.has_ended and self.features.speculation is not None:
+            for drafter, outcome in self.features.speculation.outcomes.items():
                 entry.drafts[drafter].CopyFrom(worker_pb2.DraftCounts(drafted=outcome.run, kept=outcome.kept))
         if from_position == self.first_position and (prompt_logprobs := self._prompt_logprobs()) is not None:
             entry.prompt_logprobs.CopyFrom(prompt_logprobs)
@@ -210,32 +214,30 @@ class RequestState:
         return entry
 
     def detach_notice(self, error: ServeError) -> worker_pb2.TokenEntry:
-        """Return the message to a router whose request another router has attached to."""
+        """Returns the message to a router whose request another router has attached to."""
         return worker_pb2.TokenEntry(
-            request_id=self.request.request_id,
-            attempt=self.request.attempt,
+            request_id=self.attempt.request_id,
+            attempt=self.attempt.number,
             position=self.end_position,
             finish_reason=FinishReason.ERROR.value,
             error=error_to_message(error),
         )
 
     def snapshot(self) -> worker_pb2.RequestSnapshot:
-        """Return all that is known of the request, for a router that recovers its stream."""
-        request, reason = self.request, FinishReason.ERROR if self.error is not None else self.finish
+        """Returns all that is known of the request, for a router that recovers its stream."""
+        attempt, reason = self.attempt, FinishReason.ERROR if self.error is not None else self.finish
         return worker_pb2.RequestSnapshot(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            prompt=request.prompt,
-            sampling=sampling_to_message(request.sampling),
-            tokens=tokens_to_messages([*request.emitted, *self.tokens]),
+            request_id=attempt.request_id,
+            attempt=attempt.number,
+            request=request_to_message(attempt.request),
+            tokens=tokens_to_messages([*attempt.emitted, *self.tokens]),
             finish_reason=reason.value if reason is not None else "",
             cached_tokens=self.cached_tokens,
-            adapter=adapter_to_message(request.adapter),
             prompt_logprobs=self._prompt_logprobs(),
         )
 
     def _prompt_logprobs(self) -> worker_pb2.PromptLogprobs | None:
-        """Return what goes with the first token where logprobs of the prompt are wanted."""
-        if not self.request.scores_prompt or not self.tokens:
+        """Returns what goes with the first token where logprobs of the prompt are wanted."""
+        if self.features.scored is None or not self.tokens:
             return None
-        return prompt_logprobs_to_message(PromptLogprobs.joined(self.sequence.scores))
+        return prompt_logprobs_to_message(PromptLogprobs.joined(self.features.scored.scores))

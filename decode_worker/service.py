@@ -10,10 +10,10 @@ import grpc.aio
 
 from decode_worker.grammars import Grammars
 from decode_worker.output_stream import OutputStream
+from twostroke.base.ids import RequestId
 from twostroke.grammar.state import GrammarState
-from twostroke.ids import RequestId
-from twostroke.request import Request
-from twostroke.rpc.convert import request_from_message
+from twostroke.request import Attempt
+from twostroke.rpc.convert import attempt_from_message
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.worker.request_validator import RequestValidator
@@ -26,7 +26,7 @@ class RequestCalls(Protocol):
 
     def open(
         self,
-        request: Request,
+        attempt: Attempt,
         source: worker_pb2.PageSource | None,
         peer: PeerPrefix | None,
         forecast: worker_pb2.SourceForecast | None,
@@ -49,7 +49,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         self,
         requests: RequestCalls,
         validator: RequestValidator,
-        hint: Callable[[Request], None],
+        hint: Callable[[Attempt], None],
         grammars: Grammars,
     ) -> None:
         """`hint` keeps the blocks of a request that asks for it."""
@@ -63,11 +63,12 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
     ) -> worker_pb2.OpenResponse:
         self._validator.check(request.fingerprint, request.worker_epoch)
         source = request.source if request.HasField("source") else None
-        wanted = request_from_message(request)
+        attempt = attempt_from_message(request)
         forecast = request.source_forecast if request.HasField("source_forecast") else None
-        grammar = await self._grammars.state(wanted)
-        self._requests.open(wanted, source, PeerPrefix.of(request), forecast, grammar)
-        self._hint(wanted)
+        grammar = None if attempt.request.sampling.grammar is None else await self._grammars.state(attempt)
+        self._requests.open(attempt, source, PeerPrefix.of(request), forecast, grammar)
+        if attempt.request.hints:
+            self._hint(attempt)
         return worker_pb2.OpenResponse()
 
     async def Close(  # noqa: N802

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
+from twostroke.base.errors import InvalidRequest
 from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF, ScheduleConfig
 from twostroke.engine.determinism import Determinism
-from twostroke.errors import InvalidRequest
 from twostroke.grammar.state import GrammarState
-from twostroke.request import Request
+from twostroke.request import Attempt, GenerateRequest
 from twostroke.scheduler.sequence import Sequence
 from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.answers import FinishedAnswers
@@ -47,42 +47,43 @@ class SpeculationMetrics:
 
 class Speculations:
     def __init__(self, schedule: ScheduleConfig, determinism: Determinism, metrics: SpeculationMetrics) -> None:
-        self._names = _names(schedule, determinism)
+        self.names = _names(schedule, determinism)
+        """Drafters that may propose here; none where nothing is drafted."""
         self._has_draft_model = schedule.draft_model is not None
         self._metrics = metrics
         self._acceptance = Acceptance()
         self._answers = FinishedAnswers()
 
-    def check(self, request: Request) -> None:
+    def check(self, attempt: Attempt) -> None:
         """Raises InvalidRequest where a request asks for a draft model, and there is none.
 
         An answer that goes on here was accepted by a worker that has one: it goes on without.
         """
-        if request.speculation == DRAFT_MODEL and not self._has_draft_model and not request.emitted:
+        if attempt.request.speculation == DRAFT_MODEL and not self._has_draft_model and not attempt.emitted:
             others = ", ".join(name for name in (SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES) if name != DRAFT_MODEL)
             raise InvalidRequest(
                 f"speculation: no draft model is served here; leave it away, or say one of {others}",
                 field="speculation",
             )
 
-    def of(self, request: Request, grammar: GrammarState | None = None) -> Speculation | None:
-        """Return who proposes the answer's tokens; None: nobody.
+    def of(self, request: GenerateRequest, grammar: GrammarState | None = None) -> Speculation | None:
+        """Returns who proposes the answer's tokens; None: nobody.
 
-        What its grammar forces is proposed where each token needs its logprobs; elsewhere it becomes known undrawn.
+        What its grammar forces is proposed where each token has to be drawn; elsewhere it becomes known undrawn.
         """
         wanted = request.speculation or SPECULATE_AUTO
-        names = self._names if wanted == SPECULATE_AUTO else tuple([name for name in self._names if name == wanted])
+        names = self.names if wanted == SPECULATE_AUTO else tuple([name for name in self.names if name == wanted])
         if not names:
             return None
         if DRAFT_MODEL in names:
             self._acceptance.fade(DRAFT_MODEL)
-        forced_run = None if grammar is None or request.sampling.logprobs is None else grammar.forced_run
+        forced_run = grammar.forced_run if grammar is not None and request.sampling.draws_forced else None
         drafters = drafters_of(names, AnswerFacts(self._answers, request.salt, forced_run))
         return Speculation(drafters, self._acceptance, self._metrics.ran)
 
     def finished(self, sequence: Sequence) -> None:
-        """Learn from a whole answer."""
-        if "suffix" in self._names and sequence.speculation is not None:
+        """Learns from a whole answer for which drafters may propose."""
+        if "suffix" in self.names:
             self._answers.add(sequence.salt, sequence.known[sequence.prompt_tokens :])
 
 

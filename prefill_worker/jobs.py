@@ -10,26 +10,26 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from twostroke.engine.build import LoadedModel
-from twostroke.errors import EngineLost, InvalidRequest, TransferFailed
-from twostroke.fault_points import Point, reach
-from twostroke.ids import PageId
+from twostroke.base.errors import EngineLost, InvalidRequest, TransferFailed
+from twostroke.base.fault_points import Point, reach
+from twostroke.base.ids import PageId
+from twostroke.engine.backends.facts import LoadedModel
+from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.sequence import Sequence as BuildSequence
 from twostroke.scheduler.sequence import building
 from twostroke.scheduler.values import AdmittedSequence, Emission
-from twostroke.tracing.parts import Chunks
+from twostroke.tracing.span import Chunks
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pins.keeper import PinKeeper
-from twostroke.worker.pulls.ordered_pull import OrderedPull
-from twostroke.worker.pulls.pages_service import RequestedBlocks
-from twostroke.worker.pulls.peer_pulls import PeerPulls
-from twostroke.worker.pulls.pull_spec import unwritten_windows
 from twostroke.worker.role_host import RoleHost, first_token_due_s
+from twostroke.worker.services.pages_service import RequestedBlocks
+from twostroke.worker.supply.remote import Ordered, Supplies
+from twostroke.worker.supply.supply import SupplyListener
 from twostroke.worker.worker import RoleServices
 
 
-class BuildJob:
+class BuildJob(SupplyListener):
     """One pull being served."""
 
     def __init__(
@@ -53,10 +53,13 @@ class BuildJob:
         self.admitted_s: float | None = None
         """Wall-clock time of admission."""
 
-    def admitted(self, missing: Sequence[int]) -> None:
+    def admitted(self) -> None:
         self.admitted_s = time.time()
         self.queued.end(at_s=self.admitted_s)
-        self.computed.update(missing)
+
+    def left(self, parts: Sequence[Part]) -> None:
+        """Counts blocks that this worker does not have itself as computed, until they come from the peer."""
+        self.computed.update(blocks_of(parts, GroupKind.FULL))
 
     def page(self, block: int) -> PageId | None:
         if self.error is not None:
@@ -91,7 +94,7 @@ class BuildJob:
         self._end_span()
 
     def _end_span(self) -> None:
-        """End the span when the last token was computed: the time after that was the puller's."""
+        """Ends the span when the last token was computed: the time after that was the puller's."""
         self.queued.end(error="it was never admitted")
         self.chunks.end()
         self.span.set(computed_pages=len(self.computed), computed_tokens=self.chunks.tokens)
@@ -104,15 +107,17 @@ class BuildJob:
 class BuildJobs(RoleServices):
     def __init__(self, host: RoleHost, tasks: asyncio.TaskGroup) -> None:
         self._host = host
-        self._peer_pulls = PeerPulls(host, tasks)
+        self._supplies = Supplies(host, tasks)
         self._open: dict[BuildSequence, BuildJob] = {}
 
     def begin(self, wanted: RequestedBlocks) -> BuildJob:
-        """Queue the building of all blocks. Raises InvalidRequest for what can never be built, or Overloaded."""
+        """Queues the building of all blocks. Raises InvalidRequest for what can never be built, or Overloaded."""
         host = self._host
         _check(wanted.tokens, host.facts)
         session = host.new_session()
-        sequence = building(wanted.request_id, session, wanted.tokens, wanted.block_hashes, wanted.adapter)
+        sequence = building(
+            wanted.request_id, session, wanted.tokens, wanted.block_hashes, host.constraints_of(wanted.adapter)
+        )
         sequence.pulled_blocks = 0 if wanted.peer is None else wanted.peer.blocks
         sequence.due_s = first_token_due_s(host)
         host.scheduler.enqueue(sequence)
@@ -123,35 +128,13 @@ class BuildJobs(RoleServices):
     def _forget(self, sequence: BuildSequence) -> None:
         del self._open[sequence]
 
-    def ordered_pull(self, sequence: BuildSequence) -> OrderedPull | None:
-        job = self._open[sequence]
-        expected = None if job.peer is None else self._peer_pulls.expected(job.peer)
-        if expected is None:
-            return None
-        return OrderedPull(
-            expected,
-            lambda blocks: self._pull_given_up(job, blocks),
-            lambda blocks: self._pull_from_peer(job, (), unwritten_windows(sequence, self._host.pool, blocks)),
-        )
-
     def admitted(self, admission: AdmittedSequence) -> None:
-        """Fetch from the peer what it holds; called before any block of the job is computed."""
+        """Lets suppliers bring what they hold; called before any block of the job is computed."""
         reach(Point.PREFILL_ADMITTED)
         job = self._open[admission.sequence]
-        job.admitted(admission.missing)
-        self._pull_from_peer(job, admission.missing, admission.missing_windows)
-
-    def _pull_from_peer(self, job: BuildJob, blocks: Sequence[int], windows: Sequence[int] = ()) -> None:
-        if job.peer is not None:
-            self._peer_pulls.start(
-                job.sequence, job.peer, blocks, windows, arrived=job.computed.discard, trace=job.span
-            )
-
-    def _pull_given_up(self, job: BuildJob, blocks: list[int]) -> None:
-        """Pull blocks whose load was given up."""
-        unwritten = self._host.pool.unwritten_blocks(job.sequence.pages, blocks)
-        job.computed.update(unwritten)
-        self._pull_from_peer(job, unwritten)
+        job.admitted()
+        ordered = Ordered(peer=job.peer, trace=job.span, arrived=job.computed.discard)
+        self._supplies.of(job.sequence, ordered, job).begin(admission.missing)
 
     def planning(self) -> None:
         """Nothing to decide: a prefill worker computes all that is pulled."""

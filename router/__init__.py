@@ -1,6 +1,6 @@
 """The path of a request through the router.
 
-RECEIVED   the frontend has it as text or token ids; it is checked and becomes token ids
+RECEIVED   an endpoint has it as text or token ids; it is checked and becomes token ids
 HASHED     the hashes of its blocks are known, computed once for all choices and attempts
 QUEUED     no worker has time for it: it waits by class, tenant and limit, or is refused as too late
 ROUTED     the policy has priced the pairs of decode worker and page source and reserved the cheapest
@@ -12,11 +12,17 @@ DONE       the worker sent the finish reason, or was told to stop: stop string, 
 
 Each package owns a part of this, and imports only those below it (an import contract holds this):
 
-frontend   HTTP and gRPC endpoints, authentication, text and tokens
-serving    one request from its first placement to its last token, over as many workers as it takes
-admission  which request goes now, which waits, which is refused
-routing    who holds which blocks, what each placement would cost, which one is taken
-fleet      which workers are alive, and the connections to them
+endpoints    what HTTP and gRPC clients call: each reads a request, and writes its answer
+http_server  the connections of HTTP clients; it knows nothing of language models
+preparation  what a request costs before it is admitted: parse, check, render, tokenize
+requests     what a client wants generated, and its answer from tokens to text
+dialects     the forms in which clients ask and are answered, one package each
+auth         who a client is, and how much it may use
+text         tokens and text: templates, tokenizers, stop strings, tool calls, structured output
+serving      one request from its first placement to its last token, over as many workers as it takes
+admission    which request goes now, which waits, which is refused
+routing      who holds which blocks, what each placement would cost, which one is taken
+fleet        which workers are alive, and the connections to them
 
 `server` puts them together in one process; `admin`, `control_service` and `console` are for operators and other
 routers.

@@ -18,17 +18,18 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from router.frontend.preparation.preparer import ProcessPreparer
-from router.frontend.text.tokenizer import load_text
 from router.metrics import RouterMetrics
+from router.preparation.preparer import ProcessPreparer
 from router.server import RouterServer
 from router.serving.dispatcher import RouterCore
-from twostroke import collector
-from twostroke.allocator import give_large_buffers_back
+from router.text.text_files import one_text
+from router.text.tokenizer import load_text
+from twostroke.base import collector
+from twostroke.base.allocator import give_large_buffers_back
+from twostroke.base.errors import ConfigError
+from twostroke.base.json_values import to_json
 from twostroke.config import RouterConfig
-from twostroke.errors import ConfigError
-from twostroke.json_values import to_json
-from twostroke.telemetry import configure_logging
+from twostroke.observability.telemetry import configure_logging
 
 HAND_OVER_S = 120.0
 """Seconds that open requests get to finish once a new process serves new ones."""
@@ -39,12 +40,14 @@ READY_S = 10.0
 async def serve(config: RouterConfig) -> None:
     _allow_many_sockets()
     metrics = RouterMetrics()
-    core = RouterCore(config, metrics)
+    with one_text(config.model_dir):
+        core = RouterCore(config, metrics)
+        preparer = ProcessPreparer(load_text(config.model_dir, config.output), config.model_dir)
     configure_logging(core.router_id, owns_files=config.owns_log_file)
     server = RouterServer(
         config,
         core,
-        ProcessPreparer(load_text(config.model_dir, config.output), config.model_dir),
+        preparer,
         metrics,
         router_id=core.router_id,
         recorder=core.recorder,

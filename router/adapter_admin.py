@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import grpc.aio
 
 from router.fleet.adapters import Adapters, ServedAdapter
+from twostroke.base.errors import ConfigError, InvalidRequest, NotFound, PeerLost
 from twostroke.config.adapters import MOST_NAME_CHARS, AdapterConfig
-from twostroke.errors import ConfigError, InvalidRequest, NotFound, PeerLost
 from twostroke.models.adapters.shapes import ProjectionShapes
 from twostroke.models.adapters.store import check_place, take_in
 from twostroke.request import AdapterRef
@@ -39,8 +39,8 @@ class FleetAdapters(Protocol):
     @property
     def adapters(self) -> Adapters: ...
 
-    async def until_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
-        """Returns once that is so, or when the time is over."""
+    async def wait_for_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
+        """Returns once `holds` is true of the served adapters, or after `timeout_s`."""
 
 
 class AdapterAdmin:
@@ -86,7 +86,7 @@ class AdapterAdmin:
         if name not in self.adapters:
             raise NotFound(f"The lora adapter {name!r} cannot be found.", field="lora_name")
         await self._ask("Remove", adapters_pb2.RemoveAdapterRequest(name=name))
-        await self._fleet.until_adapters(lambda adapters: name not in adapters, VIEW_S)
+        await self._fleet.wait_for_adapters(lambda adapters: name not in adapters, VIEW_S)
 
     async def load_first(self) -> None:
         """Serves what the command line names, unless the fleet has heard of these names before.
@@ -113,11 +113,11 @@ class AdapterAdmin:
 
     async def _read(self, name: str, folder: Path) -> ServedAdapter:
         async with self._reading:
-            adapter = await asyncio.to_thread(take_in, folder, most_rank=self._config.max_lora_rank)
+            adapter = await asyncio.to_thread(take_in, folder, most_lora_rank=self._config.max_lora_rank)
         if self._shapes is not None:
             adapter.check_fits(self._shapes)
         ref = AdapterRef(adapter.digest, str(folder))
-        return ServedAdapter(name, ref, adapter.rank, adapter.parameters, time.time())
+        return ServedAdapter(name, ref, adapter.lora_rank, adapter.parameters, time.time())
 
     async def _put(self, adapter: ServedAdapter, *, replaces: bool) -> ServedAdapter:
         request = adapters_pb2.PutAdapterRequest(adapter=adapter.to_message(), replace=replaces)
@@ -128,7 +128,7 @@ class AdapterAdmin:
             known = adapters.get(name)
             return known is not None and (known.ref.digest == digest or known.loaded_s > adapter.loaded_s)
 
-        await self._fleet.until_adapters(is_served, VIEW_S)
+        await self._fleet.wait_for_adapters(is_served, VIEW_S)
         return adapter
 
     def _check_name(self, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ import asyncio
 from router.adapter_admin import AdapterAdminService
 from router.addresses import bind_listener
 from router.control_service import RouterControlService
-from router.frontend.http.health_pages import HealthPages
-from router.frontend.http.server import HttpServer, http_config
-from router.frontend.request_handler import RequestHandler
+from router.endpoints.health_pages import HealthPages
+from router.http_server.server import HttpServer, http_config
 from router.pin_admin import PinAdminService
+from router.requests.request_handler import RequestHandler
 from router.routing.reservation_exchange import RoutingService
 from router.routing.reservations import Reservations
 from twostroke.config import RouterConfig
@@ -54,6 +54,7 @@ class AdminServer:
             shares_port=shares_port,
         )
         self.address = self._rpc.address
+        self._rpc.dialled_at.append(self.peer_address)
 
     def serve(self, control: RouterControlService, pins: PinAdminService, adapters: AdapterAdminService) -> None:
         """Adds the services. Call it before `start`."""

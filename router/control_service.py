@@ -14,10 +14,10 @@ from typing import Any
 import grpc.aio
 
 from router.addresses import Addresses
-from router.frontend.request_handler import RequestHandler
+from router.requests.request_handler import RequestHandler
+from twostroke.base.errors import InvalidRequest, PeerLost
+from twostroke.base.ids import Epoch
 from twostroke.config import Role
-from twostroke.errors import InvalidRequest, PeerLost
-from twostroke.ids import Epoch
 from twostroke.rpc.clock import machine_name
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 

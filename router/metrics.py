@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from twostroke.telemetry import ITL_BUCKETS_S, TTFT_BUCKETS_S, introduce
+from twostroke.observability.telemetry import ITL_BUCKETS_S, TTFT_BUCKETS_S, introduce
 
 ROLE = "router"
 DURATION_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -27,7 +27,7 @@ ERROR_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A prediction beside what happened."""
+    """A prediction and what happened."""
 
     predicted_blocks: int
     reused_blocks: int
@@ -53,7 +53,7 @@ class SentTokens(Collector):
         return self._tokens
 
     def add(self, gap_s: float | None) -> None:
-        """`gap_s`: since the choice's token before, if there was one."""
+        """Counts a token. `gap_s`: seconds since the choice's previous token, if there was one."""
         self._tokens += 1
         if gap_s is not None:
             self._gaps[bisect_left(ITL_BUCKETS_S, gap_s)] += 1
@@ -163,15 +163,15 @@ class RouterMetrics:
             self.ttft_prediction_ratio.observe(compared.actual_s / compared.predicted_s)
 
     def count_request(self, status: str) -> None:
-        """`status` is "ok" or the error's label."""
+        """Counts a request. `status` is "ok" or the error's label."""
         self._requests.labels(ROLE, status).inc()
 
     def count_removed_part(self, part: str) -> None:
-        """`part` is a name of the dialect's, such as "billing_header"."""
+        """Counts a removed part of a body. `part` is a name of the dialect's, such as "billing_header"."""
         self._removed_parts.labels(ROLE, part).inc()
 
     def count_decision(self, policy: str, source: str) -> None:
-        """`source` is "prefill" or "local"."""
+        """Counts a decision. `source` is "prefill" or "local"."""
         self._decisions.labels(ROLE, policy, source).inc()
 
     def labelled_counter(self, name: str, help_text: str, *labels: str) -> Counter:

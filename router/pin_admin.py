@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc.aio
 
-from router.frontend.params import check_request_id, check_salt
-from router.frontend.request_handler import RequestHandler
-from twostroke.errors import InvalidRequest
-from twostroke.fault_points import Point, reach
+from router.requests.params import check_request_id, check_salt
+from router.requests.request_handler import RequestHandler
+from twostroke.base.errors import InvalidRequest
+from twostroke.base.fault_points import Point, reach
 from twostroke.kv_cache.block import adapter_salt, block_hashes_of, owner_salt
 from twostroke.kv_cache.pins import Pin, pin_id_of
 from twostroke.rpc.channel import PeerChannel
@@ -53,7 +53,7 @@ class PinAdmin:
                 field="prefix",
             )
         pinned = tuple(tokens[: blocks * facts.block_size])
-        salt = owner_salt(request.tenant, check_salt(request.cache_salt))
+        salt = owner_salt(request.tenant, check_salt(request.cache_salt) if request.cache_salt else b"")
         if adapter is not None:
             salt, public_tokens = adapter_salt(salt, adapter.digest), 0
         hashes = block_hashes_of(pinned, facts.block_size, salt, public_tokens // facts.block_size)
@@ -89,7 +89,7 @@ class PinAdmin:
         return reply
 
     async def _ask(self, method: str, request: Any) -> Any:
-        """Call the supervisor, which remembers the pins. Raises what it raises, or PeerLost while it is away."""
+        """Calls the supervisor, which remembers the pins. Raises what it raises, or PeerLost while it is away."""
         channel = PeerChannel(self._fleet_address, self._membership)
         try:
             stub = pins_pb2_grpc.PinsStub(channel.channel)

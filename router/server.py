@@ -1,4 +1,4 @@
-"""A router process: HTTP and gRPC endpoints around one request handler, the admin port, and the way down again."""
+"""Runs a router process: HTTP and gRPC endpoints with one request handler, the admin port, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from collections.abc import AsyncIterator
 from router.adapter_admin import AdapterAdmin, AdapterAdminService
 from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
+from router.auth.auth import Authenticator, KeyAuthenticator, NoAuthentication
 from router.console.api import ConsoleApi
 from router.console.fleet_actions import FleetActions
 from router.console.pages import ConsolePages
 from router.control_service import RouterControlService
-from router.frontend.auth.auth import Authenticator, KeyAuthenticator, NoAuthentication
-from router.frontend.grpc.calls import AuthenticatedCalls
-from router.frontend.grpc.service import SERVICE_NAME, InferenceService
-from router.frontend.http.app import build_http_app
-from router.frontend.http.lora import LoraEndpoints
-from router.frontend.http.middleware import browser_middleware
-from router.frontend.http.server import HttpServer, http_config
-from router.frontend.kserve.service import OPEN_METHODS, KServeService
-from router.frontend.kserve.service import SERVICE_NAME as KSERVE_NAME
-from router.frontend.preparation.preparer import Preparer
-from router.frontend.public_prefixes import read_public_prefixes
-from router.frontend.request_handler import RequestHandler
-from router.frontend.resume import Seeds
+from router.endpoints.app import build_http_app
+from router.endpoints.grpc.calls import AuthenticatedCalls
+from router.endpoints.grpc.service import SERVICE_NAME, InferenceService
+from router.endpoints.kserve.service import OPEN_METHODS, KServeService
+from router.endpoints.kserve.service import SERVICE_NAME as KSERVE_NAME
+from router.endpoints.lora import LoraEndpoints
+from router.endpoints.middleware import browser_middleware
+from router.http_server.server import HttpServer, http_config
 from router.metrics import RouterMetrics
 from router.pin_admin import PinAdmin, PinAdminService
+from router.preparation.public_prefixes import read_public_prefixes
+from router.requests.request_handler import RequestHandler
+from router.requests.resume import Seeds
+from router.requests.work import Preparer
 from router.routing.reservations import Reservations
-from router.serving.generate_request import Dispatcher
-from twostroke.allocator import give_freed_memory_back
+from router.serving.parent_request import Dispatcher
+from twostroke.base.allocator import give_freed_memory_back
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import Epoch
 from twostroke.config import EndpointsConfig, RouterConfig
-from twostroke.errors import ConfigError
-from twostroke.ids import Epoch
 from twostroke.models.catalog.places import recommended_sampling
 from twostroke.rpc.connections import STRANGERS_BYTES
 from twostroke.rpc.entrance import StrangersEntrance
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import Callers, RpcServer, check_can_listen, host_port
-from twostroke.tls import Certificates, CertificateUse
+from twostroke.security.tls import Certificates, CertificateUse
 from twostroke.tracing.recorder import Recorder
 
 log = logging.getLogger(__name__)

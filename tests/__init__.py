@@ -1,1 +1,1 @@
-"""Tests. A package, so that no other package of this name hides it from `python -m tests.gpu.bench`."""
+"""Tests. A package, so that no other package of this name hides it from `python -m tests.trials.gpu.bench`."""

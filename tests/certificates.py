@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from twostroke.credentials import CLUSTER_NAME, TlsConfig
+from twostroke.base.credentials import CLUSTER_NAME, TlsConfig
 
 DAY = datetime.timedelta(days=1)
 BOTH_SIDES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)

@@ -13,7 +13,7 @@ OUTPUTS = ("--python_out", "--pyi_out", "--grpc_python_out", "--mypy_grpc_out")
 
 
 def generate(root: Path, into: Path) -> None:
-    """Run the same command as the Makefile."""
+    """Runs the same command as the Makefile."""
     protos = sorted(str(path.relative_to(root)) for path in (root / "proto" / PACKAGE).glob("*.proto"))
     plugin = Path(sys.executable).parent / "protoc-gen-mypy_grpc"
     done = subprocess.run(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.config import DEFAULT_MODEL
-from twostroke.models.catalog.fetch import fetch
+from tests.prepare import fetched_model
+from tests.processor_time import FileTimes
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before the first channel: tests that kill servers are noisy else
-# Before torch: the gate's two processes share two cores, and threads of OpenMP wait for each other by spinning.
+# Before torch: the gate's processes share two cores, and threads of OpenMP wait for each other by spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 with pytest.MonkeyPatch.context() as patch:
@@ -20,7 +20,11 @@ with pytest.MonkeyPatch.context() as patch:
     import triton.language  # noqa: F401
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(FileTimes())
+
+
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """The default model in float32, fetched into the user's cache if it is not there yet."""
-    return fetch(DEFAULT_MODEL, "float32", lambda stage, part: None)
+    return fetched_model()

@@ -13,7 +13,7 @@ LAYERS = 16
 
 
 def save_first_layers(model: Path, directory: Path, layers: int = LAYERS) -> Path:
-    """Write the first layers of the model in one directory to another, and return that."""
+    """Writes the first layers of the model in one directory to another, and returns that."""
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     whole.model.layers = whole.model.layers[:layers]
     whole.config.num_hidden_layers = layers

@@ -45,7 +45,7 @@ class HandCut:
 
 
 def messages_of(body: bytes) -> list[Json]:
-    """Return the messages of a whole stream, errors included."""
+    """Returns the messages of a whole stream, errors included."""
     reader = HandCut()
     messages = reader.feed(body)
     reader.end()

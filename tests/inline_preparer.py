@@ -6,27 +6,35 @@ import asyncio
 
 from llguidance import LLTokenizer
 
-from router.frontend.preparation.prepare import PreparationOutcome, Work, prepare
-from router.frontend.structured.compile import compile_output
-from router.frontend.structured.output import StructuredOutput
-from router.frontend.text.tokenizer import Text
+from router.preparation.prepare import prepare
+from router.preparation.wire import packed, unpacked
+from router.requests.work import PreparationOutcome, Work
+from router.text.structured.compile import compile_output
+from router.text.structured.output import StructuredOutput
+from router.text.tokenizer import Text
 
 
 class InlinePreparer:
-    """Prepares everything on the event loop; grammars with bytes as the vocabulary."""
+    """Prepares everything on the event loop; grammars with bytes as the vocabulary.
+
+    Outcomes are packed and read again, as if a process had made them.
+    """
 
     def __init__(self, text: Text) -> None:
         self.text = text
         self.compilations = 0
+        self.compiled_for: list[str] = []
+        """The tenant of each compilation."""
 
     async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
         del tenant
-        return prepare(work, self.text)
+        return unpacked(packed(prepare(work, self.text)), PreparationOutcome)
 
     async def compile(self, output: StructuredOutput, tenant: str) -> PreparationOutcome:
-        del tenant
+        self.compiled_for.append(tenant)
         self.compilations += 1
-        return PreparationOutcome(value=compile_output(output, LLTokenizer("byte")))
+        outcome = PreparationOutcome(value=compile_output(output, LLTokenizer("byte")))
+        return unpacked(packed(outcome), PreparationOutcome)
 
     async def run(self) -> None:
         await asyncio.Event().wait()

@@ -20,7 +20,7 @@ def merged_model(directory: Path, adapter: Adapter) -> Any:
 
 
 def rows_of(model: Any, layer: int, name: str) -> torch.Tensor:
-    """Return the rows of a projection's weight, which a checkpoint may hold in a larger matrix with others."""
+    """Returns the rows of a projection's weight, which a checkpoint may hold in a larger matrix with others."""
     place = "self_attn" if name[0] in "qkvo" else "mlp"
     modules = model.get_submodule(f"model.layers.{layer}.{place}")
     if hasattr(modules, name):

@@ -9,7 +9,7 @@ Json = dict[str, Any]
 
 
 def named_events_of(stream: str) -> list[tuple[str, Json]]:
-    """Return the events of a whole stream. Raises AssertionError for whatever else is in it."""
+    """Returns the events of a whole stream. Raises AssertionError for whatever else is in it."""
     *events, rest = stream.split("\n\n")
     assert not rest, f"the stream ends in the middle of {rest!r}"
     return [_read(event) for event in events]

@@ -8,33 +8,33 @@ import psutil
 
 
 def below(pid: int) -> list[psutil.Process]:
-    """Return its children, theirs and so on; zombies are left out."""
+    """Returns its children, theirs and so on; zombies are left out."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [process for process in psutil.Process(pid).children(recursive=True) if title_of(process)]
     return []
 
 
 def with_all_below(pid: int) -> list[psutil.Process]:
-    """Return the process itself and all below it. Raises psutil.NoSuchProcess."""
+    """Returns the process itself and all below it. Raises psutil.NoSuchProcess."""
     return [psutil.Process(pid), *below(pid)]
 
 
 def title_of(process: psutil.Process) -> str:
-    """Return what it was started with, or calls itself since."""
+    """Returns what it was started with, or calls itself since."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return " ".join(process.cmdline()).strip()
     return ""
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
-    """Return the environment as it was when the process began."""
+    """Returns the environment as it was when the process began."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return dict(process.environ())
     return {}
 
 
 def listening_ports(process: psutil.Process) -> frozenset[int]:
-    """Return the TCP ports on which it listens."""
+    """Returns the TCP ports on which it listens."""
     with contextlib.suppress(psutil.NoSuchProcess):
         found = process.net_connections(kind="tcp")
         return frozenset(each.laddr.port for each in found if each.status == psutil.CONN_LISTEN)
@@ -42,7 +42,7 @@ def listening_ports(process: psutil.Process) -> frozenset[int]:
 
 
 def has_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped it, or ended it."""
+    """Returns whether a signal has stopped it, or ended it."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -20,10 +20,10 @@ class SharedPartials:
         self._add = kernels.function("twostroke_ranks_add_partials", of_partials, ctypes.c_int32)
 
     def next(self, count: int) -> torch.Tensor:
-        """Return the place of this rank's next partial sum, float32, until `add`. A sum has to fit a slot."""
+        """Returns the place of this rank's next partial sum, float32, until `add`. A sum has to fit a slot."""
         address = self._partial(self._group.address, count)
         return torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
 
     def add(self, values: torch.Tensor) -> None:
-        """Add the sum of what all ranks have made in `next` to contiguous float32 values of its length."""
+        """Adds the sum of what all ranks have made in `next` to contiguous float32 values of its length."""
         self._group.check(self._add(self._group.address, None, values.data_ptr(), values.numel()))

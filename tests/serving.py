@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-from cluster.launch import state_file
-from cluster.launch.state_file import ServeState
-from cluster.routers import parent_death_guard
-from twostroke.errors import ConfigError
+from cluster import parent_death_guard
+from cluster.clients import state_file
+from cluster.clients.state_file import ServeState
+from twostroke.base.errors import ConfigError
 
 START_S = 300.0
 """A model may have to be loaded by every worker, on a busy machine."""

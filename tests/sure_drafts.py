@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from twostroke.scheduler.model_drafting import Asking, Lengths
+from twostroke.scheduler.constraints.model_drafting import Asking, Lengths
 from twostroke.speculation.speculation import Speculation
 
 LENGTH = 2
@@ -20,5 +20,5 @@ class SureSpeculation(Speculation):
 
 
 def always(asking: Sequence[Asking], *_prices: Any) -> Lengths:
-    """Return lengths as `model_lengths` does."""
+    """Returns lengths as `model_lengths` does."""
     return Lengths(tuple(min(LENGTH, each.most) for each in asking), float(len(asking)))

@@ -1,4 +1,4 @@
-"""What a command writes for programs: to a file, to standard output, or nowhere."""
+"""Writes a command's results for programs: to a file, to standard output, or nowhere."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster.flags.checks import STDOUT, file_can_be_made
+from twostroke.base.errors import ConfigError
 from twostroke.config.settings import Settings, setting
-from twostroke.errors import ConfigError
 
 
 class JsonFile(Settings):
-    """The JSON beside what is printed."""
+    """The JSON that is written in addition to the printed output."""
 
     json_path: str | None = setting(None, flag="--json", unit="FILE", help='also as JSON; "-": to standard output')
 
@@ -22,7 +22,7 @@ class JsonFile(Settings):
 
 
 class ReportFiles(JsonFile):
-    """The JSON and the page beside what is printed."""
+    """The JSON and the page that are written in addition to the printed output."""
 
     html_path: str | None = setting(
         None, flag="--html", unit="FILE", help="also as a page with figures, which needs no network"
@@ -30,7 +30,16 @@ class ReportFiles(JsonFile):
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
-        file_can_be_made("--html", self.html_path)
+        page_can_be_made(self.html_path)
+
+
+def page_can_be_made(path: str | None) -> None:
+    """Checks before a measurement that the page can be written. Raises ConfigError, or ModuleNotFoundError without
+    matplotlib.
+    """
+    file_can_be_made("--html", path)
+    if path is not None:
+        import matplotlib.figure  # noqa: F401
 
 
 def write_json(content: dict[str, Any], path: str | None) -> None:
@@ -45,6 +54,6 @@ def write_text(text: str, path: str | None) -> None:
         sys.stdout.write(text)
     else:
         try:
-            Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files are any bytes
+            Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")  # file names may be any bytes
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

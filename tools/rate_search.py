@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 STRIDE = 2.0
 
@@ -33,7 +33,7 @@ class Tried:
 
 
 def decided(votes: Sequence[Tried], of: int) -> list[Tried]:
-    """The rates on which more than half of `of` votes agree; the others want another vote."""
+    """Returns the rates on which more than half of `of` votes agree; the others want another vote."""
     by_rate: dict[float, list[bool]] = {}
     for vote in votes:
         by_rate.setdefault(vote.rate, []).append(vote.passed)
@@ -54,7 +54,9 @@ class Bracket:
 
 
 def bracket_of(tried: Sequence[Tried]) -> Bracket:
-    """The lowest failing rate, and the highest passing one below it: a lucky pass above a failure does not count."""
+    """Returns the lowest failing rate, and the highest passing one below it: a lucky pass above a failure does not
+    count.
+    """
     failing = min((each.rate for each in tried if not each.passed), default=None)
     passing = max(
         (each.rate for each in tried if each.passed and (failing is None or each.rate < failing)), default=None
@@ -63,7 +65,7 @@ def bracket_of(tried: Sequence[Tried]) -> Bracket:
 
 
 def next_rate(tried: Sequence[Tried], limits: SearchLimits) -> float | None:
-    """None when the bracket is narrow enough, or lies beyond the limits."""
+    """Returns the next rate to try. None when the bracket is narrow enough, or lies beyond the limits."""
     if not tried:
         return limits.start
     bracket = bracket_of(tried)

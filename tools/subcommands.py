@@ -19,7 +19,7 @@ class Subcommand(NamedTuple):
 def add_subcommands(
     parser: argparse.ArgumentParser, title: str, commands: Mapping[str, Subcommand], otherwise: Run
 ) -> None:
-    """Let `run_subcommand` run the command that was named, or `otherwise`."""
+    """Lets `run_subcommand` run the command that was named, or `otherwise`."""
     parser.set_defaults(run_subcommand=otherwise)
     subparsers = parser.add_subparsers(
         title=title, metavar="COMMAND", required=False, description="each has flags of its own and --help"

@@ -19,7 +19,7 @@ COLUMNS = 190
 class Cell:
     text: str
     detail: str = ""
-    """It stands below the text, in smaller or paler letters."""
+    """Detail below the text, in smaller or paler letters."""
     kind: str = ""
     """The style of the cell in a page: "better" or "worse"."""
 
@@ -46,7 +46,7 @@ def text_grid(headings: Iterable[str], rows: Iterable[Row]) -> Grid:
 
 
 def console_for(json_path: str | None, columns: int = COLUMNS) -> Console:
-    """Write to standard error where standard output is the JSON's."""
+    """Returns a console. It writes to standard error where the JSON goes to standard output."""
     console = Console(stderr=json_path == STDOUT, highlight=False)
     if not console.is_terminal:
         console.width = columns
@@ -54,7 +54,9 @@ def console_for(json_path: str | None, columns: int = COLUMNS) -> Console:
 
 
 def table_of(grid: Grid, title: str | None = None) -> Table:
-    """The first column says what a row is of; the others are numbers. A heading's detail is left to pages."""
+    """Returns a table. The first column names the row, and the others are numbers. Only pages show the detail of a
+    heading.
+    """
     table = Table(title=title and escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
     for at, heading in enumerate(grid.headings):
         table.add_column(heading.text, justify="right" if at else "left", no_wrap=True)

@@ -9,28 +9,35 @@ import enum
 import functools
 import hashlib
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from twostroke.errors import InvalidRequest
-from twostroke.ids import BlockHash, RequestId
+from twostroke.base.errors import InvalidRequest
+from twostroke.base.ids import BlockHash, RequestId
 from twostroke.tracing.context import TraceContext
 
 MAX_LOGPROBS = 20
 """The limit of OpenAI's API."""
-MAX_STOP_TOKENS = 64
-"""Stop token ids per request; more is a mistake in the client."""
-MAX_LOGIT_BIAS = 300
-"""The limit of OpenAI's API."""
-LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY = 0.01, 100.0
-"""Logits are multiplied with it and divided by it in float32, where they have to stay finite."""
-MOST_TEMPERATURE = 100.0
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
+    "logit_bias": (-100, 100),
+}
+"""Least and greatest value of each parameter, both included. Logits are multiplied with a repetition penalty and
+divided by it in float32, where they have to stay finite."""
+LONGEST: Mapping[str, int] = {"stop_token_ids": 64, "logit_bias": 300, "logprob_token_ids": 128}
+"""Most entries of each list of tokens: the limits of OpenAI's API and vLLM, where they have one."""
 LONGEST_HINT_S = 86_400.0
 """Longest time for which a request may ask to keep its blocks: a day."""
 MOST_TOKENS = 2**31 - 1
 """Tokens that one answer can have; positions are 32-bit integers."""
 SEEDS = 2**64
+WORD_BYTES = 4
+"""Bytes of one word of a set of tokens: masks of grammars have the same words."""
 MAX_GRAMMAR_CHARS = 1 << 20
 """Characters of a grammar's source; the largest schemas of public collections make a tenth of it."""
 
@@ -46,13 +53,29 @@ def _check(holds: bool, field: str, requirement: str, value: object) -> None:
         raise InvalidRequest(f"{field} must be {requirement}, got {value}", field=field)
 
 
-def _check_number(field: str, value: float, least: float, most: float) -> None:
-    """NaN is in no range."""
+def _check_number(field: str, value: float) -> None:
+    """Raises InvalidRequest for a number outside its range. NaN is in no range."""
+    least, most = RANGES[field]
     _check(least <= value <= most, field, f"from {least:g} to {most:g}", value)
 
 
-def _check_count(field: str, count: int, most: int) -> None:
-    _check(count <= most, field, f"at most {most} long", count)
+def check_count(field: str, count: int) -> None:
+    """Raises InvalidRequest for a list of tokens that is too long."""
+    _check(count <= LONGEST[field], field, f"at most {LONGEST[field]} long", count)
+
+
+def token_bits(tokens: Iterable[int]) -> bytes:
+    """Returns a set of tokens as bits in whole words, the lowest bit of the first byte for token 0."""
+    ids = list(tokens)
+    bits = bytearray(WORD_BYTES * (max(ids, default=-1) // (8 * WORD_BYTES) + 1))
+    for token in ids:
+        bits[token >> 3] |= 1 << (token & 7)
+    return bytes(bits)
+
+
+def highest_token(bits: bytes) -> int:
+    """Returns the highest token of a set that `token_bits` made; -1 for an empty one, which all vocabularies have."""
+    return int.from_bytes(bits, "little").bit_length() - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +84,6 @@ class Grammar:
 
     source: str
     """llguidance's own form: Lark text that begins with `%llguidance`, or JSON with a list `grammars`."""
-    compile_s: float = field(default=0.0, compare=False)
-    """Seconds that a router took to compile it. Only the router uses it."""
-    mask_s: float = field(default=0.0, compare=False)
-    """Seconds that one mask took there, on average. Only the router uses it."""
 
     def __post_init__(self) -> None:
         _check(
@@ -101,11 +120,15 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     """None: no logprobs. k: the chosen token's, and those of the k likeliest tokens."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens with wanted logprobs at each position, instead of the likeliest tokens; only with `logprobs`."""
     prompt_logprobs: int | None = None
     """None: none of the prompt. k: those of its tokens after the first, and of the k likeliest at their places."""
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    allowed_tokens: bytes = b""
+    """Tokens that may be drawn, as `token_bits` makes it. Empty: all may."""
     grammar: Grammar | None = None
     """Tokens that it does not permit are no candidates. Its state is a function of the answer's tokens so far."""
 
@@ -114,33 +137,39 @@ class SamplingParams:
         _check(0 <= self.choice <= MOST_TOKENS, "choice", f"from 0 to {MOST_TOKENS}", self.choice)
         _check(1 <= self.max_tokens <= MOST_TOKENS, "max_tokens", f"from 1 to {MOST_TOKENS}", self.max_tokens)
         _check(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "from 0 to max_tokens", self.min_tokens)
-        _check_number("temperature", self.temperature, 0, MOST_TEMPERATURE)
         _check(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
         _check(self.top_k is None or self.top_k >= 1, "top_k", "at least 1", self.top_k)
-        _check_number("min_p", self.min_p, 0, 1)
-        _check_number("presence_penalty", self.presence_penalty, -2, 2)
-        _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _check_number("repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY)
+        _check_number("temperature", self.temperature)
+        _check_number("min_p", self.min_p)
+        _check_number("presence_penalty", self.presence_penalty)
+        _check_number("frequency_penalty", self.frequency_penalty)
+        _check_number("repetition_penalty", self.repetition_penalty)
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             _check(count is None or 0 <= count <= MAX_LOGPROBS, name, f"from 0 to {MAX_LOGPROBS}", count)
-        _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKENS)
-        _check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
+        check_count("stop_token_ids", len(self.stop_token_ids))
+        check_count("logit_bias", len(self.logit_bias))
+        check_count("logprob_token_ids", len(self.logprob_token_ids))
+        _check(
+            self.logprobs is not None or not self.logprob_token_ids,
+            "logprob_token_ids",
+            "together with logprobs",
+            "none",
+        )
+        # Compared as a whole: it is checked for each of many choices.
+        has_any = not self.allowed_tokens or self.allowed_tokens != bytes(len(self.allowed_tokens))
+        is_whole = len(self.allowed_tokens) % WORD_BYTES == 0
+        _check(is_whole and has_any, "allowed_token_ids", "at least one token", "none")
         for _, bias in self.logit_bias:
-            _check_number("logit_bias", bias, -100, 100)
+            _check_number("logit_bias", bias)
 
     @property
     def has_penalties(self) -> bool:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
-
-@dataclass(frozen=True, slots=True)
-class Siblings:
-    """Answers that a client wants with the same request: choices of each of its prompts."""
-
-    before: int = 0
-    """Answers of the request that come before this one."""
-    count: int = 1
-    """All answers of the request, this one included."""
+    @property
+    def draws_forced(self) -> bool:
+        """Whether tokens that a grammar forces are drawn too: for their logprobs, or since they may not be allowed."""
+        return self.logprobs is not None or bool(self.allowed_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,57 +196,77 @@ class AdapterRef:
     digest: bytes
     """Digest of its weights and scale: two with the same digest are the same adapter."""
     path: str = ""
-    """The folder that it was loaded from; whoever reads it there checks the digest."""
+    """The folder that it was loaded from; a reader of it checks the digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One answer to produce, or to go on with: `emitted` holds what earlier attempts have already sent."""
+class GenerateRequest:
+    """What a client wants of one prompt. All choices and attempts refer to it, and workers get it as one message."""
 
-    request_id: RequestId
-    attempt: int
-    """Number of the attempt: a later one has a higher number, and tokens of an earlier one are ignored."""
     prompt: tuple[int, ...]
-    emitted: tuple[SampledToken, ...] = ()
-    """Tokens of earlier attempts, with logprobs if wanted: a router that resumes the stream needs all of them."""
-    block_hashes: tuple[BlockHash, ...]
-    """Hashes of all full blocks of prompt + emitted. Computed in the dispatcher, and extended at each new attempt."""
+    sampling: SamplingParams
+    """How tokens are drawn; `of_choice` returns the request of another choice."""
     salt: bytes = b""
     """Salt of the blocks after the public ones: only requests with the same salt share them."""
     public_blocks: int = 0
     """How many of the prompt's first blocks have hashes without a salt, so that everybody shares them."""
     adapter: AdapterRef | None = None
-    sampling: SamplingParams
+    """Computes the answer; None: only the model."""
     deadline_s: float | None = None
     """Unix seconds (time.time)."""
     speculation: str = ""
-    """It says who may propose its tokens: off, or a drafter; auto or empty: as the worker is told."""
-    router_id: str
-    """The router whose token stream carries the answer."""
-    priority: int = 0
-    """Class of the request: a higher one goes first where requests wait. Only the router uses it."""
-    takes_converted: bool = True
-    """It may be served by pages that were converted from another form. Only the router uses it."""
-    cache_key: bytes = b""
-    """Digest of the client's hint which requests have prefixes in common. Only the router uses it."""
-    tenant: str = ""
-    """Tenants take turns where requests wait. Only the router uses it."""
-    siblings: Siblings = Siblings()  # frozen
-    """The request's other choices, which only the router knows."""
-    hint_tenant: str = ""
-    """The hints count for this tenant."""
+    """It says who may propose its tokens: off, or a drafter; auto or empty: as the worker gets it."""
     hints: tuple[CacheHint, ...] = ()
-    trace: TraceContext | None = None
-    """The span that this attempt is part of. None: nobody follows it."""
+    hint_tenant: str = ""
+    """The hints count for this tenant, empty for those without one, whatever machine they come from."""
+
+    def of_choice(self, choice: int) -> GenerateRequest:
+        """Returns what the client wants of another of its n choices: nothing else differs."""
+        if choice == self.sampling.choice:
+            return self
+        return replace(self, sampling=replace(self.sampling, choice=choice))
 
     @property
     def scores_prompt(self) -> bool:
-        """Logprobs of the prompt are to be computed: they go with the first token, and earlier attempts sent none."""
-        return self.sampling.prompt_logprobs is not None and len(self.prompt) > 1 and not self.emitted
+        """Logprobs of the prompt come with the first token."""
+        return self.sampling.prompt_logprobs is not None and len(self.prompt) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt at a request's answer: to produce it, or to go on with what earlier attempts have sent of it."""
+
+    request: GenerateRequest
+    request_id: RequestId
+    number: int
+    """A later attempt has a higher number, and tokens of an earlier one are ignored."""
+    emitted: tuple[SampledToken, ...] = ()
+    """Tokens of earlier attempts, with logprobs if wanted: a router that resumes the stream needs all of them."""
+    block_hashes: tuple[BlockHash, ...]
+    """Hashes of all full blocks of prompt + emitted. Computed in the dispatcher, and extended at each new attempt."""
+    router_id: str
+    """The router that gets the answer in its token stream."""
+    trace: TraceContext | None = None
+    """The span that this is part of. None: it is not traced."""
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Logprobs of the prompt are to be computed: earlier attempts sent none."""
+        return self.request.scores_prompt and not self.emitted
 
     @property
     def known(self) -> list[int]:
-        return [*self.prompt, *(sampled.token for sampled in self.emitted)]
+        return [*self.request.prompt, *(sampled.token for sampled in self.emitted)]
+
+    @property
+    def known_tokens(self) -> int:
+        """Tokens of the prompt and of the answer so far."""
+        return len(self.request.prompt) + len(self.emitted)
+
+    @property
+    def most_new_tokens(self) -> int:
+        """Tokens that the answer may still get."""
+        return self.request.sampling.max_tokens - len(self.emitted)
 
 
 class SampledToken(NamedTuple):
@@ -268,13 +317,20 @@ class PromptLogprobs:
         return len(self.logprobs)
 
     def top(self, place: int) -> list[tuple[int, float]]:
-        """Return the likeliest (token, logprob) at the place of the prompt's token `place` + 1."""
+        """Returns the likeliest (token, logprob) at the place of the prompt's token `place` + 1."""
         count = len(self.top_ids) // len(self)
         start, end = place * count, (place + 1) * count
         return list(zip(self.top_ids[start:end], self.top_logprobs[start:end], strict=True))
 
 
+def equal_tokens(known: Sequence[int], drafts: Sequence[int]) -> int:
+    """Returns how many leading tokens of the two are equal."""
+    pairs = enumerate(zip(known, drafts, strict=False))
+    return next((place for place, (token, draft) in pairs if token != draft), min(len(known), len(drafts)))
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def plain_token(token: int) -> SampledToken:
-    """Return a token without logprobs. All outputs share those that are frequent: each is kept for its whole stream."""
+    """Returns a token without logprobs. All outputs share those that are frequent: each is kept for its whole
+    stream."""
     return SampledToken(token)

@@ -1,8 +1,7 @@
-"""Programs and commands reach a cluster through this package: clients' endpoints, admin ports and the supervisor.
+"""Commands reach a running server through this package: the admin ports of its routers, and its supervisor.
 
-resuming           streams over HTTP or gRPC that go on at the next router when one dies
-connect            HTTP and gRPC connections, with and without TLS
-credentials        API key and TLS flags of clients
+state_file         where a server on this machine listens, as its launcher has written it
+control_socket     the Unix socket of a launcher
 admin_access       the admin ports of routers, with the cluster's token
 supervisor_access  the supervisor, through its launcher or on a Ray cluster
 """

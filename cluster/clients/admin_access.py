@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,37 +13,36 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from cluster.clients import state_file
 from cluster.flags.checks import is_host_port
 from cluster.flags.parser import add_pid
 from cluster.flags.token import read as read_token
-from cluster.launch import state_file
 from router.addresses import reachable
-from twostroke.credentials import TOKEN_VARIABLE
-from twostroke.errors import ConfigError, PeerLost
+from twostroke.base.credentials import TOKEN_VARIABLE, prove
+from twostroke.base.errors import ConfigError, PeerLost
 from twostroke.rpc.channel import error_of
-from twostroke.rpc.server import TOKEN_KEY
+from twostroke.rpc.proof import proving_channel
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 TOKEN_FILE = "token"
 """File in the launcher's folder that its user alone may read."""
+RAY_TOKEN_FILE = "ray.token"
+"""File beside it with the token of a local Ray."""
 
 ANSWER_S = 5.0
 """Seconds for a router to say what it is."""
-
-Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AdminAccess:
     addresses: tuple[str, ...]
     """Addresses of the routers' admin ports."""
-    metadata: Metadata
-    """Metadata to send with every call."""
+    token: str = field(repr=False)
+    """The cluster's token, which calls prove and do not send; empty where it is not known."""
 
-    @property
-    def token(self) -> str:
-        """The cluster's token; empty where it is not known."""
-        return dict(self.metadata).get(TOKEN_KEY, "")
+    def channel(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
+        """Opens a channel to a router's admin port, whose calls prove that they have the token."""
+        return proving_channel(address, self.token, options)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,28 +56,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def access_from(args: argparse.Namespace) -> AdminAccess:
-    """Return the access for the given flags. Raises ConfigError or NotFound that says what is missing."""
+    """Returns the access for the given flags. Raises ConfigError or NotFound that says what is missing."""
     if args.admin is not None:
         if not is_host_port(args.admin):
             raise ConfigError(
                 f"--admin must be HOST:PORT of a router's admin port, got {args.admin!r}", field="--admin"
             )
         address = reachable(args.admin)
-        return AdminAccess((address,), _metadata(_token_for(address)))
+        return AdminAccess((address,), _token_for(address))
     return access_to(state_file.the_one_running(args.pid))
 
 
 def access_to(state: state_file.ServeState) -> AdminAccess:
-    """Return the access to a server of this user."""
-    return AdminAccess(tuple(reachable(router.admin) for router in state.routers), _metadata(_local_token(state)))
+    """Returns the access to a server of this user."""
+    return AdminAccess(tuple(reachable(router.admin) for router in state.routers), _local_token(state))
 
 
-def write_token(folder: Path, token: str) -> Path:
-    """Write the cluster's token into a file that this user alone may read."""
-    path = folder / TOKEN_FILE
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(token)
+def write_token(folder: Path, token: str) -> None:
+    """Writes the cluster's token into a file that this user alone may read."""
+    _write(folder / TOKEN_FILE, token)
+
+
+def write_ray_token(folder: Path, token: str) -> Path:
+    """Writes the token of a local Ray, which does not tell the cluster's: Ray sends its own with every call."""
+    path = folder / RAY_TOKEN_FILE
+    _write(path, prove(token, "ray").hex())
     return path
+
+
+def _write(path: Path, secret: str) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(secret)
 
 
 def _local_token(state: state_file.ServeState) -> str:
@@ -90,9 +98,9 @@ def _local_token(state: state_file.ServeState) -> str:
 
 
 def _token_for(address: str) -> str:
-    """Return the token that the environment names, else that of this user's server at the address, else nothing.
+    """Returns the token that the environment names, else that of this user's server at the address, else nothing.
 
-    A token is not sent to another cluster.
+    A token is not proved to another cluster.
     """
     if path := os.environ.get(TOKEN_VARIABLE):
         return read_token(path)
@@ -102,15 +110,11 @@ def _token_for(address: str) -> str:
     return ""
 
 
-def _metadata(token: str) -> Metadata:
-    return ((TOKEN_KEY, token),) if token else ()
-
-
 def router_info(address: str, access: AdminAccess) -> control_pb2.ServerInfo:
-    """Return what the router at an admin port says of itself. Raises grpc.RpcError where it does not answer."""
-    with grpc.insecure_channel(address) as channel:
+    """Returns what the router at an admin port says of itself. Raises grpc.RpcError where it does not answer."""
+    with access.channel(address) as channel:
         stub = control_pb2_grpc.ControlStub(channel)
-        return stub.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=ANSWER_S, metadata=access.metadata)
+        return stub.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=ANSWER_S)
 
 
 def status_of(error: grpc.RpcError) -> grpc.StatusCode:
@@ -129,16 +133,16 @@ def first_answer(
     kind: type[Any],
     timeout_s: float,
 ) -> Any:
-    """Return the response of the first router that answers.
+    """Returns the response of the first router that answers.
 
     Raises the ServeError that the router raised, or PeerLost where none answers.
     """
     failures: list[PeerLost] = []
     for address in access.addresses:
-        with grpc.insecure_channel(address) as channel:
+        with access.channel(address) as channel:
             called: Callable[..., Any] = getattr(stub(channel), method)
             try:
-                response = called(request, metadata=access.metadata, timeout=timeout_s)
+                response = called(request, timeout=timeout_s)
             except grpc.RpcError as error:
                 cause = error_of(cast(grpc.aio.AioRpcError, error), address)
                 if not isinstance(cause, PeerLost):

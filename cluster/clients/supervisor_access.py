@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from cluster.clients import control_socket, state_file
 from cluster.flags.parser import add_pid
-from cluster.launch import control_socket, state_file
 from cluster.ray import environment as ray_environment
 from cluster.ray.address import reachable
-from twostroke.errors import PeerLost
+from twostroke.base.errors import PeerLost
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,12 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def folder(args: argparse.Namespace) -> Path:
-    """Return the folder of the launcher that is meant."""
+    """Returns the folder of the launcher that is meant."""
     return Path(state_file.the_one_running(args.pid).log_dir)
 
 
 def ask(args: argparse.Namespace, method: str, *, wait_s: float = 0.0, **fields: object) -> Any:
-    """Return what this method of `Supervisor` returns. Raises what it raises, or PeerLost.
+    """Returns what this method of `Supervisor` returns. Raises what it raises, or PeerLost.
 
     `wait_s`: how long to wait for a head of Ray that does not answer yet.
     """

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.commands import serve
 from cluster.file.text import FileEntry, parse
+from cluster.flags.choices import CHOICES
+from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, RoleConfig
 from twostroke.config.cache import memory_bytes
 from twostroke.config.leaves import Leaf, build, leaves_of
 from twostroke.config.settings import KINDS
-from twostroke.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ClusterFile:
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
-        """Give ConfigErrors about a key the file and the line."""
+        """Gives ConfigErrors about a key the file and the line."""
         with self.source.blamed():
             yield
 
@@ -42,7 +42,7 @@ class FileSource:
     """Line of each key that the file has, by its path."""
 
     def error(self, path: str, why: str) -> ConfigError:
-        """Return an error about a key, or about the section around it where the file does not have the key."""
+        """Returns an error about a key, or about the section around it where the file does not have the key."""
         here = path
         while here and here not in self.lines:
             here = here.rpartition(".")[0]
@@ -63,7 +63,7 @@ class FileSource:
 
 
 def read(path: Path, address: str | None = None) -> ClusterFile:
-    """Read a file. `address` is what the command line says instead of the file's ray.address."""
+    """Reads a file. `address` is what the command line says instead of the file's ray.address."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -93,7 +93,7 @@ def load(text: str, name: str, address: str | None = None) -> ClusterFile:
 
 
 def _flatten(whole: FileEntry, name: str) -> Iterator[tuple[str, FileEntry]]:
-    """Yield sections, and their keys by path. Raises ConfigError for unknown ones."""
+    """Yields sections, and their keys by path. Raises ConfigError for unknown ones."""
     for section, entry in whole.value.items():
         _check_known(section, known_keys(), f"{name}:{entry.line}: ", "")
         yield section, entry
@@ -117,7 +117,7 @@ def _check_known(key: str, known: list[str], where: str, prefix: str) -> None:
 
 
 def _converted(leaf: Leaf, entry: FileEntry, source: FileSource) -> Any:
-    """Convert a value as the flag would."""
+    """Converts a value as the flag would."""
     path = leaf.key
     if leaf.said.is_size:
         return _size(entry, source, path)
@@ -125,7 +125,7 @@ def _converted(leaf: Leaf, entry: FileEntry, source: FileSource) -> Any:
         items = entry.value if isinstance(entry.value, list) else [entry]
         return [_typed(item, str, source, path) for item in items]
     value = _typed(entry, leaf.kind, source, path)
-    choices = serve.CHOICES.get(leaf.flag, leaf.said.choices)
+    choices = CHOICES.get(leaf.flag, leaf.said.choices)
     if choices and value not in choices:
         near = difflib.get_close_matches(value, choices, n=1)
         advice = f"; did you mean {near[0]}?" if near else ""
@@ -204,12 +204,12 @@ FIXED_RESOURCES = ("num_cpus", "num_gpus", "memory")
 
 @functools.cache
 def leaves() -> Mapping[str, Leaf]:
-    """Return the settings by path of their key."""
+    """Returns the settings by path of their key."""
     return {leaf.key: leaf for leaf in leaves_of(ClusterConfig)}
 
 
 def fixed_resource_meant(name: str) -> str | None:
-    """Return the resource that a misspelt name means: `cpus` or `GPU` would be custom resources that no node has."""
+    """Returns the resource that a misspelt name means: `cpus` or `GPU` would be custom resources that no node has."""
     if name in FIXED_RESOURCES:
         return None
     plain = name.lower().removesuffix("s")
@@ -219,7 +219,7 @@ def fixed_resource_meant(name: str) -> str | None:
 
 
 def known_keys(prefix: str = "") -> list[str]:
-    """Return the keys directly below `prefix`, or those of the whole file without one."""
+    """Returns the keys directly below `prefix`, or those of the whole file without one."""
     if prefix in ROLES:
         return list(ROLE_KEYS)
     if prefix:
@@ -228,12 +228,12 @@ def known_keys(prefix: str = "") -> list[str]:
 
 
 def in_words_of_the_file(message: str) -> str:
-    """Turn an error about a flag into one about the key."""
+    """Turns an error about a flag into one about the key."""
     by_flag = {leaf.flag: path for path, leaf in leaves().items()}
     return re.sub(r"--[a-z][a-z-]*", lambda matched: by_flag.get(matched[0], matched[0]), message)
 
 
 def path_of(field: str) -> str:
-    """Return the key that an error's field means, which may be a flag, its name or a path; else the field itself."""
+    """Returns the key that an error's field means, which may be a flag, its name or a path; else the field itself."""
     name = field.removeprefix("--").replace("-", "_")
     return next((path for path, leaf in leaves().items() if name in (path, leaf.name)), field)

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 DEEPEST = 8
 """Deepest nesting of sections; deeper ones attack the stack."""
@@ -41,7 +41,7 @@ class FileEntry:
         return names.get(type(self.value), type(self.value).__name__)
 
     def plain(self) -> Any:
-        """Return the value without lines."""
+        """Returns the value without lines."""
         if isinstance(self.value, dict):
             return {key: entry.plain() for key, entry in self.value.items()}
         if isinstance(self.value, list):
@@ -58,7 +58,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse(text: str, name: str) -> FileEntry:
-    """Parse the whole file. Raises ConfigError `name:line: why`."""
+    """Parses the whole file. Raises ConfigError `name:line: why`."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 STDOUT = "-"
 
@@ -20,7 +20,7 @@ def positive(flag: str, value: float | None) -> None:
 
 
 def file_can_be_made(flag: str, path: str | None) -> None:
-    """Check that a result can be written, before hours of measuring."""
+    """Checks that a result can be written, before hours of measuring."""
     if path is None or path == STDOUT:
         return
     folder = Path(path).resolve().parent

@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"{self.prog}: {message}; see: {self.prog} --help\n")
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Let a subcommand report what it does not know, with its own flags and help instead of its parent's.
+        """Lets a subcommand report what it does not know, with its own flags and help instead of its parent's.
 
         `said` in the result holds the names of all flags that were given, also those with a default's value.
         """
@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_pid(parser: argparse._ActionsContainer) -> None:
-    """Add --pid, which says which of this user's running servers is meant."""
+    """Adds --pid, which says which of this user's running servers is meant."""
     parser.add_argument(
         "--pid", type=int, metavar="PID", help="of the `twostroke serve` that is meant, if several are running"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.flags.token import check_private
 from twostroke.config import CertificatesConfig
-from twostroke.tls import check_certificates
+from twostroke.security.tls import check_certificates
 
 
 def check(certificates: CertificatesConfig) -> None:

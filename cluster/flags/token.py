@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from twostroke.credentials import TOKEN_VARIABLE
-from twostroke.errors import ConfigError
+from twostroke.base.credentials import TOKEN_VARIABLE
+from twostroke.base.errors import ConfigError
 
 SHORTEST = 16
 """Characters of a token that nobody guesses."""
@@ -24,7 +24,7 @@ def check_private(flag: str, path: str) -> None:
 
 
 def read(path: str) -> str:
-    """Return the token. Raises ConfigError that says what is wrong with the file and nothing of its content."""
+    """Returns the token. Raises ConfigError that says what is wrong with the file and nothing of its content."""
     from_environment = os.environ.get(TOKEN_VARIABLE)
     is_from_there = bool(from_environment) and str(Path(from_environment or "").expanduser().absolute()) == path
     said = f"${TOKEN_VARIABLE}" if is_from_there else "--token-file"

@@ -20,7 +20,7 @@ PATIENCE_S = 10.0
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Return our processes with a file open below `folder`. Somebody's `less` of a log file is not ours.
+    """Returns our processes with a file open below `folder`. Somebody's `less` of a log file is not ours.
 
     A launcher that is still alive is left out: it closed the pipe itself and waits for this process.
     """

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from cluster.launch.announce import Announcer
 from cluster.ray import session as ray_session
-from cluster.ray.placement import Node, gpu_ranks_of, unplaceable, with_gpus
-from cluster.spec import FleetSpec
+from cluster.terminal.announce import Announcer
+from cluster.values.placement import Node, gpu_ranks_of, unplaceable, with_gpus
+from cluster.values.spec import FleetSpec
+from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, Role, RoleConfig
-from twostroke.errors import ConfigError
 
 PAUSE_S = 1.0
 """Seconds between two looks at Ray's nodes, which have no event here."""
@@ -23,7 +23,7 @@ class FleetStart:
         self._announcer = announcer
 
     def run(self, *, adopts_fleet: bool, has_token: bool) -> tuple[Any, str]:
-        """Return the supervisor and the fleet's token. `has_token`: the user gave the token, it was not drawn."""
+        """Returns the supervisor and the fleet's token. `has_token`: the user gave the token, it was not drawn."""
         self._announcer.end()
         running = ray_session.running_supervisor() if adopts_fleet else None
         if running is not None:
@@ -48,7 +48,7 @@ class FleetStart:
         return spec.token
 
     def _until_there_is_room(self) -> None:
-        """Wait for nodes with room for all workers. Raises ConfigError when `ray_wait_s` is over."""
+        """Waits for nodes with room for all workers. Raises ConfigError when `ray_wait_s` is over."""
         until_s = time.monotonic() + self._config.ray_wait_s
         while True:
             nodes = ray_session.living_nodes()

@@ -20,33 +20,30 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from cluster import ports
-from cluster.clients import admin_access
+from cluster.clients import admin_access, control_socket, state_file
 from cluster.fetching import fetch_with_progress
 from cluster.flags.token import read as read_token
-from cluster.launch import control_socket, state_file
-from cluster.launch.announce import Announcer
-from cluster.launch.exits import described as describe_exits
 from cluster.launch.run_folder import RunFolder
 from cluster.launch.start_checks import check, check_machine, cpus
 from cluster.ray import environment as ray_environment
 from cluster.ray.address import reachable
-from cluster.ray.forking import ForkServer
 from cluster.routers.keeper import RouterKeeper
-from cluster.spec import LOOPBACK, fleet_spec, router_configs
+from cluster.terminal.announce import Announcer
+from cluster.values.exits import described as describe_exits
+from cluster.values.spec import LOOPBACK, fleet_spec, router_configs
+from twostroke.base.errors import ConfigError
 from twostroke.config import PACED_PREFIX, ClusterConfig
-from twostroke.engine.paced_runner import PacedSpec
-from twostroke.errors import ConfigError
+from twostroke.engine.backends.paced.runner import PacedSpec
 from twostroke.models.catalog.places import locate
-from twostroke.models.draft_check import (
+from twostroke.models.checks.preflight import check_model
+from twostroke.models.drafts.check import (
     check_draft,
     check_draft_size,
     draft_dir,
     draft_pool,
     naming_draft,
-    refuse_heads,
 )
 from twostroke.models.known_specs import known_spec
-from twostroke.models.preflight import check_model
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
     from cluster.launch.supervisor_client import SupervisorClient
@@ -55,12 +52,12 @@ INTERRUPTED = 130
 
 
 def serve(config: ClusterConfig) -> int:
-    """Serve until a signal comes. Raises ServeError where that is impossible; then nothing is left running."""
+    """Serves until a signal comes. Raises ServeError where that is impossible; then nothing is left running."""
     return _launch(config, LaunchOptions())
 
 
 def up(config: ClusterConfig, *, keeps: bool) -> int:
-    """Serve as `serve` does, but adopt a fleet that already runs with this configuration."""
+    """Serves as `serve` does, but adopts a fleet that already runs with this configuration."""
     return _launch(config, LaunchOptions(adopts_fleet=True, keeps_fleet=keeps))
 
 
@@ -69,7 +66,7 @@ class LaunchOptions:
     adopts_fleet: bool = False
     """A running fleet is adopted where it was started with the same configuration."""
     keeps_fleet: bool = False
-    """Workers and supervisor go on when the launcher ends."""
+    """Workers and supervisor keep running when the launcher ends."""
 
 
 def _launch(config: ClusterConfig, options: LaunchOptions) -> int:
@@ -117,9 +114,9 @@ class Interrupts:
 
 
 def _tell_unless_interrupt(happened: sys.UnraisableHookArgs) -> None:
-    """Stay silent about an interrupt that Python itself swallows, as while it forks or frees something.
+    """Prints nothing about an interrupt that Python itself swallows, for example while it forks.
 
-    `came` has it.
+    `came` remembers it.
     """
     if not issubclass(happened.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(happened)
@@ -144,7 +141,6 @@ class _Launch:
         self._folder = folder
         self._announcer = announcer
         self._routers: list[RouterKeeper] = []
-        self._fork_server: ForkServer | None = None
         self._is_ready = asyncio.Event()
 
     def run(self) -> int:
@@ -155,10 +151,8 @@ class _Launch:
             port=self._config.fleet_port or ports.fleet_port(LOOPBACK),
         )
         if is_local:
-            ray_environment.for_local_cluster(admin_access.write_token(self._folder.path, spec.token))
-            self._fork_server = ForkServer(
-                self._folder.path, self._folder.log_dir / "fork-server.log", is_paced=self._config.model.is_paced
-            )
+            admin_access.write_token(self._folder.path, spec.token)
+            ray_environment.for_local_cluster(admin_access.write_ray_token(self._folder.path, spec.token))
             # Routers and Ray take seconds to start, so they start side by side. Routers wait for the fleet.
             self._make_routers(spec.token, f"{LOOPBACK}:{spec.port}")
             for router in self._routers:
@@ -174,8 +168,7 @@ class _Launch:
             self._announcer.begin("starting Ray" if is_local else f"joining Ray at {self._config.address}")
             try:
                 if self._config.address is None:
-                    assert self._fork_server is not None
-                    ray_session.start_local(self._folder.ray_dir, cpus(self._config), self._fork_server.path)
+                    ray_session.start_local(self._folder.ray_dir, cpus(self._config))
                 else:
                     ray_session.join(self._config.address, self._config.ray_wait_s)
                 self._interrupts.check()
@@ -192,11 +185,9 @@ class _Launch:
         finally:
             for router in self._routers:
                 router.kill()
-            if self._fork_server is not None:
-                self._fork_server.kill()
 
     def _make_routers(self, token: str, fleet_address: str) -> None:
-        """Create the keepers. `fleet_address` is empty where it is not known yet."""
+        """Creates the keepers. `fleet_address` is empty where it is not known yet."""
         configs = router_configs(self._config, token=token, fleet_address=fleet_address, model_dir=self._model_dir)
         self._routers = [
             RouterKeeper(index, config, self._folder.log_dir, self._announcer) for index, config in enumerate(configs)
@@ -231,11 +222,11 @@ class _Launch:
             self._announcer.say(describe_exits(exits, time.monotonic() - stopped_s))
 
     async def _keep_router(self, router: RouterKeeper, supervisor: SupervisorClient) -> None:
-        """Keep one router alive. This ends only by cancellation or failure."""
+        """Keeps one router alive. This ends only by cancellation or failure."""
         await router.keep(await supervisor.fleet_address())
 
     async def _serve_control_socket(self, supervisor: SupervisorClient) -> None:
-        """Serve the control socket. This ends only by cancellation or failure."""
+        """Serves the control socket. This ends only by cancellation or failure."""
         routers = {router.name: router for router in self._routers}
 
         async def processes() -> dict[str, list[str]]:
@@ -261,7 +252,7 @@ class _Launch:
             await asyncio.Event().wait()
 
     async def _announce_when_ready(self, supervisor: SupervisorClient) -> None:
-        """Print the banner once everything serves. This ends only by cancellation or failure."""
+        """Prints the banner once everything serves. This ends only by cancellation or failure."""
         await supervisor.until_all_serve()
         self._announcer.begin("waiting for the routers")
         addresses = tuple(await asyncio.gather(*(router.until_ready() for router in self._routers)))
@@ -293,7 +284,7 @@ class _Launch:
 
 
 def _with_absolute_model(config: ClusterConfig) -> ClusterConfig:
-    """Make the folders or files of models absolute, because workers have another working directory.
+    """Makes the folders or files of models absolute, because workers have another working directory.
 
     The model's public name stays the same.
     """
@@ -307,7 +298,7 @@ def _with_absolute_model(config: ClusterConfig) -> ClusterConfig:
 
 
 def _model_dir(config: ClusterConfig) -> str:
-    """Return the folder of the model's files, fetched first if need be; empty for a paced model, which has none."""
+    """Returns the folder of the model's files, fetched first if need be; empty for a paced model, which has none."""
     model = config.model
     if model.is_paced:
         PacedSpec.parse(model.model.removeprefix(PACED_PREFIX)).page_bytes_for(config.cache.block_size)
@@ -319,9 +310,8 @@ def _model_dir(config: ClusterConfig) -> str:
 
 
 def _have_draft_model(config: ClusterConfig, directory: Path) -> None:
-    """Fetch the draft model, if any, and check that it can propose tokens for the model in a directory."""
+    """Fetches the draft model, if any, and checks that it can propose tokens for the model in a directory."""
     name, model = config.schedule.draft_model, config.model
-    refuse_heads(config.schedule, model, directory)
     if name is None:
         return
     with naming_draft(name):

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cluster.launch import cleanup, state_file
+from cluster.clients import state_file
+from cluster.launch import cleanup
 
 LONGEST_BASE = 27
 """Characters. A socket's path may have 107; Ray takes up to 64 below its folder, and 16 are ours."""
@@ -24,7 +25,7 @@ class RunFolder:
         self.path = Path(tempfile.mkdtemp(prefix="ts-", dir=base if len(base) <= LONGEST_BASE else "/tmp"))
         self.log_dir = self.path / "logs"
         self.log_dir.mkdir()
-        # Ray opens its folder to all users; the folder around it is this user's alone.
+        # Ray opens its folder to all users; only this user may enter the folder around it.
         self.ray_dir = self.path / "ray"
         self._cleanup = subprocess.Popen(
             [sys.executable, "-I", "-S", cleanup.__file__, str(self.path), str(state_file.path_of(os.getpid()))],

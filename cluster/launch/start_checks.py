@@ -10,13 +10,13 @@ from cluster import ports
 from cluster.flags.checks import file_can_be_made
 from cluster.flags.tls import check as check_tls
 from cluster.flags.token import read as read_token
-from cluster.ray.placement import Node, first_unplaceable, gpu_ranks_of, with_gpus
-from cluster.spec import LOOPBACK, router_ports
-from router.frontend.auth.auth import read_keys
+from cluster.values.placement import Node, first_unplaceable, gpu_ranks_of, with_gpus
+from cluster.values.spec import LOOPBACK, router_ports
+from router.auth.auth import read_keys
+from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, Role
 from twostroke.config.worker import ranks_of
-from twostroke.engine.cores import check_threads
-from twostroke.errors import ConfigError
+from twostroke.engine.cores.cores import check_threads
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.kv_cache.pool_size import refuse_more_than_free
 from twostroke.transfer.registry import check_names
@@ -28,7 +28,7 @@ RAY_LABEL_PREFIX = "ray.io/"
 
 
 def check(config: ClusterConfig) -> None:
-    """Check the config and the files that it names."""
+    """Checks the config and the files that it names."""
     router_ports(config)
     if config.runtime.transports is not None:
         check_names(config.runtime.transports)
@@ -51,7 +51,7 @@ def check(config: ClusterConfig) -> None:
 
 
 def check_machine(config: ClusterConfig) -> None:
-    """Check this machine for a whole cluster, or for its routers only if the workers run on other nodes."""
+    """Checks this machine for a whole cluster, or for its routers only if the workers run on other nodes."""
     for router in router_ports(config):
         ports.check_endpoints(config.listen.host, config.endpoints.metrics_host, router.by_flag())
     if config.address is not None:
@@ -68,7 +68,7 @@ def check_machine(config: ClusterConfig) -> None:
 
 
 def cpus(config: ClusterConfig) -> int:
-    """Return the CPUs that a local Ray must have for our workers."""
+    """Returns the CPUs that a local Ray must have for our workers."""
     asked = config.prefill * config.prefill_role.num_cpus + config.decode * config.decode_role.num_cpus
     return min(math.ceil(asked), os.cpu_count() or 1)
 
@@ -90,8 +90,8 @@ def _check_readable(flag: str, file: str) -> None:
 
 
 def _check_room(config: ClusterConfig) -> None:
-    """Check that all workers fit on this machine. A local Ray gets no further node, so the other workers would wait for
-    ever."""
+    """Checks that all workers fit on this machine. A local Ray gets no further node, so the other workers would wait
+    for ever."""
     gpus = len(list(NVIDIA_GPUS.glob("*"))) if NVIDIA_DRIVER.exists() else 0
     resources = {"CPU": float(cpus(config)), "GPU": float(gpus), "memory": float(available_memory_bytes())}
     here = [Node("", LOOPBACK, {}, resources)]
@@ -115,7 +115,7 @@ def _check_room(config: ClusterConfig) -> None:
 
 
 def _check_memory(config: ClusterConfig) -> None:
-    """Check the memory of all workers together. Workers that start side by side each see the same free memory."""
+    """Checks the memory of all workers together. Workers that start side by side each see the same free memory."""
     if config.model.device != "cpu" and not config.model.is_paced and NVIDIA_DRIVER.exists():
         return  # their pages may be on a GPU, which only workers can inspect
     workers, each_bytes = config.prefill + config.decode, config.cache.host_bytes + config.cache.host_cache_bytes

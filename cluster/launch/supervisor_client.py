@@ -10,15 +10,15 @@ from typing import Any
 
 import ray.exceptions
 
-from cluster.launch.activity import Activity
-from cluster.launch.announce import Announcer
-from cluster.launch.exits import ProcessExit
 from cluster.ray import session as ray_session
 from cluster.routers.process import tail_of
-from cluster.supervisor.plan import WorkerStage, backoff_s
+from cluster.supervisor.reconcile.plan import WorkerStage, backoff_s
 from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
 from cluster.supervisor.worker_process import SHUTDOWN_S
-from twostroke.errors import ConfigError, PeerLost, ServeError
+from cluster.terminal.activity import Activity
+from cluster.terminal.announce import Announcer
+from cluster.values.exits import ProcessExit
+from twostroke.base.errors import ConfigError, PeerLost, ServeError
 
 CRASHES_TO_GIVE_UP = 3
 """Crashes of a worker that never served before the start is given up."""
@@ -26,7 +26,7 @@ RETRY_S = 0.2
 STARTING_S = 1.0
 """Longest time between two looks at a fleet that starts, so that its activities are shown."""
 QUIET_S = 10.0
-"""The same once all serve. A change of the fleet is told at once."""
+"""The same once all serve. A change of the fleet is reported at once."""
 REJOIN_S = 1.0
 STOP_S = SHUTDOWN_S + 10.0
 """Seconds for the supervisor to end its workers, on a busy machine; it kills each one after `SHUTDOWN_S`."""
@@ -55,7 +55,7 @@ class SupervisorClient:
         """How often the supervisor was started."""
 
     async def follow(self) -> None:
-        """Follow the fleet. This ends only by failure: the fleet's own, or because somebody else took it down."""
+        """Follows the fleet. This ends only by failure: that of the fleet, or because another command took it down."""
         while True:
             ended = asyncio.create_task(self._until_node_ends())
             tasks = (ended, asyncio.create_task(self._keep_supervisor()), asyncio.create_task(self._follow_fleet()))
@@ -107,7 +107,7 @@ class SupervisorClient:
         raise PeerLost("the fleet was taken down by somebody else")
 
     async def _has_ended(self) -> bool:
-        """Await the end of the supervisor's run: True once it was told to stop, False if it died."""
+        """Awaits the end of the supervisor's run: True once it was told to stop, False if it died."""
         try:
             await self._supervisor.run.remote()
         except ray.exceptions.RayTaskError as error:
@@ -120,7 +120,7 @@ class SupervisorClient:
         return str(await self._ask("address", retries=-1))
 
     async def workers(self) -> list[str]:
-        """Return the names of all workers that are not asleep."""
+        """Returns the names of all workers that are not asleep."""
         snapshot: FleetSnapshot = await self._ask("snapshot")
         awake = (worker for worker in snapshot.workers if worker.observed.stage is not WorkerStage.ASLEEP)
         return [worker.config.worker_id for worker in awake]
@@ -147,7 +147,7 @@ class SupervisorClient:
         return await self._ask("scaling")
 
     async def _ask(self, method: str, *, retries: int = 0, **arguments: Any) -> Any:
-        """Call a method. Raises PeerLost where the supervisor dies meanwhile, or Ray is away."""
+        """Calls a method. Raises PeerLost where the supervisor dies meanwhile, or Ray is away."""
         if self._supervisor is None:
             raise PeerLost(AWAY)
         called = getattr(self._supervisor, method).options(max_task_retries=retries)
@@ -167,7 +167,7 @@ class SupervisorClient:
             ended.cancel()
 
     async def restart_supervisor(self) -> None:
-        """Return when the restarted supervisor has found all workers that served before."""
+        """Returns when the restarted supervisor has found all workers that served before."""
         before, self._is_restarting = self._starts, True
         served = {name for name, worker in self._known.items() if worker.observed.stage is WorkerStage.SERVING}
         try:
@@ -191,7 +191,7 @@ class SupervisorClient:
         await self._all_serve.wait()
 
     async def _follow_fleet(self) -> None:
-        """Print every change. A worker that cannot start ends the start."""
+        """Prints every change. A worker that cannot start ends the start."""
         version = -1
         while True:
             try:
@@ -224,7 +224,7 @@ class SupervisorClient:
         self._announcer.detail(tuple(self._activities.values()))
 
     async def stop_fleet(self) -> Sequence[ProcessExit]:
-        """Stop the workers, then the supervisor, within `STOP_S`; return how each ended."""
+        """Stops the workers, then the supervisor, within `STOP_S`; returns how each ended."""
         if self._is_gone:
             return ()
         if self._supervisor is None:
@@ -283,7 +283,7 @@ class SupervisorClient:
 
 
 def _doing(worker: SupervisedWorker) -> str | None:
-    """Return what a starting worker is busy with; None for one that serves or has left."""
+    """Returns what a starting worker is busy with; None for one that serves or has left."""
     stage = worker.observed.stage
     if stage in (WorkerStage.SERVING, WorkerStage.DRAINING, WorkerStage.ASLEEP, WorkerStage.DRAINED):
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cluster.profiles.collecting import ProcessProfile, kernels_of
-from twostroke.profiler import ENGINE, WORK_LOOP
+from twostroke.observability.profiler import ENGINE, WORK_LOOP
 from twostroke.rpc.traces import attributes_of
 from twostroke.rpc.v1 import control_pb2
 from twostroke.tracing.span import Value
@@ -25,7 +25,7 @@ ROLES: Final = ("router", "prefill", "decode")
 
 
 def events_of(profiles: Sequence[ProcessProfile]) -> Iterator[Event]:
-    """Yield the events of all processes; time 0 is when the first of them began to record."""
+    """Yields the events of all processes; time 0 is when the first of them began to record."""
     recorded = [profile for profile in profiles if profile.about.end_ns]
     zero_ns = min((profile.about.begin_ns + profile.about.clock_offset_ns for profile in recorded), default=0)
     in_order = sorted(recorded, key=lambda profile: (ROLES.index(profile.about.role), profile.name))
@@ -91,7 +91,7 @@ class _Process:
             yield from self._span(FIRST_REQUESTS + lanes.index(lane), span)
 
     def _span(self, tid: int, span: control_pb2.TraceSpan) -> Iterator[Event]:
-        """A span that began before the recording is shown from there on."""
+        """Yields the events of a span. One that began before the recording is shown from the recording's start."""
         start_ns = max(self._monotonic_ns(span.start_s), self.profile.about.begin_ns)
         facts: dict[str, Value] = {"trace": span.trace_id, **attributes_of(span.attributes)}
         facts["seconds"] = span.end_s - span.start_s

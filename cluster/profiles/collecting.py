@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from cluster.clients.admin_access import AdminAccess
-from twostroke.errors import ServeError
-from twostroke.profiler import KERNELS, KernelRecord
+from twostroke.base.errors import ServeError
+from twostroke.observability.profiler import KERNELS, KernelRecord
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.clock import introduced
 from twostroke.rpc.profiles import ANSWER_S
@@ -22,7 +22,7 @@ PRODUCTS = frozenset({"qkv", "output", "gate and up", "down", "head"})
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelRun:
     """One kernel of a forward pass."""
 
     name: str
@@ -52,7 +52,7 @@ class ProcessProfile:
         return (self.about.end_ns - self.about.begin_ns) / 1e9
 
     def raise_limits(self) -> None:
-        """Raise the limit of products to the best of this profile: what was reached once can be reached."""
+        """Raises the limit of products to the best of this profile: what was reached once can be reached."""
         limits = self.about.limits
         if not limits.threads:
             return
@@ -60,8 +60,8 @@ class ProcessProfile:
         reached = (kernel.operations / kernel.threads / max(1, kernel.end_ns - kernel.start_ns) for kernel in kernels)
         limits.operations_per_s = max(limits.operations_per_s, 1e9 * limits.threads * max(reached, default=0.0))
 
-    def share_of_limit(self, kernel: Kernel) -> float | None:
-        """Return the least time that the machine needs for the kernel, over the time that it took."""
+    def share_of_limit(self, kernel: KernelRun) -> float | None:
+        """Returns the least time that the machine needs for the kernel, over the time that it took."""
         limits, seconds = self.about.limits, (kernel.end_ns - kernel.start_ns) / 1e9
         if not limits.threads or seconds <= 0:
             return None
@@ -70,23 +70,20 @@ class ProcessProfile:
         return least_s / seconds
 
 
-def kernels_of(piece: control_pb2.ProfileSlice) -> Iterator[Kernel]:
+def kernels_of(piece: control_pb2.ProfileSlice) -> Iterator[KernelRun]:
     for start_ns, end_ns, size_bytes, operations, kind, layer, rows, threads in KernelRecord.iter_unpack(piece.kernels):
-        yield Kernel(KERNELS[kind], start_ns, end_ns, size_bytes, operations, layer, rows, threads)
+        yield KernelRun(KERNELS[kind], start_ns, end_ns, size_bytes, operations, layer, rows, threads)
 
 
 def collect(access: AdminAccess, seconds: float) -> list[ProcessProfile]:
-    """Return the profiles of all routers and workers. Raises ServeError if no router answers."""
+    """Returns the profiles of all routers and workers. Raises ServeError if no router answers."""
     return asyncio.run(_collect(access, seconds))
 
 
 async def _collect(access: AdminAccess, seconds: float) -> list[ProcessProfile]:
-    token = dict(access.metadata)
     found: dict[str, ProcessProfile] = {}
     asked = [
-        _ask(
-            address, next(iter(token.values()), ""), control_pb2.ProfileRequest(seconds=seconds, alone=index > 0), found
-        )
+        _ask(address, access.token, control_pb2.ProfileRequest(seconds=seconds, alone=index > 0), found)
         for index, address in enumerate(access.addresses)
     ]
     errors = [error for error in await asyncio.gather(*asked) if error is not None]
@@ -100,7 +97,7 @@ async def _collect(access: AdminAccess, seconds: float) -> list[ProcessProfile]:
 async def _ask(
     address: str, token: str, request: control_pb2.ProfileRequest, found: dict[str, ProcessProfile]
 ) -> ServeError | None:
-    """Add to `found` what one router tells. Returns the error that ended it."""
+    """Adds to `found` what one router tells. Returns the error that ended it."""
     channel = PeerChannel(address, token)
     try:
         _, clock = await introduced(channel)

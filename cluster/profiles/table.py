@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cluster.profiles.collecting import ProcessProfile, kernels_of
-from twostroke.profiler import ENGINE, WORK_LOOP
+from twostroke.observability.profiler import ENGINE, WORK_LOOP
 
 STEP, FORWARD = "step", "forward"
 REST = "rest of step"
@@ -57,7 +57,7 @@ def _worker(profile: ProcessProfile) -> Iterator[str]:
 
 
 def sums_of(profile: ProcessProfile, track: str = ENGINE) -> dict[str, _Sum]:
-    """Return the parts of a track's time, which add up to it: kernels by name, and what is none."""
+    """Returns the parts of a track's time, which add up to it: kernels by name, and what is none."""
     sums: dict[str, _Sum] = defaultdict(_Sum)
     for piece in profile.slices:
         if piece.track != track:

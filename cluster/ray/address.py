@@ -10,9 +10,9 @@ from pathlib import Path
 
 import grpc
 
-from cluster.launch.announce import Announcer
 from cluster.ray import credentials as ray_credentials
-from twostroke.errors import ConfigError
+from cluster.terminal.announce import Announcer
+from twostroke.base.errors import ConfigError
 
 AUTO = "auto"
 CONNECT_S = 5.0
@@ -27,7 +27,7 @@ CURRENT = Path("/tmp/ray/ray_current_cluster")
 
 
 def reachable(address: str, wait_s: float = 0.0, announcer: Announcer | None = None) -> str:
-    """Return HOST:PORT once a head answers.
+    """Returns HOST:PORT once a head answers.
 
     Raises ConfigError where none has after `wait_s`, or where it refuses us.
     """
@@ -50,7 +50,7 @@ def reachable(address: str, wait_s: float = 0.0, announcer: Announcer | None = N
 
 
 def _try(host: str, port: int, context: ssl.SSLContext | None) -> str | None:
-    """Return why nobody can join there now. Raises ConfigError where waiting would not help."""
+    """Returns the reason why a process cannot join there now. Raises ConfigError where waiting would not help."""
     try:
         socket.create_connection((host.strip("[]"), port), CONNECT_S).close()
     except OSError as error:
@@ -74,7 +74,7 @@ _NO_RPC = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEE
 
 
 def _here() -> str:
-    """Return the address of the job that this is part of, else of the Ray that was started on this node."""
+    """Returns the address of the job that this is part of, else of the Ray that was started on this node."""
     if address := os.environ.get("RAY_ADDRESS"):
         return address
     try:

@@ -1,32 +1,28 @@
-"""Keeps in Ray what a restarted supervisor must find again: worker actors, desired state, incarnations, pins.
-
-`Backend` and `WorkerHandle` are the interface; `RayBackend` implements it. Only ServeErrors leave it.
-"""
+"""Keeps in Ray what a restarted supervisor must find again: worker actors, desired state, incarnations, pins."""
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import ray
 import ray.exceptions
 from ray.autoscaler.sdk import request_resources
 from ray.experimental import internal_kv
 
-from cluster.ray.placement import gpu_ranks_of, node_request_for, nodes_from_ray, worker_options
-from cluster.scaling.capacity import WorkerCounts
-from cluster.scaling.desired_state import Checkpoint, DesiredState
-from cluster.spec import NAMESPACE
 from cluster.supervisor.actors import MOUNTS, ActorLocation, MountedWorker, Serving
+from cluster.supervisor.backend import AfterDrain, Nodes, WorkerDied
+from cluster.values.desired_state import Checkpoint, DesiredState
+from cluster.values.placement import gpu_ranks_of, node_request_for, nodes_from_ray, worker_options
+from cluster.values.spec import NAMESPACE
+from cluster.values.worker_counts import WorkerCounts
+from twostroke.base.errors import InternalError, PeerLost, ServeError
+from twostroke.base.json_values import from_json, to_json
 from twostroke.config import Role, RoleConfig, WorkerConfig
-from twostroke.errors import InternalError, PeerLost, ServeError
-from twostroke.json_values import from_json, to_json
 
 log = logging.getLogger(__name__)
 
@@ -41,99 +37,6 @@ KV_NAMESPACE = "twostroke"
 DESIRED_KEY = "desired_state"
 NODE_REQUEST_KEY = "node_request"
 """Key that is set where nodes were requested. Ray's autoscaler keeps a request until another one replaces it."""
-
-
-class AfterDrain(enum.StrEnum):
-    """What follows a drain. It is stored, so that a restarted supervisor carries it out."""
-
-    RESTART = "restart"
-    """A new epoch begins."""
-    REMOVE = "remove"
-    """The worker has no process until it is wanted again."""
-    SWITCH_ROLE = "switch_role"
-    """A new epoch begins in the same process, in another role."""
-    SLEEP = "sleep"
-    """The process stays without model and pages until it is woken."""
-
-
-@dataclass(frozen=True, slots=True)
-class Nodes:
-    """The nodes of the Ray cluster that are alive."""
-
-    leaving: Mapping[str, float]
-    """Seconds until each leaving node ends; infinite if Ray names no deadline."""
-    has_others: bool
-    """Some nodes stay."""
-
-
-class WorkerDied(PeerLost):
-    """The process itself is gone or unreachable, as opposed to an error that it reports."""
-
-
-class WorkerHandle(Protocol):
-    """Controls one worker through all of its epochs."""
-
-    async def place(self) -> ActorLocation:
-        """Return where its process is, once there is one."""
-
-    async def run(self, incarnation: int, role: Role, checkpoint: Checkpoint) -> None:
-        """Await the end of the epoch, which serves these weights. Raises WorkerDied if the process died."""
-
-    async def ready(self, incarnation: int) -> Serving:
-        """Return once the epoch with this incarnation serves.
-
-        Either call may arrive first.
-        """
-
-    async def shutdown(self) -> None: ...
-
-    async def release(self) -> None:
-        """Free what the last epoch has left in the process: model and pages."""
-
-    def recycle(self) -> None:
-        """Kill the process; a fresh one takes its place."""
-
-    def remove(self) -> None:
-        """Kill the process for good."""
-
-
-class Backend(Protocol):
-    def find(self, config: WorkerConfig) -> WorkerHandle | None:
-        """Return the worker that an earlier process of the supervisor created."""
-
-    def create(self, config: WorkerConfig) -> WorkerHandle: ...
-
-    def next_incarnation(self, worker_id: str) -> int: ...
-
-    def after_drain(self, worker_id: str) -> AfterDrain | None: ...
-
-    def set_after_drain(self, worker_id: str, after_drain: AfterDrain | None) -> None: ...
-
-    def desired(self) -> DesiredState | None:
-        """Return the state that was stored last."""
-
-    def set_desired(self, desired: DesiredState) -> None: ...
-
-    def pins(self) -> Mapping[str, bytes]:
-        """Return the pins that were stored, by their ids."""
-
-    def adapters(self) -> Mapping[str, bytes]:
-        """Return the names of adapters that were stored, by key."""
-
-    def set_adapter(self, key: str, adapter: bytes | None) -> None:
-        """Store a name of an adapter, or delete it. Raises PeerLost where Ray's head does not answer."""
-
-    def set_pin(self, pin_id: str, pin: bytes | None) -> None:
-        """Store a pin, or delete it. Raises PeerLost where Ray's head does not answer."""
-
-    def request_nodes(self, placed: WorkerCounts) -> None:
-        """Ask Ray's autoscaler for nodes for this many workers of each role. It removes nodes that stay idle."""
-
-    async def nodes(self) -> Nodes:
-        """Return the nodes. Raises PeerLost if Ray's head does not answer."""
-
-    def forget(self) -> None:
-        """Delete everything that is stored: the fleet is gone."""
 
 
 class RayWorker:
@@ -288,7 +191,7 @@ def _put_or_delete(key: str, value: bytes | None, kind: str) -> None:
 
 
 def _nodes_now() -> Nodes:
-    """Ask Ray's head which nodes drain: by hand, by an autoscaler or before a preemption."""
+    """Asks Ray's head which nodes drain: by hand, by an autoscaler or before a preemption."""
     deadlines_ms: dict[str, int] = ray._private.worker.global_worker.gcs_client.get_draining_nodes(timeout=NODES_S)
     if not deadlines_ms:
         return Nodes({}, has_others=True)
@@ -311,7 +214,7 @@ def _after_drain_key(worker_id: str) -> str:
 
 
 def _values(prefix: str) -> dict[str, bytes]:
-    """Return what is stored below a prefix, without it."""
+    """Returns what is stored below a prefix, without it."""
     keys = sorted(internal_kv._internal_kv_list(prefix.encode(), namespace=KV_NAMESPACE))
     values = {key.decode(): internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE) for key in keys}
     return {key.removeprefix(prefix): value for key, value in values.items() if value}

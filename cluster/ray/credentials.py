@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 MODES = ("token", "disabled")
 CERTIFICATES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
@@ -23,7 +23,7 @@ NO_TLS = "WRONG_VERSION_NUMBER"
 
 
 def check() -> ssl.SSLContext | None:
-    """Return how to speak TLS with the head; None without TLS. Raises ConfigError that names the variable."""
+    """Returns how to speak TLS with the head; None without TLS. Raises ConfigError that names the variable."""
     mode = os.environ.get("RAY_AUTH_MODE")
     if mode and mode not in MODES:
         raise ConfigError(f"RAY_AUTH_MODE must be {' or '.join(MODES)}, got {mode!r}", field="RAY_AUTH_MODE")
@@ -77,7 +77,7 @@ def check_head(host: str, port: int, context: ssl.SSLContext | None) -> None:
 
 
 def channel_to(host: str, port: int, context: ssl.SSLContext | None) -> grpc.Channel:
-    """Open a channel to the head. A certificate for another name of its host fails here, not in Ray."""
+    """Opens a channel to the head. A certificate for another name of its host fails here, not in Ray."""
     if context is None:
         return grpc.insecure_channel(f"{host}:{port}")
     cert, key, ca = (Path(os.environ[name]).read_bytes() for name in CERTIFICATES)
@@ -90,7 +90,7 @@ def _shake_hands(host: str, port: int, context: ssl.SSLContext) -> None:
 
 
 def _trusting() -> ssl.SSLContext:
-    """Return a context that accepts any certificate, to find out whether the other side speaks TLS."""
+    """Returns a context that accepts any certificate, to find out whether the other side speaks TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -25,7 +25,7 @@ _OUTLIVING = {
 
 
 def for_local_cluster(token_file: Path) -> None:
-    """Use token authentication with a token of our own, and open no port to other hosts.
+    """Uses token authentication with a token of our own, and opens no port to other hosts.
 
     Processes get the token's file and not the token, so that no environment holds it. Nothing in the home folder is
     read or written.
@@ -59,9 +59,9 @@ def for_local_cluster(token_file: Path) -> None:
 
 
 def for_joined_cluster(*, outlives_node: bool = False) -> None:
-    """Set the authentication that the environment asks for explicitly, because Ray would otherwise choose by itself.
+    """Sets the authentication that the environment asks for explicitly, because Ray would otherwise choose by itself.
 
-    `outlives_node`: the process goes on where Ray's node of this host ends, or its head is away for long.
+    `outlives_node`: the process keeps running where Ray's node of this host ends, or its head is unreachable for long.
     """
     has_token = (
         any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
@@ -75,7 +75,7 @@ def for_joined_cluster(*, outlives_node: bool = False) -> None:
 
 
 def without_secrets() -> dict[str, str]:
-    """Return the environment for a process that asks neither Ray nor a model store."""
+    """Returns the environment for a process that asks neither Ray nor a model store."""
     return {name: value for name, value in os.environ.items() if name not in SECRETS}
 
 

@@ -15,22 +15,22 @@ import ray.exceptions
 from ray.core.generated import autoscaler_pb2
 
 from cluster.ray import session as ray_session
-from cluster.ray.placement import Node, nodes_from_ray
-from cluster.supervisor.plan import WorkerStage
+from cluster.supervisor.reconcile.plan import WorkerStage
 from cluster.supervisor.view import FleetSnapshot
-from twostroke.errors import ConfigError, NotFound, PeerLost
+from cluster.values.placement import Node, nodes_from_ray
+from twostroke.base.errors import ConfigError, NotFound, PeerLost
 
 HERE = "here"
-"""Stands for the node on whose machine, or in whose pod, the command runs."""
+"""Stands for the node of the machine or pod in which the command runs."""
 AFTER_DEADLINE_S = 10.0
 """Seconds after the deadline for workers that were cut off to end."""
 
 
 def leave_node(address: str, wanted: str, deadline_s: float) -> tuple[str, ...]:
-    """Drain a node. Return the names of its workers once all have left.
+    """Drains a node. Returns the names of its workers once all have left.
 
-    Raises NotFound where Ray has no such node, ConfigError where it is Ray's head, and PeerLost where Ray refuses or
-    where workers stay past the deadline.
+    Raises NotFound where Ray has no such node, and ConfigError where it is Ray's head. Raises PeerLost where Ray
+    refuses, or where workers stay past the deadline.
     """
     ray_session.join(address)
     try:
@@ -88,7 +88,7 @@ def _until_left(node: Node, until_s: float) -> tuple[str, ...]:
 
 
 def _workers_on(snapshot: FleetSnapshot, node: Node) -> list[str]:
-    """Return the workers on the node that still serve or drain."""
+    """Returns the workers on the node that still serve or drain."""
     return [
         worker.config.worker_id
         for worker in snapshot.workers

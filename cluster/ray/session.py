@@ -1,4 +1,4 @@
-"""Starts a local Ray cluster that ends with this process, or joins a running one.
+"""Starts a local Ray cluster that ends with this process, or joins a running one; the supervisor is an actor in it.
 
 Import it only after a function of `cluster.ray.environment` has set what Ray reads while it is imported.
 """
@@ -16,11 +16,13 @@ from typing import Any
 import ray
 import ray.exceptions
 
+from cluster.ray.backend import RayBackend
 from cluster.ray.local_node import local_nodes
-from cluster.ray.placement import HEAD_RESOURCE, HEAD_RESOURCE_SHARE, Node, nodes_from_ray
-from cluster.spec import NAMESPACE, SUPERVISOR, FleetSpec
-from cluster.supervisor.supervisor import SupervisorActor
-from twostroke.errors import ConfigError, NotFound, PeerLost
+from cluster.supervisor.supervisor import Supervisor
+from cluster.values.placement import HEAD_RESOURCE, HEAD_RESOURCE_SHARE, Node, nodes_from_ray
+from cluster.values.spec import NAMESPACE, SUPERVISOR, FleetSpec
+from twostroke.base.errors import ConfigError, NotFound, PeerLost
+from twostroke.observability.telemetry import configure_logging
 
 JOIN_PAUSE_S = 1.0
 SPEC_S = 60.0
@@ -29,14 +31,26 @@ OBJECT_STORE_BYTES = 80_000_000
 """Size of Ray's object store, which carries neither tokens nor pages. Its default is 30 % of the memory."""
 
 
-def start_local(folder: Path, num_cpus: int = 0, fork_socket: Path | None = None) -> None:
-    """Start a local Ray cluster with all its files below `folder`. Its processes die with this process.
+class SupervisorActor(Supervisor):
+    """The actor. It begins by itself, because Ray restarts it after the head's death and a launcher may be away.
+
+    Ray constructs it on the event loop that its methods run on.
+    """
+
+    def __init__(self, spec: FleetSpec) -> None:
+        configure_logging("supervisor", owns_files=True)
+        worker_count = sum(bounds.most for bounds in spec.bounds)
+        super().__init__(spec, RayBackend(worker_count=worker_count, roles=spec.roles))
+        self.begin()
+
+
+def start_local(folder: Path, num_cpus: int = 0) -> None:
+    """Starts a local Ray cluster with all its files below `folder`. Its processes die with this process.
 
     `num_cpus`: what our actors ask for, usually none. Ray starts an idle process for each CPU that it has.
-    `fork_socket`: the socket of a fork server for its workers.
     """
     try:
-        with local_nodes(fork_socket):
+        with local_nodes():
             ray.init(
                 address="local",
                 num_cpus=num_cpus,
@@ -53,7 +67,7 @@ def start_local(folder: Path, num_cpus: int = 0, fork_socket: Path | None = None
 
 
 def join(address: str, wait_s: float = 0.0) -> None:
-    """Join a cluster. A head's port answers before its node can be joined, so this is retried for `wait_s`."""
+    """Joins a cluster. A head's port answers before its node can be joined, so this is retried for `wait_s`."""
     until_s = time.monotonic() + wait_s
     while True:
         try:
@@ -71,7 +85,7 @@ def join(address: str, wait_s: float = 0.0) -> None:
 
 
 async def until_node_ends() -> None:
-    """Await the end of Ray's node on this host, which carries all calls.
+    """Awaits the end of Ray's node on this host, which carries all calls.
 
     A restarted node is another one: see `rejoin`.
     """
@@ -84,7 +98,7 @@ async def until_node_ends() -> None:
 
 
 def rejoin(address: str) -> Any:
-    """Return the supervisor, through another node.
+    """Returns the supervisor, through another node.
 
     Raises ConfigError where there is none yet, PeerLost where it is gone.
     """
@@ -97,12 +111,12 @@ def rejoin(address: str) -> Any:
 
 
 def leave() -> None:
-    """Leave Ray. A local cluster ends; a joined one does not notice."""
+    """Leaves Ray. A local cluster ends; a joined one does not notice."""
     ray.shutdown()
 
 
 def create_supervisor(spec: FleetSpec) -> Any:
-    """Create the named actor of the supervisor on the head node."""
+    """Creates the named actor of the supervisor on the head node."""
     if running_supervisor() is not None:
         raise ConfigError(
             "this Ray cluster already has a twostroke fleet; end it with: twostroke down --address", field="--address"
@@ -132,7 +146,7 @@ def find_supervisor() -> Any:
 
 
 def spec_of(supervisor: Any) -> FleetSpec:
-    """Return what a running fleet was started with. Waits for a supervisor that is being restarted."""
+    """Returns what a running fleet was started with. Waits for a supervisor that is being restarted."""
     try:
         spec: FleetSpec = ray.get(supervisor.spec.options(max_task_retries=-1).remote(), timeout=SPEC_S)
     except ray.exceptions.RayError as error:
@@ -149,7 +163,7 @@ def remove(supervisor: Any) -> None:
 
 
 def remove_workers(names: Sequence[str]) -> list[str]:
-    """Kill workers without their supervisor; return those that were still there."""
+    """Kills workers without their supervisor; returns those that were still there."""
     killed = []
     for name in names:
         with contextlib.suppress(ValueError):
@@ -159,7 +173,7 @@ def remove_workers(names: Sequence[str]) -> list[str]:
 
 
 def restart(supervisor: Any) -> None:
-    """Kill the supervisor's process; Ray starts it again."""
+    """Kills the supervisor's process; Ray starts it again."""
     ray.kill(supervisor, no_restart=False)
 
 
@@ -168,7 +182,7 @@ async def wait_until_alive(supervisor: Any) -> None:
 
 
 def _silence() -> None:
-    """Silence Ray's paragraphs of advice for each death, which it prints whatever `log_to_driver` says."""
+    """Silences the paragraphs of advice that Ray prints for each death, whatever `log_to_driver` is."""
     worker = ray._private.worker.global_worker
     worker.threads_stopped.set()
     worker.gcs_error_subscriber.close()

@@ -7,15 +7,16 @@ import socket
 import time
 from pathlib import Path
 
-from cluster.launch.announce import Announcer
-from cluster.launch.exits import ProcessExit
 from cluster.routers.process import RouterProcess, until_ready
+from cluster.terminal.announce import Announcer
+from cluster.values.exits import ProcessExit
+from cluster.values.spec import LAUNCHED_GRACE_S
 from router.addresses import Addresses, bind_listener
+from twostroke.base.errors import ConfigError, PeerLost
 from twostroke.config import RouterConfig
-from twostroke.errors import ConfigError, PeerLost
 
-GRACE_S = 5.0
-"""Seconds for open streams when the router is told to stop."""
+GRACE_S = LAUNCHED_GRACE_S + 2.0
+"""Seconds after which a router that was told to stop is killed: what it gives open requests, and time to end."""
 HAND_OVER_S = 125.0
 """Seconds for a replaced process to finish its streams; it ends by itself a little earlier."""
 STEADY_S = 10.0
@@ -25,7 +26,7 @@ MOST_PAUSE_S = 10.0
 
 
 class RouterKeeper:
-    """Starts one router's process again whenever it ends. Use it in the main thread alone: see `RouterProcess`.
+    """Starts one router's process again whenever it ends. Use it only in the main thread: see `RouterProcess`.
 
     It opens the HTTP socket itself and hands it to every process. A client that connects between two processes waits
     and is not refused.
@@ -45,7 +46,7 @@ class RouterKeeper:
         self._addresses: asyncio.Future[Addresses] | None = None
 
     def start(self) -> None:
-        """Start the process. Raises ConfigError where its port is taken."""
+        """Starts the process. Raises ConfigError where its port is taken."""
         if self._listener is None:
             self._listener = bind_listener(self._config.listen.host, self._config.listen.http_port)
             port = self._listener.getsockname()[1]
@@ -54,7 +55,7 @@ class RouterKeeper:
         self._process = RouterProcess(self._config, self._log_path)
 
     async def keep(self, fleet_address: str) -> None:
-        """Keep it alive until cancelled. Raises ConfigError where its first process cannot serve as configured."""
+        """Keeps it alive until cancelled. Raises ConfigError where its first process cannot serve as configured."""
         self._config = self._config.replace(fleet_address=fleet_address)
         crashes = 0
         while True:
@@ -71,13 +72,13 @@ class RouterKeeper:
             await asyncio.sleep(min(MOST_PAUSE_S, 0.5 * (crashes - 1)))
 
     async def until_ready(self) -> Addresses:
-        """Return where it listens, once it could answer."""
+        """Returns where it listens, once it could answer."""
         addresses = await asyncio.shield(self._listening())
         await until_ready(addresses.admin)
         return addresses
 
     async def restart(self) -> None:
-        """Start another process; when it serves, let the current one finish. The state is unchanged after an error.
+        """Starts another process; when it serves, lets the current one finish. The state is unchanged after an error.
 
         Raises PeerLost where no process runs, ConfigError where the new one cannot serve.
         """
@@ -101,7 +102,7 @@ class RouterKeeper:
         leaving.add_done_callback(lambda _: self._forget(leaving, before))
 
     async def stop(self) -> ProcessExit | None:
-        """Return how it ended; None where it was not running."""
+        """Returns how it ended; None where it was not running."""
         for leaving in self._leaving:
             leaving.cancel()
         for process in tuple(self._replaced):  # some end by themselves during the loop
@@ -126,7 +127,7 @@ class RouterKeeper:
             self._replaced.discard(process)
 
     async def _watch(self, process: RouterProcess) -> str | None:
-        """Return how the process ended, or None where another one has replaced it.
+        """Returns how the process ended, or None where another one has replaced it.
 
         After the first process, another program may hold the gRPC port for a while.
         """
@@ -150,14 +151,14 @@ class RouterKeeper:
             self._next = None
 
     def _listening(self) -> asyncio.Future[Addresses]:
-        """The addresses, set by the first process; later ones have the same."""
+        """Returns the addresses, set by the first process; later ones have the same."""
         if self._addresses is None:
             self._addresses = asyncio.get_running_loop().create_future()
         return self._addresses
 
 
 def _on_ports_of(addresses: Addresses, config: RouterConfig) -> RouterConfig:
-    """Fix the ports for later processes."""
+    """Returns the config with fixed ports for later processes."""
     has_own_metrics = config.endpoints.own_metrics_port is not None
     endpoints = config.endpoints.replace(
         admin_port=_port(addresses.admin),

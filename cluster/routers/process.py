@@ -15,12 +15,12 @@ from pathlib import Path
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cluster import parent_death_guard
 from cluster.ray import environment as ray_environment
-from cluster.routers import parent_death_guard
 from router.addresses import Addresses, reachable
+from twostroke.base.errors import ConfigError
+from twostroke.base.json_values import from_json
 from twostroke.config import RouterConfig
-from twostroke.errors import ConfigError
-from twostroke.json_values import from_json
 
 COMMAND = (sys.executable, "-P", "-m", "router")
 """-P: a folder named "router" in the user's working directory is not our router."""
@@ -60,7 +60,7 @@ class RouterProcess:
             stdin.write(config.to_json().encode())
 
     async def addresses(self) -> Addresses:
-        """Return where it listens, as soon as it does."""
+        """Returns where it listens, as soon as it does."""
         first_line = await asyncio.shield(asyncio.wrap_future(self._first_line))
         if not first_line:
             status = await self.wait()
@@ -73,11 +73,11 @@ class RouterProcess:
         return await asyncio.shield(asyncio.wrap_future(self._ended))
 
     async def leave(self, grace_s: float) -> None:
-        """Let it finish its streams while another process serves on its ports, then kill it."""
+        """Lets it finish its streams while another process serves on its ports, then kills it."""
         await self._end(signal.SIGUSR1, grace_s)
 
     async def stop(self, grace_s: float) -> bool:
-        """Let it finish open streams for `grace_s`, then kill it. Returns whether it ended by itself."""
+        """Lets it finish open streams for `grace_s`, then kills it. Returns whether it ended by itself."""
         return await self._end(signal.SIGTERM, grace_s)
 
     async def _end(self, number: signal.Signals, grace_s: float) -> bool:
@@ -106,7 +106,7 @@ class RouterProcess:
 
 
 def tail_of(log_path: Path) -> str:
-    """Return the last lines of a log file, indented."""
+    """Returns the last lines of a log file, indented."""
     try:
         with log_path.open("rb") as file:
             file.seek(max(0, log_path.stat().st_size - TAIL_BYTES))
@@ -118,7 +118,7 @@ def tail_of(log_path: Path) -> str:
 
 
 async def is_ready(admin_address: str) -> bool:
-    """Ask at the admin port, the one port that takes no certificate."""
+    """Asks at the admin port, the one port that takes no certificate."""
     async with grpc.aio.insecure_channel(reachable(admin_address)) as channel:
         try:
             question = health_pb2.HealthCheckRequest(service="ready")

@@ -13,32 +13,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cluster.flags.checks import field_of
-from twostroke.errors import ConfigError
+from cluster.values.worker_counts import LatencyTargets, WorkerCounts
+from twostroke.base.errors import ConfigError
 from twostroke.scheduler.cost import StepCost
 
 MOST_WORKERS = 4096
 """Most workers of one role. A load that needs more is a mistake in its units."""
 POISSON_SLACK = 1.28
 """Standard deviations: streams are at most this far above their mean nine times in ten."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyTargets:
-    """Latency targets; None means no target."""
-
-    ttft_s: float | None
-    itl_s: float | None
-    """Target of the inter-token latency in seconds, on average over a stream."""
-    attainment: float = 0.9
-    """Share of requests that must meet the targets."""
-
-    def __post_init__(self) -> None:
-        for flag, value in (("--slo-ttft", self.ttft_s), ("--slo-itl", self.itl_s)):
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{flag} must be a positive number of seconds, got {value:g}", field=field_of(flag))
-        if not 0 < self.attainment < 1:
-            raise ConfigError(f"--attainment must lie between 0 and 1, got {self.attainment:g}", field="attainment")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,25 +55,8 @@ class ExpectedLoad:
     """Squared coefficient of variation of the times between arrivals; 1 is Poisson."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCounts:
-    prefill: int
-    decode: int
-
-    @property
-    def total(self) -> int:
-        return self.prefill + self.decode
-
-    @property
-    def pair(self) -> tuple[int, int]:
-        return self.prefill, self.decode
-
-    def __str__(self) -> str:
-        return f"{self.prefill} prefill + {self.decode} decode"
-
-
 def counts_for(load: ExpectedLoad, capacity: MeasuredCapacity, promise: LatencyTargets) -> WorkerCounts:
-    """Return the fewest workers that meet the targets by formula. Raises ConfigError where no number would."""
+    """Returns the fewest workers that meet the targets by formula. Raises ConfigError where no number would."""
     check_possible(load, capacity, promise)
     return WorkerCounts(_prefill_count(load, capacity, promise), _decode_count(load, capacity, promise))
 
@@ -116,7 +81,7 @@ def check_possible(load: ExpectedLoad, capacity: MeasuredCapacity, promise: Late
 
 
 def first_tokens_alone_s(load: ExpectedLoad, capacity: MeasuredCapacity) -> list[float]:
-    """Return each request's time to first token if it had the fleet for itself."""
+    """Returns each request's time to first token if it had the fleet for itself."""
     return [
         own_s + overhead_s(demand, capacity)
         for demand, own_s in zip(load.demands, prefill_seconds(load, capacity), strict=True)
@@ -136,13 +101,13 @@ def prefill_seconds(load: ExpectedLoad, capacity: MeasuredCapacity) -> list[floa
 
 
 def prefill_workers_busy(load: ExpectedLoad, capacity: MeasuredCapacity) -> float:
-    """Return how many prefill workers the load keeps busy without a pause; fewer never suffice."""
+    """Returns how many prefill workers the load keeps busy without a pause; fewer never suffice."""
     seconds = prefill_seconds(load, capacity)
     return load.requests_per_s * sum(seconds) / len(seconds)
 
 
 def attainment_of(prefill: int, load: ExpectedLoad, capacity: MeasuredCapacity, ttft_s: float) -> float:
-    """Return the predicted share of requests whose first token comes within `ttft_s`."""
+    """Returns the predicted share of requests whose first token comes within `ttft_s`."""
     own_s = prefill_seconds(load, capacity)
     mean_s = sum(own_s) / len(own_s)
     busy = load.requests_per_s * mean_s
@@ -188,14 +153,14 @@ def _decode_count(load: ExpectedLoad, capacity: MeasuredCapacity, promise: Laten
 
 
 def _fewest(least: int, is_enough: Callable[[int], bool]) -> int | None:
-    """Return the first count from `least` on that is enough, as all larger ones are; None beyond MOST_WORKERS."""
+    """Returns the first count from `least` on that is enough, as all larger ones are; None beyond MOST_WORKERS."""
     counts = range(least, MOST_WORKERS + 1)
     at = bisect.bisect_left(counts, True, key=is_enough)
     return counts[at] if at < len(counts) else None
 
 
 def streams_per_worker(count: int, load: ExpectedLoad, capacity: MeasuredCapacity) -> float | None:
-    """Return the streams per worker in equilibrium; None where there is none.
+    """Returns the streams per worker in equilibrium; None where there is none.
 
     Streams are the arrivals during one stream, which takes its tokens times a step with that many streams.
     """
@@ -208,7 +173,7 @@ def streams_per_worker(count: int, load: ExpectedLoad, capacity: MeasuredCapacit
 
 
 def mean_context_tokens(load: ExpectedLoad) -> float:
-    """Return the mean context of a stream half way through its output, where longer outputs weigh more."""
+    """Returns the mean context of a stream half way through its output, where longer outputs weigh more."""
     weight = sum(demand.output_tokens for demand in load.demands)
     total = sum(
         demand.output_tokens * (demand.computed_tokens + demand.cached_tokens + demand.output_tokens / 2)
@@ -223,7 +188,7 @@ def _step_s(capacity: MeasuredCapacity, streams: float, context_tokens: float) -
 
 
 def _erlang_c(servers: int, busy: float) -> float:
-    """Return the share of arrivals that find all servers busy (Erlang's C, by the recursion of his B)."""
+    """Returns the share of arrivals that find all servers busy (Erlang's C, by the recursion of his B)."""
     blocked = 1.0
     for number in range(1, servers + 1):
         blocked = busy * blocked / (number + busy * blocked)

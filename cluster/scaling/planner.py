@@ -20,16 +20,15 @@ from dataclasses import dataclass, replace
 from cluster.scaling.capacity import (
     POISSON_SLACK,
     ExpectedLoad,
-    LatencyTargets,
     MeasuredCapacity,
     RequestDemand,
-    WorkerCounts,
     attainment_of,
     first_tokens_alone_s,
     mean_context_tokens,
     prefill_seconds,
     streams_per_worker,
 )
+from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from twostroke.config import Bounds, ScalingConfig
 
 REMEMBERED = 96
@@ -202,7 +201,7 @@ class Planner:
         return self._prefill.most
 
     def _possible_share(self, load: ExpectedLoad, capacity: MeasuredCapacity) -> float:
-        """Return the share of first tokens to aim for: the target, or half of what an empty fleet achieves.
+        """Returns the share of first tokens to aim for: the target, or half of what an empty fleet achieves.
 
         0: none can be met.
         """
@@ -215,7 +214,7 @@ class Planner:
     def _decode_need(
         self, load: ExpectedLoad, capacity: MeasuredCapacity, seen: FleetObservation, spare: float = 1.0
     ) -> int:
-        """Return the decode workers needed for the load and for the streams that run now."""
+        """Returns the decode workers needed for the load and for the streams that run now."""
         context = mean_context_tokens(load)
         for count in range(self._decode.least, self._decode.most + 1):
             streams = streams_per_worker(count, load, capacity)
@@ -232,7 +231,7 @@ class Planner:
         return self._decode.most
 
     def _can_serve(self, capacity: MeasuredCapacity, streams: float, tokens: float) -> bool:
-        """Tell whether one decode worker meets the target with this load.
+        """Tells whether one decode worker meets the target with this load.
 
         A target that not even a single stream meets is ignored.
         """
@@ -267,7 +266,7 @@ class Planner:
         return WorkerCounts(*(have if waits else n for have, waits, n in zip(desired, starts, fewer.pair, strict=True)))
 
     def _lasting(self, now_s: float) -> WorkerCounts:
-        """Return what was needed at every moment since `up_s` ago; zero if that is not known."""
+        """Returns what was needed at every moment since `up_s` ago; zero if that is not known."""
         since_s = now_s - self._config.up_s
         if self._needs[0].at_s > since_s:
             return WorkerCounts(0, 0)
@@ -275,7 +274,7 @@ class Planner:
         return WorkerCounts(min(each.prefill for each in recent), min(each.decode for each in recent))
 
     def _peak(self, now_s: float, span_s: float) -> WorkerCounts | None:
-        """Return what would have been enough at every moment, with some spare; None where that is not known."""
+        """Returns what would have been enough at every moment, with some spare; None where that is not known."""
         since_s = now_s - span_s
         if self._needs[0].at_s > since_s:
             return None
@@ -283,7 +282,7 @@ class Planner:
         return WorkerCounts(max(each.prefill for each in recent), max(each.decode for each in recent))
 
     def _switched(self, seen: FleetObservation, more: WorkerCounts) -> WorkerCounts:
-        """Cover what one role lacks with workers that the other has not needed for a while."""
+        """Covers what one role lacks with workers that the other has not needed for a while."""
         enough = self._peak(seen.at_s, max(2 * self._config.up_s, self._config.down_s / 3))
         if enough is None:
             return more

@@ -9,18 +9,20 @@ import asyncio
 import logging
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import ray
 
-from cluster.scaling.desired_state import Checkpoint
-from cluster.spec import NODE_ADDRESS
-from twostroke import collector
+from cluster.values.desired_state import Checkpoint
+from cluster.values.spec import NODE_ADDRESS
+from twostroke.base import collector
+from twostroke.base.errors import EngineLost, InternalError, ServeError
 from twostroke.config import Role, WorkerConfig
-from twostroke.errors import EngineLost, InternalError, ServeError
+from twostroke.kv_cache.tiers.folders import SegmentFolder, hold_own
 from twostroke.models.catalog.fetch import fetch
-from twostroke.models.catalog.places import locate
-from twostroke.telemetry import configure_logging
+from twostroke.models.catalog.places import cache_dir, locate
+from twostroke.observability.telemetry import configure_logging
 
 if TYPE_CHECKING:  # loads torch
     from twostroke.worker.engine_state import EngineState
@@ -93,10 +95,12 @@ class MountedWorker:
         self._has_served = False
         self._heard = 0
         """The highest incarnation that `run` was called with."""
+        self._held_pages: list[SegmentFolder] = []
+        """Folders of pages that nobody may adopt while the worker is asleep."""
         self._called = asyncio.Event()
 
     def _load(self, config: WorkerConfig, engine_state: EngineState | None) -> PlainWorker:
-        """Create the plain worker. Its class is imported here, where the actor runs."""
+        """Creates the plain worker. Its class is imported here, where the actor runs."""
         if config.role is Role.PREFILL:
             from prefill_worker.worker import PrefillWorker as Prefill
 
@@ -111,7 +115,7 @@ class MountedWorker:
         return ActorLocation(os.getpid(), ray.get_runtime_context().get_node_id(), log_path or "", is_idle)
 
     async def run(self, incarnation: int, role: Role, checkpoint: Checkpoint) -> None:
-        """Serve these weights until shutdown.
+        """Serves these weights until shutdown.
 
         A restarted supervisor calls it again and joins the epoch that is running, in any role.
         """
@@ -131,7 +135,16 @@ class MountedWorker:
             log.exception("worker failed")
             raise _as_serve_error(error) from None
 
+    async def _hold_pages(self) -> None:
+        cache = self._config.cache
+        if cache.disk_cache_bytes > 0 and not self._held_pages:
+            root = Path(cache.disk_cache_dir or cache_dir() / "pages")
+            self._held_pages = await asyncio.to_thread(hold_own, root, self._config.worker_id)
+
     def _begin(self, incarnation: int, role: Role, checkpoint: Checkpoint) -> None:
+        for folder in self._held_pages:
+            folder.close()
+        self._held_pages = []
         config, replaced = config_for(self._base, role, checkpoint.model), None
         if self._epoch_task is not None or config != self._config:
             state = self._worker.engine_state
@@ -152,7 +165,7 @@ class MountedWorker:
         await worker.run(incarnation)
 
     async def ready(self, incarnation: int) -> Serving:
-        """Wait until the epoch serves that `run` began or joined with this incarnation.
+        """Waits until the epoch serves that `run` began or joined with this incarnation.
 
         Ray keeps no order of the two calls.
         """
@@ -174,7 +187,7 @@ class MountedWorker:
         )
 
     async def shutdown(self) -> None:
-        """Return when a serving worker has cleaned up; the supervisor then kills the process or begins the next epoch.
+        """Returns when a serving worker has cleaned up; the supervisor then kills the process or begins the next epoch.
 
         A worker that still starts is not waited for.
         """
@@ -183,7 +196,12 @@ class MountedWorker:
             await asyncio.wait((self._epoch_task,))
 
     async def release(self) -> None:
-        """Free model and pages that an epoch has left, so that the process takes little while the worker is asleep."""
+        """Frees model and pages that an epoch has left, so that the process takes little while the worker is asleep.
+
+        Its pages on disk are held for it until it wakes.
+        """
+        if self._epoch_task is None or self._epoch_task.done():
+            await self._hold_pages()
         if self._epoch_task is None or not self._epoch_task.done():
             return
         state, self._epoch_task = self._worker.engine_state, None
@@ -195,7 +213,7 @@ class MountedWorker:
 
 
 def config_for(config: WorkerConfig, role: Role, model: str) -> WorkerConfig:
-    """Return the configuration of an epoch in this role, with the weights of this model under the same public name."""
+    """Returns the configuration of an epoch in this role, with the weights of this model under the same public name."""
     settings = config.model
     if model not in ("", settings.model):
         settings = settings.replace(model=model, served_model_name=settings.public_name)
@@ -208,28 +226,28 @@ def _log_progress(label: str, fraction: float) -> None:
 
 
 def _as_serve_error(error: BaseException) -> ServeError:
-    """Convert an error, so that the supervisor neither unpacks groups nor needs torch to unpickle it."""
+    """Converts an error, so that the supervisor neither unpacks groups nor needs torch to unpickle it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error if isinstance(error, ServeError) else InternalError(f"{type(error).__name__}: {error}")
 
 
-class PrefillWorker(MountedWorker):
+class PrefillActor(MountedWorker):
     """The actor of a prefill worker.
 
     Ray names processes after classes, so a flexible worker keeps its first role's name.
     """
 
 
-class DecodeWorker(MountedWorker):
+class DecodeActor(MountedWorker):
     """The actor of a decode worker."""
 
 
-MOUNTS: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillWorker, Role.DECODE: DecodeWorker}
+MOUNTS: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillActor, Role.DECODE: DecodeActor}
 
 
 def _models(config: WorkerConfig) -> list[str]:
-    """Return the names of the models that a worker loads."""
+    """Returns the names of the models that a worker loads."""
     names = [] if config.model.is_paced else [config.model.model]
     draft = config.schedule.draft_model
     return [*names, draft] if draft is not None and config.can_sample else names

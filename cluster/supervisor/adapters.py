@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from twostroke.errors import InvalidRequest, NotFound, Overloaded, ServeError
-from twostroke.models.adapters.store import forget_others
+from twostroke.base.errors import InvalidRequest, NotFound, Overloaded, ServeError
+from twostroke.models.adapters.store import CopyOwner
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc
@@ -36,10 +36,10 @@ class AdapterStore(Protocol):
     """Storage in which names of adapters outlive the supervisor."""
 
     def adapters(self) -> Mapping[str, bytes]:
-        """Return what was stored, by key."""
+        """Returns what was stored, by key."""
 
     def set_adapter(self, key: str, adapter: bytes | None) -> None:
-        """Store a name, or delete it. Raises PeerLost where the store does not answer."""
+        """Stores a name, or deletes it. Raises PeerLost where the store does not answer."""
 
 
 class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
@@ -60,8 +60,14 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
         self._telling: asyncio.Task[None] | None = None
         self._is_untold = False
         """Workers have not been told of the last change yet."""
+        self._copies = CopyOwner()
+        """Says on this host which copies have names here, also to other clusters of this user."""
         self._kept = self._digests()
         """Adapters that had names when workers were last told: the copies of those withdrawn since are kept for now."""
+
+        if self._kept:
+            with contextlib.suppress(OSError):
+                self._copies.keep(self._kept)
 
     def to_messages(self) -> list[adapters_pb2.NamedAdapter]:
         return [each for each in self._known.values() if each.adapter.digest]
@@ -111,7 +117,7 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
         return self._publish()
 
     def _forget_removed(self) -> None:
-        """Make room for a name. Raises Overloaded where all names have adapters."""
+        """Makes room for a name. Raises Overloaded where all names have adapters."""
         removed = next((name for name, each in self._known.items() if not each.adapter.digest), None)
         if removed is None:
             raise Overloaded(f"the fleet has {MOST_ADAPTERS} names of adapters, and takes no more; unload some")
@@ -119,7 +125,7 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
         del self._known[removed]
 
     async def _tell_workers(self) -> None:
-        """Say to all workers which adapters have names, one change after the other; some may be told as one.
+        """Says to all workers which adapters have names, one change after the other; some may be told as one.
 
         A worker that does not answer frees the others when it needs the room, or at the next change.
         """
@@ -130,7 +136,7 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
             request = adapters_pb2.KeepAdaptersRequest(digests=sorted(digests))
             await asyncio.gather(*(self._tell(address, request) for address in self._workers()))
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(forget_others, digests | before)
+                await asyncio.to_thread(self._copies.forget_others, digests | before)
 
     def _digests(self) -> set[bytes]:
         return {each.adapter.digest for each in self._known.values() if each.adapter.digest}
@@ -147,7 +153,7 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
 
 
 def _stored(store: AdapterStore) -> dict[str, adapters_pb2.NamedAdapter]:
-    """Return the stored names; a damaged one is left out, with a warning: its clients get 404 until it is loaded."""
+    """Returns the stored names; a damaged one is left out, with a warning: its clients get 404 until it is loaded."""
     known: dict[str, adapters_pb2.NamedAdapter] = {}
     for key, stored in store.adapters().items():
         message = stored[DIGEST_BYTES:]

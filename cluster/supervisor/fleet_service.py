@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc.aio
 
+from twostroke.base.errors import InvalidRequest, UnsupportedFeature
+from twostroke.base.fault_points import Point, reach
 from twostroke.config import Role
-from twostroke.errors import InvalidRequest, UnsupportedFeature
-from twostroke.fault_points import Point, reach
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         """Views not sent yet, by watcher. The value is None unless the watcher is a router."""
 
     def publish(self, view: fleet_pb2.FleetView) -> None:
-        """Set the workers of the view; the routers are added here."""
+        """Sets the workers of the view; the routers are added here."""
         self._workers = view
         self._send()
 
@@ -107,7 +107,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         return fleet_pb2.ReportResponse()
 
     async def _next(self, queue: _Queue) -> fleet_pb2.FleetView:
-        """Return the oldest unsent view, or the current one after REPEAT_S without any."""
+        """Returns the oldest unsent view, or the current one after REPEAT_S without any."""
         with contextlib.suppress(TimeoutError):
             return await asyncio.wait_for(queue.get(), REPEAT_S)
         # A change may come as the wait ends, and then its view is sent: no watcher gets a view older than its last.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.supervisor.actors import ActorLocation, Serving
-from cluster.supervisor.plan import Observed, WorkerStage
+from cluster.supervisor.reconcile.plan import Observed, WorkerStage
+from twostroke.base.errors import ServeError
 from twostroke.config import Role, WorkerConfig
-from twostroke.errors import ServeError
 from twostroke.rpc.v1 import control_pb2, fleet_pb2
 
 _STATES = {
@@ -37,13 +37,22 @@ class SupervisedWorker:
     """It drains, and a new epoch begins afterwards."""
 
     @property
+    def worker_id(self) -> str:
+        return self.config.worker_id
+
+    @property
+    def serving_now(self) -> Serving | None:
+        """The epoch, if it serves and does not drain."""
+        return self.serving if self.observed.stage is WorkerStage.SERVING else None
+
+    @property
     def role(self) -> Role:
         """Role that it serves in, or begins in next."""
         return self.serving.role if self.serving else self.config.role
 
     def to_message(self) -> fleet_pb2.WorkerEntry:
         return fleet_pb2.WorkerEntry(
-            worker_id=self.config.worker_id,
+            worker_id=self.worker_id,
             role=self.role,
             address=self.serving.address if self.serving else "",
             epoch=self.serving.epoch if self.serving else "",

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 
-from cluster.launch.exits import ProcessExit
-from cluster.ray.backend import WorkerDied, WorkerHandle
 from cluster.supervisor.actors import ActorLocation
-from twostroke.errors import ServeError
+from cluster.supervisor.backend import WorkerDied, WorkerHandle
+from cluster.values.exits import ProcessExit
+from twostroke.base.errors import ServeError
 from twostroke.rpc.silence import listening
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ async def place_of(worker_id: str, handle: WorkerHandle) -> ActorLocation:
 
 
 async def recycle_when_frozen(worker_id: str, handle: WorkerHandle) -> None:
-    """Restart a frozen process. Routers avoid it, but its memory and devices would serve nobody."""
+    """Restarts a frozen process. Routers avoid it, but its memory and devices would serve nobody."""
     try:
         while True:
             await asyncio.sleep(PING_S)

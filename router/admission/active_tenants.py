@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from router.admission.fair_queue import SIBLINGS_AT_ONCE
 from router.admission.queued_request import QueuedRequest
-from twostroke.ids import RequestId, WorkerId
+from twostroke.base.ids import RequestId, WorkerId
 
 REMEMBERED_S = 60.0
 """Time for which a tenant stays active after a request: others' work must not pile up between its requests."""
@@ -27,7 +27,7 @@ class ActiveTenant(NamedTuple):
     @classmethod
     def of(cls, request: QueuedRequest) -> ActiveTenant:
         count = request.siblings.count
-        return cls(request.priority, request.tenant, count if count > SIBLINGS_AT_ONCE else 0)
+        return cls(request.routing.priority, request.routing.tenant, count if count > SIBLINGS_AT_ONCE else 0)
 
 
 class ActiveTenants:
@@ -41,7 +41,7 @@ class ActiveTenants:
         return len(self._arrived_at_s) > 1
 
     def has_rivals(self, claim: ActiveTenant) -> bool:
-        """Tells whether there are others whose class is not below its own."""
+        """Returns whether other tenants with the same or a higher class are active."""
         others = sum(count for priority, count in self._by_priority.items() if priority >= claim.priority)
         return others > (claim in self._arrived_at_s)
 
@@ -68,13 +68,13 @@ class Slots:
         self._counts: Counter[tuple[WorkerId, ActiveTenant]] = Counter()
 
     def take(self, request_id: RequestId, worker: WorkerId, claim: ActiveTenant) -> None:
-        """The request goes to `worker`, and leaves the worker that it had before."""
+        """Notes that the request goes to `worker`, and has left the worker that it had before."""
         self.give_back(request_id)
         self._held[request_id] = worker, claim
         self._counts[worker, claim] += 1
 
     def give_back(self, request_id: RequestId) -> None:
-        """The request is over. It may hold no slot."""
+        """Notes that the request is over. It may hold no slot."""
         held = self._held.pop(request_id, None)
         if held is None:
             return

@@ -3,7 +3,8 @@
 A request that is dispatched cannot be overtaken any more, nor sent elsewhere. So a worker is given only as much work
 ahead as keeps it busy (see `capacity`). The rest is queued here, where urgent requests pass (see `fair_queue`), and
 each is decided anew when its turn comes (late binding). A queued request keeps a reservation on the workers to which it
-would go now, so that others count with it. One whose first token is predicted to come after its limit is refused.
+would go now, so that others count with it. A request is refused when its first token is predicted to come after its
+limit.
 
 `enter` says at once that a request goes or is refused, or queues it; `wake` says later what has become of queued ones.
 `first_token` and `leave` tell when a request is out of the way of others.
@@ -24,7 +25,7 @@ from router.admission.false_rejections import FalseRejections
 from router.admission.queued_request import Placement, QueuedRequest, Reason, Refused, Rules, Stranded, Verdict
 from router.routing.reservations import Reservations
 from router.routing.selector import Selector, Workers
-from twostroke.ids import RequestId, WorkerId
+from twostroke.base.ids import RequestId, WorkerId
 
 HEADS = 16
 """Queued requests looked at per wake, however many there are."""
@@ -89,7 +90,7 @@ class Admission:
         if len(self._queued) >= self._rules.most_queued and not request.is_urgent:
             displaced = self._queue.displaced_by(request)
             if displaced is None:
-                self._fairness.refused(request.tenant, self._queue.quantum_s, now_s)
+                self._fairness.refused(request.routing.tenant, self._queue.quantum_s, now_s)
                 return Refused(request.request_id, Reason.QUEUE_FULL)
         self.capacity.tenants.arrived(request, now_s)
         placement = self._decide(request, workers, self._passed_by(request), now_s)
@@ -130,17 +131,19 @@ class Admission:
             return False
         self._selector.had_first_token(sent.decision, now_s - sent.decided_at_s, now_s)
         self._reservations.end(request_id)
-        self.false_rejections.gone(request_id, now_s)
+        if self.false_rejections.followed:
+            self.false_rejections.gone(request_id, now_s)
         return True
 
     def leave(self, request_id: RequestId, now_s: float) -> None:
-        """The request is over, or its client is gone, wherever it stands."""
+        """Removes a request that is over, or has lost its client, from wherever it is."""
         if request_id in self._queued:
             self._drop(self._queued[request_id])
             self._queue.remove(request_id)
         self.capacity.ended(request_id)
         self._reservations.end(request_id)
-        self.false_rejections.gone(request_id, now_s)
+        if self.false_rejections.followed:
+            self.false_rejections.gone(request_id, now_s)
 
     def _take_turns(self, workers: Workers, now_s: float) -> Iterator[Verdict]:
         """Releases the next ones in order, as far as the workers that would compute them have time.
@@ -253,7 +256,9 @@ class Admission:
     def _decide_anew(
         self, before: Placement, workers: Workers, before_s: Mapping[WorkerId, float], now_s: float
     ) -> Placement:
-        """Decides a request whose turn has come: only those looked at before it in this wake are before it."""
+        """Decides anew where the next request of the queue goes. Only requests that this wake looked at earlier are
+        ahead of it.
+        """
         self._drop(before)
         self._reservations.end(before.request_id)
         passes_s: dict[WorkerId, float] = {}
@@ -269,8 +274,8 @@ class Admission:
         """Returns the part of what queued requests have reserved that this request would go before."""
         passed_s: dict[WorkerId, float] = {}
         for priority, reserved in self._reserved_s.items():
-            before = 0.0 if request.is_urgent or priority < request.priority else 1.0
-            if before and priority == request.priority:
+            before = 0.0 if request.is_urgent or priority < request.routing.priority else 1.0
+            if before and priority == request.routing.priority:
                 before = self._queue.share_before(request)
             _add(passed_s, reserved, 1 - before)
         return passed_s
@@ -301,9 +306,9 @@ class Admission:
         worker = workers.by_id.get(computed_by)
         wait_s = 0.0 if worker is None else self.capacity.queue_s(worker, now_s)
         for priority, reserved in self._reserved_s.items():
-            if priority == request.priority:
+            if priority == request.routing.priority:
                 wait_s += reserved.get(computed_by, 0.0) * self._queue.share_before(request)
-            elif priority > request.priority:
+            elif priority > request.routing.priority:
                 wait_s += reserved.get(computed_by, 0.0)
         return now_s + wait_s + placement.decision.forecast.own_s
 
@@ -314,7 +319,7 @@ class Admission:
         ahead = list(self._ahead_of(placement))
         self.leave(request.request_id, now_s)
         self.false_rejections.add(placement.computed_by, latest_start_s, ahead, now_s)
-        self._fairness.refused(request.tenant, placement.decision.forecast.prefill_s, now_s)
+        self._fairness.refused(request.routing.tenant, placement.decision.forecast.prefill_s, now_s)
         reason = Reason.DEADLINE if request.limit_s == request.deadline_s else Reason.SLO
         return Refused(request.request_id, reason, first_token_at_s - now_s, first_token_at_s - request.limit_s)
 
@@ -337,14 +342,15 @@ class Admission:
             self._drop(placement)
             self._queue.serve(request_id)
         self.capacity.sent(placement)
-        self._selector.dispatched(placement.decision, workers, now_s, placement.request.grammar)
-        self._fairness.served(placement.request.tenant, placement.decision.forecast.prefill_s, now_s)
+        wanted = placement.request.attempt.request
+        self._selector.dispatched(placement.decision, workers, now_s, wanted.sampling.grammar)
+        self._fairness.served(placement.request.routing.tenant, placement.decision.forecast.prefill_s, now_s)
         return placement
 
     def _displace(self, placement: Placement, now_s: float) -> None:
         """Refuses a queued request: the queue is full, and another tenant has a right to its place."""
         self.leave(placement.request_id, now_s)
-        self._fairness.refused(placement.request.tenant, placement.decision.forecast.prefill_s, now_s)
+        self._fairness.refused(placement.request.routing.tenant, placement.decision.forecast.prefill_s, now_s)
         self._displaced.append(Refused(placement.request_id, Reason.QUEUE_FULL))
 
     def _strand(self, request_id: RequestId, now_s: float) -> Stranded:
@@ -353,7 +359,7 @@ class Admission:
 
     def _keep(self, placement: Placement) -> None:
         self._queued[placement.request_id] = placement
-        _add(self._reserved_s.setdefault(placement.request.priority, {}), placement.shares_s, 1)
+        _add(self._reserved_s.setdefault(placement.request.routing.priority, {}), placement.shares_s, 1)
         self._computed_by[placement.computed_by] += 1
         if placement.latest_start_s is not None:
             heapq.heappush(self._late, (placement.latest_start_s, next(self._order), placement.request_id))
@@ -364,7 +370,7 @@ class Admission:
 
     def _drop(self, placement: Placement) -> None:
         del self._queued[placement.request_id]
-        _add(self._reserved_s[placement.request.priority], placement.shares_s, -1)
+        _add(self._reserved_s[placement.request.routing.priority], placement.shares_s, -1)
         self._computed_by[placement.computed_by] -= 1
         if not self._computed_by[placement.computed_by]:
             del self._computed_by[placement.computed_by]
@@ -383,9 +389,9 @@ def _is_late(placement: Placement, first_token_at_s: float) -> bool:
 
 
 def _goes_before(one: QueuedRequest, other: QueuedRequest) -> bool:
-    if one.priority != other.priority:
-        return one.priority > other.priority
-    return one.tenant != other.tenant or one.urgency <= other.urgency
+    if one.routing.priority != other.routing.priority:
+        return one.routing.priority > other.routing.priority
+    return one.routing.tenant != other.routing.tenant or one.urgency <= other.urgency
 
 
 def _add(total_s: dict[WorkerId, float], shares_s: Mapping[WorkerId, float], factor: float) -> None:

@@ -12,9 +12,9 @@ from router.admission.false_rejections import FalseRejections
 from router.admission.queued_request import Placement, QueuedRequest, Reason, Refused, Stranded, Verdict
 from router.metrics import DECISION_BUCKETS_S, ROLE, RouterMetrics
 from router.routing.selector import Workers
-from twostroke.errors import Overloaded
-from twostroke.ids import RequestId
-from twostroke.telemetry import TTFT_BUCKETS_S
+from twostroke.base.errors import Overloaded
+from twostroke.base.ids import RequestId
+from twostroke.observability.telemetry import TTFT_BUCKETS_S
 
 PAUSE_S = 0.002
 """Pause between two looks at the queue: reports of many workers come together."""
@@ -48,7 +48,7 @@ class AdmissionQueue:
         return None if isinstance(verdict, Stranded) else verdict
 
     def notice(self) -> None:
-        """Something has changed that may let a request go."""
+        """Notes a change that may let a request go."""
         if self._waiting or len(self._admission.false_rejections):
             self._changed.set()
 
@@ -60,7 +60,7 @@ class AdmissionQueue:
             self.notice()
 
     def left(self, request_id: RequestId) -> None:
-        """The request is over, whatever it was doing."""
+        """Notes that the request is over, in whatever state it was."""
         self._admission.leave(request_id, time.monotonic())
         self.notice()
 

@@ -13,8 +13,8 @@ from router.fleet.worker import Worker
 from router.routing.policy import Decision
 from router.routing.reservations import REPORT_LAG_S, Reservations
 from router.routing.selector import Selector, Workers
+from twostroke.base.ids import RequestId, WorkerId
 from twostroke.config import Role
-from twostroke.ids import RequestId, WorkerId
 
 STEPS_AHEAD = 2.0
 """Steps of work that a worker must have ahead so that it never idles: the running one, and a full one after it."""
@@ -34,20 +34,20 @@ MOST_SLOTS = 0.75
 MOST_ENDING = 0.25
 """Share of a worker's slots that may be expected to be given back while a request is on its way, where several tenants
 are active: requests that hold slots may want longer outputs than those that have ended, and other tenants would wait
-behind them. A single tenant waits behind nobody else, and what waits at the worker shows in the predicted times."""
+behind them. A single tenant waits behind no other tenant, and the predicted times include what waits at the worker."""
 MOST_LONE_ENDING = 0.25
-"""Share of a worker's own queue for such requests where one tenant is active: what it refuses nobody keeps, and other
-routers send there, too."""
+"""Share of a worker's own queue for such requests where one tenant is active. It is not the whole queue: a request that
+the worker refuses has no place in any queue, and other routers send requests there, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Free capacity of the workers; one wake counts it down."""
+    """Free capacity of the workers. One pass over the queue reduces it by each request that it admits."""
 
     computing: set[WorkerId]
-    """Workers that would compute a prompt (almost) at once."""
+    """Workers that would begin to compute a prompt at once, or almost at once."""
     room: dict[WorkerId, float]
-    """Requests for which each decode worker has room; at 0 there is room for one."""
+    """How many more requests each decode worker has room for. At 0 there is room for one."""
 
 
 class Capacity:
@@ -94,7 +94,7 @@ class Capacity:
         """
         if request.deadline_s is None or not workers.decode:
             return request.deadline_s
-        tokens = min(request.most_output_tokens, self._selector.output_tokens)
+        tokens = min(request.attempt.most_new_tokens, self._selector.output_tokens)
         tokens_s = (
             worker.cost.of_streams(worker.load.running + 1, 0) / worker.step_tokens_each for worker in workers.decode
         )
@@ -112,7 +112,7 @@ class Capacity:
             return decision.forecast.prefill_s
         streams = max(1, decode.load.running)
         step_s = decode.cost.of_streams(streams + 1, 0) - decode.cost.of_streams(streams, 0)
-        tokens = min(request.most_output_tokens, self._selector.output_tokens)
+        tokens = min(request.attempt.most_new_tokens, self._selector.output_tokens)
         return decision.forecast.prefill_s + tokens / decode.step_tokens_each * max(0.0, step_s)
 
     def sent_to(self, worker: WorkerId) -> Iterable[RequestId]:
@@ -165,7 +165,7 @@ class Capacity:
         """Returns for how many requests it has pages and a slot; at 0 there is room for one, below 0 for none.
 
         No more may wait there than streams will end while a request is on its way. A burst of choices takes the slots
-        before any report says so.
+        before the worker's next report.
         """
         load = decode.load
         if not load.waiting and not load.slots:

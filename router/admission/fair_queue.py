@@ -1,10 +1,10 @@
 """The order of queued requests: classes strictly, tenants of a class in turns, a tenant's own by urgency. Pure.
 
-Tenants of a class take turns by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995), in the form that lets the
-last request of a turn overdraw and pays for it in the next one (surplus round robin; Adiseshu, Parulkar and Varghese,
-SIGCOMM 1996). Rounds are kept as the seconds that a tenant was served. So an expensive request does not cost as many
-empty rounds as it is worth quanta, and looking at the next few costs the same however many wait. A tenant's own
-requests go earliest limit first (EDF); later choices of a request that wants many let others pass.
+Tenants of a class are served by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995). The last request of a round
+may exceed the tenant's share, which the tenant pays for in the next round (surplus round robin; Adiseshu, Parulkar and
+Varghese, SIGCOMM 1996). Rounds are kept as the seconds that a tenant was served. So an expensive request causes no
+empty rounds. Looking at the next few requests costs the same, however many wait. A tenant's own requests go earliest
+limit first (EDF); later choices of a request that wants many let others pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from router.admission.queued_request import QueuedRequest
-from twostroke.ids import RequestId
+from twostroke.base.ids import RequestId
 
 COST_MEMORY = 0.05
 """Weight of the latest cost in the quantum: the mean of the last twenty or so."""
@@ -37,14 +37,14 @@ SIBLINGS_AT_ONCE = 16
 """Choices of one client request that go as if they were requests of their own. The next so many let those of others
 pass, and so on."""
 
-_Rank = tuple[int, float, float, float]
+_Key = tuple[int, float, float, float]
 """Order among a tenant's own: groups of `SIBLINGS_AT_ONCE` siblings before it, limit, arrival, order of coming."""
 
 
 @dataclass(slots=True)
 class _Entry:
     request: QueuedRequest
-    rank: _Rank
+    key: _Key
     cost_s: float
 
 
@@ -53,9 +53,9 @@ class _Tenant:
     served_s: float
     """Seconds of work that it was served. A new tenant begins with the class's `round_begin_s`; one that comes back,
     with what it was served before, where that is more."""
-    ranks: list[_Rank] = field(default_factory=list)
+    keys: list[_Key] = field(default_factory=list)
     """Sorted."""
-    entries: dict[_Rank, _Entry] = field(default_factory=dict)
+    entries: dict[_Key, _Entry] = field(default_factory=dict)
     queued_s: float = 0.0
     key: tuple[float, int] | None = None
     """Its valid entry in the class's heap: begin of its round, order of coming into it."""
@@ -79,7 +79,7 @@ class _Class:
         return max(self.round_begin_s, self.overdrawn_s.get(name, 0.0))
 
     def leave(self, name: str) -> None:
-        """The tenant has nothing queued any more."""
+        """Removes a tenant that has nothing queued any more."""
         served_s = self.tenants.pop(name).served_s
         if served_s > self.round_begin_s:
             self.overdrawn_s[name] = served_s
@@ -107,30 +107,30 @@ class FairQueue:
 
     def add(self, request: QueuedRequest, cost_s: float) -> None:
         """Queues a request. `cost_s`: predicted for its prompt and its output."""
-        group = self._classes.setdefault(request.priority, _Class())
-        tenant = group.tenants.get(request.tenant)
+        group = self._classes.setdefault(request.routing.priority, _Class())
+        tenant = group.tenants.get(request.routing.tenant)
         if tenant is None:
-            tenant = group.tenants[request.tenant] = _Tenant(group.start_s(request.tenant))
-            self._queue(group, request.tenant, tenant)
-        entry = _Entry(request, _rank(request, next(self._order)), max(LEAST_COST_S, cost_s))
-        bisect.insort(tenant.ranks, entry.rank)
-        tenant.entries[entry.rank] = self._entries[request.request_id] = entry
-        self._counts[request.tenant] += 1
+            tenant = group.tenants[request.routing.tenant] = _Tenant(group.start_s(request.routing.tenant))
+            self._queue(group, request.routing.tenant, tenant)
+        entry = _Entry(request, _key(request, next(self._order)), max(LEAST_COST_S, cost_s))
+        bisect.insort(tenant.keys, entry.key)
+        tenant.entries[entry.key] = self._entries[request.request_id] = entry
+        self._counts[request.routing.tenant] += 1
         _weigh(group, tenant, entry.cost_s)
 
     def reprice(self, request_id: RequestId, cost_s: float) -> None:
-        """The request would go elsewhere now, and cost this."""
+        """Notes that the request would go to another worker now, at this cost."""
         entry = self._entries[request_id]
-        group = self._classes[entry.request.priority]
+        group = self._classes[entry.request.routing.priority]
         cost_s = max(LEAST_COST_S, cost_s)
-        _weigh(group, group.tenants[entry.request.tenant], cost_s - entry.cost_s)
+        _weigh(group, group.tenants[entry.request.routing.tenant], cost_s - entry.cost_s)
         entry.cost_s = cost_s
 
     def serve(self, request_id: RequestId) -> None:
-        """The request goes, and its tenant pays."""
+        """Removes a request that is sent. Its tenant pays."""
         entry = self._entries[request_id]
-        group = self._classes[entry.request.priority]
-        tenant = group.tenants[entry.request.tenant]
+        group = self._classes[entry.request.routing.priority]
+        tenant = group.tenants[entry.request.routing.tenant]
         assert tenant.key is not None, "a tenant with queued requests is in a round"
         group.round_begin_s = max(group.round_begin_s, tenant.key[0])
         least_s = group.round_begin_s - MOST_CREDIT_QUANTA * self.quantum_s
@@ -138,25 +138,25 @@ class FairQueue:
         weight = COST_MEMORY if self._has_quantum else 1.0
         self._has_quantum = True
         self.quantum_s += weight * (entry.cost_s - self.quantum_s)
-        self._queue(group, entry.request.tenant, tenant)
+        self._queue(group, entry.request.routing.tenant, tenant)
         self.remove(request_id)
 
     def remove(self, request_id: RequestId) -> None:
-        """The request waits no longer, and no tenant pays."""
+        """Removes a request that waits no longer. No tenant pays."""
         entry = self._entries.pop(request_id)
-        name = entry.request.tenant
-        group = self._classes[entry.request.priority]
+        name = entry.request.routing.tenant
+        group = self._classes[entry.request.routing.priority]
         tenant = group.tenants[name]
-        del tenant.ranks[bisect.bisect_left(tenant.ranks, entry.rank)]
-        del tenant.entries[entry.rank]
+        del tenant.keys[bisect.bisect_left(tenant.keys, entry.key)]
+        del tenant.entries[entry.key]
         _weigh(group, tenant, -entry.cost_s)
         self._counts[name] -= 1
         if not self._counts[name]:
             del self._counts[name]
-        if not tenant.ranks:
+        if not tenant.keys:
             group.leave(name)
         if not group.tenants:
-            del self._classes[entry.request.priority]
+            del self._classes[entry.request.routing.priority]
 
     def first(self, count: int) -> list[RequestId]:
         """Returns the next ones in order, as if each could go. It changes nothing."""
@@ -174,7 +174,7 @@ class FairQueue:
         request of another tenant leaves: of the largest tenant above its share in the lowest class that has one. Where
         it is at its share, its own least urgent request of a lower class leaves, if it has one.
         """
-        own = self._counts[request.tenant]
+        own = self._counts[request.routing.tenant]
         share = len(self._entries) / (len(self._counts) + (own == 0))
         if own + 1 > share:
             return self._least_urgent_below(request)
@@ -182,7 +182,7 @@ class FairQueue:
             tenants = self._classes[priority].tenants
             larger = [name for name in tenants if self._counts[name] > share]
             if larger:
-                largest = max(larger, key=lambda name: len(tenants[name].ranks))
+                largest = max(larger, key=lambda name: len(tenants[name].keys))
                 return _least_urgent(tenants[largest])
         return None
 
@@ -199,16 +199,16 @@ class FairQueue:
 
         That is its tenant's more urgent ones and, of every other tenant, what that one is given until then.
         """
-        group = self._classes.get(request.priority)
+        group = self._classes.get(request.routing.priority)
         if group is None or group.queued_s <= 0:
             return 0.0
-        own = group.tenants.get(request.tenant)
-        own_s, start_s = 0.0, group.start_s(request.tenant)
+        own = group.tenants.get(request.routing.tenant)
+        own_s, start_s = 0.0, group.start_s(request.routing.tenant)
         if own is not None:
             entry = self._entries.get(request.request_id)
-            rank = _rank(request, math.inf) if entry is None else entry.rank
-            position = bisect.bisect_left(own.ranks, rank)
-            own_s = own.queued_s * position / len(own.ranks)
+            key = _key(request, math.inf) if entry is None else entry.key
+            position = bisect.bisect_left(own.keys, key)
+            own_s = own.queued_s * position / len(own.keys)
             start_s = own.served_s + own_s
         others = [each for each in itertools.islice(group.tenants.values(), MOST_LOOKED_AT) if each is not own]
         given_s = sum(min(each.queued_s, max(0.0, start_s + self.quantum_s - each.served_s)) for each in others)
@@ -220,8 +220,8 @@ class FairQueue:
     def _least_urgent_below(self, request: QueuedRequest) -> RequestId | None:
         """Returns the tenant's own least urgent request, in its lowest class that is below the request's."""
         for priority in sorted(self._classes):
-            tenant = self._classes[priority].tenants.get(request.tenant)
-            if priority < request.priority and tenant is not None:
+            tenant = self._classes[priority].tenants.get(request.routing.tenant)
+            if priority < request.routing.priority and tenant is not None:
                 return _least_urgent(tenant)
         return None
 
@@ -241,13 +241,13 @@ class FairQueue:
                 break
             tenant = group.tenants[name]
             while True:
-                entry = tenant.entries[tenant.ranks[taken]]
+                entry = tenant.entries[tenant.keys[taken]]
                 found.append(entry.request.request_id)
                 taken, served_s = taken + 1, served_s + entry.cost_s
                 is_over = served_s >= begin_s + self.quantum_s
-                if is_over or taken == len(tenant.ranks) or len(found) == count:
+                if is_over or taken == len(tenant.keys) or len(found) == count:
                     break
-            if taken < len(tenant.ranks):
+            if taken < len(tenant.keys):
                 heapq.heappush(again, (self._round(served_s), next(self._order), name, taken, served_s))
         for key in seen:
             heapq.heappush(group.heap, key)
@@ -287,8 +287,8 @@ def _is_valid(group: _Class, entry: tuple[float, int, str]) -> bool:
 
 
 def _least_urgent(tenant: _Tenant) -> RequestId:
-    return tenant.entries[tenant.ranks[-1]].request.request_id
+    return tenant.entries[tenant.keys[-1]].request.request_id
 
 
-def _rank(request: QueuedRequest, order: float) -> _Rank:
+def _key(request: QueuedRequest, order: float) -> _Key:
     return (request.siblings.before // SIBLINGS_AT_ONCE, *request.urgency, order)

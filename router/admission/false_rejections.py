@@ -1,7 +1,7 @@
 """Measures how often a refusal was wrong: a refused request keeps a place in the queue that it would have joined. Pure.
 
-A followed refusal knows what was ahead of it there. When the last of those has had its first token, or is out of the
-way, the request's own prefill could have begun. If its first token could still have come in time, refusing was wrong.
+A followed refusal records which requests were ahead of it there. Its own prefill could have begun when the last of
+those had its first token or ended without one. If its first token could still have come in time, refusing was wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from twostroke.ids import RequestId, WorkerId
+from twostroke.base.ids import RequestId, WorkerId
 
 MOST_FOLLOWED = 4096
 """Refusals followed at once: in a flood of them a sample of this size says enough."""
@@ -31,7 +31,7 @@ class FalseRejections:
         self.count = 0
         self._behind: dict[RequestId, set[_Refusal]] = {}
         self._behind_others: dict[WorkerId, set[_Refusal]] = {}
-        """Refusals with nothing ahead that this router placed, only what the worker reported."""
+        """Refusals behind no request of this router. Only the load that the worker reported is ahead of them."""
         self._until: list[tuple[float, int, _Refusal]] = []
 
     def __len__(self) -> int:
@@ -39,7 +39,7 @@ class FalseRejections:
 
     @property
     def workers(self) -> Iterable[WorkerId]:
-        """Workers whose own queues are waited for."""
+        """Workers with refusals that wait for the workers' own queues."""
         return self._behind_others.keys()
 
     def add(self, worker: WorkerId, latest_start_s: float, ahead: Iterable[RequestId], now_s: float) -> None:
@@ -55,7 +55,7 @@ class FalseRejections:
             self._behind_others.setdefault(worker, set()).add(refusal)
 
     def gone(self, request_id: RequestId, now_s: float) -> None:
-        """A request has had its first token, or is out of the way without one."""
+        """Notes that a request has had its first token, or has ended without one."""
         for refusal in self._behind.pop(request_id, ()):
             refusal.ahead.discard(request_id)
             if not refusal.ahead:
@@ -63,7 +63,7 @@ class FalseRejections:
         self._forget_late(now_s)
 
     def drained(self, worker: WorkerId, now_s: float) -> None:
-        """The worker reported that it has nothing left to compute."""
+        """Notes that the worker reported an empty queue."""
         for refusal in self._behind_others.pop(worker, ()):
             self.count += now_s <= refusal.latest_start_s
         self._forget_late(now_s)

@@ -8,40 +8,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from router.routing.policy import Decision
-from twostroke.ids import BlockHash, RequestId, WorkerId
-from twostroke.request import AdapterRef, Grammar, Siblings
+from router.routing.selector import RoutingParams
+from twostroke.base.ids import RequestId, WorkerId
+from twostroke.request import Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Answers that a client wants with the same request: choices of each of its prompts."""
+
+    before: int = 0
+    """Answers of the request that come before this one."""
+    count: int = 1
+    """All answers of the request, this one included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedRequest:
-    """One choice of a request while no worker has it."""
+    """One attempt at a choice of a request while no worker has it."""
 
-    request_id: RequestId
-    known_tokens: int
-    """Tokens of the prompt and of the output so far."""
-    block_hashes: tuple[BlockHash, ...]
-    """Hashes of their full blocks."""
-    most_output_tokens: int
-    """Tokens that the output may still get."""
-    adapter: AdapterRef | None = None
-    grammar: Grammar | None = None
-    takes_converted: bool = True
-    """It may be served by pages that were converted from another form."""
-    cache_key: bytes = b""
-    """Digest of the client's hint which requests have prefixes in common."""
-    computes_all: bool = False
-    """Its decode worker computes all of its tokens: pages that are there or elsewhere spare it nothing."""
-    priority: int = 0
-    """Class of the request: a higher one goes first."""
-    tenant: str = ""
+    attempt: Attempt
+    routing: RoutingParams = RoutingParams()  # noqa: RUF009  # frozen
     arrived_s: float
     deadline_s: float | None = None
     """When the client gives up."""
     limit_s: float | None = None
     """When the first token has to be there; admission sets it."""
-    siblings: Siblings = Siblings()  # noqa: RUF009  # frozen
+    siblings: Siblings = Siblings()  # frozen
     is_urgent: bool = False
     """It had its turn before: a worker refused it or was lost. It is neither queued nor refused again."""
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.attempt.request_id
 
     @property
     def urgency(self) -> tuple[float, float]:

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from router.frontend.auth.auth import AuthContext
-from router.frontend.json_body import parse_json
-from twostroke.errors import Forbidden, InvalidApiKey, InvalidRequest, RequestTooLarge, UnsupportedMediaType
+from router.auth.auth import AuthContext
+from router.json_body import parse_json
+from twostroke.base.errors import Forbidden, InvalidApiKey, InvalidRequest, RequestTooLarge, UnsupportedMediaType
 
 MOST_BODY_BYTES = 1 << 20
 """Bytes of a body: a prompt whose blocks are looked for is the longest."""

@@ -19,12 +19,13 @@ from router.console.fleet_actions import FleetActions
 from router.console.fleet_view import FleetView
 from router.console.pages import SECURITY_HEADERS
 from router.console.shared import Shared, rendered
-from router.frontend.http.errors import error_response
-from router.frontend.openai.errors import ERRORS
-from router.frontend.request_handler import RequestHandler
+from router.dialects.openai.errors import ERRORS
+from router.endpoints.errors import error_response
 from router.pin_admin import PinAdmin
+from router.requests.request_handler import RequestHandler
 from twostroke import __version__
-from twostroke.errors import InternalError, NotFound, PeerLost, ServeError
+from twostroke.base.errors import InternalError, NotFound, PeerLost, ServeError
+from twostroke.observability.bug_log import log_bug
 from twostroke.rpc.v1 import control_pb2, pins_pb2
 from twostroke.rpc.waterfall import ROOT, lines_of, missing_of
 from twostroke.tracing.recorder import MOST_REQUESTS, Recorder
@@ -175,7 +176,7 @@ def _answering(call: Call) -> Callable[[Request], Awaitable[Response]]:
         except ServeError as error:
             response = error_response(error, ERRORS)
         except Exception as error:
-            log.exception("internal error path=%s", request.url.path)
+            log_bug(log, "internal error of the console", error=error)
             response = error_response(InternalError(f"internal error: {type(error).__name__}: {error}"), ERRORS)
         response.headers.update({**SECURITY_HEADERS, "cache-control": "no-store"})
         return response

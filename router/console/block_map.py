@@ -7,17 +7,17 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from router.frontend.auth.auth import AuthContext
-from router.frontend.params import check_request_id, check_salt
-from router.frontend.request_handler import RequestHandler
+from router.auth.auth import AuthContext
+from router.requests.params import check_request_id, check_salt
+from router.requests.request_handler import RequestHandler
 from router.serving.dispatcher import HASHED_TOKENS
-from twostroke.errors import InvalidRequest
-from twostroke.ids import BlockHash, WorkerId
+from twostroke.base.errors import InvalidRequest
+from twostroke.base.ids import BlockHash, WorkerId
 from twostroke.kv_cache.block import adapter_salt, extend_hashes, owner_salt
 from twostroke.kv_cache.tier import Tier
 
 MOST_SHOWN_BLOCKS = 512
-"""Blocks whose text is shown; where the others lie is summed up alone."""
+"""Blocks whose text is shown; for the others only a sum says where they lie."""
 MOST_HOLDERS = 64
 """Workers that are named, those with the longest prefix first."""
 SHOWN_HASH_DIGITS = 16
@@ -39,7 +39,7 @@ async def blocks_of(handler: RequestHandler, fields: dict[str, Any], auth: AuthC
     check_request_id(fields["tenant"], "tenant")
     facts, adapter = handler.dispatcher.facts, handler.adapter(fields["model"])
     tokens, texts = await _tokenized(handler, fields, auth)
-    salt = owner_salt(fields["tenant"], check_salt(fields["cache_salt"]))
+    salt = owner_salt(fields["tenant"], check_salt(fields["cache_salt"]) if fields["cache_salt"] else b"")
     public = handler.public.blocks_of(tokens, facts.block_size)
     if adapter is not None:
         salt, public = adapter_salt(salt, adapter.digest), 0

@@ -14,7 +14,7 @@ FIRST_TOKEN, CANDIDATE = "first token", "candidate"
 NOTABLE_SHARE = 0.02
 """Share of the whole time below which a part is left out."""
 LATE_SHARE, LATE_S = 1.5, 0.05
-"""A first token is said to be late where it took this much longer than foreseen, by both measures."""
+"""A first token counts as late where it took this much longer than predicted, by both measures."""
 
 TERMS: Mapping[str, str] = {
     "wait_s": "wait until it can begin",
@@ -28,7 +28,7 @@ TERMS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ReceivedSpan:
     """A span with its attributes as values."""
 
     name: str
@@ -46,10 +46,10 @@ class Span:
         return self.end_s - self.start_s
 
 
-def spans_of(messages: Sequence[control_pb2.TraceSpan]) -> list[Span]:
+def spans_of(messages: Sequence[control_pb2.TraceSpan]) -> list[ReceivedSpan]:
     """Returns them in the order in which they began."""
     spans = [
-        Span(
+        ReceivedSpan(
             each.name,
             each.process,
             each.span_id,
@@ -65,11 +65,11 @@ def spans_of(messages: Sequence[control_pb2.TraceSpan]) -> list[Span]:
     return sorted(spans, key=lambda span: span.start_s)
 
 
-def parts_of(spans: Sequence[Span]) -> list[dict[str, Any]]:
+def parts_of(spans: Sequence[ReceivedSpan]) -> list[dict[str, Any]]:
     """Returns what the request waited for, one part after the other, with seconds and a sentence; the longest first.
 
-    Parts do not overlap: what a worker did until the first token is split by its own spans, and the rest of that time
-    is named as what is not measured.
+    Parts do not overlap. The worker's spans divide the time until the first token. The rest of that time is listed as
+    not measured.
     """
     whole_s = _whole_s(spans)
     parts = [
@@ -80,12 +80,12 @@ def parts_of(spans: Sequence[Span]) -> list[dict[str, Any]]:
     return sorted(parts, key=lambda part: -float(part["seconds"]))
 
 
-def remarks_on(spans: Sequence[Span]) -> list[str]:
+def remarks_on(spans: Sequence[ReceivedSpan]) -> list[str]:
     """Returns what went otherwise than usual."""
     return list(_remarks(spans))
 
 
-def choice_of(spans: Sequence[Span]) -> dict[str, Any] | None:
+def choice_of(spans: Sequence[ReceivedSpan]) -> dict[str, Any] | None:
     """Returns why the router chose: the price of what it took, term by term, and of the next best candidates."""
     routes = [span for span in spans if span.name == "route" and "decode" in span.facts]
     if not routes:
@@ -113,17 +113,17 @@ def _terms(facts: Mapping[str, Any], prefix: str) -> dict[str, float]:
     return {name: float(facts[prefix + name]) for name in TERMS if prefix + name in facts}
 
 
-def _first_token_after(spans: Sequence[Span], route: Span) -> float | None:
+def _first_token_after(spans: Sequence[ReceivedSpan], route: ReceivedSpan) -> float | None:
     times = [at_s for span in spans if span.name == "answer" for name, at_s, _ in span.events if name == FIRST_TOKEN]
     after = [at_s - route.start_s for at_s in times if at_s >= route.start_s]
     return min(after, default=None)
 
 
-def _whole_s(spans: Sequence[Span]) -> float:
+def _whole_s(spans: Sequence[ReceivedSpan]) -> float:
     return max(max(span.end_s for span in spans) - min(span.start_s for span in spans), 1e-9)
 
 
-def _parts(spans: Sequence[Span]) -> Iterator[tuple[str, float, str]]:
+def _parts(spans: Sequence[ReceivedSpan]) -> Iterator[tuple[str, float, str]]:
     answer = max((span for span in spans if span.name == "answer"), key=lambda span: span.length_s, default=None)
     prepared_s = _sum(spans, "prepare")
     yield "prepare", prepared_s, f"{_time(prepared_s)} to read the request and make tokens of it"
@@ -140,7 +140,7 @@ def _parts(spans: Sequence[Span]) -> Iterator[tuple[str, float, str]]:
 
 
 def _before_the_first_token(
-    spans: Sequence[Span], answer: Span, first_s: float, queued_s: float
+    spans: Sequence[ReceivedSpan], answer: ReceivedSpan, first_s: float, queued_s: float
 ) -> Iterator[tuple[str, float, str]]:
     early = [span for span in spans if answer.start_s <= span.start_s < first_s]
     worker_queue_s = _sum(early, "queue")
@@ -158,7 +158,9 @@ def _before_the_first_token(
     yield "rest", rest_s, f"{_time(rest_s)} between these, until the first token had come"
 
 
-def _after_the_first_token(spans: Sequence[Span], answer: Span, first_s: float) -> Iterator[tuple[str, float, str]]:
+def _after_the_first_token(
+    spans: Sequence[ReceivedSpan], answer: ReceivedSpan, first_s: float
+) -> Iterator[tuple[str, float, str]]:
     late = [span for span in spans if first_s <= span.start_s < answer.end_s]
     queue_s, again_s = _sum(late, "queue"), _sum(late, "chunk")
     yield "preempted", queue_s, f"{_time(queue_s)} in which its pages were others': it waited for room to go on"
@@ -169,7 +171,7 @@ def _after_the_first_token(spans: Sequence[Span], answer: Span, first_s: float) 
         yield "decode", decode_s, f"{_time(decode_s)} for {tokens:,} tokens of output, one each {each}"
 
 
-def _remarks(spans: Sequence[Span]) -> Iterator[str]:
+def _remarks(spans: Sequence[ReceivedSpan]) -> Iterator[str]:
     for span in spans:
         for name, _, facts in span.events:
             if name == "reopened":
@@ -190,11 +192,11 @@ def _remarks(spans: Sequence[Span]) -> Iterator[str]:
         yield f"its first token came after {_time(actual_s)}; the router had foreseen {_time(forecast_s)}"
 
 
-def _is_in(span: Span, parent: Span, name: str) -> bool:
+def _is_in(span: ReceivedSpan, parent: ReceivedSpan, name: str) -> bool:
     return span.name == name and span.parent_id == parent.span_id
 
 
-def _sum(spans: Sequence[Span], name: str) -> float:
+def _sum(spans: Sequence[ReceivedSpan], name: str) -> float:
     return sum(span.length_s for span in spans if span.name == name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from twostroke.errors import InvalidRequest
+from twostroke.base.errors import InvalidRequest
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc

@@ -9,7 +9,7 @@ from typing import Any
 
 from router.console.shared import rendered
 from router.fleet.worker import Worker
-from router.frontend.request_handler import RequestHandler
+from router.requests.request_handler import RequestHandler
 from twostroke.config import Role
 from twostroke.rpc.events import tier_from_message
 from twostroke.rpc.v1.control_pb2 import Load

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.frontend.http.middleware import CONSOLE_FILES, CONSOLE_PAGE
+from router.endpoints.middleware import CONSOLE_FILES, CONSOLE_PAGE
 
 INDEX_FILE = "index.html"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from twostroke.errors import InvalidRequest
+from twostroke.base.errors import InvalidRequest
 from twostroke.rpc.v1 import pins_pb2
 
 ADD_FIELDS: dict[str, type] = {

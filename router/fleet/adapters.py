@@ -13,7 +13,7 @@ from twostroke.rpc.v1 import adapters_pb2
 class ServedAdapter:
     name: str
     ref: AdapterRef
-    rank: int
+    lora_rank: int
     parameters: int
     loaded_s: float
     """When it was loaded, in Unix seconds."""
@@ -27,7 +27,7 @@ class ServedAdapter:
         return adapters_pb2.NamedAdapter(
             name=self.name,
             adapter=adapters_pb2.Adapter(digest=self.ref.digest, path=self.ref.path),
-            rank=self.rank,
+            rank=self.lora_rank,
             parameters=self.parameters,
             loaded_s=self.loaded_s,
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from router.fleet.worker import Worker
-from twostroke.ids import WorkerId
+from twostroke.base.ids import WorkerId
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 
 from router.fleet.fleet import Fleet
-from twostroke.errors import PeerLost, ServeError
+from twostroke.base.errors import PeerLost, ServeError
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc

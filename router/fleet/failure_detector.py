@@ -10,8 +10,8 @@ from collections.abc import Callable
 from router.fleet.liveness import Change, Liveness, LivenessTracker, Signal, WakingClock
 from router.fleet.worker import Worker
 from router.metrics import ROLE, RouterMetrics
+from twostroke.base.ids import Epoch, WorkerId
 from twostroke.config import PatienceConfig
-from twostroke.ids import Epoch, WorkerId
 from twostroke.rpc.silence import TICK_S
 
 log = logging.getLogger(__name__)

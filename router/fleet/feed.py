@@ -15,9 +15,9 @@ from router.fleet.failure_detector import FailureDetector
 from router.fleet.liveness import Liveness, Signal
 from router.fleet.worker import Worker
 from router.metrics import RouterMetrics
-from twostroke.errors import InternalError, PeerLost, ServeError, StaleEpoch
-from twostroke.fault_points import Point, reach
-from twostroke.ids import Epoch, WorkerId
+from twostroke.base.errors import InternalError, PeerLost, ServeError, StaleEpoch
+from twostroke.base.fault_points import Point, reach
+from twostroke.base.ids import Epoch, WorkerId
 from twostroke.rpc.channel import PeerChannel, error_of, is_refusal
 from twostroke.rpc.convert import form_of
 from twostroke.rpc.membership import Membership
@@ -46,7 +46,7 @@ class EventSink(Protocol):
         """Returns False where the worker's log has to be asked for again."""
 
     def reported(self, worker: WorkerId, now_s: float) -> None:
-        """A load report of the worker came in."""
+        """Called when a load report of the worker has arrived."""
 
     def forget(self, worker: WorkerId) -> None:
         """Forgets a worker that is gone, and all of its blocks."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc.aio
 
@@ -22,10 +23,11 @@ from router.fleet.metrics import FleetMetrics, ScalingMetrics
 from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker import Worker, WorkerStatus
 from router.metrics import RouterMetrics
+from twostroke.base.errors import PeerLost
+from twostroke.base.fault_points import Point, reach
+from twostroke.base.ids import Epoch, WorkerId
+from twostroke.base.tokenizer_file import is_of, tokenizer_field
 from twostroke.config import Role, RouterConfig
-from twostroke.errors import PeerLost
-from twostroke.fault_points import Point, reach
-from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.form import KvForm
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.convert import form_of
@@ -75,6 +77,8 @@ class Fleet:
         self._forms: dict[Role, KvForm] = {}
         """Those of the first worker of each role; all others of the role must have the same."""
         self._config = config
+        self._tokenizer = tokenizer_field(Path(config.model_dir)) if config.model_dir else None
+        """The tokenizer with which this router makes tokens, as fingerprints say it; None for a paced model."""
         self._membership = membership
         self._router_id = router_id
         self._metrics = metrics
@@ -124,6 +128,10 @@ class Fleet:
     def serving(self, role: Role) -> list[Worker]:
         return [w for w in self._workers.values() if w.role is role and w.status is WorkerStatus.SERVING]
 
+    def taking_begun(self, role: Role) -> list[Worker]:
+        """Returns those that take what was begun with their weights: workers with other weights are among them."""
+        return [w for w in self._workers.values() if w.role is role and w.takes_begun]
+
     def decode_workers(self) -> list[Worker]:
         """Returns all decode workers whose pages fit the fleet's, whether they serve or not."""
         return [w for w in self._workers.values() if w.role is Role.DECODE and w.refusal is None]
@@ -133,13 +141,15 @@ class Fleet:
 
     @property
     def can_serve(self) -> bool:
-        """A decode worker serves, or is only suspect: requests wait for that one, and a balancer need not go away."""
+        """Whether a decode worker serves or is suspect. Requests wait for a suspect one, so a load balancer may stay
+        here.
+        """
         statuses = {w.status for w in self.decode_workers()}
         return bool(statuses & {WorkerStatus.SERVING, WorkerStatus.SUSPECT})
 
     @property
-    def hears_workers(self) -> bool:
-        """A decode worker is there, though it may be silent since a moment, or take no new requests."""
+    def knows_decode_worker(self) -> bool:
+        """Whether a decode worker still exists. It may be suspect, draining, or serve other weights."""
         here = (WorkerStatus.SERVING, WorkerStatus.SUSPECT, WorkerStatus.DRAINING, WorkerStatus.OTHER_WEIGHTS)
         return any(w.status in here for w in self.decode_workers())
 
@@ -222,7 +232,7 @@ class Fleet:
         self._note_change()
 
     def _route_to(self, fingerprint: str) -> None:
-        """Let new requests go to the workers with this fingerprint; those with another one finish what they have."""
+        """Lets new requests go to the workers with this fingerprint; those with another one finish what they have."""
         if self._is_told_fingerprint and fingerprint == self.fingerprint:
             return
         log.info("requests go to other weights fingerprint=%s before=%s", fingerprint, self.fingerprint)
@@ -275,7 +285,7 @@ class Fleet:
             listener()
 
     def _accept(self, worker: Worker) -> None:
-        """A worker has introduced itself: it fits, or it is refused until its epoch ends."""
+        """Accepts a worker that has introduced itself, or refuses it until its epoch ends."""
         assert worker.server is not None
         shown = worker.server.fingerprint
         if self.fingerprint is None:
@@ -285,6 +295,8 @@ class Fleet:
             log.info("worker has other weights worker=%s epoch=%s", worker.worker_id, worker.epoch)
         if shown != self.fingerprint and not worker.has_other_weights:
             worker.refusal = f"fingerprint {shown} is not the fleet's {self.fingerprint}"
+        elif self._tokenizer is not None and not is_of(self._tokenizer, shown):
+            worker.refusal = f"its fingerprint {shown} has another tokenizer than this router's {self._tokenizer}"
         else:
             worker.refusal = self._other_form(worker)
         if worker.refusal is not None:

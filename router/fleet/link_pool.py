@@ -1,4 +1,4 @@
-"""One link to each decode worker, opened when it is first needed, and what its worker could not be told yet."""
+"""One link to each decode worker, opened when it is first needed, and the calls that could not be sent yet."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from router.fleet.failure_detector import FailureDetector
 from router.fleet.worker import Worker
 from router.fleet.worker_link import TokenStream, WorkerLink
 from router.metrics import RouterMetrics
-from twostroke.ids import Epoch, WorkerId
+from twostroke.base.ids import Epoch, WorkerId
+from twostroke.observability.bug_log import log_bug
 from twostroke.rpc.membership import Membership
 
 log = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.5
-"""Pause before a worker is told again what did not get through."""
+"""Pause before a call to a worker that failed is sent again."""
 
 
 class LinkPool:
@@ -36,7 +37,7 @@ class LinkPool:
         self._links: dict[WorkerId, tuple[WorkerLink, asyncio.Task[None]]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._unclosed: dict[WorkerId, dict[TokenStream, Epoch]] = {}
-        """Attempts that a worker could not be told to close, and may still compute."""
+        """Attempts for which no Close reached the worker. It may still compute them."""
         self._is_flushing = False
         self._is_closed = False
 
@@ -61,7 +62,9 @@ class LinkPool:
             self.to(worker)
 
     def drop(self, worker: Worker, reason: str, *, for_good: bool = False) -> None:
-        """Fails the worker's requests now, so that they can go on elsewhere. `for_good`: its epoch has ended."""
+        """Fails the worker's requests now, so that they can continue on other workers. `for_good`: its
+        epoch has ended.
+        """
         if for_good:
             self._unclosed.pop(worker.worker_id, None)
         if worker.worker_id in self._links:
@@ -71,17 +74,17 @@ class LinkPool:
             task.cancel()
 
     def close_later(self, stream: TokenStream) -> None:
-        """Tells the worker that an attempt is over, without making anyone wait: its owner may be gone already."""
+        """Tells the worker in the background that an attempt is over. The owner of the attempt may be gone already."""
         self._close_later(stream.link, stream)
 
     async def flush(self) -> None:
-        """Returns when every worker has been told, or could not be (each call has its own deadline)."""
+        """Returns when every worker has got its calls, or could not be reached. Each call has its own deadline."""
         self._is_flushing = True
         while self._closing:
             await asyncio.wait(self._closing)
 
     def close(self) -> None:
-        """Tells workers nothing from here on: the tasks that would do it are ending."""
+        """Sends no more calls to workers: the tasks that would do it are ending."""
         self._is_closed = True
 
     def _close_later(self, link: WorkerLink, stream: TokenStream) -> None:
@@ -118,5 +121,5 @@ async def _contained(link: WorkerLink, work: Callable[[], Awaitable[None]]) -> N
     """Runs `work`: a bug in one link costs that link's requests only."""
     try:
         await work()
-    except Exception:
-        log.exception("link failed worker=%s epoch=%s", link.worker_id, link.epoch)
+    except Exception as error:
+        log_bug(log, "link failed worker=%s epoch=%s", link.worker_id, link.epoch, error=error)

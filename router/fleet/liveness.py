@@ -1,9 +1,9 @@
 """Judges from several signals whether one epoch of a worker is alive, suspect or dead. Pure: the clock is passed in.
 
 ALIVE    It was heard lately and gets new work.
-SUSPECT  It is silent, or its event stream broke: what it has goes on, new work goes elsewhere.
+SUSPECT  It is silent, or its event stream broke: its requests stay there, new work goes elsewhere.
 DEAD     Every stream has been silent for longer, it refuses connections, or another epoch answers at its address:
-         what it had goes on elsewhere. A worker that was only frozen or cut off is alive again once it is heard.
+         its requests continue elsewhere. A worker that was only frozen or cut off is alive again once it is heard.
 """
 
 from __future__ import annotations
@@ -77,20 +77,20 @@ class LivenessTracker:
         return self._move(Liveness.ALIVE, LivenessCause.HEARD, before) if revives else None
 
     def break_off(self, now_s: float) -> Change | None:
-        """Its event stream broke."""
+        """Notes that its event stream broke."""
         if self.liveness is Liveness.ALIVE:
             return self._move(Liveness.SUSPECT, LivenessCause.BROKEN, self._signals(now_s))
         return None
 
     def refuse(self, now_s: float) -> Change | None:
-        """A connection to its address was refused."""
+        """Notes that a connection to its address was refused."""
         self._refusals += 1
         if self._refusals < REFUSALS or self.liveness is not Liveness.SUSPECT:  # while events flow, it is only full
             return None
         return self._move(Liveness.DEAD, LivenessCause.REFUSED, self._signals(now_s))
 
     def replace(self, now_s: float) -> Change | None:
-        """Another epoch answers at its address."""
+        """Notes that another epoch answers at its address."""
         if self.liveness is not Liveness.DEAD:
             return self._move(Liveness.DEAD, LivenessCause.REPLACED, self._signals(now_s))
         return None

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from router.fleet.worker import Worker
 from router.metrics import ROLE
-from twostroke.ids import WorkerId
+from twostroke.base.ids import WorkerId
 from twostroke.rpc.v1.fleet_pb2 import Scaling
 
 _LOAD_GAUGES = {

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from router.fleet.worker import Worker
-from twostroke.errors import ServeError
+from twostroke.base.errors import ServeError
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.clock import ClockOffset, introduced
 from twostroke.rpc.membership import Membership

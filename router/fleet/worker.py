@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass, field, fields
 
 from router.fleet.liveness import Liveness
+from twostroke.base.ids import Epoch, WorkerId
 from twostroke.config import Role
-from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.events import tier_from_message
@@ -44,18 +44,18 @@ class WorkerStatus(enum.StrEnum):
     SUSPECT = "suspect"
     """It is silent, or its event stream broke: it gets no new work until it is heard again."""
     DEAD = "dead"
-    """What it had goes on elsewhere. A worker that has lost its engine says so itself."""
+    """Its requests continue elsewhere. A worker that has lost its engine reports it itself."""
     DRAINING = "draining"
     """It finishes what it has."""
     REFUSED = "refused"
     """Its pages would not fit the fleet's."""
     OTHER_WEIGHTS = "other_weights"
-    """New requests go to workers with other weights; what it has goes on. A fleet that reloads has such workers."""
+    """New requests go to workers with other weights; its requests stay there. A fleet that reloads has such workers."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """State that the fleet owns, and alone changes."""
+    """State that only the fleet changes."""
 
     worker_id: WorkerId
     role: Role
@@ -96,9 +96,25 @@ class Worker:
             return WorkerStatus(self.liveness)
         if self.has_other_weights:
             return WorkerStatus.OTHER_WEIGHTS
-        if WORKER_STATE_DRAINING in (self.state, self.load.state):
+        if self._was_told_to_drain:
             return WorkerStatus.DRAINING
         return WorkerStatus.SERVING
+
+    @property
+    def takes_begun(self) -> bool:
+        """Answers that began with its weights may continue on it, even where new requests go to workers with other
+        weights.
+        """
+        return self.status in (WorkerStatus.SERVING, WorkerStatus.OTHER_WEIGHTS) and not self._was_told_to_drain
+
+    @property
+    def is_draining(self) -> bool:
+        """It is heard, finishes what it has and takes nothing more, whatever weights it has."""
+        return self.status in (WorkerStatus.DRAINING, WorkerStatus.OTHER_WEIGHTS) and self._was_told_to_drain
+
+    @property
+    def _was_told_to_drain(self) -> bool:
+        return WORKER_STATE_DRAINING in (self.state, self.load.state)
 
     @property
     def page_bytes(self) -> int | None:

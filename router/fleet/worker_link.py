@@ -1,7 +1,7 @@
 """The router's connection to one epoch of one decode worker, over which requests are opened and all tokens come.
 
-Where only the shared token stream breaks, the same epoch is asked to go on from the next position of every open
-request. Where that epoch is dead (see `liveness`), or has had no token stream for as long as silence is tolerated, the
+Where only the shared token stream breaks, the link asks the same epoch to continue every open request from its next
+position. Where that epoch is dead (see `liveness`), or has had no token stream for as long as silence is tolerated, the
 link is lost: every open request fails as PeerLost, and its owner opens it at another worker.
 """
 
@@ -22,9 +22,9 @@ from router.fleet.failure_detector import FailureDetector
 from router.fleet.liveness import Signal
 from router.fleet.worker import Worker
 from router.metrics import RouterMetrics
-from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError
-from twostroke.fault_points import Point, reach
-from twostroke.ids import RequestId
+from twostroke.base.errors import Cancelled, NotFound, PeerLost, ServeError
+from twostroke.base.fault_points import Point, reach
+from twostroke.base.ids import RequestId
 from twostroke.request import FinishReason, PromptLogprobs, SampledToken, plain_token
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of, is_refusal
 from twostroke.rpc.convert import error_from_message, prompt_logprobs_from_message, token_from_message
@@ -80,6 +80,8 @@ class TokenDelta(NamedTuple):
     """Logprobs of the prompt, with the first token, where they are wanted."""
     drafts: Mapping[str, tuple[int, int]] = MappingProxyType({})
     """Drafted and kept tokens of the attempt by drafter, with its end."""
+    is_recovered: bool = False
+    """A worker has computed them for another router, where a client has resumed its stream."""
 
 
 class TokenStream:
@@ -142,12 +144,12 @@ class TokenStream:
         return position < self.next_position
 
     def end(self, error: ServeError) -> None:
-        """The worker has ended it with an error."""
+        """Ends the stream with an error of the worker."""
         self.is_complete = True
         self.fail(error)
 
     def fail(self, error: ServeError) -> None:
-        """Nothing more will come; what has arrived is still read first."""
+        """Ends the stream with an error. What has arrived is read first."""
         self._error = self._error or error
         self._ended.set()
 
@@ -185,7 +187,7 @@ class TokenStream:
 
 
 def _ignore(_: TokenDelta) -> None:
-    """Takes what comes for a stream that nobody reads any more."""
+    """Drops what arrives for a stream that has no reader any more."""
 
 
 class WorkerLink:
@@ -218,6 +220,11 @@ class WorkerLink:
         self._up = asyncio.Event()
         self._down_since_s = detector.awake_s
 
+    @property
+    def fingerprint(self) -> str:
+        """Returns the fingerprint of the worker, which computes all tokens of this epoch; empty while it is unknown."""
+        return self._worker.fingerprint
+
     async def run(self) -> None:
         """Keeps the token stream open until the epoch is lost or this is cancelled; then open requests fail."""
         try:
@@ -234,7 +241,7 @@ class WorkerLink:
             await self._channel.close()
 
     def lose(self, reason: str) -> None:
-        """Every open request fails at once."""
+        """Fails every open request at once."""
         if self.lost is not None:
             return
         self.lost = PeerLost(f"decode worker {self.worker_id} (epoch {self.epoch}) is lost: {reason}")
@@ -274,7 +281,7 @@ class WorkerLink:
         try:
             await self._call(self._decode.Close, request, CLOSE_TIMEOUT_S)
         except ServeError as error:
-            log.warning("close failed request=%s worker=%s error=%s", stream.request_id, self.worker_id, error)
+            log.warning("close failed request=%s worker=%s error=%s", stream.request_id, self.worker_id, error.label())
             return False
         return True
 
@@ -285,7 +292,7 @@ class WorkerLink:
 
     @contextlib.asynccontextmanager
     async def _beginning(self, stream: TokenStream) -> AsyncIterator[None]:
-        """The worker is told of the stream inside. Tokens that a broken connection lost meanwhile are asked for."""
+        """Registers a stream while the block opens it. Tokens that a broken connection loses are asked for."""
         await self._until_up()
         key = (stream.request_id, stream.attempt)
         connection = self._connections

@@ -1,7 +1,7 @@
 """Narrows a large fleet down to the workers that one request could be best off with, in time that hardly grows with it.
 
-These are workers that hold the request's prefix, the least loaded ones, and a few drawn at random, so that a worker
-whose reports mislead is found out. A small fleet is taken whole.
+The candidates are workers that hold the request's prefix, the least loaded ones, and a few drawn at random. The random
+ones reveal a worker that reports too much load. In a small fleet all workers are candidates.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from router.fleet.worker import Worker
 from router.routing.load_order import LoadOrder, WorkerLoad
 from router.routing.reservations import Reservations
-from twostroke.ids import WorkerId
+from twostroke.base.ids import WorkerId
 from twostroke.rpc.v1.control_pb2 import Load
 
 WHOLE = 24
-"""Workers of a role of which all are candidates."""
+"""Up to this many workers of a role, all of them are candidates."""
 HOLDERS = 4
 """Holders of the prefix that are candidates, by the time until the prompt would be computed there."""
 DEEPEST = 2
-"""Holders that are candidates because they hold most, however busy: others can fetch from them."""
+"""Holders that are candidates because they hold the most, even when they are busy: others can fetch from them."""
 COMPARED_HOLDERS = 32
-"""Holders compared, those that hold most: a system prompt is held by all workers."""
+"""Holders that are compared, those with the most blocks first. All workers may hold a system prompt."""
 LEAST_LOADED = 4
 """Candidates for each kind of load."""
 DRAWN = 2
@@ -83,10 +83,7 @@ class Candidates:
         self._utilisation: dict[WorkerId, float] = {}
 
     def among(self, workers: Sequence[Worker], by_id: Mapping[WorkerId, Worker], need: Need) -> Sequence[Worker]:
-        """Returns a few of the workers, each once; all of them where they are few. `by_id` has all of them and may have
-        others."""
-        if len(workers) <= WHOLE:
-            return workers
+        """Returns a few of more than `WHOLE` workers, each once. `by_id` has all of them and may have others."""
         self._follow(workers)
         chosen = self._best_holders(by_id, need)
         for kind, order in self._orders:
@@ -94,10 +91,10 @@ class Candidates:
         chosen.update(worker.worker_id for worker in self._draws.sample(workers, DRAWN))
         return [by_id[worker] for worker in sorted(chosen)]
 
-    def utilisation(self, workers: Sequence[Worker]) -> float:
-        """Returns the mean of all workers that were given to `among` last, as reported."""
-        shares = [w.utilisation for w in workers] if len(workers) <= WHOLE else self._utilisation.values()
-        return sum(shares) / len(shares) if shares else 0.0
+    @property
+    def utilisation(self) -> float:
+        """The mean of all workers that were given to `among` last, as reported."""
+        return sum(self._utilisation.values()) / max(1, len(self._utilisation))
 
     def _follow(self, workers: Sequence[Worker]) -> None:
         """Takes over the reports that have come since the last time, and forgets workers that are gone."""
@@ -136,5 +133,5 @@ class Candidates:
         )
 
     def _ties_drawn(self, kind: LoadKind) -> Callable[[Worker], WorkerLoad]:
-        """Equally loaded workers come in an order that changes with their reports."""
+        """Returns a load that orders equally loaded workers at random. The order changes with their reports."""
         return lambda worker: (*kind.reported(worker), self._draws.random())

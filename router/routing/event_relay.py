@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Generator
 
 from router.routing.prefix_index import PrefixIndex
-from twostroke.ids import Epoch, WorkerId
+from twostroke.base.ids import Epoch, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.events import batch_to_message
@@ -29,7 +29,7 @@ class EventRelay:
             reader.offer(message, self._index.workers)
 
     def left(self, worker: WorkerId) -> None:
-        """The index is about to forget a worker: to subscribers it holds nothing from here on."""
+        """Called before the index forgets a worker: for subscribers it holds nothing from here on."""
         epoch = self._index.epoch_of(worker)
         if epoch is not None:
             empty = EventBatch(
@@ -64,11 +64,11 @@ class _Reader:
         self._only = only
         self._batches: deque[KvEventBatch] = deque()
         self._restarts: list[WorkerId] = []
-        """Workers of which it is sent a snapshot next."""
+        """Workers for which the reader gets a snapshot next."""
         self._parts: Generator[KvEventBatch] | None = None
         """The rest of a snapshot that is being sent."""
         self._incomplete: set[WorkerId] = set()
-        """Workers of which it is sent a snapshot once the index has all of a batch, or is right again."""
+        """Workers for which the reader gets a snapshot once the index has all of a batch, or is right again."""
         self._changed = asyncio.Event()
 
     def start_again(self, workers: list[WorkerId]) -> None:
@@ -79,7 +79,7 @@ class _Reader:
         self._changed.set()
 
     def close(self) -> None:
-        """Give up a snapshot that is being sent."""
+        """Gives up a snapshot that is being sent."""
         if self._parts is not None:
             self._parts.close()
             self._parts = None
@@ -110,7 +110,7 @@ class _Reader:
         return self._begin_snapshot(self._restarts.pop(0), index)
 
     def _begin_snapshot(self, worker: WorkerId, index: PrefixIndex) -> KvEventBatch | None:
-        """Return the first part of a snapshot, or None if there is none now."""
+        """Returns the first part of a snapshot, or None if there is none now."""
         epoch = index.epoch_of(worker)
         if epoch is None:
             return None

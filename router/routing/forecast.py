@@ -1,8 +1,8 @@
 """Predicts what will happen to a request with one candidate, in seconds, without pricing anything. Pure.
 
-A candidate is a decode worker, the worker that computes the prompt (a prefill worker, or the decode worker itself), and
-a peer from which that one fetches the prefix that it lacks. Every policy's choice is forecast here, so that predictions
-can be compared with what happens.
+A candidate has three parts: a decode worker, the worker that computes the prompt (a prefill worker or the decode worker
+itself), and a peer. The computing worker fetches from the peer the prefix that it lacks. Every policy's choice is
+forecast here, so that predictions can be compared with what happens.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from router.fleet.worker import LinkRate
-from router.routing.page_time import PullEnd, page_s
 from router.routing.policy import Decision, Forecast, Snapshot, WorkerView
-from twostroke.ids import WorkerId
+from twostroke.base.ids import WorkerId
+from twostroke.kv_cache.form import KvForm
 from twostroke.scheduler.cost import Budget, Queued, StepCost
 
 UNKNOWN_COST = StepCost(step_s=0.03, stream_s=3e-4, prompt_token_s=1e-3)
@@ -27,6 +27,17 @@ MANY_LINKS = 256
 UNKNOWN_STEP_TOKENS = 512
 UNKNOWN_STEP_TARGET_S = 1.0
 UNKNOWN_OUTPUT_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PullEnd:
+    """One of the two workers of a pull."""
+
+    kv_form: KvForm
+    page_bytes: int | None
+    """Bytes of one of its pages; None while unknown."""
+    conversion_page_s: float
+    """Measured seconds of converting one page there; 0 where none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,7 @@ class Forecaster:
         return self._computing(source, peer, self._snapshot.full_blocks * self._snapshot.block_size, 0)
 
     def at_decode(self, decode: WorkerView, peer: PrefixHolder | None = None) -> Computing:
-        """Forecasts that the decode worker computes the whole prompt beside the streams that run there."""
+        """Forecasts that the decode worker computes the whole prompt while its streams run."""
         return self._computing(decode, peer, self._snapshot.known_tokens, decode.running)
 
     def forecast(self, decode: WorkerView, computing: Computing, source: WorkerView | None) -> Forecast:
@@ -108,7 +119,7 @@ class Forecaster:
             computed_tokens=computing.computed_tokens,
             fetched_blocks=computing.fetched_blocks,
             pulled_blocks=self._pulled_blocks(decode, own) if source is not None else 0,
-            tail_pages=self._snapshot.tail_pages,
+            end_part_pages=self._snapshot.end_part_pages,
             load_s=(source or decode).load_s(computing.loaded_blocks),
             peer_load_s=computing.peer_load_s,
             decode_load_s=decode.load_s(own),
@@ -121,18 +132,17 @@ class Forecaster:
         theirs evenly over the time of an output.
         """
         known_s = self._admissions_s.get((decode.worker, pages))
-        if known_s is None:
-            known_s = self._admissions_s[decode.worker, pages] = decode.compile_s + self._admission_s(decode, pages)
-        return known_s
-
-    def _admission_s(self, decode: WorkerView, pages: int) -> float:
+        if known_s is not None:
+            return known_s
+        admission_s = decode.compile_s
         slots_short = decode.slots_taken + 1 - decode.slots if decode.slots else 0.0
         pages_short = pages * (1 + decode.waiting) - decode.pages_free - decode.pages_cached
-        if slots_short <= 0 and pages_short <= 0:
-            return 0.0
-        residence_s = self.output_steps(decode) * self.step_s(decode)
-        share = min(1.0, max(0, pages_short) / max(1, decode.pages_active)) * (1 + decode.waiting)
-        return residence_s * max(share, slots_short / max(1, decode.slots))
+        if slots_short > 0 or pages_short > 0:
+            residence_s = self.output_steps(decode) * self.step_s(decode)
+            share = min(1.0, max(0, pages_short) / max(1, decode.pages_active)) * (1 + decode.waiting)
+            admission_s += residence_s * max(share, slots_short / max(1, decode.slots))
+        self._admissions_s[decode.worker, pages] = admission_s
+        return admission_s
 
     def tail_s(self, decode: WorkerView, pulls: bool) -> float:
         """Returns the seconds of the step that samples the first token, with the end of the prompt if its blocks were
@@ -141,15 +151,14 @@ class Forecaster:
         It begins when the step before has ended: after half a step, on average.
         """
         known_s = self._tails_s.get((decode.worker, pulls))
-        if known_s is None:
-            known_s = self._tails_s[decode.worker, pulls] = self._tail_s(decode, pulls)
-        return known_s
-
-    def _tail_s(self, decode: WorkerView, pulls: bool) -> float:
+        if known_s is not None:
+            return known_s
         snapshot, step_s = self._snapshot, self.step_s(decode)
         tail = max(1, snapshot.known_tokens - snapshot.full_blocks * snapshot.block_size) if pulls else 0
-        tail_s = self.cost(decode).of_prompt(tail, snapshot.known_tokens - tail, 0)
-        return step_s + tail_s + (step_s / 2 if decode.running else 0.0)
+        tail_s = step_s + self.cost(decode).of_prompt(tail, snapshot.known_tokens - tail, 0)
+        tail_s += step_s / 2 if decode.running else 0.0
+        self._tails_s[decode.worker, pulls] = tail_s
+        return tail_s
 
     def step_s(self, decode: WorkerView) -> float:
         """Returns the seconds of a step with this request among its streams."""
@@ -159,13 +168,9 @@ class Forecaster:
     def cost(self, view: WorkerView) -> StepCost:
         return view.cost if view.cost.prompt_token_s > 0 or view.cost.step_s > 0 else self._cost
 
-    @property
-    def output_tokens(self) -> int:
-        return self._snapshot.output_tokens or UNKNOWN_OUTPUT_TOKENS
-
     def output_steps(self, decode: WorkerView) -> float:
         """Returns how many steps an output is expected to take there."""
-        return self.output_tokens / decode.step_tokens_each
+        return (self._snapshot.output_tokens or UNKNOWN_OUTPUT_TOKENS) / decode.step_tokens_each
 
     def _computing(self, worker: WorkerView, peer: PrefixHolder | None, tokens: int, streams: int) -> Computing:
         """Forecasts `tokens` of the prompt beside `streams` that share its steps, from the tier that makes it end
@@ -203,7 +208,7 @@ class Forecaster:
     def _fetch_s(self, worker: WorkerView, peer: PrefixHolder, blocks: int) -> float:
         link = self._link_from(peer.view, worker)
         waits_s = max(worker.fetch_wait_s, peer.view.serve_wait_s)
-        carried_s = link.latency_s + (blocks + self._snapshot.tail_pages) * self._page_s(peer.view, worker, link)
+        carried_s = link.latency_s + (blocks + self._snapshot.end_part_pages) * self._page_s(peer.view, worker, link)
         return waits_s + peer.view.loaded_in_s(peer.blocks) + carried_s
 
     def _link_from(self, source: WorkerView, target: WorkerView) -> LinkRate:
@@ -215,12 +220,6 @@ class Forecaster:
         """Returns the seconds that one page takes: it travels, and is converted where forms differ."""
         there, here = (PullEnd(view.kv_form, view.page_bytes, view.conversion_page_s) for view in (source, target))
         return page_s(there, here, self._snapshot.page_bytes, link.bytes_per_s)
-
-    def _transfer(self, decode: WorkerView, source: WorkerView, computing: Computing) -> tuple[int, float]:
-        """Returns how many blocks are not pulled, and the seconds of transfer that are exposed."""
-        own = self._usable_depths(decode)[-1]
-        missing = self._pulled_blocks(decode, own) + self._snapshot.tail_pages
-        return own, self._transfer_s(decode, source, computing, missing, decode.loaded_in_s(own))
 
     def _pulled_blocks(self, decode: WorkerView, own: int) -> int:
         """Returns the blocks whose pages are pulled, besides the first `own` that it has or loads."""
@@ -243,20 +242,22 @@ class Forecaster:
         size, step_tokens = self._snapshot.block_size, worker.step_tokens or UNKNOWN_STEP_TOKENS
         return load_s < self.cost(worker).of_prompt((end - begin) * size, begin * size, step_tokens)
 
-    def _transfer_s(
-        self, decode: WorkerView, source: WorkerView, computing: Computing, missing: float, loaded_in_s: float
-    ) -> float:
-        """Returns the exposed seconds of pulling `missing` pages, beside others that are loaded in `loaded_in_s`.
+    def _transfer(self, decode: WorkerView, source: WorkerView, computing: Computing) -> tuple[int, float]:
+        """Returns how many blocks are not pulled, and the exposed seconds of pulling the others beside those that are
+        loaded.
 
         Pages of a chunk travel while the next one computes. So the last chunk's pages are exposed, and what both wires
         and the reader of a tier cannot carry until then.
         """
+        own = self._usable_depths(decode)[-1]
+        missing = self._pulled_blocks(decode, own) + self._snapshot.end_part_pages
         link = self._link_from(source, decode)
         page_s = self._page_s(source, decode, link)
         chunk = max(1, (source.step_tokens or UNKNOWN_STEP_TOKENS) // self._snapshot.block_size)
         hidden_s = computing.wait_s + computing.prefill_s
         carried_s = max(decode.fetch_wait_s, source.serve_wait_s) + missing * page_s
-        return max(link.latency_s + max(min(missing, chunk) * page_s, carried_s - hidden_s), loaded_in_s - hidden_s)
+        transfer_s = link.latency_s + max(min(missing, chunk) * page_s, carried_s - hidden_s)
+        return own, max(transfer_s, decode.loaded_in_s(own) - hidden_s)
 
     def _decode_queue_s(self, decode: WorkerView, arrives_s: float) -> float:
         """Returns the seconds for which the end of a pulled prompt waits for the ends of others, after its pages came.
@@ -276,6 +277,20 @@ def still_queued_s(queue_s: float, arrives_s: float) -> float:
     chance of queue / (queue + arrival).
     """
     return queue_s / (1 + arrives_s / queue_s) if queue_s > 0 else 0.0
+
+
+def page_s(source: PullEnd, target: PullEnd, usual_bytes: int, bytes_per_s: float) -> float:
+    """Returns the seconds of one page; workers whose page size is unknown have pages of `usual_bytes`.
+
+    Workers choose for each pull what is cheaper then. The least of both ways is what a pull will take at most, about.
+    """
+    target_bytes = usual_bytes if target.page_bytes is None else target.page_bytes
+    if source.kv_form == target.kv_form:
+        return target_bytes / bytes_per_s
+    at_source_s = source.conversion_page_s + target_bytes / bytes_per_s
+    if not target.conversion_page_s or source.page_bytes is None:
+        return at_source_s
+    return min(at_source_s, target.conversion_page_s + source.page_bytes / bytes_per_s)
 
 
 def decide(snapshot: Snapshot, decode: WorkerView, source: WorkerView | None) -> Decision:

@@ -1,8 +1,8 @@
 """The blocks that one epoch of one worker holds, with their places, and snapshots of them that are made in parts.
 
-A snapshot is the set as of one moment. It goes through the buckets while the set goes on changing: of each block that
-changes in a bucket that it has not reached, it keeps what that was before. So neither a part nor a change takes longer
-where there are more blocks.
+A snapshot is the set as of one moment. It visits the buckets while the set may change: of each block that changes in a
+bucket that it has not reached, it keeps what that was before. So neither a part nor a change takes longer where there
+are more blocks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from twostroke.ids import BlockHash
+from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.events import TierChange
 from twostroke.kv_cache.tier import PLACES
 
@@ -31,7 +31,7 @@ class HeldBlocks:
         return any(self.buckets)
 
     def keep(self, block_hash: BlockHash, places: int) -> None:
-        """Let snapshots keep a block as it is (0: not there) before it changes."""
+        """Lets snapshots keep a block as it is (0: not there) before it changes."""
         for reader in self.readers:
             reader.keep(block_hash, places)
 
@@ -40,7 +40,7 @@ class HeldBlocks:
         return (block_hash for bucket in self.buckets for block_hash, places in bucket.items() if places & here)
 
     def take_out(self, most: int) -> Iterator[tuple[BlockHash, int]]:
-        """Remove blocks one after the other, at most so many, and yield them with their places."""
+        """Removes blocks one after the other, at most so many, and yields them with their places."""
         for bucket in self.buckets:
             while bucket and most > 0:
                 block_hash, places = bucket.popitem()
@@ -50,7 +50,7 @@ class HeldBlocks:
                 yield block_hash, places
 
     def freeze(self, place_numbers: Sequence[int]) -> FrozenBlocks:
-        """Return the blocks in these places as they are now; remove it from `readers` after use."""
+        """Returns the blocks in these places as they are now; removes it from `readers` after use."""
         frozen = FrozenBlocks(self.buckets, place_numbers)
         self.readers.append(frozen)
         return frozen
@@ -73,7 +73,7 @@ class FrozenBlocks:
             self._kept[bucket].setdefault(block_hash, places)
 
     def pieces(self) -> Iterator[TierChange]:
-        """Yield all blocks; a bucket is read when its first piece is asked for."""
+        """Yields all blocks; a bucket is read when its first piece is asked for."""
         while self._next < len(self._buckets):
             kept, bucket = self._kept.pop(self._next, None), self._buckets[self._next]
             blocks = bucket | kept if kept is not None else bucket

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable, Mapping
 
 from router.fleet.worker import Worker
-from twostroke.ids import WorkerId
+from twostroke.base.ids import WorkerId
 
 WorkerLoad = tuple[float, ...]
 """Loads are compared part by part."""
@@ -16,19 +16,19 @@ WorkerLoad = tuple[float, ...]
 class LoadOrder:
     """Finds the least loaded of many workers by looking at a few.
 
-    A worker's load is what it reported plus what has been placed there since. So a worker without placements is no more
-    loaded than any worker after it in this order, and the search ends where enough of those are found (the threshold
-    algorithm of Fagin, Lotem and Naor, "Optimal aggregation algorithms for middleware", 2001, for one list).
+    A worker's load is what it reported plus what has been placed there since. So a worker without placements has at
+    most the load of any worker after it in this order. The search ends when it has found enough of those. This is the
+    threshold algorithm for one list (Fagin, Lotem and Naor, "Optimal aggregation algorithms for middleware", 2001).
     """
 
     def __init__(self, reported: Callable[[Worker], WorkerLoad]) -> None:
-        """`reported` changes with a worker's reports alone."""
+        """What `reported` returns changes only with a worker's reports."""
         self._reported = reported
         self._sorted: list[tuple[WorkerLoad, WorkerId]] = []
         self._loads: dict[WorkerId, WorkerLoad] = {}
 
     def put(self, worker: Worker) -> None:
-        """The worker has come, or has reported again."""
+        """Adds a worker, or takes over its new report."""
         self.drop(worker.worker_id)
         load = self._loads[worker.worker_id] = self._reported(worker)
         bisect.insort(self._sorted, (load, worker.worker_id))

@@ -1,9 +1,9 @@
-"""How far workers can go on with the window parts that they hold, for all workers at once.
+"""Computes for all workers at once after how many blocks each can continue, by the window parts that it holds.
 
-A worker goes on at the deepest block before which it holds all pages, and the window parts of the last `tail_blocks`
-blocks. Asked for one by one, dozens of workers with gaps would each be walked block by block, for every request. So
-the holders of each block are one mask, and those of a run of blocks the "and" of these. That of each run of one length
-comes from the two pieces of that length that it lies in, each gone through once from both ends (van Herk 1992).
+A worker continues after the deepest block before which it holds all pages and the window parts of the last
+`tail_blocks` blocks. To look at dozens of workers block by block would take too long for every request. So the holders
+of each block are one mask, and the holders of a run of blocks are the "and" of these masks. All blocks are divided into
+pieces of `tail_blocks`. A run lies in at most two pieces. Each piece is combined once from both ends (van Herk 1992).
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ Mask = int
 def deepest_of_all(
     pages: Iterable[tuple[int, Mask]], tail_blocks: int, parts: Callable[[int], Mask]
 ) -> list[tuple[int, Mask]]:
-    """Returns (depth, who can go on there) for those that can go on behind any block, the deepest first.
+    """Returns (depth, workers that can continue there), the deepest first. Workers that can continue nowhere are left
+    out.
 
-    `pages`: (leading blocks of which they hold the pages, who); `parts`: who holds the window part of a block. Takes
-    about one look and some operations on masks for each block, and only a few where the last parts are there.
+    `pages`: (leading blocks with pages, the workers that hold them). `parts`: the workers that hold the window part of
+    a block. Takes about one look and some operations on masks for each block, and only a few where the last parts are
+    there.
     """
     reaching = sorted(pages)
     runs = _runs(parts, tail_blocks, reaching[-1][0] if reaching else 0)
@@ -48,7 +50,7 @@ def _runs(parts: Callable[[int], Mask], length: int, blocks: int) -> Callable[[i
 
     @cache
     def piece(number: int) -> tuple[list[Mask], list[Mask]]:
-        """The holders of the first n blocks of a piece, and of those from the n-th on."""
+        """Returns the holders of the first n blocks of a piece, and of those from the n-th on."""
         masks = [parts(block) for block in range(number * length, min((number + 1) * length, blocks))]
         return [*accumulate(masks, and_, initial=-1)], [*accumulate(reversed(masks), and_, initial=-1)][::-1]
 

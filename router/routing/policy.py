@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from router.fleet.worker import UNKNOWN_FORM, LinkRate
-from twostroke.ids import BlockHash, WorkerId
+from twostroke.base.ids import BlockHash, WorkerId
 from twostroke.kv_cache.form import KvForm
 from twostroke.scheduler.cost import StepCost
 
@@ -91,16 +91,18 @@ class WorkerView:
         return self.resident[-1]
 
     def resident_down_to(self, tier: int) -> int:
-        """How many leading blocks others can fetch from it, from this tier and those above it."""
+        """Returns how many leading blocks others can fetch from it, from this tier and those above it."""
         return self.resident[min(tier, len(self.resident) - 1)]
 
     def loaded_in_s(self, blocks: int) -> float:
-        """Predicted seconds until they are there, after the loads for earlier requests; 0 where nothing is loaded."""
+        """Returns predicted seconds until they are there, after the loads for earlier requests; 0 where nothing is
+        loaded.
+        """
         load_s = self.load_s(blocks)
         return self.load_wait_s + load_s if load_s else 0.0
 
     def load_s(self, blocks: int) -> float:
-        """Seconds of bringing the first `blocks` up to the device, as far as it has them on lower tiers."""
+        """Returns seconds of bringing the first `blocks` up to the device, as far as it has them on lower tiers."""
         if len(self.depths) == 1 or blocks <= self.depths[0]:
             return 0.0
         seconds, known = 0.0, 0
@@ -118,8 +120,8 @@ class Snapshot:
     full_blocks: int
     block_size: int
     page_bytes: int
-    tail_pages: float = 0.0
-    """What the window parts at the end of the prompt weigh, in pages; 0 where no layer keeps its parts apart."""
+    end_part_pages: float = 0.0
+    """Size of the window parts at the end of the prompt, in pages. 0 where no layer keeps window parts."""
     decode: tuple[WorkerView, ...]
     """Never empty."""
     prefill: tuple[WorkerView, ...] = ()
@@ -149,7 +151,7 @@ class Snapshot:
         return max(0, self.full_blocks - have)
 
     def lacks_blocks(self, view: WorkerView) -> bool:
-        """Tells whether it cannot go on at the end of this request's full blocks with what it has on the device."""
+        """Returns whether it lacks something, on the device, to continue after this request's full blocks."""
         return self.full_blocks > view.depths[0]
 
 
@@ -181,14 +183,14 @@ class Forecast:
     """Blocks that come from the peer."""
     pulled_blocks: int = 0
     """Blocks that the decode worker pulls from the page source."""
-    tail_pages: float = 0.0
-    """What the window parts at the end of each pull weigh, in pages."""
+    end_part_pages: float = 0.0
+    """Size of the window parts at the end of each pull, in pages."""
     load_s: float = 0.0
     """Seconds that the worker that computes loads from its own lower tiers, without waiting for others' loads."""
     peer_load_s: float = 0.0
     """The same at the peer, for what it sends."""
     decode_load_s: float = 0.0
-    """The same at the decode worker, beside its pull from the page source."""
+    """The same at the decode worker, in addition to its pull from the page source."""
 
     @property
     def own_s(self) -> float:

@@ -36,7 +36,7 @@ class PredictionResidual:
         return self._median_s[is_local]
 
     def observe(self, seconds: float, now_s: float, *, is_local: bool) -> None:
-        """A first token came this much later than was forecast."""
+        """Notes by how much a first token came later than forecast."""
         self._seen[is_local].append((now_s, seconds))
         self._update(is_local)
 

@@ -1,8 +1,7 @@
 """Which worker holds which blocks on which tier, by the workers' own event logs; equality is proved after every batch.
 
-A worker is one bit. For each tier and page group the index maps a block's hash to the bits of its holders. When a
-worker is gone its bit means nobody from then on, and `sweep` takes its blocks out in parts. Everything here is plain
-data: no clock, no socket, no log.
+A worker is one bit. For each tier and page group the index maps a block's hash to the bits of its holders. The bit of a
+worker that is gone has no meaning, and `sweep` takes its blocks out in batches. No clock, socket or log is used here.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from typing import TypeVar
 
 from router.routing.held_blocks import BUCKETS, HeldBlocks
 from router.routing.part_depths import deepest_of_all
-from twostroke.ids import BlockHash, Epoch, WorkerId
+from twostroke.base.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.events import EventBatch, TierChange, batch_of, digest_term, in_parts
-from twostroke.kv_cache.tier import PLACES, TIERS, Group, Tier
+from twostroke.kv_cache.parts import GroupKind
+from twostroke.kv_cache.tier import PLACES, TIERS, Tier
 
 Mask = int
 """A set of holders: one bit each."""
@@ -122,7 +122,7 @@ class _WorkerMasks:
         """Workers by (position of the byte, its value); filled as masks come up."""
 
     def put(self, bit: Mask, worker: WorkerId | None) -> None:
-        """The bit belongs to `worker` from now on."""
+        """Gives the bit to `worker`."""
         if worker is None:
             del self._by_bit[bit]
         else:
@@ -189,7 +189,7 @@ class PrefixIndex:
             self._remove(held, change)
             self._store(held, change)
         for change in batch.changes:  # now that all are in: what only moved to another tier is not gone
-            if change.group is Group.FULL:
+            if change.group is GroupKind.FULL:
                 self.re_reference.evicted(block_hash for block_hash in change.removed if not self._is_held(block_hash))
         if batch.more:
             held.sequence, held.awaited = None, (batch.sequence, batch.part + 1)
@@ -250,8 +250,8 @@ class PrefixIndex:
     def snapshot_parts(self, worker: WorkerId) -> Generator[EventBatch]:
         """Yields that snapshot in parts, which are made as they are asked for; none while it is not known to be right.
 
-        It is the set as of when the first part was asked for, also if the worker's blocks change between two parts, or
-        if it is forgotten.
+        It is the set at the moment when the first part was asked for. Later changes of the worker's blocks do not
+        change it, and neither does forgetting the worker.
         """
         held = self._workers.get(worker)
         if held is None or held.sequence is None:
@@ -367,7 +367,7 @@ class PrefixIndex:
         return bit
 
     def _retire(self, held: _WorkerBlocks) -> None:
-        """Let a worker's bit mean nobody, until its blocks are swept."""
+        """Takes the meaning from a worker's bit, until its blocks are swept."""
         self._masks.put(held.bit, None)
         self._gone.append((held.bit, held.blocks))
         self._gone_mask |= held.bit
@@ -411,7 +411,7 @@ class PrefixIndex:
             held.xor ^= digest_term(block_hash, tier, group)
 
     def _begin_empty(self, worker: WorkerId, held: _WorkerBlocks) -> None:
-        """Let a worker that goes on hold nothing: it gets another bit."""
+        """Begins anew with an empty set for a worker that is still alive. It gets another bit."""
         self._retire(held)
         held.bit = self._take_bit(worker)
         held.blocks = HeldBlocks()
@@ -430,7 +430,7 @@ class PrefixIndex:
 
 
 def _refusal(held: _WorkerBlocks, batch: EventBatch) -> Applied | None:
-    """Tell why a batch, or a part of one, does not follow on what is held; None if it does."""
+    """Tells why a batch, or a part of one, does not follow on what is held; None if it does."""
     follows = (batch.sequence, batch.part) == held.awaited if batch.part else batch.snapshot
     if follows:
         return None
@@ -477,7 +477,7 @@ class ReReferenceRate:
             self._asked_again /= 2
 
     def asked(self, lacking: Sequence[BlockHash]) -> None:
-        """A request needs these blocks, and no worker holds them."""
+        """Notes that a request needs these blocks and no worker holds them."""
         if not self._evicted_blocks:
             return
         for block_hash in lacking:

@@ -12,8 +12,8 @@ from typing import Any
 import grpc.aio
 
 from router.routing.reservations import Reservation, ReservationChanges, Reservations, ReservedShare
-from twostroke.errors import InternalError, PeerLost, ServeError
-from twostroke.ids import BlockHash, RequestId, RouterId, WorkerId
+from twostroke.base.errors import InternalError, PeerLost, ServeError
+from twostroke.base.ids import BlockHash, RequestId, RouterId, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.membership import Membership

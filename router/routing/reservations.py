@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from twostroke.ids import BlockHash, RequestId, RouterId, WorkerId
+from twostroke.base.ids import BlockHash, RequestId, RouterId, WorkerId
 
 REPORT_LAG_S = 0.05
 """Time from Open's response until the page source has the pull in its queue: a later report shows it."""
@@ -143,19 +143,19 @@ class Reservations:
         self._tell(request_id)
 
     def opened(self, request_id: RequestId, now_s: float) -> None:
-        """The decode worker has the request: its next report shows it."""
+        """Notes that the decode worker has the request. Its next report shows it."""
         placed = self._placed.get((OWN, request_id))
         if placed is not None:
             placed.opened_at_s = now_s
             self._tell(request_id)
 
     def end(self, request_id: RequestId) -> None:
-        """The first token is there, or the attempt is over."""
+        """Ends a reservation: the first token has come, or the attempt is over."""
         if self._drop((OWN, request_id)):
             self._tell(request_id)
 
     def reported(self, worker: WorkerId, now_s: float) -> None:
-        """A load report came in: it shows what was opened long enough ago, whichever router placed it."""
+        """Notes a load report. It shows what was opened long enough ago, whichever router placed it."""
         self._expire(now_s)
         reserved = self._reserved.get(worker)
         for key in list(reserved.shares) if reserved is not None else ():
@@ -164,7 +164,7 @@ class Reservations:
                 self._drop_share(worker, key)
 
     def watch(self, on_change: Callable[[], None]) -> ReservationWatch:
-        """Begins to collect what another router is told; `on_change` is called when there is something to take."""
+        """Begins to collect what another router is sent; `on_change` is called when there is something to take."""
         watch = ReservationWatch(on_change)
         self._watches.append(watch)
         watch.changed.update((request_id, None) for router, request_id in self._placed if router == OWN)
@@ -210,7 +210,9 @@ class Reservations:
         self._expire(now_s)
 
     def lost(self, router: RouterId, now_s: float) -> None:
-        """The stream from another router broke, or did not begin again: what it had placed counts for a moment yet."""
+        """Notes that the stream from another router broke, or did not begin again. What that router had placed counts
+        for a moment longer.
+        """
         foreign = self._foreign.get(router)
         if foreign is not None and foreign.lost_at_s is None:
             foreign.lost_at_s = now_s
@@ -290,7 +292,7 @@ class Reservations:
             del self._reserved[worker]  # and with it what rounding left in the sum of seconds
 
     def _own(self, request_id: RequestId, placed: _Placed) -> Reservation:
-        """Returns the reservation as other routers are told, with what still counts."""
+        """Returns the reservation as it is sent to other routers, with the parts that still count."""
         counted = {worker: self.own_share(request_id, worker) for worker in placed.shares}
         is_opened = placed.opened_at_s is not None
         return Reservation(request_id=request_id, shares=counted, block_hashes=placed.block_hashes, is_opened=is_opened)

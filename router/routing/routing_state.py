@@ -12,7 +12,7 @@ from router.routing.event_relay import EventRelay
 from router.routing.prefix_index import Applied, PrefixIndex
 from router.routing.reservation_exchange import ReservationFeed
 from router.routing.reservations import Reservations
-from twostroke.ids import Epoch, WorkerId
+from twostroke.base.ids import Epoch, WorkerId
 from twostroke.rpc.events import batch_from_message
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1.control_pb2 import KvEventBatch
@@ -72,7 +72,7 @@ class RoutingState:
         self._sweep_later()
 
     def _sweep_later(self) -> None:
-        """Take what workers that are gone held out of the index, a part at a time."""
+        """Takes what workers that are gone held out of the index, a part at a time."""
         if self._sweeping is None and self.index.has_gone:
             self._sweeping = asyncio.get_running_loop().call_later(SWEEP_PAUSE_S, self._sweep)
 

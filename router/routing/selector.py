@@ -8,22 +8,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from router.fleet.worker import LinkRate, Worker
-from router.routing.candidates import BY_QUEUE, BY_STREAMS, Candidates, Need
-from router.routing.forecast import UNKNOWN_LINK
-from router.routing.page_time import PullEnd, page_s
+from router.fleet.worker import Worker
+from router.routing.candidates import BY_QUEUE, BY_STREAMS, WHOLE, Candidates, Need
+from router.routing.forecast import UNKNOWN_LINK, PullEnd, page_s
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
 from router.routing.prediction_residual import PredictionResidual
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
 from router.routing.worker_grammars import WorkerGrammars
-from twostroke.ids import BlockHash, RequestId, WorkerId
-from twostroke.request import AdapterRef, Grammar
+from twostroke.base.ids import BlockHash, WorkerId
+from twostroke.request import AdapterRef, Attempt, Grammar
 
 OUTPUT_MEMORY = 0.02
 """Weight of the latest output in the expected length of the next one: the last fifty count most."""
@@ -33,43 +32,33 @@ TOKEN_MEMORY = 0.1
 NOTHING_PASSED: Mapping[WorkerId, float] = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingParams:
+    """What only routers need to know of a request: no worker is told."""
+
+    priority: int = 0
+    """Class of the request: a higher one goes first where requests wait."""
+    tenant: str = ""
+    """Tenants take turns where requests wait."""
+    takes_converted: bool = True
+    """It may be served by pages that were converted from another form."""
+    cache_key: bytes = b""
+    """Digest of the client's hint which requests have prefixes in common; empty without one. It says nothing about who
+    shares blocks."""
+    compile_s: float = 0.0
+    """Seconds that this router took to compile its grammar."""
+    mask_s: float = 0.0
+    """Seconds that one mask of the grammar took here, on average."""
+
+
 class Routable(Protocol):
-    """What the choice of workers depends on, of the request itself."""
+    """The properties of a request on which the choice of workers depends."""
 
     @property
-    def request_id(self) -> RequestId: ...
+    def attempt(self) -> Attempt: ...
 
     @property
-    def known_tokens(self) -> int:
-        """Tokens of the prompt and of the output so far."""
-
-    @property
-    def block_hashes(self) -> tuple[BlockHash, ...]:
-        """Hashes of their full blocks."""
-
-    @property
-    def most_output_tokens(self) -> int:
-        """Tokens that the output may still get."""
-
-    @property
-    def adapter(self) -> AdapterRef | None:
-        """Computes it; a worker that has not loaded it does so first."""
-
-    @property
-    def grammar(self) -> Grammar | None:
-        """What its output must match; a decode worker that has not compiled it does so first."""
-
-    @property
-    def takes_converted(self) -> bool:
-        """It may be served by pages that were converted from another form."""
-
-    @property
-    def cache_key(self) -> bytes:
-        """Digest of the client's hint which requests have prefixes in common; empty without one."""
-
-    @property
-    def computes_all(self) -> bool:
-        """Its decode worker computes all of its tokens: pages that are there or elsewhere spare it nothing."""
+    def routing(self) -> RoutingParams: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +68,8 @@ class Shape:
     block_size: int
     page_bytes: int
     window_blocks: int = 0
-    """Last blocks of a prefix whose window parts are needed to go on; 0 where no layer keeps its parts apart."""
+    """Number of last blocks of a prefix whose window parts a sequence needs to continue. 0 where no layer keeps window
+    parts."""
     window_bytes: int = 0
     """Bytes of the window part of one block."""
 
@@ -106,11 +96,11 @@ class Prefixes:
     """Leading blocks of one request, per worker and down to each tier, as `PrefixIndex.leading_blocks` returns them."""
 
     resident: dict[WorkerId, tuple[int, ...]]
-    """Blocks that are there."""
+    """Blocks that the workers hold."""
     held: dict[WorkerId, tuple[int, ...]]
-    """With those that are about to be."""
+    """Blocks that the workers hold or are about to hold."""
     pages: dict[WorkerId, tuple[int, ...]] | None = None
-    """The same of pages, with or without window parts; None where no layer keeps its parts apart."""
+    """Blocks with pages, with or without window parts. None where no layer keeps window parts."""
 
 
 class Selector:
@@ -123,7 +113,7 @@ class Selector:
         seed: int | None,
         narrows: bool = False,
     ) -> None:
-        """`narrows`: of a large fleet the policy sees `candidates` alone."""
+        """`narrows`: in a large fleet the policy sees only `candidates`."""
         self._policy = policy
         self._narrows = narrows
         self._decode = Candidates((BY_STREAMS, BY_QUEUE), reservations, seed)
@@ -139,10 +129,10 @@ class Selector:
         self._residual = PredictionResidual()
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
-        """When the pages that a worker pulls, or that are pulled from it, will have come: pulls share its wire."""
+        """When the pulls to and from each worker will be done. Pulls share its network link."""
         self._grammars = WorkerGrammars()
         self._loading_until_s: dict[WorkerId, float] = {}
-        """When the pages that a worker loads from lower tiers will have come: loads share a reader."""
+        """When the loads of each worker from lower tiers will be done. Loads share a reader."""
 
     def select(
         self,
@@ -155,32 +145,32 @@ class Selector:
     ) -> Decision:
         """Reserves what it chose under the request's id, until `Reservations.end` is called.
 
-        `passes_s`: per worker, the reserved seconds that this request goes before. `is_tentative`: the request waits;
-        `dispatched` is called when it goes.
+        `passes_s`: for each worker, the reserved seconds of requests that this one overtakes. `is_tentative`: the
+        request waits, and `dispatched` is called when it is sent.
         """
         prefixes = self._look_up(_useful_hashes(request), workers)
         snapshot = self._snapshot(request, prefixes, workers, now_s, passes_s)
         cached = max(view.cached_blocks for view in (*snapshot.decode, *snapshot.prefill))
-        self._index.re_reference.asked(request.block_hashes[cached:])
+        self._index.re_reference.asked(request.attempt.block_hashes[cached:])
         decision = self._with_source_of_coming_blocks(snapshot, prefixes, self._policy(snapshot))
         self._turn += 1
-        self._reservations.place(request.request_id, _shares(snapshot, decision), request.block_hashes)
+        self._reservations.place(request.attempt.request_id, _shares(snapshot, decision), request.attempt.block_hashes)
         if not is_tentative:
-            self.dispatched(decision, workers, now_s, request.grammar)
+            self.dispatched(decision, workers, now_s, request.attempt.request.sampling.grammar)
         return decision
 
     def dispatched(self, decision: Decision, workers: Workers, now_s: float, grammar: Grammar | None = None) -> None:
-        """The decision is carried out now: what it pulls occupies both ends of the wire."""
+        """Notes that the decision is carried out now. What it pulls occupies the network links of both workers."""
         if grammar is not None and (decode := workers.by_id.get(decision.decode)) is not None:
             self._grammars.placed(decode, grammar)
         forecast, taker = decision.forecast, decision.computed_by
         pulls = [(decision.peer, taker, forecast.fetched_blocks)]
         pulls.append((decision.source, decision.decode, forecast.pulled_blocks))
-        tail_pages = forecast.tail_pages
+        end_part_pages = forecast.end_part_pages
         for source, target, pages in pulls:
             if source is None or not pages:
                 continue
-            seconds = (pages + tail_pages) * _pull_page_s(workers, source, target)
+            seconds = (pages + end_part_pages) * _pull_page_s(workers, source, target)
             for until_s, worker in ((self._fetching_until_s, target), (self._serving_until_s, source)):
                 _extend(until_s, worker, seconds, now_s, len(workers.by_id))
         loads = ((taker, forecast.load_s), (decision.peer, forecast.peer_load_s))
@@ -201,7 +191,7 @@ class Selector:
         if not tail:
             return Prefixes(resident, self._index.leading_blocks(hashes, coming) if is_coming else held)
         if is_coming:
-            # Who computes a prompt has window parts of all of its blocks on the way; a pull brings the last ones alone.
+            # Computing a prompt makes window parts of all its blocks for a while. A pull brings only the last.
             computing = {worker.worker_id for worker in workers.prefill}
             held = self._index.leading_blocks(
                 hashes,
@@ -223,32 +213,34 @@ class Selector:
             ahead_s = self._reservations.seconds_on(worker.worker_id) - passes_s.get(worker.worker_id, 0.0)
             return worker.queue_s(now_s) + max(0.0, ahead_s)
 
-        need = Need(
-            tokens=request.known_tokens, block_size=workers.shape.block_size, held=prefixes.held, queue_s=queue_s
-        )
+        attempt, routing, wanted = request.attempt, request.routing, request.attempt.request
+        most_tokens, known = attempt.most_new_tokens, attempt.known_tokens
+        need = Need(tokens=known, block_size=workers.shape.block_size, held=prefixes.held, queue_s=queue_s)
 
         def views(role: Sequence[Worker], candidates: Candidates) -> tuple[WorkerView, ...]:
-            seen = candidates.among(role, workers.by_id, need) if self._narrows else role
+            seen = candidates.among(role, workers.by_id, need) if self._narrows and len(role) > WHOLE else role
             return tuple(view(worker) for worker in seen)
 
         def view(worker: Worker) -> WorkerView:
-            passed_s, load_s = passes_s.get(worker.worker_id, 0.0), _adapter_load_s(worker, request.adapter)
-            compile_s = self._grammars.compile_s(worker, request.grammar)
+            passed_s = passes_s.get(worker.worker_id, 0.0)
+            load_s = 0.0 if wanted.adapter is None else _adapter_load_s(worker, wanted.adapter)
+            grammar = wanted.sampling.grammar
+            compile_s = 0.0 if grammar is None else self._grammars.compile_s(worker, grammar, routing.compile_s)
             return self._view(worker, prefixes, passed_s, now_s, load_s, compile_s)
 
-        hashes = request.block_hashes
+        hashes = attempt.block_hashes
         sources = _sources(request, workers)
         return Snapshot(
-            known_tokens=request.known_tokens,
+            known_tokens=known,
             full_blocks=len(hashes),
             block_size=workers.shape.block_size,
             page_bytes=workers.shape.page_bytes,
-            tail_pages=_tail_pages(workers.shape, len(hashes)),
+            end_part_pages=_end_part_pages(workers.shape, len(hashes)) if workers.shape.window_blocks else 0.0,
             decode=views(workers.decode, self._decode),
             prefill=views(sources, self._prefill),
-            prefill_utilisation=self._prefill.utilisation(workers.prefill) if self._narrows else None,
+            prefill_utilisation=self._prefill_utilisation(workers.prefill) if self._narrows else None,
             block_hashes=hashes,
-            output_tokens=min(request.most_output_tokens, round(self.output_tokens) or request.most_output_tokens),
+            output_tokens=min(most_tokens, round(self.output_tokens) or most_tokens),
             re_reference_rate=self._index.re_reference.rate,
             residual_s=(
                 self._residual.seconds(now_s, is_local=False),
@@ -256,22 +248,28 @@ class Selector:
             ),
             turn=self._turn,
             draw=self._draws.random(),
-            mask_s=0.0 if request.grammar is None else request.grammar.mask_s,
-            cache_key=request.cache_key,
+            mask_s=routing.mask_s,
+            cache_key=routing.cache_key,
         )
 
+    def _prefill_utilisation(self, workers: Sequence[Worker]) -> float:
+        """Returns the mean of all of them, as reported."""
+        if len(workers) > WHOLE:
+            return self._prefill.utilisation
+        return sum([worker.utilisation for worker in workers]) / max(1, len(workers))
+
     def ended(self, output_tokens: int) -> None:
-        """An output of this length has ended: the next ones are expected to be like it."""
+        """Notes the length of an output that has ended. The next outputs are expected to be like it."""
         weight = OUTPUT_MEMORY if self.output_tokens else 1.0
         self.output_tokens += weight * (output_tokens - self.output_tokens)
 
     def streamed(self, token_s: float) -> None:
-        """An output, whole or not, has come at one token in this time."""
+        """Notes the time per token of an output, whole or not."""
         weight = TOKEN_MEMORY if self.token_s else 1.0
         self.token_s += weight * (token_s - self.token_s)
 
     def had_first_token(self, decision: Decision, seconds: float, now_s: float) -> None:
-        """The first token came this long after the decision, at the first worker that was tried."""
+        """Notes how long after the decision the first token came, at the first worker that was tried."""
         residual_s = seconds - decision.forecast.foreseen_s
         self._residual.observe(residual_s, now_s, is_local=decision.source is None)
 
@@ -316,7 +314,7 @@ class Selector:
     def _with_source_of_coming_blocks(self, snapshot: Snapshot, prefixes: Prefixes, decision: Decision) -> Decision:
         """Names the page source where all blocks are on their way to the decode worker.
 
-        Should the pull that brings them die, this request's own pull can go on there.
+        If the pull that brings them dies, this request's own pull can continue there.
         """
         hashes = snapshot.block_hashes
         if decision.source is not None or decision.peer is not None or not hashes:
@@ -332,19 +330,18 @@ class Selector:
 
 def _useful_hashes(request: Routable) -> tuple[BlockHash, ...]:
     """Returns the blocks whose pages would spare the request work."""
-    return () if request.computes_all else request.block_hashes
+    return () if request.attempt.scores_prompt else request.attempt.block_hashes
 
 
 def _sources(request: Routable, workers: Workers) -> Sequence[Worker]:
-    if request.computes_all:
+    if request.attempt.scores_prompt:
         return ()
-    return workers.prefill if request.takes_converted else _computing_the_same(workers)
+    return workers.prefill if request.routing.takes_converted else _computing_the_same(workers)
 
 
-def _adapter_load_s(worker: Worker, adapter: AdapterRef | None) -> float:
+def _adapter_load_s(worker: Worker, adapter: AdapterRef) -> float:
     """Returns the seconds until a worker has the request's adapter; nothing while it has not measured any load."""
-    is_there = adapter is None or adapter.digest in worker.load.adapters
-    return 0.0 if is_there else worker.load.adapter_load_s
+    return 0.0 if adapter.digest in worker.load.adapters else worker.load.adapter_load_s
 
 
 def _computing_the_same(workers: Workers) -> Sequence[Worker]:
@@ -354,39 +351,38 @@ def _computing_the_same(workers: Workers) -> Sequence[Worker]:
 
 
 def _extend(until_s: dict[WorkerId, float], worker: WorkerId, seconds: float, now_s: float, workers: int) -> None:
-    """Lets a worker's wire or reader be busy for so much longer."""
+    """Extends the time for which a worker's network link or reader is busy."""
     until_s[worker] = max(until_s.get(worker, 0.0), now_s) + seconds
     if len(until_s) > 2 * workers:  # some are of workers that are gone
         for idle in [each for each, at_s in until_s.items() if at_s < now_s]:
             del until_s[idle]
 
 
-def _tail_pages(shape: Shape, blocks: int) -> float:
-    """Returns what the window parts at the end of a prompt weigh, in pages."""
-    return min(shape.window_blocks, blocks) * shape.window_bytes / shape.page_bytes if shape.window_blocks else 0.0
+def _end_part_pages(shape: Shape, blocks: int) -> float:
+    """Returns the size of the window parts at the end of a prompt, in pages."""
+    return min(shape.window_blocks, blocks) * shape.window_bytes / shape.page_bytes
 
 
 def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:
-    """Returns one for each tier whose load time the worker reports: blocks on tiers below cannot be priced."""
+    """Returns one depth for each tier with a reported load time. Blocks on lower tiers cannot be priced."""
     known = held[:tiers] or (0,)
     return (*known, *[known[-1]] * (tiers - len(known)))
 
 
 def _pull_page_s(workers: Workers, source_id: WorkerId, target_id: WorkerId) -> float:
-    """Returns the seconds for which a page occupies both ends: it is converted where forms differ, and travels."""
+    """Returns the seconds for which a page occupies both workers: for its transfer, and for its conversion where forms
+    differ.
+    """
     source, target = workers.by_id.get(source_id), workers.by_id.get(target_id)
     known = NO_LINKS if target is None else target.links
-    link = known.get(source_id) or _usual_link(workers.by_id.values())
+    usual = (link for worker in workers.by_id.values() for link in worker.links.values())
+    link = known.get(source_id) or next(usual, UNKNOWN_LINK)
     usual_bytes = workers.shape.page_bytes
     if source is None or target is None:
         page_bytes = None if target is None else target.page_bytes
         return (usual_bytes if page_bytes is None else page_bytes) / link.bytes_per_s
     there, here = (PullEnd(each.kv_form, each.page_bytes, each.load.conversion_page_s) for each in (source, target))
     return page_s(there, here, usual_bytes, link.bytes_per_s)
-
-
-def _usual_link(workers: Iterable[Worker]) -> LinkRate:
-    return next((link for worker in workers for link in worker.links.values()), UNKNOWN_LINK)
 
 
 def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, ReservedShare]:

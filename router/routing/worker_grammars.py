@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from router.fleet.worker import Worker
+from twostroke.base.ids import Epoch, WorkerId
 from twostroke.grammar.compiler import KEPT_GRAMMARS
-from twostroke.ids import Epoch, WorkerId
 from twostroke.request import Grammar
 
 MOST_WORKERS = 1024
-"""Workers whose grammars are remembered: those that got one last."""
+"""Workers with remembered grammars: those that got one last."""
 
 
 class WorkerGrammars:
@@ -20,14 +20,14 @@ class WorkerGrammars:
         self._by_worker: OrderedDict[tuple[WorkerId, Epoch], OrderedDict[int, None]] = OrderedDict()
         """Hashes of sources, the least recently used one first."""
 
-    def compile_s(self, worker: Worker, grammar: Grammar | None) -> float:
-        """Returns the predicted seconds until the worker has compiled a request's grammar."""
-        if grammar is None or hash(grammar.source) in self._by_worker.get((worker.worker_id, worker.epoch), ()):
+    def compile_s(self, worker: Worker, grammar: Grammar, compile_s: float) -> float:
+        """Returns the predicted seconds until the worker has compiled a request's grammar: here it took `compile_s`."""
+        if hash(grammar.source) in self._by_worker.get((worker.worker_id, worker.epoch), ()):
             return 0.0
-        return grammar.compile_s
+        return compile_s
 
     def placed(self, worker: Worker, grammar: Grammar) -> None:
-        """A request with this grammar goes to the worker."""
+        """Notes that a request with this grammar goes to the worker."""
         name = worker.worker_id, worker.epoch
         kept = self._by_worker.setdefault(name, OrderedDict())
         self._by_worker.move_to_end(name)

@@ -23,18 +23,18 @@ from router.metrics import ROLE, RouterMetrics
 from router.routing.policies import policy_named
 from router.routing.reservations import Reservations
 from router.routing.routing_state import RoutingState
-from router.serving.generate_request import GenerateRequest, Take, take_nothing
+from router.serving.choice_state import ChoiceState, Dependencies
 from router.serving.migration import Migration
+from router.serving.parent_request import ParentRequest, Take, take_none
 from router.serving.placement import Placer
 from router.serving.recovery import Recovered, recover
 from router.serving.request_log import ready_made, request_log, worker_record
-from router.serving.request_state import Dependencies, RequestState
+from twostroke.base.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
+from twostroke.base.ids import BlockHash, WorkerId
 from twostroke.config import RouterConfig
-from twostroke.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
-from twostroke.ids import BlockHash, WorkerId
 from twostroke.kv_cache.block import extend_hashes
-from twostroke.profiler import Profiler
-from twostroke.request import FinishReason
+from twostroke.observability.profiler import Profiler
+from twostroke.request import FinishReason, GenerateRequest
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.profiles import ProfiledParts, profile_here
 from twostroke.rpc.traces import known_of
@@ -132,8 +132,8 @@ class RouterCore:
     def adapters(self) -> Adapters:
         return self._fleet.adapters
 
-    async def until_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
-        """Returns once that is so of the adapters that are served, or when the time is over."""
+    async def wait_for_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
+        """Waits until `holds` is true of the adapters that are served, or until `timeout_s` has passed."""
         until_s = time.monotonic() + timeout_s
         while not holds(self._fleet.adapters) and (left_s := until_s - time.monotonic()) > 0:
             await self._fleet.wait_for_change(left_s)
@@ -143,21 +143,27 @@ class RouterCore:
         return not self._is_draining and self._fleet.can_serve
 
     @property
-    def hears_workers(self) -> bool:
-        return self._fleet.hears_workers
+    def knows_decode_worker(self) -> bool:
+        return self._fleet.knows_decode_worker
 
     @property
     def is_draining(self) -> bool:
         return self._is_draining
 
     async def generate(
-        self, request: GenerateRequest, take: Take = take_nothing
+        self, request: ParentRequest, take: Take = take_none
     ) -> AsyncGenerator[tuple[int, TokenDelta], None]:
         recovered = await self._recover(request) if request.resumptions else {}
-        hashes = await hash_blocks(request, self._fleet.facts.block_size)
-        opened = self._begin(request, hashes, recovered, take)
+        hashes = await hash_blocks(request.request, self._fleet.facts.block_size)
+        if self._is_draining:
+            raise Draining("the router takes no new requests; try another one")
+        if request.request_id in self._open:
+            raise InvalidRequest(f"a request with id {request.request_id!r} is open already", field="request_id")
+        assert self._with is not None, "generate() before start()"
+        opened = self._open[request.request_id] = _OpenChoices(request, hashes, self._with, recovered, take)
+        self._idle.clear()
         try:
-            left = len(request.sampling) - len(request.ended_choices)
+            left = len(request.open_choices)
             while left:
                 event = await opened.next_event()
                 if isinstance(event, Exception):
@@ -167,7 +173,7 @@ class RouterCore:
         finally:
             await self._retire(opened)
 
-    def finish_early(self, request: GenerateRequest, choice: int) -> None:
+    def finish_early(self, request: ParentRequest, choice: int) -> None:
         opened = self._open.get(request.request_id)
         if opened is not None and opened.request is request:  # not that of another connection that resumed it
             opened.finish_early(choice)
@@ -279,7 +285,7 @@ class RouterCore:
             if record is not None:
                 self._request_log.put(ready_made(record))
 
-    async def _recover(self, request: GenerateRequest) -> dict[int, Recovered]:
+    async def _recover(self, request: ParentRequest) -> dict[int, Recovered]:
         """Finds what decode workers have of a stream that is resumed.
 
         Where this router still serves it, over a connection that its client has given up, that ends first.
@@ -293,28 +299,9 @@ class RouterCore:
             earlier.leave(Cancelled("the client goes on with this stream over another connection"), always=True)
             await earlier.stop()  # it may have migrated meanwhile
             recovered = await recover(map(links.to, self._fleet.decode_workers()), request)
-        wanted = len(request.sampling) - len(request.ended_choices)
         self._metrics.recovered_requests_total.inc(len(recovered))
-        self._metrics.replayed_requests_total.inc(wanted - len(recovered))
+        self._metrics.replayed_requests_total.inc(len(request.open_choices) - len(recovered))
         return recovered
-
-    def _begin(
-        self,
-        request: GenerateRequest,
-        hashes: tuple[BlockHash, ...],
-        recovered: Mapping[int, Recovered],
-        take: Take,
-    ) -> _OpenChoices:
-        """Checks what only the dispatcher knows, and begins every choice."""
-        if self._is_draining:
-            raise Draining("the router takes no new requests; try another one")
-        if request.request_id in self._open:
-            raise InvalidRequest(f"a request with id {request.request_id!r} is open already", field="request_id")
-        assert self._with is not None, "generate() before start()"
-        opened = _OpenChoices(request, hashes, self._with, recovered, take)
-        self._open[request.request_id] = opened
-        self._idle.clear()
-        return opened
 
     async def _retire(self, opened: _OpenChoices) -> None:
         """Frees the request's id once none of its tasks is left."""
@@ -351,7 +338,7 @@ class _OpenChoices:
 
     def __init__(
         self,
-        request: GenerateRequest,
+        request: ParentRequest,
         hashes: tuple[BlockHash, ...],
         dependencies: Dependencies,
         recovered: Mapping[int, Recovered],
@@ -363,9 +350,8 @@ class _OpenChoices:
         self._has_events = asyncio.Event()
         self._take = take
         self._choices = {
-            choice: RequestState(request, choice, hashes, dependencies, self, recovered.get(choice))
-            for choice in range(len(request.sampling))
-            if choice not in request.ended_choices
+            choice: ChoiceState(request, choice, hashes, dependencies, self, recovered.get(choice))
+            for choice in request.open_choices
         }
         self._tasks = {
             choice: dependencies.tasks.create_task(state.run(), name=f"request {state.request_id}")

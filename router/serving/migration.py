@@ -15,15 +15,16 @@ from dataclasses import dataclass
 
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
-from router.fleet.worker import Worker, WorkerStatus
+from router.fleet.worker import Worker
 from router.fleet.worker_link import TokenStream
 from router.metrics import RouterMetrics
+from router.serving.parent_request import ParentRequest
 from router.serving.placement import Placer
-from twostroke.config import Role
-from twostroke.errors import PeerLost, ServeError
-from twostroke.ids import WorkerId
+from twostroke.base.errors import PeerLost, ServeError
+from twostroke.base.ids import WorkerId
 from twostroke.kv_cache.block import root_hash
-from twostroke.request import Request
+from twostroke.observability.bug_log import log_bug
+from twostroke.request import Attempt
 from twostroke.rpc.convert import hashes_to_bytes
 from twostroke.rpc.v1 import worker_pb2
 
@@ -53,7 +54,8 @@ class Migrated(ServeError):
 @dataclass(slots=True, eq=False)
 class _Watched:
     stream: TokenStream
-    request: Callable[[], Request]
+    attempt: Callable[[], Attempt]
+    parent: ParentRequest
     task: asyncio.Task[None] | None = None
 
 
@@ -73,9 +75,10 @@ class Migration:
         fleet.on_change(self._move_all)
 
     @contextlib.contextmanager
-    def watching(self, stream: TokenStream, request: Callable[[], Request]) -> Iterator[None]:
-        """The stream fails as Migrated when it is to go on elsewhere. `request` returns what is known now."""
-        watched = _Watched(stream, request)
+    def watching(self, stream: TokenStream, attempt: Callable[[], Attempt], parent: ParentRequest) -> Iterator[None]:
+        """The stream fails as Migrated when it is to go on elsewhere. `attempt` returns what is known now, and takes
+        its time where a prompt is long: it is asked when the stream moves, and not at each change of the fleet."""
+        watched = _Watched(stream, attempt, parent)
         self._watched.add(watched)
         self._move(watched)
         try:
@@ -95,8 +98,12 @@ class Migration:
         worker = self._fleet.worker(link.worker_id)
         if watched.task is not None or worker is None or worker.epoch != link.epoch:
             return
-        if worker.status is WorkerStatus.DRAINING and self._fleet.serving(Role.DECODE):
+        if worker.is_draining and self._targets(watched):
             watched.task = self._tasks.create_task(self._migrate(watched), name=f"migrate {link.worker_id}")
+
+    def _targets(self, watched: _Watched) -> list[Worker]:
+        """Returns the workers that it may go on at: those with its weights, once it has any."""
+        return self._placer.takers(watched.parent)
 
     async def _migrate(self, watched: _Watched) -> None:
         """Contains bugs: one costs a request its pages, and no other request anything."""
@@ -104,9 +111,9 @@ class Migration:
         try:
             async with self._slots:
                 target = await self._send_pages(watched)
-        except Exception:
-            log.exception("migration failed request=%s", stream.request_id)
-        if not self._fleet.serving(Role.DECODE):
+        except Exception as error:
+            log_bug(log, "migration failed request=%s", stream.request_id, error=error)
+        if not self._targets(watched):
             watched.task = None  # it stays until there is another one
             return
         self._metrics.migrated_requests_total.inc()
@@ -114,34 +121,36 @@ class Migration:
 
     async def _send_pages(self, watched: _Watched) -> WorkerId | None:
         """Returns the worker that has its pages now; None where no worker needs them or could get them."""
-        request, others = watched.request(), self._fleet.serving(Role.DECODE)
+        attempt, others = watched.attempt(), self._targets(watched)
         leaving = self._fleet.worker(watched.stream.link.worker_id)
-        if not request.emitted or not others or leaving is None:
+        if not attempt.emitted or not others or leaving is None:
             return None
-        with self._placer.migration_target(request, others) as target:
+        with self._placer.migration_target(attempt, watched.parent, others) as target:
             try:
                 blocks = await self._fetch(watched, leaving, target)
             except ServeError as error:
-                log.warning("pages not migrated request=%s to=%s error=%s", request.request_id, target.worker_id, error)
+                log.warning(
+                    "pages not migrated request=%s to=%s error=%s", attempt.request_id, target.worker_id, error.label()
+                )
                 if isinstance(error, PeerLost):
                     await self._fleet.wait_for_change(JUDGED_S)
                 return None
-        log.info("pages migrated request=%s to=%s blocks=%d", request.request_id, target.worker_id, blocks)
+        log.info("pages migrated request=%s to=%s blocks=%d", attempt.request_id, target.worker_id, blocks)
         return target.worker_id
 
     async def _fetch(self, watched: _Watched, leaving: Worker, target: Worker) -> int:
         """Returns how many blocks have come, with those that were filled meanwhile."""
         blocks = hashes = 0
         for _ in range(MOST_FETCHES):
-            request = watched.request()
-            if len(request.block_hashes) <= hashes:
+            block_hashes = watched.attempt().block_hashes
+            if len(block_hashes) <= hashes:
                 break
-            hashes = len(request.block_hashes)
+            hashes = len(block_hashes)
             message = worker_pb2.FetchRequest(
-                fingerprint=self._fleet.fingerprint or "",
+                fingerprint=target.fingerprint,
                 worker_epoch=str(target.epoch),
                 source=leaving.page_source,
-                block_hashes=hashes_to_bytes(request.block_hashes),
+                block_hashes=hashes_to_bytes(block_hashes),
                 root=root_hash(),
                 within_s=FETCH_S,
             )

@@ -10,25 +10,27 @@ from collections.abc import Iterator, Sequence
 
 from router.admission.admission import Admission
 from router.admission.admission_queue import AdmissionQueue
-from router.admission.queued_request import Placement, QueuedRequest, Rules
+from router.admission.queued_request import Placement, QueuedRequest, Rules, Siblings
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
-from router.fleet.worker import Worker
+from router.fleet.worker import Worker, WorkerStatus
 from router.fleet.worker_link import TokenStream
 from router.metrics import RouterMetrics
 from router.routing.policies import NARROWING, RECONSIDERING, policy_named
 from router.routing.policy import Candidate, Decision
 from router.routing.routing_state import RoutingState
 from router.routing.selector import Selector, Shape, Workers
+from router.serving.answer_weights import changed
 from router.serving.attempts import Attempts
+from router.serving.parent_request import ParentRequest
 from router.serving.request_stats import RequestStats
+from twostroke.base.errors import Draining, FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch
+from twostroke.base.fault_points import Point, reach
+from twostroke.base.ids import RequestId, WorkerId
+from twostroke.base.lifetime import Instant
 from twostroke.config import Role, RouterConfig
-from twostroke.errors import Draining, FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch
-from twostroke.fault_points import Point, reach
-from twostroke.ids import RequestId, WorkerId
-from twostroke.lifetime import Instant
-from twostroke.request import Request
-from twostroke.rpc.convert import request_to_message
+from twostroke.request import Attempt
+from twostroke.rpc.convert import attempt_to_message
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.tracing.span import OpenSpan, Value
@@ -48,7 +50,7 @@ class Placer:
         settings = config.routing
         self.policy = settings.policy
         self._reservations = routing.reservations
-        seed = None if settings.seed is None else settings.seed + config.rank
+        seed = None if settings.seed is None else settings.seed + config.number
         self.selector = Selector(
             policy_named(settings.policy),
             routing.index,
@@ -72,7 +74,8 @@ class Placer:
 
     async def place(
         self,
-        request: Request,
+        attempt: Attempt,
+        parent: ParentRequest,
         stats: RequestStats,
         span: OpenSpan,
         *,
@@ -82,22 +85,26 @@ class Placer:
     ) -> TokenStream:
         """Returns once a worker has the request.
 
-        Every worker asked counts as an attempt and gets its own number, not below the request's. `is_urgent`: it had
-        its turn and lost its worker, so it is neither queued nor refused; it waits for a worker. `at`: that worker has
-        its pages, and computes the rest, if it takes it. `avoided` is asked last.
+        Every worker asked counts as an attempt and gets its own number, not below that of `attempt`. `is_urgent`: it
+        had its turn and lost its worker, so it is neither queued nor refused; it waits for a worker. `at`: that worker
+        has its pages, and computes the rest, if it takes it. `avoided` is asked last. A request with a token goes to
+        workers with its parent's weights alone, and waits for none where new requests go to others.
 
         Raises Overloaded where every worker that could be asked is full or would be too late, Draining where all of
-        them are leaving, PeerLost where none came in time, and what a worker says about the request itself.
+        them are leaving, PeerLost where none came in time, WeightsChanged where no worker has its weights any more,
+        and what a worker says about the request itself.
         The queue's `first_token` and `left` have to be called for what was placed.
         """
-        queued = dataclasses.replace(_queued(request), is_urgent=is_urgent)
+        is_urgent |= not self._are_routed(parent)
+        queued = dataclasses.replace(_queued(attempt, parent), is_urgent=is_urgent)
         give_up_s = time.monotonic() + self._worker_wait_s
         full: set[WorkerId] = set()
         unusable: set[WorkerId] = set() if avoided is None else {avoided}
         while True:
-            serving = [w for w in self._fleet.serving(Role.DECODE) if w.worker_id not in unusable]
+            serving = [w for w in self.takers(parent) if w.worker_id not in unusable]
             free = [w for w in serving if w.worker_id not in full]
             if not free:
+                self._refuse_if_changed(parent)
                 if not is_urgent:
                     self._refuse_if_hopeless(len(serving))
                 await self._wait(give_up_s)
@@ -113,30 +120,64 @@ class Placer:
             if placement is None:
                 continue
             queued = dataclasses.replace(queued, is_urgent=True)
-            if not self._workers().can_serve(placement.decision):  # a worker left between the verdict and this task
-                self.queue.left(request.request_id)
+            takers = self.takers(parent)  # a worker may have left between the verdict and this task
+            if not takers or not self._workers(takers).can_serve(placement.decision):
+                self.queue.left(attempt.request_id)
                 continue
-            attempt = dataclasses.replace(request, attempt=self.attempts.next(request.attempt))
-            opened = await self._open(attempt, placement, stats)
+            numbered = dataclasses.replace(attempt, number=self.attempts.next(attempt.number))
+            opened = await self._open(numbered, placement, stats)
             if isinstance(opened, TokenStream):
-                span.set(queued_s=queued_s, attempt=attempt.attempt, **described(self.policy, placement.decision))
-                for other in placement.decision.others:
-                    span.event("candidate", **priced(other))
+                span.set(queued_s=queued_s, attempt=numbered.number)
+                self._explain(span, placement.decision)
                 return opened
             worker = placement.decision.decode
-            span.event("refused", worker=worker, error=repr(opened))
+            span.event("refused", worker=worker, error=opened.label())
             (full if isinstance(opened, Overloaded) else unusable).add(worker)
 
+    def _explain(self, span: OpenSpan, decision: Decision) -> None:
+        """Puts what was decided, and what else could have been, into the trace."""
+        span.set(**described(self.policy, decision))
+        for other in decision.others:
+            span.event("candidate", **priced(other))
+
     @contextlib.contextmanager
-    def migration_target(self, request: Request, others: Sequence[Worker]) -> Iterator[Worker]:
+    def migration_target(self, attempt: Attempt, parent: ParentRequest, others: Sequence[Worker]) -> Iterator[Worker]:
         """Gives the worker at which an open request would best go on. Inside, its room there is reserved."""
-        queued = dataclasses.replace(_queued(request), request_id=RequestId(f"{request.request_id} moves"))
+        moving = dataclasses.replace(attempt, request_id=RequestId(f"{attempt.request_id} moves"))
+        queued = _queued(moving, parent)
         workers = dataclasses.replace(self._workers(others), prefill=())
         decision = self.selector.select(queued, workers, time.monotonic())
         try:
             yield self._worker(decision.decode)
         finally:
             self._reservations.end(queued.request_id)
+
+    def takers(self, parent: ParentRequest) -> list[Worker]:
+        """Returns the decode workers that take a request: those that serve, or that have the weights it began with."""
+        weights, adapter = parent.weights, parent.request.adapter
+        if not weights.are_fixed:
+            return self._fleet.serving(Role.DECODE)
+        taking = self._fleet.taking_begun(Role.DECODE)
+        return [worker for worker in taking if weights.admit(worker.fingerprint, adapter)]
+
+    def _are_routed(self, parent: ParentRequest) -> bool:
+        """Tells whether workers that new requests go to may compute it, by what is known of them."""
+        routed = self._fleet.fingerprint
+        weights = parent.weights
+        return not weights.are_fixed or routed is None or weights.admit(routed, parent.request.adapter)
+
+    def _refuse_if_changed(self, parent: ParentRequest) -> None:
+        """Raises WeightsChanged where no worker that is there, or is to come, has the weights of a request."""
+        if self._are_routed(parent):
+            return
+        for worker in self._fleet.decode_workers():
+            if worker.status is WorkerStatus.JOINING:
+                return
+            is_suspect = worker.status is WorkerStatus.SUSPECT
+            admits = parent.weights.admit(worker.fingerprint, parent.request.adapter)
+            if (is_suspect or worker.takes_begun) and admits:
+                return
+        raise changed(parent.request_id)
 
     def _refuse_if_hopeless(self, serving: int) -> None:
         if serving:
@@ -150,19 +191,19 @@ class Placer:
             raise PeerLost(f"no decode worker could take the request within {self._worker_wait_s} s; try again later")
         await self._fleet.wait_for_change(min(left_s, LOOK_AGAIN_S))
 
-    async def _open(self, request: Request, placement: Placement, stats: RequestStats) -> TokenStream | ServeError:
+    async def _open(self, attempt: Attempt, placement: Placement, stats: RequestStats) -> TokenStream | ServeError:
         """Returns the error where another worker may take the request."""
         decision = placement.decision
-        self._note(request, decision)
+        self._note(attempt, decision)
         reach(Point.ROUTER_PLACED)
         stats.lifetime.mark(Instant.ROUTED)
         decode = self._worker(decision.decode)
         link = self._links.to(decode)
-        stream = TokenStream(link, request.request_id, request.attempt, len(request.emitted))
+        stream = TokenStream(link, attempt.request_id, attempt.number, len(attempt.emitted))
         is_open, may_be_open, begun_s = False, True, time.monotonic()
         try:
-            message = request_to_message(
-                request,
+            message = attempt_to_message(
+                attempt,
                 fingerprint=decode.fingerprint,
                 worker_epoch=str(decode.epoch),
                 source=None if decision.source is None else self._worker(decision.source).page_source,
@@ -174,19 +215,18 @@ class Placer:
         except ServeError as error:
             may_be_open = isinstance(error, PeerLost)
             log.warning(
-                "open refused request=%s attempt=%d worker=%s error=%s: %s",
-                request.request_id,
-                request.attempt,
+                "open refused request=%s attempt=%d worker=%s error=%s",
+                attempt.request_id,
+                attempt.number,
                 decode.worker_id,
-                type(error).__name__,
-                error,
+                error.label(),
             )
             if may_go_elsewhere(error):
                 return error
             raise
         finally:
             if not is_open:
-                self.queue.left(request.request_id)
+                self.queue.left(attempt.request_id)
                 link.forget(stream)
             if not is_open and may_be_open:
                 self._links.close_later(stream)
@@ -194,13 +234,17 @@ class Placer:
         stats.lifetime.mark(Instant.OPENED)
         stats.placed(decision, placement.decided_at_s)
         now_s = time.monotonic()
-        self._reservations.opened(request.request_id, now_s)
+        self._reservations.opened(attempt.request_id, now_s)
         self.queue.opened(now_s - begun_s)
         return stream
 
     def _workers(self, decode: Sequence[Worker] | None = None) -> Workers:
-        """Returns the workers that serve; of decode workers only the given ones."""
+        """Returns the workers that serve; of decode workers only the given ones, which all have the same weights."""
         facts = self._fleet.facts
+        prefill = self._fleet.serving(Role.PREFILL)
+        if decode and decode[0].fingerprint != self._fleet.fingerprint:
+            taking = self._fleet.taking_begun(Role.PREFILL)
+            prefill = [worker for worker in taking if worker.fingerprint == decode[0].fingerprint]
         return Workers(
             Shape(
                 block_size=facts.block_size,
@@ -209,15 +253,15 @@ class Placer:
                 window_bytes=facts.window_bytes,
             ),
             self._fleet.serving(Role.DECODE) if decode is None else decode,
-            self._fleet.serving(Role.PREFILL),
+            prefill,
         )
 
-    def _note(self, request: Request, decision: Decision) -> None:
+    def _note(self, attempt: Attempt, decision: Decision) -> None:
         self._metrics.count_decision(self.policy, "local" if decision.source is None else "prefill")
         log.info(
             "routed request=%s attempt=%d policy=%s decode=%s source=%s peer=%s cached_blocks=%d first_token_s=%.4f %s",
-            request.request_id,
-            request.attempt,
+            attempt.request_id,
+            attempt.number,
             self.policy,
             decision.decode,
             decision.source or "local",
@@ -252,23 +296,14 @@ def source_forecast(decision: Decision) -> worker_pb2.SourceForecast | None:
     )
 
 
-def _queued(request: Request) -> QueuedRequest:
-    now_s = time.monotonic()
+def _queued(attempt: Attempt, parent: ParentRequest) -> QueuedRequest:
+    now_s, deadline_s, siblings = time.monotonic(), attempt.request.deadline_s, parent.siblings
     return QueuedRequest(
-        request_id=request.request_id,
-        known_tokens=len(request.prompt) + len(request.emitted),
-        block_hashes=request.block_hashes,
-        most_output_tokens=request.sampling.max_tokens - len(request.emitted),
-        adapter=request.adapter,
-        grammar=request.sampling.grammar,
-        takes_converted=request.takes_converted,
-        cache_key=request.cache_key,
-        computes_all=request.scores_prompt,
-        priority=request.priority,
-        tenant=request.tenant,
-        siblings=request.siblings,
+        attempt=attempt,
+        routing=parent.routing,
         arrived_s=now_s,
-        deadline_s=None if request.deadline_s is None else now_s + request.deadline_s - time.time(),
+        deadline_s=None if deadline_s is None else now_s + deadline_s - time.time(),
+        siblings=Siblings(siblings.before + attempt.request.sampling.choice, siblings.count),
     )
 
 

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from router.fleet.worker_link import WorkerLink
-from router.serving.generate_request import GenerateRequest
-from twostroke.errors import InvalidRequest, ServeError
+from router.serving.answer_weights import adapter_digest, changed
+from router.serving.parent_request import ParentRequest
+from twostroke.base.errors import InvalidRequest, ServeError
 from twostroke.request import FinishReason, PromptLogprobs, SampledToken, SamplingParams
-from twostroke.rpc.convert import prompt_logprobs_from_message, sampling_from_message, token_from_message
+from twostroke.rpc.convert import prompt_logprobs_from_message, request_from_message, token_from_message
 from twostroke.rpc.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
@@ -35,24 +36,25 @@ class Recovered:
     """Logprobs of the prompt, where they are wanted and there are tokens."""
 
 
-async def recover(links: Iterable[WorkerLink], request: GenerateRequest) -> dict[int, Recovered]:
+async def recover(links: Iterable[WorkerLink], parent: ParentRequest) -> dict[int, Recovered]:
     """Returns, by choice, the latest attempt that any worker has; a worker that does not answer in time has none.
 
-    Raises InvalidRequest where a worker has it with another prompt or other sampling.
+    Raises InvalidRequest where a worker has it with another prompt or other sampling, and WeightsChanged where it was
+    begun with another adapter than the request's name leads to now.
     """
     asked = list(links)
-    answers = await asyncio.gather(*(_find(link, request.request_id) for link in asked))
-    choices = {f"{request.request_id}#{choice}": choice for choice in range(len(request.sampling))}
+    answers = await asyncio.gather(*(_find(link, parent.request_id) for link in asked))
+    choices = {f"{parent.request_id}#{choice}": choice for choice in parent.open_choices}
     recovered: dict[int, Recovered] = {}
     for link, messages in zip(asked, answers, strict=True):
         for message in messages:
             choice = choices.get(message.request_id)
-            if choice is None or choice in request.ended_choices:
+            if choice is None:
                 continue
-            one = _read(link, message, request, choice)
-            if one.tokens and one.prompt_logprobs is None and request.scores_prompt:
+            one = _read(link, message, parent, choice)
+            if one.tokens and one.prompt_logprobs is None and parent.request.scores_prompt:
                 continue  # they went to a router that is gone: computed again, the answer is the same
-            if choice not in recovered or _rank(one) > _rank(recovered[choice]):
+            if choice not in recovered or _progress(one) > _progress(recovered[choice]):
                 recovered[choice] = one
     return recovered
 
@@ -61,23 +63,23 @@ async def _find(link: WorkerLink, stream: str) -> list[worker_pb2.RequestSnapsho
     try:
         return await link.find(stream)
     except ServeError as error:
-        log.warning("worker not asked for stream=%s worker=%s error=%s", stream, link.worker_id, error)
+        log.warning("worker not asked for stream=%s worker=%s error=%s", stream, link.worker_id, error.label())
         return []
 
 
-def _read(link: WorkerLink, message: worker_pb2.RequestSnapshot, request: GenerateRequest, choice: int) -> Recovered:
-    sampling = sampling_from_message(message.sampling)
-    adapter = b"" if request.adapter is None else request.adapter.digest
-    is_same = tuple(message.prompt) == request.prompt and message.adapter.digest == adapter
-    if not is_same or not _is_same(sampling, request.sampling[choice]):
+def _read(link: WorkerLink, message: worker_pb2.RequestSnapshot, parent: ParentRequest, choice: int) -> Recovered:
+    found, wanted = request_from_message(message.request), parent.request.of_choice(choice)
+    if found.prompt != wanted.prompt or not _is_same(found.sampling, wanted.sampling):
         raise InvalidRequest("the stream that is to be resumed answers another request", field="resume_from")
+    if adapter_digest(found.adapter) != adapter_digest(wanted.adapter):
+        raise changed(parent.request_id)
     return Recovered(
         link=link,
         attempt=message.attempt,
         tokens=tuple(token_from_message(token) for token in message.tokens),
         finish=FinishReason(message.finish_reason) if message.finish_reason else None,
         cached_tokens=message.cached_tokens,
-        most_tokens=sampling.max_tokens,
+        most_tokens=found.sampling.max_tokens,
         prompt_logprobs=(
             prompt_logprobs_from_message(message.prompt_logprobs) if message.HasField("prompt_logprobs") else None
         ),
@@ -94,5 +96,5 @@ def _comparable(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
     return dataclasses.replace(sampling, max_tokens=max_tokens, logit_bias=tuple(sorted(sampling.logit_bias)))
 
 
-def _rank(recovered: Recovered) -> tuple[int, int]:
+def _progress(recovered: Recovered) -> tuple[int, int]:
     return recovered.attempt, len(recovered.tokens)

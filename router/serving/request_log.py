@@ -16,8 +16,9 @@ from dataclasses import asdict
 
 from router.fleet.worker import Worker, step_cost
 from router.metrics import RouterMetrics
-from twostroke.errors import ConfigError
-from twostroke.request_log import LinkRecord, Record, WorkerRecord, line_of
+from twostroke.base.errors import ConfigError
+from twostroke.observability.bug_log import log_bug
+from twostroke.observability.request_log import LinkRecord, Record, WorkerRecord, line_of
 from twostroke.rpc.v1.control_pb2 import Tier
 
 log = logging.getLogger(__name__)
@@ -86,8 +87,8 @@ class RequestLog:
     def _line(self, make: Make) -> bytes:
         try:
             return line_of(make()).encode()
-        except Exception:
-            log.exception("a record of the request log could not be made")
+        except Exception as error:
+            log_bug(log, "a record of the request log could not be made", error=error)
             self._metrics.request_log_dropped_total.inc()
             return b""
 

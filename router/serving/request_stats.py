@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from router.metrics import Comparison
 from router.routing.policy import Decision
-from router.serving.generate_request import GenerateRequest
-from twostroke.ids import BlockHash, RequestId
-from twostroke.lifetime import Instant, Lifetime
-from twostroke.request_log import AnswerRecord, blocks_of
+from router.serving.parent_request import ParentRequest
+from twostroke.base.ids import BlockHash, RequestId
+from twostroke.base.lifetime import Instant, Lifetime
+from twostroke.observability.request_log import AnswerRecord, blocks_of
 
 
 class RequestStats:
@@ -19,7 +19,7 @@ class RequestStats:
     def __init__(
         self,
         request_id: RequestId,
-        request: GenerateRequest,
+        parent: ParentRequest,
         block_hashes: Sequence[BlockHash],
         *,
         block_size: int,
@@ -29,7 +29,7 @@ class RequestStats:
         self.lifetime = Lifetime()
         self.lifetime.mark(Instant.RECEIVED)
         self._request_id = request_id
-        self._request = request
+        self._parent = parent
         self._block_hashes = block_hashes
         self._block_size = block_size
         self._policy = policy
@@ -101,12 +101,12 @@ class RequestStats:
             request_id=self._request_id,
             arrival_s=instants[Instant.RECEIVED],
             outcome=outcome,
-            prompt_tokens=len(self._request.prompt),
+            prompt_tokens=len(self._parent.request.prompt),
             output_tokens=self.tokens,
             block_size=self._block_size,
             blocks=blocks_of(self._block_hashes),
-            tenant=self._request.tenant,
-            priority=self._request.priority,
+            tenant=self._parent.routing.tenant,
+            priority=self._parent.routing.priority,
             policy=self._policy,
             attempts=self.attempts,
             decode=last.decode if last else None,

@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 
 from decode_worker.worker import DecodeWorker
+from twostroke.base.errors import EngineLost
 from twostroke.config import WorkerConfig
-from twostroke.engine.build import BuiltEngine, build_runner
-from twostroke.errors import EngineLost
+from twostroke.engine.backends.built import BuiltEngine
+from twostroke.engine.build import build_runner
 from twostroke.scheduler.batch import Batch, Runner, StepResult
 from twostroke.worker import engine_state
 from twostroke.worker.process import main

@@ -16,25 +16,28 @@ import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from cluster.ray.backend import AfterDrain, Nodes, WorkerDied
-from cluster.scaling.capacity import WorkerCounts
-from cluster.scaling.desired_state import Checkpoint, DesiredState
-from cluster.spec import fleet_spec
 from cluster.supervisor.actors import ActorLocation, Serving
+from cluster.supervisor.backend import AfterDrain, Nodes, WorkerDied
 from cluster.supervisor.supervisor import Supervisor
 from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
+from cluster.values.desired_state import Checkpoint, DesiredState
+from cluster.values.spec import LAUNCHED_GRACE_S, fleet_spec
+from cluster.values.worker_counts import WorkerCounts
+from tests.cluster.forked import ROUTER_MODULES, WORKER_MODULES, ForkedProcess, fork
 from tests.cluster.processes import PATIENCE_S, TOKEN
-from twostroke import errors
+from twostroke.base import errors
 from twostroke.config import ClusterConfig, ListenConfig, Role, RouterConfig, RoutingConfig, WorkerConfig
+
+MOUNTED_MODULES: Final = (*WORKER_MODULES, "cluster.supervisor.actors")
 
 
 class ProcessWorker:
     def __init__(self, config: WorkerConfig, log_path: Path) -> None:
         self._config = config
         self._log_path = log_path
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ForkedProcess | None = None
         self._starting = asyncio.Lock()
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -67,6 +70,11 @@ class ProcessWorker:
         self.is_removed = True
         self.recycle()
 
+    async def ended(self) -> None:
+        """Waits for the process that it has, if there is one."""
+        if self._process is not None:
+            await self._process.wait()
+
     @property
     def pid(self) -> int:
         assert self._process is not None
@@ -79,7 +87,6 @@ class ProcessWorker:
             if self._reading is None or self._reading.done():
                 await self._start()
         assert self._process is not None
-        assert self._process.stdin is not None
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         call = {"number": number, "name": name, "arguments": arguments}
@@ -88,19 +95,14 @@ class ProcessWorker:
 
     async def _start(self) -> None:
         with self._log_path.open("ab") as log_file:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.cluster.mounted"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log_file,
+            self._process = await fork(
+                sys.executable, "-m", "tests.cluster.mounted", loads=MOUNTED_MODULES, stderr=log_file
             )
         self.processes += 1
-        assert self._process.stdin is not None
         self._process.stdin.write(self._config.to_json().encode() + b"\n")
         self._reading = asyncio.create_task(self._read(self._process))
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
+    async def _read(self, process: ForkedProcess) -> None:
         while line := await process.stdout.readline():
             answer = json.loads(line)
             future = self._waiting.pop(answer["number"])
@@ -189,7 +191,7 @@ class ElasticCluster:
         self.grpc = self.http = ""
         self._port = 0
         self._run_task: asyncio.Task[None] | None = None
-        self._router: asyncio.subprocess.Process | None = None
+        self._router: ForkedProcess | None = None
         self.supervisor: Supervisor
 
     async def start(self) -> None:
@@ -200,16 +202,10 @@ class ElasticCluster:
             cluster_token=TOKEN,
             served_model_name=self.config.model.public_name,
             routing=RoutingConfig(policy=self.config.routing.policy, seed=7),
+            drain_grace_s=LAUNCHED_GRACE_S,
         )
         with (self.folder / "router.log").open("wb") as log_file:
-            self._router = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log_file,
-            )
-        assert self._router.stdin is not None
-        assert self._router.stdout is not None
+            self._router = await fork(sys.executable, "-m", "router", loads=ROUTER_MODULES, stderr=log_file)
         self._router.stdin.write(config.to_json().encode())
         self._router.stdin.close()
         said = json.loads(await asyncio.wait_for(self._router.stdout.readline(), PATIENCE_S))
@@ -268,6 +264,7 @@ class ElasticCluster:
                 await asyncio.wait_for(self._router.wait(), 15)
         for worker in self.backend.workers.values():
             worker.remove()
+            await worker.ended()
 
     def logs(self) -> str:
         return "\n".join(f"== {path.name}\n{path.read_text()[-5000:]}" for path in sorted(self.folder.glob("*.log")))

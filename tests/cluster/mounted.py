@@ -8,10 +8,10 @@ import json
 import os
 import sys
 
-from cluster.scaling.desired_state import Checkpoint
 from cluster.supervisor.actors import MountedWorker
+from cluster.values.desired_state import Checkpoint
+from twostroke.base.errors import ServeError
 from twostroke.config import Role, WorkerConfig
-from twostroke.errors import ServeError
 
 OVERTAKEN_S = 0.02
 """The time in which calls that were begun later overtake one: Ray keeps no order among them."""

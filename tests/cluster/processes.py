@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import tempfile
+import urllib.request
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.supervisor.fleet_service import FleetService
+from cluster.values.spec import LAUNCHED_GRACE_S
 from router.addresses import Addresses
 from tests import metrics_page
-from tests.chaos.injection.process import command_of
+from tests.cluster.forked import MODEL_MODULES, ROUTER_MODULES, WORKER_MODULES, ForkedProcess, fork
+from tests.prepare import build_kernels
+from tests.trials.chaos.injection.plan import ENVIRONMENT
+from tests.trials.chaos.injection.process import command_of
+from twostroke.base.credentials import TlsConfig
+from twostroke.base.json_values import from_values
 from twostroke.config import (
     PACED_PREFIX,
     CacheConfig,
@@ -34,13 +42,12 @@ from twostroke.config import (
     WorkerConfig,
 )
 from twostroke.config.output import OutputConfig
-from twostroke.credentials import TlsConfig
-from twostroke.json_values import from_values
 from twostroke.models.adapters.peft import Adapter
-from twostroke.models.catalog.places import cache_dir
+from twostroke.rpc import proof
 from twostroke.rpc.channel import PeerChannel, TlsEndpoint
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.server import TOKEN_KEY, RpcServer
+from twostroke.rpc.proof import TOKEN_KEY
+from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import (
     adapters_pb2,
     control_pb2,
@@ -54,23 +61,23 @@ from twostroke.rpc.v1 import (
 TOKEN = "token-of-the-test-cluster"
 SHOWN = ((TOKEN_KEY, TOKEN),)
 """Metadata for calls to admin ports and workers."""
-PATIENCE_S = 90.0
+PATIENCE_S = 150.0
 """Bounds every wait: a hang fails the test that hangs."""
-DEADLINE_S = 2 * PATIENCE_S
+DEADLINE_S = 180.0
 """The deadline of an answer: thirty prompts that are sent at once to a busy machine shall all be answered."""
 
 
 @dataclass(slots=True)
 class WorkerProcess:
     config: WorkerConfig
-    process: asyncio.subprocess.Process
+    process: ForkedProcess
     info: dict[str, object] = field(default_factory=dict)
     state: control_pb2.WorkerState = control_pb2.WORKER_STATE_STARTING
 
 
 @dataclass(frozen=True, slots=True)
 class RouterProcess:
-    process: asyncio.subprocess.Process
+    process: ForkedProcess
     addresses: Addresses
 
     @property
@@ -104,6 +111,7 @@ class ProcessCluster:
         fleet_port: int = 0,
         borrow: bool = True,
         decode_module: str = "decode_worker",
+        is_plain: bool = False,
     ) -> None:
         self.folder = folder
         self.decode_module = decode_module
@@ -125,8 +133,16 @@ class ProcessCluster:
         self.adapters: dict[str, adapters_pb2.NamedAdapter] = {}
         """What the fleet serves beside the model, by the names that clients call them."""
         self._version = 0
-        self._processes: list[asyncio.subprocess.Process] = []
+        self._proxied = contextlib.ExitStack()
+        self._loads = ROUTER_MODULES + WORKER_MODULES + (() if self.is_paced else MODEL_MODULES)
+        if is_plain:
+            self._loads = ()
+        self._processes: list[ForkedProcess] = []
         """All that ever were: a worker that is started again may have an earlier life."""
+
+    @property
+    def is_paced(self) -> bool:
+        return self.model.model.startswith(PACED_PREFIX)
 
     @property
     def http(self) -> str:
@@ -143,17 +159,19 @@ class ProcessCluster:
         return self.routers[0].addresses.admin
 
     async def start(self, prefill: int, decode: int, model_dir: Path | None, routers: int = 1) -> None:
-        if not self.model.model.startswith(PACED_PREFIX):
-            await asyncio.to_thread(_build_kernels)
+        if not self.is_paced:
+            await asyncio.to_thread(build_kernels)
+        if ENVIRONMENT in os.environ:  # the other processes dial the ports of proxies
+            self._proxied.enter_context(mock.patch.object(proof, "check_dialled"))
         await self._fleet_server.start()
         names = [(Role.PREFILL, index) for index in range(prefill)] + [(Role.DECODE, index) for index in range(decode)]
         await asyncio.gather(
-            *(self.start_router(model_dir, rank) for rank in range(routers)),
+            *(self.start_router(model_dir, index) for index in range(routers)),
             *(self.start_worker(role, f"{role.value}-{index}", 1) for role, index in names),
         )
         await self._until_ready()
 
-    async def start_router(self, model_dir: Path | None, rank: int = 0, again: Addresses | None = None) -> None:
+    async def start_router(self, model_dir: Path | None, index: int = 0, again: Addresses | None = None) -> None:
         """`again`: on the ports of an earlier life."""
         http_port, grpc_port, admin_port = (
             (0, 0, 0) if again is None else map(port_of, (again.http, again.grpc, again.admin))
@@ -173,23 +191,24 @@ class ProcessCluster:
                 public_prefixes=self.public_prefixes,
                 request_log=None if self.request_log is None else str(self.request_log),
             ),
-            rank=rank,
+            number=index,
+            drain_grace_s=LAUNCHED_GRACE_S,
             output=self.output,
             tracing=self.tracing,
         )
         process = await self._spawn("router", config.to_json())
         addresses = await self._first_line(process)
-        self.routers[rank] = RouterProcess(process, from_values(Addresses, addresses))
+        self.routers[index] = RouterProcess(process, from_values(Addresses, addresses))
 
-    async def kill_router(self, rank: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
-        process = self.routers[rank].process
+    async def kill_router(self, index: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
+        process = self.routers[index].process
         process.send_signal(number)
         await asyncio.wait_for(process.wait(), PATIENCE_S)
 
-    async def restart_router(self, rank: int = 0) -> None:
+    async def restart_router(self, index: int = 0) -> None:
         """It dies without a word, and another one knows nothing of what it knew."""
-        await self.kill_router(rank)
-        await self.start_router(None, rank)
+        await self.kill_router(index)
+        await self.start_router(None, index)
         await self._until_ready()
 
     @property
@@ -221,7 +240,7 @@ class ProcessCluster:
         self.publish()
 
     async def kill(self, worker_id: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Kill a worker and tell the fleet, as the supervisor does."""
+        """Kills a worker and tells the fleet, as the supervisor does."""
         worker = self.workers[worker_id]
         worker.process.send_signal(number)
         await asyncio.wait_for(worker.process.wait(), PATIENCE_S)
@@ -248,11 +267,18 @@ class ProcessCluster:
         adapters = list(self.adapters.values())
         self._fleet.publish(fleet_pb2.FleetView(version=self._version, workers=workers, adapters=adapters))
 
-    def name_adapter(self, name: str, adapter: Adapter, folder: Path) -> None:
-        """Serve what is in a folder, as the supervisor does."""
+    async def name_adapter(self, name: str, adapter: Adapter, folder: Path) -> None:
+        """Serves what is in a folder, as the supervisor does; returns once the router does."""
         named = adapters_pb2.Adapter(digest=adapter.digest, path=str(folder))
-        self.adapters[name] = adapters_pb2.NamedAdapter(name=name, adapter=named, rank=adapter.rank)
+        self.adapters[name] = adapters_pb2.NamedAdapter(name=name, adapter=named, rank=adapter.lora_rank)
         self.publish()
+        async with asyncio.timeout(PATIENCE_S):
+            while name not in await asyncio.to_thread(self._served_models):
+                await asyncio.sleep(0.02)
+
+    def _served_models(self) -> list[str]:
+        with urllib.request.urlopen(f"{self.http}/v1/models", timeout=PATIENCE_S) as answer:
+            return [card["id"] for card in json.load(answer)["data"]]
 
     async def load(self, worker_id: str) -> control_pb2.Load:
         channel = PeerChannel(str(self.workers[worker_id].info["address"]), self.us)
@@ -289,25 +315,22 @@ class ProcessCluster:
                 process.kill()
                 await process.wait()
         await self._fleet_server.stop(0)
+        self._proxied.close()
 
     def metric(self, worker_id: str, name: str) -> float:
         """The sum over all series of one metric of a worker."""
         return metrics_page.total(str(self.workers[worker_id].info["metrics_address"]), name)
 
-    async def _spawn(self, module: str, config: str) -> asyncio.subprocess.Process:
+    async def _spawn(self, module: str, config: str) -> ForkedProcess:
         log_file = (self.folder / f"{module}-{len(self.workers)}-{os.urandom(2).hex()}.log").open("wb")
-        process = await asyncio.create_subprocess_exec(
-            *command_of(module), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log_file
-        )
+        process = await fork(*command_of(module), loads=self._loads, stderr=log_file)
         log_file.close()
         self._processes.append(process)
-        assert process.stdin is not None
         process.stdin.write(config.encode())
         process.stdin.close()
         return process
 
-    async def _first_line(self, process: asyncio.subprocess.Process) -> dict[str, object]:
-        assert process.stdout is not None
+    async def _first_line(self, process: ForkedProcess) -> dict[str, object]:
         line = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
         assert line, f"a process ended before it was ready; logs:\n{self.logs(last=4000)}"
         said: dict[str, object] = json.loads(line)
@@ -338,7 +361,7 @@ class ProcessCluster:
                     await asyncio.sleep(0.05)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def running_cluster(
     *,
     prefill: int,
@@ -360,8 +383,12 @@ async def running_cluster(
     cluster_tls: TlsConfig | None = None,
     borrow: bool = True,
     decode_module: str = "decode_worker",
+    is_plain: bool = False,
 ) -> AsyncIterator[ProcessCluster]:
-    """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
+    """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone.
+
+    `is_plain`: its processes have the command lines that users see.
+    """
     with tempfile.TemporaryDirectory() as folder:
         cluster = ProcessCluster(
             Path(folder),
@@ -380,6 +407,7 @@ async def running_cluster(
             cluster_tls=cluster_tls,
             borrow=borrow,
             decode_module=decode_module,
+            is_plain=is_plain,
         )
         try:
             await cluster.start(prefill, decode, model_dir, routers)
@@ -390,13 +418,6 @@ async def running_cluster(
             raise
         finally:
             await cluster.close()
-
-
-def _build_kernels() -> None:
-    """Build what the first worker of a machine builds, which takes minutes: longer than the test waits for a worker."""
-    from twostroke.kernels.cpu.choice import choose_kernels  # loads torch, which clusters of paced workers do without
-
-    choose_kernels(cache_dir() / "kernels")
 
 
 def port_of(address: str) -> int:

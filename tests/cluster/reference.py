@@ -1,14 +1,20 @@
-"""What transformers says: greedy continuations of the default model in float32, with the gap of its top two logits."""
+"""What transformers says: greedy continuations of the default model in float32, with the gap of its top two logits.
+
+`python -m tests.cluster.reference MODEL_DIR` records it, for another default model or other prompts.
+"""
 
 from __future__ import annotations
 
+import json
 import random
-from dataclasses import dataclass
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+RECORDED = Path(__file__).with_name("references.json")
 NEW_TOKENS = 16
 NEAR_TIE = 1e-4
 """Rounding decides where the reference's top two logits are closer than this: it is listed, and is no failure."""
@@ -38,6 +44,14 @@ class Reference:
     """Between the two highest logits, per answer token."""
 
 
+def recorded() -> list[Reference]:
+    """What `references` found for the default model; the slow suite finds it again."""
+    return [
+        Reference(each["name"], tuple(each["prompt"]), tuple(each["answer"]), tuple(each["gaps"]))
+        for each in json.loads(RECORDED.read_text())
+    ]
+
+
 def references(model_dir: Path) -> list[Reference]:
     """Seventeen prompts: exact lengths around block borders, a long one, and real chats."""
     torch.set_num_threads(1)  # two that share a core with other tests wait for each other ten times as long
@@ -60,7 +74,7 @@ def _words(tokenizer: object, length: int) -> list[int]:
 
 
 def continued(model: object, name: str, prompt: list[int], new_tokens: int = NEW_TOKENS) -> Reference:
-    """Return a prompt with its greedy continuation."""
+    """Returns a prompt with its greedy continuation."""
     with torch.inference_mode():
         out = model.generate(  # type: ignore[attr-defined]
             torch.tensor([prompt]),
@@ -92,3 +106,8 @@ def mismatches(expected: list[Reference], answers: dict[str, list[int]]) -> list
         else:
             wrong.append(line)
     return wrong
+
+
+if __name__ == "__main__":
+    found = [json.dumps(asdict(each)) for each in references(Path(sys.argv[1]))]
+    RECORDED.write_text("[\n" + ",\n".join(found) + "\n]\n")

@@ -22,14 +22,19 @@ Arguments = Mapping[str, Any]
 Call = tuple[str, Arguments]
 Parts = list[list[str]]
 
-TOOLS: Mapping[str, frozenset[str]] = {
-    "get_weather": frozenset({"city", "unit"}),
-    "calculate": frozenset({"expression"}),
-    "search": frozenset({"query"}),
-    "write_file": frozenset({"path", "content"}),
-    "ping": frozenset(),
+
+def _schema(**types: str) -> Mapping[str, Any]:
+    return {"type": "object", "properties": {name: {"type": kind} for name, kind in types.items()}}
+
+
+TOOLS: Mapping[str, Mapping[str, Any]] = {
+    "get_weather": _schema(city="string", unit="string", days="integer", now="boolean"),
+    "calculate": _schema(expression="string"),
+    "search": _schema(query="string", limit="integer", safe="boolean", filters="object"),
+    "write_file": _schema(path="string", content="string"),
+    "ping": {},
 }
-"""Names of the tools that every answer may call, each with its parameters that are strings."""
+"""Names of the tools that every answer may call, each with the schema of its arguments."""
 
 CALLS: Sequence[Call] = (
     ("get_weather", {"city": "Paris", "unit": "celsius"}),

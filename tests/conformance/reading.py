@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from router.frontend.output.parts import OutputParser, Part, ReasoningPart, TextPart
-from router.frontend.output.think import ThinkParser
-from router.frontend.output.tool_formats import BY_NAME
+from router.text.output.parts import OutputParser, Part, ReasoningPart, TextPart
+from router.text.output.think import ThinkParser
+from router.text.output.tools.tool_formats import BY_NAME
 from tests.conformance.make_tool_outputs import TOOLS
 
 
@@ -30,19 +30,19 @@ def joined(parts: Iterable[Part]) -> list[list[str]]:
                 whole.append([kind, part.text])
             continue
         if part.name:
-            assert part.rank == calls
+            assert part.number == calls
             calls += 1
             whole.append(["call", part.name, ""])
-        assert (part.rank, part.call_id) == (calls - 1, f"call_{calls - 1}")
+        assert (part.number, part.call_id) == (calls - 1, f"call_{calls - 1}")
         assert whole[-1][0] == "call"
         whole[-1][2] += part.arguments
     return whole
 
 
-def parsed(kind: str, pieces: Iterable[str]) -> list[list[str]]:
+def parsed(kind: str, pieces: Iterable[str], *, is_cut: bool = False) -> list[list[str]]:
     parser = parser_of(kind)
     parts = [part for piece in pieces for part in parser.feed(piece)]
-    parts += parser.flush()
+    parts += parser.flush(is_cut=is_cut)
     whole = joined(parts)
     assert parser.has_calls == any(part[0] == "call" for part in whole)
     return whole

@@ -8,7 +8,8 @@ and, for a model that knows no tools and can only be forced, in each format:
 twostroke serve --tool-call-parser FORMAT --max-model-len 2048
 python -m tests.conformance.record_outputs --forced FORMAT
 
-A line is {"model", "format", "output", "parts"}, as in tool_outputs.jsonl. The lines of the same model and format are
+A line is {"model", "format", "output", "parts"}, as in tool_outputs.jsonl. An answer that was cut has {"cut": true},
+too. The lines of the same model and format are
 written anew, others stay. Qwen2.5-Coder is shown other formats than its own in the system prompt, so that many answers
 break them, at temperature 1 and above most of all. `parts` are what the parser made of the whole answer
 when it was recorded; test_recorded.py compares the calls among them with those that a second reading finds.
@@ -116,12 +117,9 @@ def _asked(form: str, question: str, temperature: float, seed: int, system: str,
 
 def tools() -> list[dict[str, Any]]:
     """Returns the tools of all conformance answers in OpenAI's form."""
-
-    def function(name: str, parameters: Sequence[str]) -> dict[str, Any]:
-        schema = {"type": "object", "properties": {key: {"type": "string"} for key in sorted(parameters)}}
-        return {"type": "function", "function": {"name": name, "parameters": schema}}
-
-    return [function(name, sorted(parameters)) for name, parameters in TOOLS.items()]
+    empty = {"type": "object", "properties": {}}
+    functions = [{"name": name, "parameters": dict(schema or empty)} for name, schema in TOOLS.items()]
+    return [{"type": "function", "function": function} for function in functions]
 
 
 def _told(form: str) -> str:
@@ -139,19 +137,23 @@ def recorded(url: str, asked: Sequence[Asked]) -> list[dict[str, Any]]:
     with httpx.Client(base_url=url, timeout=600) as http, ThreadPoolExecutor(AT_ONCE) as threads:
         model = http.get("/v1/models").json()["data"][0]["id"]
         outputs = threads.map(lambda each: _output(http, each), asked)
-        pairs = dict.fromkeys((each.form, output) for each, output in zip(asked, outputs, strict=True))
-    return [{"model": model, "format": form, "output": out, "parts": parsed(form, [out])} for form, out in pairs]
+        answers = dict.fromkeys((each.form, *output) for each, output in zip(asked, outputs, strict=True))
+    return [
+        {"model": model, "format": form, "output": out, "parts": parsed(form, [out], is_cut=is_cut)}
+        | ({"cut": True} if is_cut else {})
+        for form, out, is_cut in answers
+    ]
 
 
-def _output(http: httpx.Client, asked: Asked) -> str:
-    """Returns the answer's text with all special tokens but the last one, whatever the server made of it."""
+def _output(http: httpx.Client, asked: Asked) -> tuple[str, bool]:
+    """Returns the answer's text with all special tokens but the last one, and whether it was cut."""
     body = asked.body | {"max_tokens": MAX_TOKENS, "return_token_ids": True}
     answer = http.post("/v1/chat/completions", json=body)
     answer.raise_for_status()
-    tokens = answer.json()["choices"][0]["token_ids"]
-    said = http.post("/detokenize", json={"tokens": tokens})
+    choice = answer.json()["choices"][0]
+    said = http.post("/detokenize", json={"tokens": choice["token_ids"]})
     text: str = said.raise_for_status().json()["prompt"]
-    return text.removesuffix("<|im_end|>")
+    return text.removesuffix("<|im_end|>"), choice["finish_reason"] == "length"
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ class Container:
     name: str
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run the command as the image's own user, with its environment, on this machine's network."""
+        """Runs the command as the image's own user, with its environment, on this machine's network."""
         return subprocess.run(self._command(command), env=_environment(), capture_output=True, text=True, check=False)
 
     @contextlib.contextmanager
@@ -95,7 +95,7 @@ def build(buildah: Buildah) -> None:
 
 
 def settings(buildah: Buildah) -> Mapping[str, str]:
-    """Return the image's settings: its user, entry point and command."""
+    """Returns the image's settings: its user, entry point and command."""
     form = "{{.OCIv1.Config.User}}|{{.OCIv1.Config.Entrypoint}}|{{.OCIv1.Config.Cmd}}"
     user, entry_point, command = buildah("inspect", "--type", "image", "--format", form, IMAGE).split("|")
     return {"user": user, "entry_point": entry_point, "command": command}

@@ -215,7 +215,7 @@ OURS = [
     Mutant("a launcher without Ray's token", "secrets_are_given",
            put(RAY, f"{LAUNCHER}.env[RAY_AUTH_TOKEN_PATH].name", "RAY_TOKEN_PATH")),
     Mutant("a certificate without its key", "commands_parse",
-           swap_in_list(ROUTER, f"{BOX}.args", "--cluster-tls-key=/etc/twostroke/cluster-tls/tls.key", "--rank=9")),
+           swap_in_list(ROUTER, f"{BOX}.args", "--cluster-tls-key=/etc/twostroke/cluster-tls/tls.key", "--seed=9")),
     Mutant("routers at a port of their own that is not declared", "ports_of_flags_are_declared",
            swap_in_list(ROUTER, f"{BOX}.args", "--peer-port=50056", "--peer-port=50057")),
     Mutant("workers that speak plainly", "certificates_agree",

@@ -175,7 +175,7 @@ LAUNCHERS = [
     Mutant("a worker with other settings than the head", "settings_of_ray_agree", drop(RAY, f"{DECODE}.envFrom")),
     Mutant("a worker without a home", "homes_are_told", drop(RAY, f"{DECODE}.env[HOME]")),
     Mutant("keys that nobody asks for", "secrets_are_used",
-           swap_in_list(ROUTER, f"{BOX}.args", "--api-keys=/etc/twostroke/api-keys/keys.yaml", "--rank=9")),
+           swap_in_list(ROUTER, f"{BOX}.args", "--api-keys=/etc/twostroke/api-keys/keys.yaml", "--seed=9")),
     Mutant("a hook without a command", "commands_are_given", drop(RAY, f"{DECODE}.lifecycle.preStop.exec.command")),
     Mutant("a hook of a program that the image has not", "commands_parse",
            put(RAY, f"{DECODE}.lifecycle.preStop.exec.command[0]", "twostrokes")),

@@ -111,7 +111,7 @@ def both(*changes: Change) -> Change:
 
 
 def _find(objects: list[Object], thing: str) -> Object:
-    """Return the object called Kind/name; a hash that kustomize appended may be left out."""
+    """Returns the object called Kind/name; a hash that kustomize appended may be left out."""
     kind, _, name = thing.partition("/")
     for item in objects:
         if item["kind"] == kind and re.fullmatch(rf"{re.escape(name)}(-[a-z0-9]{{10}})?", name_of(item)):

@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 
 from cluster.file.cluster import known_keys
-from tests.bench import __main__ as bench
 from tests.certificates import Authority
-from tests.chaos.faults import options
 from tests.deploy.documents import Command, codes, commands
 from tests.deploy.tools import ROOT, tool
+from tests.trials.bench import __main__ as bench
+from tests.trials.chaos.faults import options
 from tools.cli import COMMANDS, PROGRAM
 
 READMES = ("README.md", "docs/claims.md", "deploy/README.md")
 DOCUMENTS = sorted(
-    {*READMES, "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))}
+    {*READMES, "CONTRIBUTING.md", "SECURITY.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))}
 )
 FAULTS = "faults"
 """It runs as `make faults`, with flags of its own."""
@@ -37,11 +37,11 @@ GATE = "the gate"
 """`.ci/run` is `make test`; what that makes first is run by it, too."""
 SERVE = "tests/cluster/fleet/test_serve.py"
 JOIN = "tests/cluster/fleet/test_join.py"
-START = "tests/chaos/hosts/test_start_scripts.py"
+START = "tests/trials/chaos/hosts/test_start_scripts.py"
 CHECK = "tests/deploy/test_manifests.py"
 KEEP = f"{JOIN}::test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothing_else"
 JOINED = f"{JOIN}::test_it_serves_on_the_joined_cluster_and_takes_only_its_own_actors_away"
-THREE = "tests/chaos/hosts/test_hosts.py"
+THREE = "tests/trials/chaos/hosts/test_hosts.py"
 HOSTS = f"{THREE}::test_three_hosts_serve_across_and_a_pulled_cable_loses_nothing"
 MADE = f"{SERVE}::test_down_ends_the_server_that_make_serve_started"
 PASTED = f"{SERVE}::test_the_printed_commands_and_those_of_the_readme_can_be_pasted"
@@ -108,7 +108,7 @@ RUN_BY: dict[str, tuple[str, str]] = {
         "tests/deploy/test_ray_up.py::test_a_job_brings_its_file_and_goes_on_with_the_fleet",
         "job.sh",
     ),
-    "ray start": (HOSTS, "tests.chaos.hosts"),
+    "ray start": (HOSTS, "tests.trials.chaos.hosts"),
     "systemd-analyze verify": (
         f"{START}::test_systemd_takes_the_units_and_they_start_the_scripts_again",
         '"systemd-analyze", "verify"',
@@ -132,7 +132,7 @@ RUN_BY: dict[str, tuple[str, str]] = {
 }
 """Command -> (FILE::FUNCTION that runs it, or one like it at another port, on another folder or with a smaller model;
 words of that function that do)."""
-RAYUP = "tests/chaos/rayup/test_rayup.py::test_ray_up_makes_a_cluster_that_serves_and_ray_down_ends_it"
+RAYUP = "tests/trials/chaos/rayup/test_rayup.py::test_ray_up_makes_a_cluster_that_serves_and_ray_down_ends_it"
 LOCAL = "deploy/ray/cluster.local.yaml"
 RUN_BY_HAND: dict[str, tuple[str, str, str]] = {
     f"ray up {LOCAL}": ("rayup", RAYUP, "ray up --yes {CLUSTER}"),
@@ -325,14 +325,14 @@ def words_of_ours(text: str) -> list[str] | None:
         words.pop(0)
     if len(words) > 1 and words[0].rpartition("/")[2] == "twostroke":
         return words[1:]
-    if words[:3] == ["python", "-m", "tests.bench"]:
+    if words[:3] == ["python", "-m", "tests.trials.bench"]:
         return words[3:]
     return words if words and words[0] in COMMANDS else None
 
 
 @functools.cache
 def flags_of(command: str) -> frozenset[str]:
-    """Return the flags of a command and of all its subcommands: `bench compare` has flags that `bench` has not."""
+    """Returns the flags of a command and of all its subcommands: `bench compare` has flags that `bench` has not."""
     if command == FAULTS:
         options.add_arguments(parser := argparse.ArgumentParser())
         return frozenset(_flags_below(parser))

@@ -72,7 +72,7 @@ def test_the_image_is_built_and_serves_as_a_user_without_rights_and_without_a_co
 
 
 def assert_kernels_are_there(container: Container) -> None:
-    """Read-only: a build that is missing could not be made up for."""
+    """Reads-only: a build that is missing could not be made up for."""
     script = (
         "from twostroke.kernels.cpu.build import load_kernels; from pathlib import Path; "
         "from twostroke.kernels.cpu.variants import chosen_variants; "
@@ -106,5 +106,7 @@ def assert_it_serves(container: Container, log: Path) -> None:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until_s, log.read_text()
             time.sleep(0.1)
-        asked = container.run("twostroke", "chat", "--max-tokens", "5", "Hello?")
+        address = re.findall(r"http://(\S+)/v1/chat/completions", log.read_text())[-1]
+        command = [sys.executable, "-m", "tools.cli", "chat", "--http", address, "--max-tokens", "5", "Hello?"]
+        asked = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
         assert asked.stdout.strip(), asked.stderr

@@ -10,7 +10,8 @@ import pytest
 from tests.deploy.tools import ROOT
 
 DOCUMENTS = sorted(
-    str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*.md"))
+    str(path.relative_to(ROOT))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md"))
 )
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
@@ -50,7 +51,7 @@ def broken_links(page: Path) -> list[str]:
 
 
 def broken_tables(text: str) -> list[str]:
-    """Return rows with more or fewer cells than the heading, and first rows of tables that have no heading."""
+    """Returns rows with more or fewer cells than the heading, and first rows of tables that have no heading."""
     broken = []
     for table in _TABLE.findall(_CODE.sub("", text)):
         heading, *rows = table.splitlines()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.pods.pod import Image, mounts_of
 from tests.deploy.tools import ROOT
+from tests.trials.chaos.pods.pod import Image, mounts_of
 
 MAKEFILE = ROOT / "Makefile"
 BY_ROOT = ("pods", "hosts", "rayup", "image")
@@ -45,7 +45,10 @@ def test_recipes_stand_a_path_with_a_space(tmp_path: Path) -> None:
     (checkout / "proto" / "twostroke").mkdir(parents=True)
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, checkout / name)
-    shutil.copytree(ROOT / "tests" / "clients" / "requirements", checkout / "tests" / "clients" / "requirements")
+    shutil.copytree(
+        ROOT / "tests" / "trials" / "clients" / "requirements",
+        checkout / "tests" / "trials" / "clients" / "requirements",
+    )
     targets = re.findall(r"^([a-z][a-z-]*):(?!=)", MAKEFILE.read_text(), re.MULTILINE)
     assert len(targets) > 15
     for target in targets:

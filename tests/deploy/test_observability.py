@@ -17,7 +17,7 @@ from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.deploy.prometheus import FOLDER, RATE_INTERVAL, Prometheus, scraping
 from tests.deploy.tools import ROOT, tool
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
-from twostroke.engine.paced_runner import PAGE_BYTES
+from twostroke.engine.backends.paced.runner import PAGE_BYTES
 
 GRAFANA = ROOT / "deploy" / "observability" / "grafana"
 RUNBOOK = ROOT / "docs" / "observability.md"
@@ -104,7 +104,7 @@ async def without_numbers(prometheus: Prometheus, asked: set[str], load: asyncio
 
 
 async def keep_asking(cluster: ProcessCluster) -> None:
-    """Send prompts that nobody has sent, each twice, and earlier ones, whose pages have left the pool."""
+    """Sends prompts that nobody has sent, each twice, and earlier ones, whose pages have left the pool."""
     client = Client(cluster.grpc)
     try:
         for number in itertools.count(1):

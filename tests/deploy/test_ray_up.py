@@ -12,7 +12,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from cluster.commands.up import run as up
+from cluster.commands.serving.up import run as up
 from cluster.file.cluster import read
 from tests.deploy.tools import ROOT
 from tools.cli import PROGRAM

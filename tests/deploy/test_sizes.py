@@ -5,11 +5,11 @@ from __future__ import annotations
 from decimal import Decimal
 from pathlib import Path
 
-from tests.chaos.pods import kuberay
-from tests.chaos.pods.manifests import Manifests, Object
 from tests.deploy.manifests.render import build
 from tests.deploy.manifests.words import quantity
 from tests.deploy.tools import tool
+from tests.trials.chaos.pods import kuberay
+from tests.trials.chaos.pods.manifests import Manifests, Object
 
 OVERLAY = Path(__file__).parents[2] / "deploy/k8s/overlays/dev-cpu"
 

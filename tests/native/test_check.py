@@ -27,7 +27,7 @@ def complaints(
     native: Path = NATIVE,
     is_whole: bool = True,
 ) -> str:
-    """Build the check with the sources in `native` and run it; what it prints is what is wrong."""
+    """Builds the check with the sources in `native` and runs it; what it prints is what is wrong."""
     checks = [HERE / "check.cpp", *([HERE / "check_attention.cpp", HERE / "check_latents.cpp"] if is_whole else [])]
     files = [*checks, *(native / f"{name}.cpp" for name in (SOURCES if is_whole else PRODUCTS))]
     parts = () if is_whole else ("-DONLY_PRODUCTS",)

@@ -8,7 +8,7 @@ from types import FrameType
 
 
 def calls_of(function: Callable[[], object]) -> int:
-    """Return how many functions, of Python and of C, are called while this one runs."""
+    """Returns how many functions, of Python and of C, are called while this one runs."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:

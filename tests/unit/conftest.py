@@ -1,27 +1,26 @@
-"""Native kernels for every variant that this CPU can run, in the user's cache, where workers look, too."""
+"""The native kernels, for every test that computes with them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
-from twostroke.kernels.cpu.build import Kernels, load_kernels
-from twostroke.kernels.cpu.variants import OVERRIDE, chosen_variants
-from twostroke.models.catalog.places import cache_dir
+from tests.unit.kernels.variants import IN_GATE, EachVariant, built, mark_others_slow
+from twostroke.kernels.cpu.build import Kernels
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_others_slow(items)
 
 
 @pytest.fixture(scope="session")
-def built_kernels() -> dict[str, Kernels]:
-    built = {}
-    for variant in chosen_variants():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(OVERRIDE, variant.name)
-            kernels = load_kernels(cache_dir() / "kernels")
-        assert kernels is not None, "the gate's machine has a compiler"
-        built[variant.name] = kernels
-    return built
+def built_kernels() -> Mapping[str, Kernels]:
+    return EachVariant(built)
 
 
 @pytest.fixture(scope="session")
-def kernels(built_kernels: dict[str, Kernels]) -> Kernels:
+def kernels(built_kernels: Mapping[str, Kernels]) -> Kernels:
     """The best that this CPU can run."""
-    return next(iter(built_kernels.values()))
+    return built_kernels[IN_GATE[0]]

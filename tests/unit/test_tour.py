@@ -87,3 +87,13 @@ def test_methods_named_anywhere_are_defined_in_a_file_that_the_tour_names() -> N
     files = set(re.findall(r"`([\w/]+\.py)`", TOUR))
     there = set[str]().union(*(definitions(path) for path in files))
     assert set(re.findall(r"`(_?[A-Z]\w+\.\w+)`", TOUR)) <= there
+
+
+def test_the_files_of_a_chat_are_there_once_and_in_the_order_of_the_stops() -> None:
+    rows = re.findall(r"^\| (\d+) \| (`.*) \|$", TOUR, flags=re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
+    files = [path for _, row in rows for path in re.findall(r"`([^`]+)`", row)]
+    assert [path for path in files if not (ROOT / path).is_file()] == []
+    assert len(set(files)) == len(files)
+    hearts = {stop.names[0][0] for stop in STOPS if stop.number <= len(rows)}
+    assert hearts <= set(files)

@@ -6,8 +6,8 @@
     measure     records to percentiles: pure                   report  percentiles to a table and JSON
 
 Beside that one run: `compare/` (several servers under the same loads) and `goodput/` (the highest rate that keeps
-its promises), both over `endpoints`. `tests/bench` times parts of the product and whole clusters. Only argparse is
-imported until `run` is called.
+its promises), both over `endpoints`. `tests/trials/bench` times parts of the product and whole clusters. Only argparse
+is imported until `run` is called.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0, or 1 if what was measured did not work. Raises ServeError for bad flags, files and endpoints."""
+    """Returns 0, or 1 if what was measured did not work. Raises ServeError for bad flags, files and endpoints."""
     return run_subcommand(args)
 
 
 def _run_once(args: argparse.Namespace) -> int:
-    """1 if every request failed."""
+    """Returns 1 if every request failed."""
     refuse_ignored(args, IGNORED)
     chosen = options.options_from(args)
     from tools.bench.session import run_session
@@ -44,7 +44,7 @@ def _run_once(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    """1 if some endpoint completed no request of some load."""
+    """Returns 1 if some endpoint completed no request of some load."""
     chosen = compare_options.options_from(args)
     from tools.bench.compare.session import run_session
 
@@ -52,7 +52,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _goodput(args: argparse.Namespace) -> int:
-    """1 if some endpoint keeps the promise at no rate."""
+    """Returns 1 if some endpoint keeps the promise at no rate."""
     chosen = goodput_options.options_from(args)
     from tools.bench.goodput.session import run_session
 

@@ -16,7 +16,7 @@ from tools.bench.measure import Answer, Failure, Record
 Clock = Callable[[], float]
 """Monotonic seconds."""
 Send = Callable[[], Awaitable[Answer]]
-"""A request whose bytes are ready: nothing but sending is left when it is due."""
+"""A request with its bytes ready to send: nothing but sending is left when it is due."""
 
 
 class Client(abc.ABC):
@@ -43,7 +43,7 @@ class AnswerRecorder:
         self._cached_tokens: int | None = None
 
     def token_event(self, at_s: float, id_count: int | None) -> None:
-        """An event with tokens arrived; `id_count` where it says how many."""
+        """Notes an event with tokens. `id_count` is given where the event has it."""
         self._event_times_s.append(at_s)
         self._event_tokens += 1 if id_count is None else id_count
         self._ids_seen = self._ids_seen or id_count is not None
@@ -54,7 +54,7 @@ class AnswerRecorder:
         self._cached_tokens = cached_tokens
 
     def completed(self) -> Answer:
-        """An answer without any token is a failure: nothing about it could be measured."""
+        """Returns the completed answer. One without any token is a failure: nothing about it could be measured."""
         if self._output_tokens == 0:
             return self.failed("no tokens", "the answer ended without reporting a token")
         return self._answer(None)
@@ -85,14 +85,14 @@ OnRecord = Callable[[Record], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PlanResult:
     records: tuple[Record, ...]
     client_cpu_s: float
 
 
 async def run_plan(
     client: Client, plan: Sequence[PlannedRequest], concurrency: int | None, on_record: OnRecord
-) -> Measured:
+) -> PlanResult:
     """With `concurrency` requests open, or, where it is None, as an open loop."""
     gc.collect()  # now rather than in the middle of the measurement
     cpu_before_s = time.process_time()
@@ -100,11 +100,11 @@ async def run_plan(
         records = await fixed_concurrency(client, plan, concurrency, on_record)
     else:
         records = await open_loop(client, plan, time.perf_counter, on_record)
-    return Measured(tuple(records), time.process_time() - cpu_before_s)
+    return PlanResult(tuple(records), time.process_time() - cpu_before_s)
 
 
 async def open_loop(client: Client, plan: Sequence[PlannedRequest], clock: Clock, on_record: OnRecord) -> list[Record]:
-    """Every request is sent when it is due, or as soon after as this process can."""
+    """Sends every request when it is due, or as soon after that as this process can."""
     records: list[Record] = []
     start_s = clock()
 
@@ -125,7 +125,7 @@ async def open_loop(client: Client, plan: Sequence[PlannedRequest], clock: Clock
 async def fixed_concurrency(
     client: Client, plan: Sequence[PlannedRequest], concurrency: int, on_record: OnRecord
 ) -> list[Record]:
-    """Start the next request as soon as one ends."""
+    """Starts the next request as soon as one ends."""
     records: list[Record] = []
 
     async def lane(waiting: Iterator[PlannedRequest]) -> None:

@@ -11,7 +11,7 @@ from tools.bench.endpoints import Endpoints
 from tools.bench.load import PlannedRequest, Segment, Speller, Stream
 from tools.bench.options import DEFAULT_VOCAB_SIZE, Target
 from tools.bench.report import form_is_refused
-from twostroke.errors import ConfigError, PeerLost, ServeError
+from twostroke.base.errors import ConfigError, PeerLost, ServeError
 
 POLL_S = 0.5
 PROBE = PlannedRequest(0, (Segment(Stream.PROBE, 0, 8),), output_tokens=2, due_s=None)
@@ -19,7 +19,7 @@ FORM_HINT = "write URL,text where token ids are refused as prompt, and URL,no-ig
 
 
 async def connect(target: Target, seed: int, vocab_size: int | None) -> Client:
-    """Only the client that is used gets imported."""
+    """Returns a client. Only the module of that client is imported."""
     if target.grpc is not None:
         from tools.bench.grpc_client import GrpcClient, served_vocab_size
 
@@ -31,7 +31,7 @@ async def connect(target: Target, seed: int, vocab_size: int | None) -> Client:
 
 
 async def wait_until_ready(target: Target, seed: int, vocab_size: int | None, wait_s: float) -> None:
-    """Wait until a short request has been answered. Raises ConfigError or PeerLost where `wait_s` was not enough."""
+    """Waits until a short request has been answered. Raises ConfigError or PeerLost where `wait_s` was not enough."""
     give_up_s = time.monotonic() + wait_s
     while True:
         try:
@@ -43,7 +43,7 @@ async def wait_until_ready(target: Target, seed: int, vocab_size: int | None, wa
 
 
 async def all_ready(endpoints: Endpoints) -> None:
-    """Wait until every server has answered a short request. Raises ConfigError or PeerLost."""
+    """Waits until every server has answered a short request. Raises ConfigError or PeerLost."""
     allow_many_sockets()
     for endpoint in endpoints.all:
         await wait_until_ready(endpoint.target, endpoints.seed, endpoints.vocab_size, endpoints.wait_s)
@@ -64,6 +64,8 @@ async def answer_probe(target: Target, seed: int, vocab_size: int | None) -> Non
 
 
 def allow_many_sockets() -> None:
-    """An open loop against a slow server may hold thousands of connections; the usual limit is 1024."""
+    """Raises the limit of open sockets. An open loop against a slow server may hold thousands; the usual
+    limit is 1024.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

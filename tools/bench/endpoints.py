@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cluster.clients import credentials
-from cluster.clients.credentials import ClientTls
+from cluster.flags import client_credentials as credentials
+from cluster.flags.client_credentials import ClientTls
 from cluster.flags.parser import add_pid
 from tools.bench.options import API_KEY_VARIABLE, DEFAULT_URL, DEFAULT_VOCAB_SIZE, Target, own_url, read_key
+from twostroke.base.errors import ConfigError
 from twostroke.config import flags
 from twostroke.config.settings import Settings, group, setting
-from twostroke.errors import ConfigError
 
 GRPC_SCHEME, TLS_GRPC_SCHEME = "grpc://", "grpcs://"
 SWITCHES = ("text", "chat", "no-ignore-eos")
@@ -79,7 +79,9 @@ class Endpoints:
         return tuple(endpoint.name for endpoint in self.all)
 
     def prompt_seed(self, endpoint: Endpoint, number: int) -> int:
-        """Equal for all endpoints, different for every `number` of a session, below a million."""
+        """Returns a seed below a million. It is equal for all endpoints, and different for every `number`
+        of a session.
+        """
         return (self.seed * 1_000_000 + number) * 16 + endpoint.twin
 
 
@@ -158,7 +160,7 @@ class _Spec:
 
 
 def _names(specs: Sequence[_Spec], given: str | None) -> list[str]:
-    """Return the names that --names or `name=` gives, or names made from the addresses."""
+    """Returns the names that --names or `name=` gives, or names made from the addresses."""
     if given is not None:
         names = [name.strip() for name in given.split(",")]
         if len(names) != len(specs) or not all(names):

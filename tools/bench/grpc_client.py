@@ -7,13 +7,13 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from cluster.clients.connect import tls_endpoint
-from cluster.clients.credentials import authorization
+from cluster.flags.client_credentials import authorization
 from tools.bench.client import AnswerRecorder, Client, Clock, Send
 from tools.bench.load import PlannedRequest, Speller
 from tools.bench.measure import Answer
 from tools.bench.options import DEFAULT_VOCAB_SIZE, Target
-from twostroke.errors import PeerLost
+from tools.clients.connect import tls_endpoint
+from twostroke.base.errors import PeerLost
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 _OPTIONS = (
@@ -75,7 +75,7 @@ class GrpcClient(Client):
 
 
 async def served_vocab_size(target: Target) -> int:
-    """What the server says of its model; the default where it does not say. Raises PeerLost."""
+    """Returns what the server says of its model; the default where it does not say. Raises PeerLost."""
     async with _open(target) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         try:

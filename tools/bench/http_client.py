@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 
-from cluster.clients.connect import connector
 from tools.bench.client import AnswerRecorder, Client, Clock, Send
 from tools.bench.load import PlannedRequest, Speller
 from tools.bench.measure import Answer, Failure
 from tools.bench.options import Target
-from twostroke.errors import ConfigError, PeerLost
+from tools.clients.connect import connector
+from twostroke.base.errors import ConfigError, PeerLost
 
 
 class HttpClient(Client):
@@ -92,7 +92,7 @@ class HttpClient(Client):
             return recorder.failed("malformed answer", str(error))
 
     async def _read_stream(self, response: aiohttp.ClientResponse, recorder: AnswerRecorder) -> Answer:
-        """What has arrived together gets one clock reading. Reads to the end, to free the connection."""
+        """Reads a stream to its end, to free the connection. What has arrived together gets one clock reading."""
         lines = SseLines()
         ended = False
         async for chunk in response.content.iter_any():
@@ -191,7 +191,7 @@ def parse_event(payload: bytes) -> StreamEvent:
 
 
 def error_message(body: bytes) -> str:
-    """The message of an HTTP error's body, OpenAI's format or not."""
+    """Returns the message of an HTTP error's body, OpenAI's format or not."""
     try:
         event = json.loads(body)
     except ValueError:
@@ -201,7 +201,9 @@ def error_message(body: bytes) -> str:
 
 
 def _has_text(choice: dict[str, Any], is_last: bool) -> bool:
-    """Empty text is a token in the middle of a character, unless the event only opens or ends the answer."""
+    """Returns whether an event has tokens. Empty text is a token in the middle of a character, unless the event only
+    opens or ends the answer.
+    """
     delta = choice.get("delta")
     if isinstance(delta, dict):
         if delta.get("content") or delta.get("reasoning_content"):

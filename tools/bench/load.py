@@ -1,8 +1,9 @@
-"""Which requests at which times: a pure, seeded function of the workload. No clock, no socket.
+"""Plans which requests are sent at which times: a pure, seeded function of the workload. No clock, no socket.
 
 A prompt is planned as segments and spelled into token ids only when it is sent: a trace of 10^8 tokens stays small.
-Equal segments spell equal tokens. Different ones of a stream differ from their first token on, which is the segment's
-number, so prompts share exactly what was asked for (as long as the vocabulary is larger than the number of segments).
+Equal segments spell equal tokens. The first token of a segment is its number, so different segments of a stream differ
+from their first token on. So prompts share exactly what was asked for, as long as the vocabulary is larger than the
+number of segments.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _COMMON_WORDS = (
     "power hour game line end member law car city name team minute idea body back parent face level office door health "
     "person art war history party result change morning reason research girl guy moment air teacher force"
 )
-"""One token each in usual vocabularies, with the space before."""
+"""Words that are one token each in usual vocabularies, with the space before them."""
 WORDS = tuple(_COMMON_WORDS.split())
 
 
 class Stream(enum.IntEnum):
-    """What a segment's number counts; also the part of the seed that keeps draws apart."""
+    """What a segment's number counts. It is also the part of the seed that separates the draws."""
 
     PREFIX = 1
     OWN = 2
@@ -55,7 +56,7 @@ class PlannedRequest:
     prompt: tuple[Segment, ...]
     output_tokens: int
     due_s: float | None
-    """Since the start of an open loop. None: as soon as a place is free."""
+    """Seconds since the start of an open loop. None: it is sent as soon as a place is free."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -64,7 +65,7 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Speller:
-    """Segments to token ids, or to words for servers that take text."""
+    """Turns segments into token ids, or into words for servers that take text."""
 
     vocab_size: int
     seed: int
@@ -87,7 +88,7 @@ class Speller:
 
 
 def poisson_arrivals(rate: float, count: int, seed: int) -> list[float]:
-    """Seconds since the start; gaps are exponential with mean 1/rate."""
+    """Returns seconds since the start. Gaps are exponential with mean 1/rate."""
     gaps = np.random.default_rng((seed, Stream.ARRIVALS)).exponential(1 / rate, count)
     arrivals: list[float] = np.cumsum(gaps).tolist()
     return arrivals
@@ -98,14 +99,14 @@ def constant_arrivals(rate: float, count: int) -> list[float]:
 
 
 def arrivals_of(kind: str, rate: float | None, count: int, seed: int) -> Sequence[float | None]:
-    """Due times at `rate`, or none at all for a fixed concurrency."""
+    """Returns the due times at `rate`, or none for a fixed concurrency."""
     if rate is None:
         return [None] * count
     return poisson_arrivals(rate, count, seed) if kind == "poisson" else constant_arrivals(rate, count)
 
 
 def synthetic_plan(prompts: Prompts, due_s: Sequence[float | None]) -> list[PlannedRequest]:
-    """Random prompts; those of one group (drawn per request) begin with the same shared tokens."""
+    """Returns random prompts. Those of one group (drawn for each request) begin with the same shared tokens."""
     count, shared = len(due_s), prompts.shared_prefix_tokens
     lengths = np.random.default_rng((prompts.seed, Stream.LENGTHS)).integers(
         prompts.shortest, prompts.longest, count, endpoint=True
@@ -127,8 +128,9 @@ def even_plan(
     stream: Stream = Stream.OWN,
     first: int = 0,
 ) -> list[PlannedRequest]:
-    """Return requests of equal length, which share `prefix`. `tokens`: of each prompt behind it, and of each output;
-    `first`: number of the first prompt in its stream."""
+    """Returns requests of equal length, which share `prefix`. `tokens`: tokens of each prompt after the prefix, and of
+    each output. `first`: number of the first prompt in its stream.
+    """
     prompt_tokens, output_tokens = tokens
     return [
         PlannedRequest(index, (*prefix, Segment(stream, first + index, prompt_tokens)), output_tokens, due)
@@ -137,7 +139,7 @@ def even_plan(
 
 
 def trace_plan(trace: Trace, due_s: Sequence[float | None]) -> list[PlannedRequest]:
-    """The rows of a replayed trace as requests."""
+    """Returns the rows of a replayed trace as requests."""
     return [
         PlannedRequest(index, _blocks(row, trace.block_tokens), row.output_tokens, due)
         for index, (row, due) in enumerate(zip(trace.rows, due_s, strict=True))
@@ -145,7 +147,7 @@ def trace_plan(trace: Trace, due_s: Sequence[float | None]) -> list[PlannedReque
 
 
 def warmup_plan(plan: Sequence[PlannedRequest], count: int) -> list[PlannedRequest]:
-    """Return requests as long as the planned ones, but with tokens that none of these has."""
+    """Returns requests as long as the planned ones, but with tokens that none of these has."""
     return [
         PlannedRequest(
             index,

@@ -133,7 +133,7 @@ def summarise(records: Sequence[Record], client_cpu_s: float) -> Report:
 
 
 def distribution(samples: Iterable[float]) -> Distribution | None:
-    """None without samples."""
+    """Returns the distribution of some samples. None without samples."""
     values = np.fromiter(samples, float)
     if not values.size:
         return None
@@ -160,7 +160,7 @@ def _errors(records: Sequence[Record]) -> tuple[ErrorCount, ...]:
 
 
 def _peak_open(records: Sequence[Record]) -> int:
-    """An end and a start at the same reading do not overlap."""
+    """Returns the most requests that were open at once. An end and a start at the same reading do not overlap."""
     changes = sorted(
         change for record in records for change in ((record.answer.sent_at_s, 1), (record.answer.ended_at_s, -1))
     )

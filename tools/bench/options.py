@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cluster.clients import credentials
-from cluster.clients.credentials import ClientTls
+from cluster.clients import state_file
+from cluster.clients.state_file import the_one_for_clients
+from cluster.flags import client_credentials as credentials
 from cluster.flags.checks import Ignored, file_can_be_made, is_host_port
+from cluster.flags.client_credentials import ClientTls
 from cluster.flags.parser import add_pid
-from cluster.launch import state_file
-from cluster.launch.state_file import the_one_for_clients
 from router.addresses import reachable
+from twostroke.base.errors import ConfigError
 from twostroke.config import flags
 from twostroke.config.settings import Settings, group, setting
-from twostroke.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_VOCAB_SIZE = 30000
@@ -260,7 +260,7 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
 
 
 def _address(args: argparse.Namespace, tls: ClientTls | None) -> tuple[str, str | None]:
-    """URL, and HOST:PORT of the gRPC API where that is to be used. Raises ConfigError or NotFound."""
+    """Returns the URL, and HOST:PORT of the gRPC API where that is to be used. Raises ConfigError or NotFound."""
     if args.grpc:
         return args.url or DEFAULT_URL, args.grpc
     if args.grpc is not None:
@@ -269,7 +269,7 @@ def _address(args: argparse.Namespace, tls: ClientTls | None) -> tuple[str, str 
 
 
 def own_url(pid: int | None, tls: ClientTls | None) -> str:
-    """Return the URL of this user's local server; the usual one where none is running and none is asked for."""
+    """Returns the URL of this user's local server; the usual one where none is running and none is asked for."""
     if pid is None and not state_file.running():
         return DEFAULT_URL
     state = the_one_for_clients(pid, speaks_tls=tls is not None)

@@ -1,4 +1,4 @@
-"""Runs to numbers: what each contestant reached, and that over the baseline's, round by round. Pure."""
+"""Computes from runs what each contestant reached, and its ratio to the baseline, round by round. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Metric(Generic[ReportT]):
     label: str
     unit: str
     scale: float
-    """From the report's seconds to the unit that is shown."""
+    """Factor from the report's seconds to the unit that is shown."""
     more_is_better: bool
     adds_up: bool
-    """Over rounds, where others have a median."""
+    """Whether rounds are added up. Other metrics have a median over rounds."""
     read: Callable[[ReportT], float | None]
     has_ratio: bool = True
-    """Over the baseline's, which says nothing where a value may have either sign."""
+    """Whether a ratio to the baseline is shown. It means nothing where a value may have either sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +66,19 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ContestantOutcome:
-    """One contestant under one load. A metric that no round has is absent."""
+    """The results of one contestant under one load. A metric that no round has is absent."""
 
     name: str
     values: dict[str, Spread]
     ratios: dict[str, Spread]
-    """Over the baseline in the same round; empty for the baseline itself."""
+    """Ratios to the baseline in the same round. Empty for the baseline itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
     load: str
     outcomes: tuple[ContestantOutcome, ...]
-    """In the order of the names."""
+    """Outcomes in the order of the names."""
 
 
 def outcomes_of(
@@ -124,7 +124,7 @@ def ratio_grid(
     metrics: Sequence[Metric[ReportT]],
     colours: Mapping[str, int] = MappingProxyType({}),
 ) -> Grid:
-    """Values of every contestant, then what the others have over the baseline."""
+    """Returns the values of every contestant, then the ratios of the others to the baseline."""
     values = [
         text_row(
             (each.name, *(_value(metric, each.values.get(metric.key)) for metric in metrics)), colours.get(each.name)

@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""
 
 REFUSALS = {"http 400", "http 422"}
-"""How servers answer to a body whose form they do not know."""
+"""How servers answer a body of an unknown form."""
 
 
 def print_report(report: Report, title: str, console: Console) -> None:
@@ -34,7 +34,7 @@ def print_report(report: Report, title: str, console: Console) -> None:
 
 
 def describe(options: BenchOptions) -> str:
-    """What was sent where, in a line."""
+    """Returns what was sent where, in a line."""
     work, replay = options.prompts, options.replay
     if options.pace.concurrency is not None:
         pace = f"{options.pace.concurrency} open at once"
@@ -53,19 +53,19 @@ def describe(options: BenchOptions) -> str:
 
 
 def advice(report: Report, options: BenchOptions) -> str | None:
-    """What to try when nothing worked."""
+    """Returns what to try when nothing worked."""
     if report.completed or not form_is_refused({error.kind for error in report.errors}, options.target):
         return None
     return "a server that takes no token ids as prompt needs --text; one that refuses unknown fields, --no-ignore-eos"
 
 
 def form_is_refused(failures: set[str], target: Target) -> bool:
-    """The server does not know this form of a request, and another is left to try."""
+    """Returns whether the server does not know this form of a request, and another form is left to try."""
     return failures <= REFUSALS and target.grpc is None and not target.sends_text
 
 
 def as_json(report: Report, options: BenchOptions) -> dict[str, Any]:
-    """Everything in the report and all flags but the key and certificates."""
+    """Returns everything in the report and all flags but the key and certificates."""
     target = {key: value for key, value in dataclasses.asdict(options.target).items() if key not in ("api_key", "tls")}
     return {
         "schema_version": SCHEMA_VERSION,

@@ -31,7 +31,7 @@ from tools.simulate.traces.trace import Replay, read_trace, replayed
 
 
 def run_session(options: BenchOptions) -> int:
-    """Exit code: 1 if every request failed."""
+    """Returns the exit code: 1 if every request failed."""
     plan = plan_of(options)
     report = asyncio.run(measure(options, plan))
     console = Console(stderr=options.pace.json_path == STDOUT)

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from tools.bill.draft import BilledDraft, billed_draft
 from tools.bill.forms import FormBill, form_bills
-from tools.bill.log import LogBill, read_log
-from tools.bill.measure import Measured, known_bandwidth, measured
+from tools.bill.measure import MachineCosts, known_bandwidth, measured
 from tools.bill.mixed import MixedBill, mixed_bills
 from tools.bill.model import BilledModel, RankedWorker, billed_model
 from tools.bill.options import BillFlags
+from tools.bill.requests.log import LogBill, read_log
 from tools.bill.tiers import break_even_pages
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.kv_cache.pool_size import refuse_more_than_free
 
@@ -32,13 +32,13 @@ class Bill:
     log: LogBill | None
     bytes_per_s: float | None
     """Memory that a step reads; None while unknown."""
-    measured: Measured | None
+    measured: MachineCosts | None
     mixed: tuple[MixedBill, ...]
     """For decode workers of other forms."""
     free_bytes: int
     """What this machine has free."""
     draft: BilledDraft | None = None
-    """What a decode worker holds beside it for a draft model."""
+    """What a decode worker holds in addition for a draft model."""
 
     @property
     def chosen(self) -> FormBill:
@@ -57,7 +57,7 @@ class Bill:
         return self.model.weights.total + self.model.working_bytes + pages + draft
 
     def capacity_tokens(self, form: FormBill, tier: int) -> int:
-        """Return how many tokens all tiers up to this one hold: 0 for the pool, 1 with the host, 2 with the disk."""
+        """Returns how many tokens all tiers up to this one hold: 0 for the pool, 1 with the host, 2 with the disk."""
         pages = (form.size.pages, form.host_pages, form.disk_pages)[: tier + 1]
         return sum(pages) * form.size.block_size
 
@@ -68,7 +68,7 @@ class Bill:
         return ("device", *(name for name, pages in sizes if pages))
 
     def advice(self) -> tuple[str, ...]:
-        """Say what would be refused or not be served at the start of a worker, and what to change."""
+        """Says what would be refused or not be served at the start of a worker, and what to change."""
         said = [self.chosen.size.advice(self.model.longest)]
         if not self.on_gpu:
             try:
@@ -80,7 +80,7 @@ class Bill:
 
 
 def make_bill(flags: BillFlags) -> Bill:
-    """Count, read and measure. Raises ServeError for what cannot be served or read."""
+    """Counts, reads and measures. Raises ServeError for what cannot be served or read."""
     model = billed_model(flags)
     forms = form_bills(model, flags)
     log = read_log(flags.requests, flags.memory.block_size)
@@ -113,7 +113,7 @@ def _usual_lengths(model: BilledModel, log: LogBill | None) -> tuple[int, ...]:
 
 
 def as_json(bill: Bill) -> dict[str, Any]:
-    """Return all numbers, for programs."""
+    """Returns all numbers, for programs."""
     forms = {name: _form_json(bill, form) for name, form in bill.forms.items()}
     return {
         "model": bill.model.name,
@@ -205,7 +205,7 @@ def _log_json(bill: Bill) -> dict[str, Any] | None:
 
 
 def fitting(bill: Bill, form: FormBill) -> tuple[int, int] | None:
-    """Return how many requests of the log fit at once, on average and in 99 of 100 draws; None without a log."""
+    """Returns how many requests of the log fit at once, on average and in 99 of 100 draws; None without a log."""
     if bill.log is None:
         return None
     spread = bill.log.spread(form.size.block_size)

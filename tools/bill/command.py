@@ -6,8 +6,7 @@ import argparse
 
 from tools.bill.bill import as_json, make_bill
 from tools.bill.options import BillFlags
-from tools.bill.page import render_page
-from tools.bill.report import print_bill
+from tools.bill.report import print_bill, render_page
 from tools.output import write_json, write_text
 from tools.tables import console_for
 from twostroke.config import flags

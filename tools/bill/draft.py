@@ -1,4 +1,4 @@
-"""A draft model on the bill: its weights and its private pages, which each decode worker holds beside the model's."""
+"""Bills a draft model: its weights and its private pages. Each decode worker holds both in addition to the model's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tools.bill.model import spec_of, weights_of
 from tools.bill.options import BillFlags, ModelFlags
+from twostroke.base.errors import ConfigError
 from twostroke.config import ModelConfig, ScheduleConfig
-from twostroke.errors import ConfigError
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.models.catalog.places import locate
-from twostroke.models.draft_check import (
+from twostroke.models.drafts.check import (
     TOKENIZER,
     check_draft,
     check_vocab_sizes,
@@ -48,7 +48,7 @@ class BilledDraft:
 
 
 def billed_draft(flags: BillFlags, model_weights: WeightBytes) -> BilledDraft | None:
-    """Count the draft model as a decode worker does; None where none is named.
+    """Counts the draft model as a decode worker does; None where none is named.
 
     Raises ConfigError where it cannot propose tokens for the model, or has no room for pages.
     """
@@ -80,7 +80,7 @@ def _counted(flags: BillFlags, name: str, directory: Path) -> BilledDraft:
 
 
 def _check_vocabulary(name: str, draft: Path, model: ModelFlags) -> None:
-    """Compare tokenizers where both have one, and else the number of tokens alone."""
+    """Compares the tokenizers where both models have one, and otherwise only the number of tokens."""
     path = Path(model.model).expanduser()
     directory = path if path.exists() else locate(model.model, model.dtype)
     if directory is not None and (directory / TOKENIZER).is_file() and (draft / TOKENIZER).is_file():

@@ -8,9 +8,9 @@ from typing import Final
 
 from tools.bill.model import BilledModel
 from tools.bill.options import BillFlags
+from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig, ScheduleConfig
 from twostroke.config.cache import HOST_CACHE_BYTES
-from twostroke.errors import ConfigError
 from twostroke.kv_cache.form import FORMS, page_form
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.pool_share import SharedPool
@@ -30,7 +30,7 @@ class FormBill:
     host_pages: int
     disk_pages: int
     weights_step_bytes: int
-    """What a step reads beside pages."""
+    """What a step reads besides pages."""
     host_windows: int = 0
     """Window parts in host memory, where these lie apart from pages."""
 
@@ -53,7 +53,7 @@ class FormBill:
         return _layout_of(self.size).host_bytes
 
     def step_bytes(self, streams: int, tokens: int) -> float:
-        """Return what a decode step of so many streams reads, each of which attends to `tokens`."""
+        """Returns what a decode step of so many streams reads. Each stream attends to `tokens`."""
         size, windows = self.size, self.size.windows
         seen_bytes = tokens * size.page_bytes / size.block_size
         if windows is not None:
@@ -61,14 +61,14 @@ class FormBill:
         return self.weights_step_bytes + streams * seen_bytes
 
     def ceiling(self, bytes_per_s: float, streams: int, tokens: int) -> float | None:
-        """Return the most tokens per second of all streams together; None for a model that reads nothing."""
+        """Returns the most tokens per second of all streams together; None for a model that reads nothing."""
         if not self.weights_step_bytes:
             return None
         return streams * bytes_per_s / self.step_bytes(streams, tokens)
 
 
 def form_bills(model: BilledModel, flags: BillFlags) -> dict[str, FormBill]:
-    """Return a bill for every form that the model's pages can have.
+    """Returns a bill for every form that the model's pages can have.
 
     Raises ConfigError where the pool is refused in the form that is asked for.
     """
@@ -106,7 +106,7 @@ def _layout_of(size: PoolSize) -> PoolLayout:
 
 
 def _tier_pages(size: PoolSize, most_bytes: int, pages_in: Callable[[int, int], int]) -> list[int]:
-    """Return how many pages of each group a tier holds; `pages_in` counts those of one size in some bytes."""
+    """Returns how many pages of each group a tier holds; `pages_in` counts those of one size in some bytes."""
     layout = _layout_of(size)
     sizes = layout.page_sizes
     if not most_bytes:
@@ -135,7 +135,7 @@ def _size(model: BilledModel, form: str, flags: BillFlags) -> PoolSize:
 
 
 def shared_pool(model: BilledModel, flags: BillFlags, page_sizes: tuple[int, ...]) -> SharedPool:
-    """Return how a worker splits its pool, with pages of these sizes: of one group, or of each."""
+    """Returns how a worker splits its pool, with pages of these sizes: of one group, or of each."""
     schedule = ScheduleConfig(max_num_seqs=flags.model.max_num_seqs)
     return SharedPool(
         page_sizes=page_sizes,
@@ -147,7 +147,9 @@ def shared_pool(model: BilledModel, flags: BillFlags, page_sizes: tuple[int, ...
 
 
 def _exact_bytes(model: BilledModel, form: str, flags: BillFlags) -> int:
-    """Return what unfinished blocks take beside the pages; a paced model's pages have one size in every form."""
+    """Returns what unfinished blocks take in addition to the pages; a paced model's pages have one size in
+    every form.
+    """
     if not model.groups:
         return 0
     block_size, sequences = flags.memory.block_size, flags.model.max_num_seqs

@@ -18,17 +18,18 @@ import numpy as np
 
 from tools.bill.options import BillFlags
 from tools.bill.tiers import ComputeCost, TierCost
+from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, ScheduleConfig, WorkerConfig
 from twostroke.engine.build import build_runner
 from twostroke.engine.loop import EngineThread
-from twostroke.errors import ConfigError
 from twostroke.kernels.kept import kept
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.kv_cache.tiers.record import record_bytes
 from twostroke.models.catalog.places import cache_dir, locate
 from twostroke.scheduler.cost import StepCost
 from twostroke.transfer.base import digest
-from twostroke.worker.machine_limits import LIMITS_FILE, kept_limits, limits_key
+from twostroke.worker.measured.machine_limits import LIMITS_FILE, kept_limits, limits_key
+from twostroke.worker.measured.rates import Rates
 from twostroke.worker.steps.calibration import (
     MANY_STREAMS,
     CalibrationLimits,
@@ -36,7 +37,6 @@ from twostroke.worker.steps.calibration import (
     calibrate,
     step_tokens_within,
 )
-from twostroke.worker.steps.rates import Rates
 
 BUDGET: Final = SweepBudget(2.0, warms_up=True)
 COPIED_BYTES: Final = 256 << 20
@@ -47,7 +47,7 @@ NAME: Final = "twostroke-bill-"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MachineCosts:
     """What was measured of this machine."""
 
     compute: ComputeCost | None
@@ -56,7 +56,7 @@ class Measured:
 
 
 def known_bandwidth(flags: BillFlags) -> float | None:
-    """Return the bytes per second that one worker can read: as said, or as this machine was measured; else None."""
+    """Returns the bytes per second that one worker can read: as said, or as this machine was measured; else None."""
     if flags.machine.bandwidth is not None:
         return flags.machine.bandwidth * 1e9
     if flags.memory.device_memory_bytes is not None:
@@ -68,15 +68,15 @@ def known_bandwidth(flags: BillFlags) -> float | None:
     return None if found is None else float(found["read_bytes_per_s"])
 
 
-def measured(flags: BillFlags, page_bytes: int, longest_bytes: int) -> Measured:
-    """Measure what computing pages and loading them takes. Raises ConfigError where the model or the disk cannot.
+def measured(flags: BillFlags, page_bytes: int, longest_bytes: int) -> MachineCosts:
+    """Measures what computing pages and loading them takes. Raises ConfigError where the model or the disk cannot.
 
     `longest_bytes`: what the pages of the longest request take, as the model computes them.
     """
     tiers = [host_cost(page_bytes)]
     if flags.machine.disk_cache_dir is not None:
         tiers.append(disk_cost(Path(flags.machine.disk_cache_dir), page_bytes))
-    return Measured(None if flags.model.is_paced else _compute_cost(flags, longest_bytes), tuple(tiers))
+    return MachineCosts(None if flags.model.is_paced else _compute_cost(flags, longest_bytes), tuple(tiers))
 
 
 def _config(flags: BillFlags, pool_bytes: int | None = None) -> WorkerConfig:
@@ -99,7 +99,7 @@ def _config(flags: BillFlags, pool_bytes: int | None = None) -> WorkerConfig:
 
 
 def _compute_cost(flags: BillFlags, longest_bytes: int) -> ComputeCost:
-    """Load the model and run some steps, as a worker does when it starts."""
+    """Loads the model and runs some steps, as a worker does when it starts."""
     directory = locate(flags.model.model, flags.model.dtype)
     if directory is None:
         raise ConfigError(
@@ -134,7 +134,7 @@ def _trial_pool_bytes() -> int:
 
 
 def host_cost(page_bytes: int) -> TierCost:
-    """Copy pages from one part of the host's memory to another, in no order, with their digests."""
+    """Copies pages from one part of the host's memory to another, in no order, with their digests."""
     pages = _pages(page_bytes)
     source = np.random.default_rng(1).integers(0, 256, (pages, page_bytes), np.uint8)
     target = np.zeros_like(source)
@@ -148,7 +148,7 @@ def host_cost(page_bytes: int) -> TierCost:
 
 
 def disk_cost(folder: Path, page_bytes: int) -> TierCost:
-    """Write pages into a file of the folder, and read them back in no order, past the system's cache if that works.
+    """Writes pages into a file of the folder, and reads them back in no order, past the system's cache if that works.
 
     Raises ConfigError where the folder's disk does not take them.
     """
@@ -170,7 +170,7 @@ def disk_cost(folder: Path, page_bytes: int) -> TierCost:
 
 @contextlib.contextmanager
 def _file_of(folder: Path, content: memoryview) -> Iterator[int]:
-    """Yield a descriptor that reads the content from the disk. The file is gone afterwards."""
+    """Yields a descriptor that reads the content from the disk. The file is gone afterwards."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=NAME, buffering=0) as file:
         flat = content.cast("B")
         written = 0
@@ -193,7 +193,7 @@ def _pages(page_bytes: int) -> int:
 
 
 def _cost(tier: str, pages: int, move: Callable[[int], None], repeats: int = REPEATS) -> TierCost:
-    """Time single pages: the slowest tenth is what the first one may take, the best round what each takes in a run."""
+    """Times single pages: the slowest tenth is what the first one may take, the best round what each takes in a run."""
     order = list(range(pages))
     singles: list[float] = []
     rounds: list[float] = []

@@ -9,11 +9,11 @@ import numpy as np
 from tools.bill.forms import FormBill, shared_pool
 from tools.bill.model import BilledModel
 from tools.bill.options import BillFlags
+from twostroke.base.errors import ConfigError
 from twostroke.config import Role
 from twostroke.config.cache import HOST_CACHE_BYTES, KV_FORMATS, form_name
 from twostroke.config.worker import ranks_of
-from twostroke.engine.build import PIECE_TOKENS
-from twostroke.errors import ConfigError
+from twostroke.engine.backends.facts import PIECE_TOKENS
 from twostroke.kv_cache.form import Conversion, KvForm
 from twostroke.kv_cache.pool_share import SharedPool
 from twostroke.kv_cache.pool_size import PoolSize
@@ -34,7 +34,7 @@ class MixedBill:
 
 
 def mixed_bills(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags) -> tuple[MixedBill, ...]:
-    """Return a bill for every other form that decode workers can have; none for a paced model."""
+    """Returns a bill for every other form that decode workers can have; none for a paced model."""
     if not model.groups:
         return ()
     own = ranked(flags.form, flags, Role.PREFILL)
@@ -43,7 +43,7 @@ def mixed_bills(model: BilledModel, forms: dict[str, FormBill], flags: BillFlags
 
 
 def ranked(form: str, flags: BillFlags, role: Role) -> str:
-    """Return the form of pages that workers of a role keep in `form`: it says how many ranks they have."""
+    """Returns the form of pages that workers of a role keep in `form`: it says how many ranks they have."""
     return form_name(form, 0, flags.model.dtype, ranks_of(flags.model.config, role))
 
 
@@ -65,15 +65,15 @@ def _prefill_pages(pool: SharedPool, pool_bytes: int) -> int:
 
 
 def _sizes_beside(own: PoolSize, sent: PoolSize) -> tuple[int, ...]:
-    """Return the bytes of a page with a converted one beside it: of each group, if both forms keep groups apart."""
+    """Returns the bytes of a page and of its converted copy: of each group, if both forms keep groups apart."""
     if own.windows is None or sent.windows is None:
         return (own.block_bytes + sent.block_bytes,)
     return own.page_bytes + sent.page_bytes, own.windows.page_bytes + sent.windows.page_bytes
 
 
 def _conversion_s(model: BilledModel, flags: BillFlags, form: str) -> float:
-    """Measure it as a prefill worker does when it starts."""
-    from twostroke.worker.pulls.page_converter import time_of_a_conversion
+    """Measures it as a prefill worker does when it starts."""
+    from twostroke.worker.landing.page_converter import time_of_a_conversion
 
     block, seconds = flags.memory.block_size, 0.0
     is_native = flags.model.dtype == "bfloat16" and block % PIECE_TOKENS == 0

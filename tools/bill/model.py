@@ -1,4 +1,4 @@
-"""The model that is billed: its groups of layers, its weights and its working memory, from its config alone."""
+"""The model that is billed: its groups of layers, its weights and its working memory, only from its config."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tools.bill.options import BillFlags, ModelFlags
+from twostroke.base.errors import ConfigError
 from twostroke.config import PACED_PREFIX, Role, ScheduleConfig
 from twostroke.config.worker import ranks_flag, ranks_of
-from twostroke.engine.graph_sizes import graph_sizes
-from twostroke.engine.paced_runner import PacedSpec
-from twostroke.engine.rank_build import SUM_BYTES
-from twostroke.errors import ConfigError
+from twostroke.engine.backends.cuda.graph_sizes import graph_sizes
+from twostroke.engine.backends.paced.runner import PacedSpec
+from twostroke.engine.ranks.cpu import SUM_BYTES
 from twostroke.kv_cache.form import PageShape, check_latents, page_form
-from twostroke.kv_cache.groups import groups_apart
+from twostroke.kv_cache.groups.page_group import groups_apart
 from twostroke.models.catalog import places
 from twostroke.models.known_specs import known_spec
 from twostroke.models.memory_needs import (
@@ -28,7 +28,7 @@ from twostroke.models.memory_needs import (
     weights_on_cpu,
     working_bytes,
 )
-from twostroke.models.share import shares_of
+from twostroke.models.ranks.share import shares_of
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.model_files import GGUF_SUFFIX, LayoutOf, layouts_in, layouts_of_gguf
 from twostroke.ranks.group import slot_bytes_for
@@ -53,17 +53,17 @@ class LayerGroup:
     """Numbers of a latent, where pages hold those in place of keys and values."""
 
     def shape(self, block_size: int) -> PageShape:
-        """Return the dimensions of one block in all layers of the group."""
+        """Returns the dimensions of one block in all layers of the group."""
         return PageShape(self.layers, self.kv_heads, block_size, self.head_dim, self.latent_rank)
 
     def page_bytes(self, form: str, block_size: int) -> int:
-        """Return the bytes of one block in all layers of the group."""
+        """Returns the bytes of one block in all layers of the group."""
         return page_form(form).page_bytes(self.shape(block_size))
 
 
 @dataclass(frozen=True, slots=True)
 class BilledRank:
-    """What one process of a worker holds beside pages."""
+    """What one process of a worker holds besides pages."""
 
     weights: WeightBytes
     working_bytes: int
@@ -75,7 +75,7 @@ class BilledRank:
 
 @dataclass(frozen=True, slots=True)
 class RankedWorker:
-    """A worker of several processes, or of one beside others that have several."""
+    """A worker of several processes, or a worker of one process where others have several."""
 
     role: str
     ranks: tuple[BilledRank, ...]
@@ -113,7 +113,7 @@ class BilledModel:
     ranked: tuple[RankedWorker, ...] = ()
     """A worker of each role, or of every one, where some have several ranks."""
     one_rank_bytes: int = 0
-    """What a worker of one rank would hold beside pages, where some have several."""
+    """What a worker of one rank would hold besides pages, where some workers have several ranks."""
 
     def page_bytes(self, form: str, block_size: int) -> int:
         if not self.groups:
@@ -127,7 +127,7 @@ class BilledModel:
 
 
 def billed_model(flags: BillFlags) -> BilledModel:
-    """Read the model's config. Raises ConfigError or UnsupportedModel where it cannot be served."""
+    """Reads the model's config. Raises ConfigError or UnsupportedModel where it cannot be served."""
     model = flags.model
     if model.is_paced:
         return _paced(model, flags.memory.block_size)
@@ -149,7 +149,7 @@ def billed_model(flags: BillFlags) -> BilledModel:
 
 
 def _with_ranks(one: BilledModel, spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None) -> BilledModel:
-    """Return the bill of workers with the ranks that are asked for, of that of a worker with one."""
+    """Returns the bill of workers with the ranks that are asked for, of that of a worker with one."""
     prefill, decode = (_ranked(role, spec, model, layouts) for role in (Role.PREFILL, Role.DECODE))
     are_alike = len(prefill.ranks) == len(decode.ranks)
     return replace(
@@ -162,7 +162,7 @@ def _with_ranks(one: BilledModel, spec: ModelSpec, model: ModelFlags, layouts: L
 
 
 def _groups_of(spec: ModelSpec, flags: BillFlags) -> tuple[LayerGroup, ...]:
-    """Return the groups of layers whose pages are counted apart."""
+    """Returns the groups of layers whose pages are counted apart."""
     by_whole_blocks = flags.memory.device_memory_bytes is not None and page_form(flags.form).spans_block
     groups = groups_apart(spec.page_groups, by_whole_blocks=by_whole_blocks)
     if len(groups) == 1:
@@ -181,7 +181,7 @@ def _groups_of(spec: ModelSpec, flags: BillFlags) -> tuple[LayerGroup, ...]:
 
 
 def _attention_of(spec: ModelSpec) -> str:
-    """Say what the layers read. Pages of window layers hold all tokens, as those of others do."""
+    """Says what the layers read. Pages of window layers hold all tokens, as those of others do."""
     if spec.latents is not None:
         return f"latents of {spec.latents.rank} and a rotated key of {spec.latents.rope_dim}"
     windows = sorted({rule.window for rule in spec.rules if rule.window is not None})
@@ -204,7 +204,7 @@ def _paced(model: ModelFlags, block_size: int) -> BilledModel:
 
 
 def _layouts_of(model: ModelFlags) -> LayoutOf | None:
-    """Return the layouts of quantised files; None for plain numbers, and for a directory that has its config alone."""
+    """Returns the layouts of quantised files; None for plain numbers, and for a directory with only a config."""
     path = Path(model.model).expanduser()
     if path.suffix == GGUF_SUFFIX and path.is_file():
         return layouts_of_gguf(path)
@@ -215,14 +215,14 @@ def _layouts_of(model: ModelFlags) -> LayoutOf | None:
 def weights_of(
     spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None, *, on_gpu: bool
 ) -> tuple[WeightBytes, str]:
-    """Return the weights as the worker holds them, and how."""
+    """Returns the weights as the worker holds them, and how."""
     if on_gpu:
         return plain_weights(spec, model.dtype), model.dtype
     return weights_on_cpu(spec, model.dtype, layouts, is_int8=model.weights == "int8")
 
 
 def _ranked(role: Role, spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None) -> RankedWorker:
-    """Bill a worker rank by rank. Raises ConfigError where they cannot share out the model."""
+    """Bills a worker rank by rank. Raises ConfigError where the model cannot be divided among the ranks."""
     ranks, named = ranks_of(model.config, role), None
     if layouts is not None and spec.generic is None:
         from twostroke.models.families.table import layouts_named  # loads torch
@@ -263,7 +263,7 @@ def _working_on_gpu(spec: ModelSpec, model: ModelFlags, *, has_codes: bool) -> i
 
 
 def spec_of(model: str, dtype: str, max_model_len: int | None) -> ModelSpec:
-    """Return the spec of a model by the name that --model takes, from config.json or a GGUF file's header alone."""
+    """Returns the spec of a model by the name that --model takes. It reads only config.json or a GGUF file's header."""
     path = Path(model).expanduser()
     if path.suffix == GGUF_SUFFIX:
         return _spec_of_gguf(path, max_model_len)
@@ -282,7 +282,7 @@ def spec_of(model: str, dtype: str, max_model_len: int | None) -> ModelSpec:
 
 
 def _read(path: Path, read: Callable[[], ModelSpec]) -> ModelSpec:
-    """transformers raises whatever a config with wrong values leads to."""
+    """Reads the spec of a config. transformers may raise any error for a config with wrong values."""
     try:
         return read()
     except (AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError, RecursionError) as error:

@@ -6,35 +6,31 @@ from pathlib import Path
 from typing import Any
 
 from cluster.flags.checks import field_of
-from tools.bill.chains import Answers
+from tools.bill.requests.chains import Answers
 from tools.output import ReportFiles
-from twostroke.config import DEFAULT_MODEL, PACED_PREFIX, ModelConfig
+from twostroke.base.errors import ConfigError
+from twostroke.config import PACED_PREFIX, CacheConfig, ModelConfig, RuntimeConfig, ScheduleConfig
 from twostroke.config.cache import HOST_CACHE_BYTES, check_exact_layers, form_name, size_text
-from twostroke.config.model import NOT_EMPTY, decode_tp_setting, prefill_tp_setting, tp_setting
-from twostroke.config.schedule import check_draft_cache, draft_cache_setting, draft_model_setting
-from twostroke.config.settings import Settings, group, setting
-from twostroke.errors import ConfigError
-from twostroke.kv_cache.form import FORMS
+from twostroke.config.schedule import check_draft_cache
+from twostroke.config.settings import Settings, group, setting, setting_of
 
 MOST_TOKENS = 10**8
 """A longer request is a mistake."""
 
 
 class ModelFlags(Settings):
-    model: str = setting(
-        DEFAULT_MODEL,
-        **NOT_EMPTY,
+    model: str = setting_of(
+        ModelConfig,
+        "model",
         help="a name of the catalogue, a directory with a config.json, a GGUF file, a hub id, paced:SPEC",
     )
-    dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"), help="number format of the weights")
-    weights: str = setting("model", choices=("model", "int8"), help="weights as the model has them, or as int8")
-    max_model_len: int | None = setting(
-        None, least=1, unit="TOKENS", help="most tokens of a request", default_text="what the model was made for"
-    )
-    max_num_seqs: int = setting(64, least=1, help="most sequences that hold pages at once on one worker")
-    tp: int = tp_setting()
-    prefill_tp: int | None = prefill_tp_setting()
-    decode_tp: int | None = decode_tp_setting()
+    dtype: str = setting_of(ModelConfig, "dtype", help="number format of the weights")
+    weights: str = setting_of(ModelConfig, "weights")
+    max_model_len: int | None = setting_of(ModelConfig, "max_model_len")
+    max_num_seqs: int = setting_of(ScheduleConfig, "max_num_seqs")
+    tp: int = setting_of(ModelConfig, "tp")
+    prefill_tp: int | None = setting_of(ModelConfig, "prefill_tp")
+    decode_tp: int | None = setting_of(ModelConfig, "decode_tp")
 
     def model_post_init(self, _context: Any) -> None:
         if self.weights == "int8" and self.dtype != "bfloat16":
@@ -53,24 +49,14 @@ class ModelFlags(Settings):
 
 
 class MemoryFlags(Settings):
-    block_size: int = setting(16, least=1, most=256, power_of_two=True, unit="TOKENS", help="tokens per KV block")
-    kv_format: str | None = setting(
-        None, choices=tuple(FORMS), help="form of the pages; all are billed, this one in detail", default_text="--dtype"
+    block_size: int = setting_of(CacheConfig, "block_size")
+    kv_format: str | None = setting_of(
+        CacheConfig, "kv_format", help="form of the pages; all are billed, this one in detail"
     )
-    kv_exact_layers: int = setting(
-        0,
-        least=0,
-        zero="none",
-        unit="LAYERS",
-        help="as many first and as many last layers whose KV int4 pages keep in the number format of --dtype",
-    )
-    kv_cache_memory_bytes: int | None = setting(
-        None,
-        flag="--kv-cache-memory",
-        least=1,
-        is_size=True,
-        unit="SIZE",
-        help="page memory of each worker",
+    kv_exact_layers: int = setting_of(CacheConfig, "kv_exact_layers")
+    kv_cache_memory_bytes: int | None = setting_of(
+        CacheConfig,
+        "kv_cache_memory_bytes",
         default_text=f"{size_text(HOST_CACHE_BYTES)}; with --device-memory what weights leave of it",
     )
     device_memory_bytes: int | None = setting(
@@ -81,12 +67,8 @@ class MemoryFlags(Settings):
         unit="SIZE",
         help="bill a GPU with so much memory instead of a CPU",
     )
-    host_cache_bytes: int = setting(
-        0, flag="--host-cache", least=0, zero="none", is_size=True, unit="SIZE", help="host memory behind the pages"
-    )
-    disk_cache_bytes: int = setting(
-        0, flag="--disk-cache", least=0, zero="none", is_size=True, unit="SIZE", help="disk space behind both"
-    )
+    host_cache_bytes: int = setting_of(CacheConfig, "host_cache_bytes")
+    disk_cache_bytes: int = setting_of(CacheConfig, "disk_cache_bytes")
 
 
 class RequestFlags(Settings):
@@ -137,9 +119,9 @@ class MachineFlags(Settings):
     measure: bool = setting(
         False, help="measure this machine: reading memory, computing pages, copying them, and --disk-cache-dir"
     )
-    threads: int = setting(1, least=1, most=1024, help="compute threads of a worker, for --measure")
-    disk_cache_dir: str | None = setting(
-        None, is_path=True, unit="FOLDER", help="folder whose disk --measure writes and reads"
+    threads: int = setting_of(RuntimeConfig, "threads", help="compute threads of a worker, for --measure")
+    disk_cache_dir: str | None = setting_of(
+        CacheConfig, "disk_cache_dir", help="folder whose disk --measure writes and reads", default_text=None
     )
 
     def model_post_init(self, _context: Any) -> None:
@@ -152,8 +134,8 @@ class MachineFlags(Settings):
 
 
 class DraftFlags(Settings):
-    draft_model: str | None = draft_model_setting()
-    draft_cache_bytes: int = draft_cache_setting()
+    draft_model: str | None = setting_of(ScheduleConfig, "draft_model")
+    draft_cache_bytes: int = setting_of(ScheduleConfig, "draft_cache_bytes")
 
     def model_post_init(self, _context: Any) -> None:
         check_draft_cache(self.draft_model, self.draft_cache_bytes)
@@ -193,7 +175,7 @@ class BillFlags(Settings):
 
 
 def whole_numbers(flag: str, text: str | None) -> tuple[int, ...]:
-    """Return the token counts of a list with commas; none where nothing is said."""
+    """Returns the token counts of a list with commas; none by default."""
     parts = [part.strip() for part in text.split(",")] if text is not None else []
     if not all(part.isascii() and part.isdigit() and 1 <= int(part[:12]) <= MOST_TOKENS for part in parts):
         raise ConfigError(

@@ -1,4 +1,7 @@
-"""The bill as tables: in the terminal, and in the page."""
+"""The bill as tables in the terminal, and as one HTML page with the hit rate by capacity as a curve.
+
+The page needs no network.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from tools.bill.forms import FormBill
 from tools.bill.mixed import ranked
 from tools.bill.model import LayerGroup
 from tools.bill.tiers import ComputeCost, break_even_pages
+from tools.figures.charts import Figure, Head, Line, Section, Words, bar_figure, colours_of, line_figure, render
 from tools.tables import Cell, Grid, Row, table_of, text_grid, text_row
 from twostroke.config import Role
 from twostroke.kv_cache.form import page_form
@@ -22,10 +26,13 @@ from twostroke.kv_cache.pool_size import PoolSize
 UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 CURVE_ROWS: Final = 12
 """Rows of the curve in the terminal; the page has a figure."""
+SMALLER_FORMS: Final = ("int8", "int4")
+"""Forms whose curves stand beside the chosen one's: what their smaller pages buy."""
+OPTIMUM: Final = "optimum"
 
 
 def size(size_bytes: float) -> str:
-    """Return a size as people read it: three digits and a unit of powers of 1024."""
+    """Returns a size as people read it: three digits and a unit of powers of 1024."""
     for unit, unit_bytes in UNITS:
         if size_bytes >= unit_bytes:
             return f"{size_bytes / unit_bytes:.4g} {unit}"
@@ -51,7 +58,7 @@ def heading(bill: Bill) -> str:
 
 
 def tables(bill: Bill) -> list[tuple[str, Grid]]:
-    """Return all tables that there is something for, each with its title."""
+    """Returns all tables that there is something for, each with its title."""
     found = [
         ("Memory of one worker" if len(bill.model.ranked) < 2 else "Memory of one decode worker", memory_grid(bill)),
         ("Pages by form", forms_grid(bill)),
@@ -111,7 +118,7 @@ def _draft_rows(draft: BilledDraft) -> list[tuple[str, int, str]]:
 
 
 def _pages_of(pool: PoolSize) -> str:
-    """Say how many pages there are, of each group where they lie apart."""
+    """Says how many pages there are, of each group where they lie apart."""
     if pool.windows is None:
         return f"{pool.pages} pages"
     return f"{pool.pages} pages, {pool.windows.pages} of window layers"
@@ -127,7 +134,7 @@ def groups_grid(bill: Bill) -> Grid:
 
 
 def _part_cells(bill: Bill, group: LayerGroup) -> Iterator[tuple[str, ...]]:
-    """Yield the bytes of each part of a group whose layers have more than one form in the pages that are billed."""
+    """Yields the bytes of each part of a group, where the layers of a billed page have more than one form."""
     chosen, block = bill.flags.form, bill.flags.memory.block_size
     parts = page_form(chosen).parts(group.shape(block))
     for part in parts if len(parts) > 1 else ():
@@ -205,7 +212,7 @@ def requests_grid(bill: Bill) -> Grid:
 
 
 def _cliff(bill: Bill, tokens: int) -> str:
-    """Say what happens with one request more than fit."""
+    """Says what happens with one request more than fit."""
     fit, slots = concurrent(bill, bill.chosen, tokens), bill.flags.model.max_num_seqs
     if not fit:
         return "refused: it never fits"
@@ -313,7 +320,7 @@ def curve_grid(bill: Bill) -> Grid:
 
 
 def notes(bill: Bill) -> list[str]:
-    """Say what the tables do not show."""
+    """Says what the tables do not show."""
     found = []
     if bill.log is not None:
         found.append(
@@ -334,3 +341,48 @@ def notes(bill: Bill) -> list[str]:
         said = "" if bill.on_gpu else ", or measure this machine with --measure"
         found.append(f"the decode ceiling is not known: give --bandwidth GB/S{said}")
     return found
+
+
+def render_page(bill: Bill) -> str:
+    names = tuple(bill.forms)
+    colours = colours_of(names)
+    sections = [*([_curve(bill, colours)] if bill.log is not None else []), _fitting(bill, colours)]
+    sections += [Section(title, grid=grid) for title, grid in tables(bill)]
+    sections.append(Section("Notes", items=(*notes(bill), *bill.advice())))
+    return render(Head("twostroke bill", heading(bill), names), sections)
+
+
+def _curve(bill: Bill, colours: dict[str, int]) -> Section:
+    log = bill.log
+    assert log is not None
+    chosen = bill.flags.form
+    lines = [_line(bill, chosen, colours, is_optimum=True)]
+    lines += [_line(bill, form, colours) for form in dict.fromkeys((chosen, *SMALLER_FORMS))]
+    words = Words("hit rate by bytes of pages", "GiB of pages", "share of prompt tokens")
+    text = (
+        f"{log.requests} requests of {log.name}. Lines: pages evicted by least recent use, in {chosen} and smaller "
+        f"forms; dashed: the optimum in {chosen}, which knows the future."
+    )
+    return Section("Hit rate by capacity", text, figures=(Figure(words.title, line_figure(lines, words, log_x=True)),))
+
+
+def _line(bill: Bill, form: str, colours: dict[str, int], *, is_optimum: bool = False) -> Line:
+    assert bill.log is not None
+    token_bytes = bill.forms[form].token_bytes
+    points = tuple(
+        (point.capacity_tokens * token_bytes / (1 << 30), point.optimum if is_optimum else point.lru)
+        for point in bill.log.curve
+    )
+    return Line(colours[form], points, is_optimum, OPTIMUM if is_optimum else form)
+
+
+def _fitting(bill: Bill, colours: dict[str, int]) -> Section:
+    shared = bill.flags.requests.shared
+    sizes = {colours[name]: form.size for name, form in bill.forms.items()}
+    groups = [
+        (f"{tokens}", [(colour, float(size.concurrent(tokens, shared))) for colour, size in sizes.items()])
+        for tokens in bill.lengths
+    ]
+    words = Words("requests that fit at once, by their length", "tokens of a request", "requests; dashed: slots")
+    slots = float(bill.flags.model.max_num_seqs)
+    return Section("Requests at once", figures=(Figure(words.title, bar_figure(groups, words, slots)),))

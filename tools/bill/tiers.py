@@ -30,10 +30,10 @@ class ComputeCost:
     block_size: int
 
     def compute_s(self, pages: int) -> float:
-        """Return the seconds for the first pages of a prompt, with nothing else to run."""
+        """Returns the seconds for the first pages of a prompt, with nothing else to run."""
         return self.cost.of_prompt(pages * self.block_size, 0, self.step_tokens)
 
 
 def break_even_pages(tier: TierCost, compute: ComputeCost, most_pages: int) -> int | None:
-    """Return the shortest prefix, in pages, that is loaded sooner than computed; None where none of them is."""
+    """Returns the shortest prefix, in pages, that is loaded sooner than computed; None where none of them is."""
     return next((pages for pages in range(1, most_pages + 1) if tier.load_s(pages) < compute.compute_s(pages)), None)

@@ -9,18 +9,18 @@ import json
 import grpc
 from rich.console import Console
 
-from cluster.clients import admin_access, credentials
+from cluster.clients import admin_access, state_file
 from cluster.clients.admin_access import AdminAccess
-from cluster.clients.connect import tls_endpoint
-from cluster.clients.credentials import ClientTls
-from cluster.launch import state_file
+from cluster.flags import client_credentials as credentials
+from cluster.flags.client_credentials import ClientTls
 from router.addresses import reachable
+from tools.clients.connect import tls_endpoint
 from tools.doctor.diagnosis import Diagnosis, diagnose
 from tools.doctor.endpoints import ChatEndpoint, GrpcEndpoint, HttpEndpoint
 from tools.doctor.examine import examine, grpc_address_of
 from tools.doctor.facts import Facts
 from tools.doctor.speculation import lines_of
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 _OPTIONS = (("grpc.max_receive_message_length", -1),)
 """The router's index comes as one message per worker, however much it holds."""
@@ -43,11 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if all that can be reused was reused, else 1."""
+    """Returns 0 if all that can be reused was reused, else 1."""
     salts = _salts(args.cache_salt)
     tls = credentials.tls_from(args)
     admin = _admin(args)
-    with grpc.insecure_channel(admin.addresses[0], options=list(_OPTIONS)) as channel:
+    with admin.channel(admin.addresses[0], _OPTIONS) as channel:
         address = args.grpc or grpc_address_of(channel, admin)
         with _channel(reachable(address), tls) as clients:
             endpoint: ChatEndpoint = (
@@ -76,7 +76,7 @@ def _salts(given: list[str]) -> tuple[str, str]:
 
 
 def _admin(args: argparse.Namespace) -> AdminAccess:
-    """Return the access to the server that the chats go to, where that is one of this user's."""
+    """Returns the access to the server that the chats go to, where that is one of this user's."""
     said = args.url or args.grpc
     if args.admin is not None or args.pid is not None or said is None:
         return admin_access.access_from(args)
@@ -84,7 +84,7 @@ def _admin(args: argparse.Namespace) -> AdminAccess:
         access = admin_access.access_to(state)
         for router, address in zip(state.routers, access.addresses, strict=True):
             if said.rstrip("/").removesuffix("/v1").endswith((reachable(router.http), reachable(router.grpc))):
-                return AdminAccess((address,), access.metadata)
+                return AdminAccess((address,), access.token)
     raise ConfigError(f"{said}: say where its admin port is, with --admin HOST:PORT", field="--admin")
 
 

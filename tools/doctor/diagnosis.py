@@ -45,8 +45,9 @@ class Diagnosis:
 
 
 def diagnose(facts: Facts) -> Diagnosis:
-    """The first cause that is there, the nearest to the root first: what is wrong with workers explains what is wrong
-    with reuse, and a chat that reads differently the second time explains where it went."""
+    """Returns the first cause that is there, the nearest to the root first: what is wrong with workers explains what is
+    wrong with reuse, and a chat that reads differently the second time explains where it went.
+    """
     return next(verdict for check in CHECKS if (verdict := check(facts)) is not None)
 
 
@@ -80,7 +81,9 @@ def _fingerprint(facts: Facts) -> Diagnosis | None:
 
 
 def _form(facts: Facts) -> Diagnosis | None:
-    """Decode workers store one form, and prefill workers that one or the one that it is converted from."""
+    """Checks the page forms. Decode workers store one form. Prefill workers store that one, or the one that it is
+    converted from.
+    """
     decode, source = facts.kv_form, facts.kv_form.source
     for worker in facts.workers:
         fitting = {str(decode)} if worker.role == Role.DECODE or source is None else {str(source)}
@@ -94,14 +97,14 @@ def _form(facts: Facts) -> Diagnosis | None:
 
 
 def _differing(fleet: str, other: str) -> list[tuple[str, str, str]]:
-    """(field, fleet's value, the other's) where two fingerprints part."""
+    """Returns (field, fleet's value, the other's) where two fingerprints part."""
     ours, theirs = _fields(fleet), _fields(other)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     return [(name, ours.get(name, "none"), theirs.get(name, "none")) for name in names]
 
 
 def _fields(fingerprint: str) -> dict[str, str]:
-    """Return the fields of "a=1;b=2"; a fingerprint without fields is itself the only one."""
+    """Returns the fields of "a=1;b=2"; a fingerprint without fields is itself the only one."""
     pairs = (part.partition("=") for part in fingerprint.split(";"))
     return {name: value for name, is_pair, value in pairs if is_pair} or {"fingerprint": fingerprint}
 
@@ -271,7 +274,7 @@ def _held(workers: Iterable[WorkerFacts]) -> int:
 
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Leading tokens that two prompts share."""
+    """Returns leading tokens that two prompts share."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 

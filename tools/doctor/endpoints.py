@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import grpc
 
-from cluster.clients import credentials
 from cluster.clients.admin_access import describe
-from cluster.clients.credentials import ClientTls
+from cluster.flags import client_credentials as credentials
+from cluster.flags.client_credentials import ClientTls
 from tools.doctor.facts import Canary
-from twostroke.errors import ConfigError, PeerLost
+from twostroke.base.errors import ConfigError, PeerLost
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 ANSWER_S = 120.0
@@ -24,10 +24,10 @@ ANSWER_TOKENS = 2
 
 class ChatEndpoint(Protocol):
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """The chat's prompt as the router makes it now."""
+        """Returns the chat's prompt as the router makes it now."""
 
     def send(self, text: str, canary: Canary) -> Canary:
-        """`canary` with what came of it."""
+        """Returns `canary` with its result."""
 
 
 class GrpcEndpoint:
@@ -47,7 +47,7 @@ class GrpcEndpoint:
     def send(self, text: str, canary: Canary) -> Canary:
         request = inference_pb2.GenerateRequest(
             chat=_chat(text),
-            cache_salt=canary.salt,
+            cache_salt=canary.salt or None,
             sampling=inference_pb2.SamplingOptions(temperature=0),
             stop=inference_pb2.StopOptions(max_tokens=ANSWER_TOKENS),
         )
@@ -83,7 +83,7 @@ class HttpEndpoint:
         return replace(canary, prompt_tokens=usage.get("prompt_tokens") or 0, cached_tokens=cached)
 
     def _post(self, path: str, body: dict[str, Any], wanted: str) -> Any:
-        """What the answer has under `wanted`."""
+        """Returns what the answer has under `wanted`."""
         headers = {"Content-Type": "application/json", **credentials.authorization(credentials.api_key())}
         request = urllib.request.Request(self._url + path, json.dumps(body).encode(), headers)
         try:

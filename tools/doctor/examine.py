@@ -14,16 +14,16 @@ from typing import Any
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.clients.admin_access import AdminAccess, Metadata, describe
+from cluster.clients.admin_access import AdminAccess, describe
 from router.routing.policies import CACHE_BLIND
 from tools.doctor.endpoints import ANSWER_TOKENS, ChatEndpoint
 from tools.doctor.facts import Canary, Facts, WorkerFacts
 from tools.doctor.speculation import speculation_in
+from twostroke.base.errors import PeerLost
+from twostroke.base.ids import BlockHash
 from twostroke.config import Role
-from twostroke.errors import PeerLost
-from twostroke.ids import BlockHash
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
-from twostroke.kv_cache.tier import Group
+from twostroke.kv_cache.parts import GroupKind
 from twostroke.rpc.convert import form_of, hashes_from_bytes
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
@@ -36,7 +36,9 @@ WORDS = tuple("the quick brown fox jumps over the lazy dog and runs on through t
 
 
 def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: ChatEndpoint, salts: tuple[str, str]) -> Facts:
-    """`channel` is to the first of `admin`'s addresses. Raises PeerLost where the server cannot be asked."""
+    """Examines a server. `channel` leads to the first of `admin`'s addresses. Raises PeerLost where the server cannot
+    be asked.
+    """
     control, address = control_pb2_grpc.ControlStub(channel), admin.addresses[0]
     server = _server_info(channel, admin)
     model: control_pb2.ModelInfo = _answer(control.GetModelInfo, control_pb2.GetModelInfoRequest(), admin)
@@ -45,7 +47,7 @@ def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: ChatEndpoint, s
     names = block_hashes_of(first.tokens, model.block_size, owner_salt("", salts[0].encode()))
     router = seen_from(address, server.metrics_address)
     before = scrape(router)
-    with IndexWatch(channel, admin.metadata, names) as watch:
+    with IndexWatch(channel, names) as watch:
         first = endpoint.send(text, first)
         watch.until_held(len(names), QUIET_S if first.failure is None else 0.0)
         workers = tuple(_workers(control, admin, scrape(router), watch))
@@ -67,7 +69,7 @@ def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: ChatEndpoint, s
 
 
 def grpc_address_of(channel: grpc.Channel, admin: AdminAccess) -> str:
-    """Return the address that the router's clients use. Raises PeerLost."""
+    """Returns the address that the router's clients use. Raises PeerLost."""
     return seen_from(admin.addresses[0], _server_info(channel, admin).grpc_address)
 
 
@@ -80,13 +82,13 @@ def _server_info(channel: grpc.Channel, admin: AdminAccess) -> control_pb2.Serve
 def _answer(call: Callable[..., Any], request: object, admin: AdminAccess) -> Any:
     """Raises PeerLost."""
     try:
-        return call(request, timeout=ANSWER_S, metadata=admin.metadata)
+        return call(request, timeout=ANSWER_S)
     except grpc.RpcError as error:
         raise PeerLost(f"{admin.addresses[0]}: {describe(error)}") from error
 
 
 def _chat_of(endpoint: ChatEndpoint, tokens: int, most_tokens: int) -> str:
-    """A text that nobody has sent before, of at least `tokens` tokens if that many may be."""
+    """Returns a text that was not sent before, of at least `tokens` tokens if that many may be."""
     mark = f"Canary {secrets.token_hex(8)}:"
     count = tokens
     while count > 1:
@@ -130,7 +132,7 @@ def _worker(entry: control_pb2.WorkerLoad, address: str, router: Samples, watch:
 
 
 def _policy(before: Samples, after: Samples) -> str | None:
-    """Return the policy whose decisions were counted meanwhile."""
+    """Returns the policy that made decisions meanwhile."""
     name = "twostroke_decisions_total"
     for labels, count in after.get(name, ()):
         if count > (value(before, name, **labels) or 0.0):
@@ -146,7 +148,7 @@ Samples = Mapping[str, list[tuple[dict[str, str], float]]]
 
 
 def scrape(address: str) -> Samples:
-    """Empty where nobody answers, or with something else."""
+    """Returns the samples of a metrics page. Empty where no server answers, or where another program answers."""
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=SCRAPE_S) as answer:
             families = list(text_string_to_metric_families(answer.read().decode()))
@@ -164,7 +166,7 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
 
 
 def seen_from(server: str, address: str) -> str:
-    """An `address` that a process beside `server` gave of itself: what it calls "here" is there."""
+    """Returns an `address` that a process beside `server` gave of itself: what it calls "here" is there."""
     host, _, port = address.rpartition(":")
     return f"{server.rpartition(':')[0]}:{port}" if host in HERE else address
 
@@ -182,9 +184,9 @@ class Seen:
 class IndexWatch:
     """A thread of its own from `with` to the end of it."""
 
-    def __init__(self, channel: grpc.Channel, metadata: Metadata, names: Sequence[BlockHash]) -> None:
+    def __init__(self, channel: grpc.Channel, names: Sequence[BlockHash]) -> None:
         self._call: Iterator[control_pb2.KvEventBatch] = control_pb2_grpc.ControlStub(channel).SubscribeKvEvents(
-            control_pb2.SubscribeKvEventsRequest(), metadata=metadata
+            control_pb2.SubscribeKvEventsRequest()
         )
         self._names = tuple(names)
         self._wanted = frozenset(names)
@@ -202,7 +204,7 @@ class IndexWatch:
         self._thread.join()
 
     def until_held(self, blocks: int, timeout_s: float) -> None:
-        """Wait until some worker holds that many leading blocks, or the time is over."""
+        """Waits until some worker holds that many leading blocks, or the time is over."""
         self._until(lambda: any(self.held(worker) >= blocks for worker in self._seen), timeout_s)
 
     def until_sequence(self, worker: str, sequence: int, timeout_s: float) -> None:
@@ -213,7 +215,7 @@ class IndexWatch:
             return self._seen[worker].sequence if worker in self._seen else None
 
     def held(self, worker: str) -> int:
-        """Leading blocks, on any tier."""
+        """Returns leading blocks, on any tier."""
         with self._changed:
             here = set().union(*self._seen[worker].holds.values()) if worker in self._seen else set()
         return next((depth for depth, name in enumerate(self._names) if name not in here), len(self._names))
@@ -245,7 +247,7 @@ class IndexWatch:
             seen.holds.clear()
         self._change(seen, control_pb2.TIER_DEVICE, batch.stored, batch.removed)
         for change in batch.further:
-            if change.group != Group.FULL:
+            if change.group != GroupKind.FULL:
                 continue  # the pages of a block say that it is here
             self._change(seen, change.tier, change.stored, change.removed)
 

@@ -35,7 +35,7 @@ class WorkerFacts:
     kv_form: str = ""
     """The form of its pages, as "int8 from bfloat16"."""
     event_age_s: float | None = None
-    """Since the router heard of it; None where nobody tells, as the next ones."""
+    """Since the router heard of it; None where it is not reported, like the following ones."""
     own_sequence: int | None = None
     """Sequence number of the last batch in the worker's event log, as the worker says."""
     index_sequence: int | None = None
@@ -46,7 +46,7 @@ class WorkerFacts:
     """Blocks of the chat that it has held at any time since the doctor came, by the same."""
     queued_tokens: int = 0
     speculation: SpeculationFacts | None = None
-    """None where it drafts for nobody: on prefill workers, and where its metrics cannot be read."""
+    """None where it drafts for no request: on prefill workers, and where its metrics cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What speculation has done on one worker, by drafter, and whether it was worth its time."""
+"""Reads what speculation has done on one worker, by drafter, and whether it was worth its time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 PREFIX = "twostroke_speculation"
 DETERMINISTIC = "twostroke_deterministic"
 LEAST_SPENT_S = 0.01
-"""Seconds of a drafter that has drafted nothing which are shown."""
+"""A drafter without drafted tokens is shown only if it has spent this many seconds."""
 Page = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 """Labels and values of all samples of a name."""
 
@@ -33,13 +33,13 @@ class DrafterFacts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationFacts:
     drafters: tuple[DrafterFacts, ...] = ()
-    """Those that have drafted or computed."""
+    """The drafters that have drafted or computed."""
     is_deterministic: bool = True
-    """Bits of its logits do not depend on the rows of a step. Without that, `--speculate auto` does nothing."""
+    """Whether the bits of its logits do not depend on the rows of a step. Otherwise `--speculate auto` does nothing."""
 
 
 def speculation_in(samples: Page) -> SpeculationFacts:
-    """Read a decode worker's metrics page; empty facts where nothing is counted."""
+    """Reads a decode worker's metrics page; empty facts where nothing is counted."""
     names = sorted({labels["drafter"] for labels, _ in samples.get(f"{PREFIX}_saved_seconds_total", ())})
     drafters = [_drafter(samples, name) for name in names]
     return SpeculationFacts(
@@ -49,7 +49,7 @@ def speculation_in(samples: Page) -> SpeculationFacts:
 
 
 def lines_of(worker: str, facts: SpeculationFacts) -> list[str]:
-    """Return what to print of a decode worker: one line for each drafter, or why there is none."""
+    """Returns what to print of a decode worker: one line for each drafter, or why there is none."""
     if not facts.drafters:
         why = "" if facts.is_deterministic else ": its logits depend on the rows of a step, unless --deterministic"
         return [f"{worker}: speculation has drafted nothing{why}"]

@@ -1,26 +1,38 @@
-"""Figures as inline SVG, and the pages around them, shared by reports of several commands. Nothing is ever fetched.
+"""Figures as inline SVG, drawn by matplotlib, and the pages around them. Nothing is ever fetched.
 
 A figure is lines, points, bars or percentiles over axes. A page is a head and sections of figures and tables.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape, quoteattr
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import quoteattr
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tools.tables import Grid
 
-WIDTH, HEIGHT = 470, 240
-LETTER = 6
-"""Pixels: names that would overlap are left out."""
+if TYPE_CHECKING:  # takes 0.4 s, and only pages need it
+    from matplotlib.axes import Axes
+
+PALETTE = (
+    *("#1f6feb", "#d9640c", "#1a8f4c", "#8f4ad0", "#c02668", "#8a7800"),
+    *("#0a8a9a", "#b8472c", "#5b8c00", "#6a60df", "#8a6d5a", "#6f7b8a"),
+)
+"""Colours by number, seen on light and on dark pages. Beyond them the first one comes again."""
+INK = "#80868e"
+"""The colour of axes and words, between those of light and of dark pages."""
+SIZE = (4.7, 2.4)
+"""Inches of a figure: wide, tall."""
 MOST_POINTS = 1500
-"""Drawn in one figure: more are a file that no browser likes."""
+"""Points of one cloud: more are a file that no browser likes."""
+TAIL_PERCENTILES = (0.0, 50.0, 90.0, 99.0, 99.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +40,7 @@ class Series:
     """All samples of one thing, in seconds."""
 
     colour: int
-    """Its number: the page gives it a colour."""
+    """Its number in PALETTE."""
     samples: tuple[float, ...]
 
 
@@ -38,7 +50,6 @@ class Line:
     points: tuple[tuple[float, float], ...]
     dashed: bool = False
     name: str = ""
-    """Shown where one points at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,213 +61,102 @@ class Words:
     y: str
 
 
-def latency_figure(series: Sequence[Series], width: int = WIDTH, height: int = HEIGHT) -> str:
-    """Milliseconds (log) over the share of samples below them, stretched towards the tail."""
-    in_ms = [(each.colour, sorted(1e3 * sample for sample in each.samples)) for each in series]
-    x = tail_axis((LEFT, width - 2 * RIGHT))
-    y = log_axis(*_bounds([values for _, values in in_ms if values]), (height - BOTTOM, TOP))
-    parts = [grid(x, y, width, height), label(LEFT - 44, TOP + 2, "ms", "start")]
-    parts += [f'<path class="line e{colour}" d="{_percentile_path(values, x, y)}"/>' for colour, values in in_ms]
-    return svg(parts, width, height, "latency in milliseconds over percentiles")
+def latency_figure(series: Sequence[Series]) -> str:
+    """Milliseconds (log) over the share of samples below them, every further nine as wide as the one before."""
+    axes = new_axes(Words("latency in milliseconds over percentiles", "", "ms"))
+    for each in series:
+        ordered = sorted(1e3 * sample for sample in each.samples)
+        shares = [_nines(100 * (index + 0.5) / len(ordered)) for index in range(len(ordered))]
+        axes.plot(shares, ordered, color=PALETTE[each.colour])
+    axes.set_xlim(0, _nines(TAIL_PERCENTILES[-1]))
+    axes.set_xticks([_nines(mark) for mark in TAIL_PERCENTILES], [f"p{mark:g}" for mark in TAIL_PERCENTILES])
+    _scale(axes, "y", [1e3 * sample for each in series for sample in each.samples], is_log=True)
+    return svg_of(axes)
 
 
 def line_figure(lines: Sequence[Line], words: Words, *, log_x: bool = False, log_y: bool = False) -> str:
-    """Over an axis from 0, or a logarithmic one; heights from 0 too, or as a logarithm."""
-    drawn = [(x, y) for line in lines for x, y in line.points]
-    x = _width_axis([x for x, _ in drawn], log_x)
-    y = _height_axis([y for _, y in drawn], log_y)
-    parts = [_line(line, x, y) for line in lines]
-    return _framed(parts, x, y, words)
+    """Draws lines over an axis from 0, or a logarithmic one; heights from 0 too, or as a logarithm."""
+    axes = new_axes(words)
+    for line in lines:
+        style = "--" if line.dashed else "-"
+        axes.plot(*_split(line.points), style, color=PALETTE[line.colour], marker=".", label=line.name)
+    _scale(axes, "x", [x for line in lines for x, _ in line.points], is_log=log_x)
+    _scale(axes, "y", [y for line in lines for _, y in line.points], is_log=log_y)
+    return svg_of(axes)
 
 
 def scatter_figure(clouds: Sequence[Line], words: Words) -> str:
-    """Points over two equal logarithmic axes with their diagonal; of many points, evenly chosen ones."""
-    values = [value for cloud in clouds for point in cloud.points for value in point if value > 0]
-    low, high = min(values, default=0.1), max(values, default=1.0)
-    x, y = log_axis(low, high, (LEFT, WIDTH - 2 * RIGHT)), log_axis(low, high, (HEIGHT - BOTTOM, TOP))
-    diagonal = path([(x.at(low), y.at(low)), (x.at(high), y.at(high))])
-    parts = [f'<path class="grid dashed" d="{diagonal}"/>']
+    """Draws points over two equal logarithmic axes with their diagonal; of many points, evenly chosen ones."""
+    axes = new_axes(words)
+    values = [value for cloud in clouds for point in cloud.points for value in point if value > 0] or [0.1, 1.0]
+    ends = (min(values) / 1.1, max(values) * 1.1)
+    axes.plot(ends, ends, "--", color=INK, linewidth=0.8)
     stride = max(1, sum(len(cloud.points) for cloud in clouds) // MOST_POINTS)
     for cloud in clouds:
-        dots = "".join(f"M{x.at(a):.1f} {y.at(b):.1f}h.01" for a, b in cloud.points[::stride])
-        parts.append(f'<path class="dot e{cloud.colour}" d="{dots}"><title>{escape(cloud.name)}</title></path>')
-    return _framed(parts, x, y, words)
+        axes.plot(*_split(cloud.points[::stride]), ".", color=PALETTE[cloud.colour], alpha=0.45, markeredgewidth=0)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    return svg_of(axes)
 
 
 def bar_figure(
     groups: Sequence[tuple[str, Sequence[tuple[int, float]]]], words: Words, level: float | None = None
 ) -> str:
-    """Groups of coloured bars side by side, over a name each if there is room; a dashed line at `level`."""
-    y = _height_axis([level or 0.0, *(value for _, bars in groups for _, value in bars)], log=False)
-    room = (WIDTH - LEFT - 2 * RIGHT) / max(1, len(groups))
-    parts, ticks = [], []
-    for number, (name, bars) in enumerate(groups):
-        left = LEFT + room * (number + 0.1)
-        wide = 0.8 * room / max(1, len(bars))
-        for at, (colour, value) in enumerate(bars):
-            tall = y.at(0.0) - y.at(value)
-            parts.append(
-                f'<rect class="bar e{colour}" x="{left + wide * at:.1f}" y="{y.at(value):.1f}" '
-                f'width="{max(0.5, wide - 0.5):.1f}" height="{tall:.1f}"><title>{value:.3g}</title></rect>'
-            )
-        ticks.append((LEFT + room * (number + 0.5), name))
-    frame = grid(Axis(float, ()), y, WIDTH, HEIGHT)
+    """Draws groups of coloured bars side by side over a name each, and a dashed line at `level`."""
+    axes = new_axes(words)
+    for number, (_, bars) in enumerate(groups):
+        wide = 0.8 / max(1, len(bars))
+        for index, (colour, value) in enumerate(bars):
+            axes.bar(number + 0.1 + wide * index, value, wide, align="edge", color=PALETTE[colour])
     if level is not None:
-        parts.append(f'<path class="grid dashed" d="M{LEFT} {y.at(level):.1f}H{WIDTH - RIGHT}"/>')
-    fits = all(LETTER * len(name) <= room for _, name in ticks)
-    names = [label(at, HEIGHT - BOTTOM + 14, name, "middle") for at, name in ticks if fits]
-    return svg([frame, *names, *parts, *_beside(words)], WIDTH, HEIGHT, words.title)
+        axes.axhline(level, linestyle="--", color=INK, linewidth=0.8)
+    axes.set_xticks([number + 0.5 for number in range(len(groups))], [name for name, _ in groups])
+    axes.set_ylim(bottom=0)
+    return svg_of(axes)
 
 
-def _framed(parts: Sequence[str], x: Axis, y: Axis, words: Words) -> str:
-    return svg([grid(x, y, WIDTH, HEIGHT), *parts, *_beside(words)], WIDTH, HEIGHT, words.title)
+def new_axes(words: Words, size: tuple[float, float] = SIZE) -> Axes:
+    """Returns a figure with a single pair of axes and its text, in colours that light and dark pages show."""
+    from matplotlib.figure import Figure as Drawing
+
+    axes = Drawing(figsize=size, layout="constrained").add_subplot()
+    axes.set_title(words.title).set_visible(False)
+    axes.set_xlabel(words.x, loc="right", color=INK, fontsize=8)
+    axes.set_ylabel(words.y, loc="top", color=INK, fontsize=8)
+    axes.tick_params(which="both", colors=INK, labelsize=8, length=0)
+    axes.grid(color=INK, alpha=0.25, linewidth=0.6)
+    axes.set_frame_on(False)
+    return axes
 
 
-def _beside(words: Words) -> list[str]:
-    return [label(4, TOP, words.y, "start"), label(WIDTH - RIGHT, HEIGHT - 2, words.x, "end")]
+def svg_of(axes: Axes) -> str:
+    """Returns a figure as an element of a page, with the title of its axes for those who cannot see it."""
+    from matplotlib import rc_context
+
+    written = io.StringIO()
+    drawing = axes.get_figure(root=True)
+    assert drawing is not None, "its axes are in it"
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": axes.get_title()}):
+        drawing.savefig(
+            written, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
+    element = written.getvalue().partition("<svg ")[2]
+    return f'<svg role="img" aria-label={quoteattr(axes.get_title())} {element}'
 
 
-def _line(line: Line, x: Axis, y: Axis) -> str:
-    places = [(x.at(a), y.at(b)) for a, b in line.points]
-    kind = "line dashed" if line.dashed else "line"
-    marks = "".join(f"M{a:.1f} {b:.1f}h.01" for a, b in places)
-    return (
-        f'<path class="{kind} e{line.colour}" d="{path(places)}"><title>{escape(line.name)}</title></path>'
-        f'<path class="mark e{line.colour}" d="{marks}"/>'
-    )
+def _split(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
 
 
-def _width_axis(values: Sequence[float], log: bool) -> Axis:
-    pixels = (LEFT, WIDTH - 2 * RIGHT)
-    positive = [value for value in values if value > 0]
-    if log and positive:
-        return log_axis(min(positive), max(positive), pixels)
-    return linear_axis(max(values, default=1.0), pixels)
-
-
-def _height_axis(values: Sequence[float], log: bool) -> Axis:
-    pixels = (HEIGHT - BOTTOM, TOP)
-    positive = [value for value in values if value > 0]
-    if log and positive:
-        return log_axis(min(positive), max(positive), pixels)
-    return linear_axis(1.05 * max(values, default=1.0), pixels)
-
-
-def _bounds(ordered: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """To the highest; from the least that is no accident: events that arrive together are no time apart."""
-    low = min((max(values[len(values) // 50], values[len(values) // 2] / 10) for values in ordered), default=1.0)
-    high = max(1e-3, max((values[-1] for values in ordered), default=1.0))
-    return low or high / 1e3, high
-
-
-def _percentile_path(ordered: Sequence[float], x: Axis, y: Axis) -> str:
-    """Steps would hide in the tail what the few samples there are: sample i of n stands at (i + 1/2) / n."""
-    points: list[tuple[float, float]] = []
-    for index, value in enumerate(ordered):
-        at = x.at(100 * (index + 0.5) / len(ordered))
-        if not points or at - points[-1][0] >= LEAST_STEP or index == len(ordered) - 1:
-            points.append((at, y.at(value)))
-    return path(points)
-
-
-TAIL_PERCENTILES = (0.0, 50.0, 90.0, 99.0, 99.9)
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A scale from values to pixels."""
-
-    at: Callable[[float], float]
-    ticks: tuple[tuple[float, str], ...]
-    """Pixel and label."""
-
-
-def linear_axis(high: float, pixels: tuple[float, float]) -> Axis:
-    """From 0 to `high`."""
-    high = max(high, 1e-9)
-    step = _round_step(high / 8)
-    start, end = pixels
-
-    def at(value: float) -> float:
-        return start + (end - start) * value / high
-
-    marks = [step * number for number in range(math.floor(high / step + 1e-9) + 1)]
-    return Axis(at, tuple((at(mark), f"{mark:g}") for mark in marks))
-
-
-def log_axis(low: float, high: float, pixels: tuple[float, float]) -> Axis:
-    """From `low` to `high`, both positive; what lies outside is drawn at the edge."""
-    bottom, top = math.log10(low), math.log10(high)
-    bottom, top = bottom - 0.05, max(top, bottom + 0.3) + 0.05
-    start, end = pixels
-
-    def at(value: float) -> float:
-        exponent = math.log10(value) if value > 0 else bottom
-        return start + (end - start) * (min(max(exponent, bottom), top) - bottom) / (top - bottom)
-
-    digits = _digits(top - bottom)
-    marks = [digit * 10.0**decade for decade in range(math.floor(bottom), math.ceil(top) + 1) for digit in digits]
-    return Axis(at, tuple((at(mark), f"{mark:g}") for mark in marks if bottom <= math.log10(mark) <= top))
-
-
-def tail_axis(pixels: tuple[float, float]) -> Axis:
-    """Percentiles, every further nine as wide as the one before: the tail is what one looks for."""
-    start, end = pixels
-    widest = _nines(TAIL_PERCENTILES[-1])
-
-    def at(percentile: float) -> float:
-        return start + (end - start) * min(1.0, _nines(percentile) / widest)
-
-    return Axis(at, tuple((at(mark), f"p{mark:g}") for mark in TAIL_PERCENTILES))
+def _scale(axes: Axes, axis: str, values: Sequence[float], *, is_log: bool) -> None:
+    """Lets an axis be logarithmic where it may be; else it begins at 0."""
+    if is_log and any(value > 0 for value in values):
+        axes.set(**{f"{axis}scale": "log"})
+    else:
+        axes.set(**{f"{axis}lim": (0, 1.05 * max(values, default=1.0) or 1.0)})
 
 
 def _nines(percentile: float) -> float:
     return -math.log10(max(1e-9, 1 - percentile / 100))
-
-
-def _digits(decades: float) -> tuple[int, ...]:
-    if decades > 3:
-        return (1,)
-    return (1, 2, 5) if decades > 0.8 else (1, 2, 3, 4, 5, 6, 8)
-
-
-def _round_step(step: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
-    decade = 10.0 ** math.floor(math.log10(step))
-    return next(digit * decade for digit in (1, 2, 5, 10) if digit * decade >= step * (1 - 1e-9))
-
-
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 30
-"""Pixels around what is drawn."""
-LEAST_STEP = 0.5
-"""Pixels: what is nearer to the mark before is not drawn."""
-
-
-def grid(x: Axis, y: Axis | None, width: int, height: int) -> str:
-    bottom = height - BOTTOM
-    lines = [f"M{at:.1f} {TOP}V{bottom}" for at, _ in x.ticks]
-    labels = [label(at, bottom + 14, text, "middle") for at, text in x.ticks]
-    if y is not None:
-        lines += [f"M{LEFT} {at:.1f}H{width - RIGHT}" for at, _ in y.ticks]
-        labels += [label(LEFT - 6, at + 4, text, "end") for at, text in y.ticks]
-    return f'<path class="grid" d="{"".join(lines)}"/>' + "".join(labels)
-
-
-def label(x: float, y: float, text: str, anchor: str, kind: str = "label") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def path(points: Sequence[tuple[float, float]]) -> str:
-    """The commands of a line through them."""
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) if points else ""
-
-
-def svg(parts: Sequence[str], width: int, height: int, title: str) -> str:
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(title)}>{"".join(parts)}</svg>'
-
-
-COLOURS = 12
-"""Beyond them the first one comes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +166,7 @@ class Figure:
 
     @property
     def markup(self) -> Markup:
-        return Markup(self.svg)  # ours: every text in it is escaped where it is drawn
+        return Markup(self.svg)  # ours: the library escapes every text in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +175,7 @@ class Section:
     text: str = ""
     grid: Grid | None = None
     figures: tuple[Figure, ...] = ()
-    """Figures that stand beside each other."""
+    """Figures that are shown side by side."""
     wide_figures: tuple[Figure, ...] = ()
     items: tuple[str, ...] = ()
     """A list below the text."""
@@ -299,8 +199,8 @@ def render(head: Head, sections: Sequence[Section]) -> str:
         lstrip_blocks=True,
     )
     page = environment.get_template("page.html.jinja")
-    return page.render(head=head, sections=sections, colours=COLOURS, made_at=time.strftime("%Y-%m-%d %H:%M"))
+    return page.render(head=head, sections=sections, colours=PALETTE, made_at=time.strftime("%Y-%m-%d %H:%M"))
 
 
 def colours_of(names: Sequence[str]) -> dict[str, int]:
-    return {name: number % COLOURS for number, name in enumerate(names)}
+    return {name: number % len(PALETTE) for number, name in enumerate(names)}

@@ -7,4 +7,5 @@ runs        several simulations side by side
 traces/     requests: recorded and generated            fleet/      the simulation itself
 planning/   how many workers a load needs               reports/    numbers, tables, JSON, HTML
 fit/        a fleet from a real run, and that run replayed
+rivals/     routing policies of other systems
 """

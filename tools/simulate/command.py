@@ -40,7 +40,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _has(name: str, args: argparse.Namespace) -> bool:
-    """A subcommand may not know the flag at all."""
+    """Returns whether a flag is set. A subcommand may not know the flag at all."""
     return vars(args).get(name) not in (None, "")
 
 

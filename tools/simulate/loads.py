@@ -12,7 +12,7 @@ from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.runs import Runner, Trial, span_s
 from tools.simulate.traces.oracle import LeastRecent, found_in_turns
 from tools.simulate.traces.trace import Trace
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 MOST_CORRECTIONS = 4
 NEAR = 0.01
@@ -24,8 +24,9 @@ REACH = 32.0
 
 
 def offered_in_turns(trace: Trace, shape: FleetShape) -> float:
-    """Prefill seconds over seconds of all prefill workers at the trace's own pace, if prompts took turns and no queue
-    had an end: what round-robin is offered, busy or not."""
+    """Returns prefill seconds over seconds of all prefill workers at the trace's own pace, if prompts took turns and no
+    queue had an end: what round-robin is offered, busy or not.
+    """
     if not shape.prefill:
         raise ConfigError("--utilisation is that of prefill workers: --prefill must be 1 or more", field="utilisation")
     caches = [LeastRecent(shape.prefill_pages) for _ in range(shape.prefill)]
@@ -39,8 +40,9 @@ def offered_in_turns(trace: Trace, shape: FleetShape) -> float:
 
 
 def pace_at(utilisation: float, trial: Trial, run_all: Runner) -> float:
-    """The rate scale at which the trial's policy keeps prefill workers that busy: by formula for policies that take
-    turns, then corrected by runs."""
+    """Returns the rate scale at which the trial's policy keeps prefill workers that busy: by formula for policies that
+    take turns, then corrected by runs.
+    """
     scale = utilisation / offered_in_turns(trial.trace, trial.shape)
     if utilisation >= SATURATED:
         return scale
@@ -70,7 +72,7 @@ class FoundRate:
 
 
 def highest_rates(trials: Sequence[Trial], ttft_s: float, precision: float, run_all: Runner) -> list[FoundRate]:
-    """For each trial the highest rate with a p90 TTFT up to `ttft_s`; all searches go side by side."""
+    """Returns for each trial the highest rate with a p90 TTFT up to `ttft_s`. All searches run in parallel."""
     own = _requests_per_s(trials[0].trace)
     limits = SearchLimits(start=own, lowest=own / REACH, highest=own * REACH, precision=precision)
     tried: list[list[Tried]] = [[] for _ in trials]
@@ -87,7 +89,7 @@ def highest_rates(trials: Sequence[Trial], ttft_s: float, precision: float, run_
 
 
 def keeps(run: SimulatedRun, ttft_s: float) -> bool:
-    """Nine in ten of all requests, refused ones included, have their first token in time."""
+    """Returns whether nine in ten of all requests, refused ones included, have their first token in time."""
     in_time = sum(ttft <= ttft_s for ttft in results.ttfts(run))
     return in_time >= 0.9 * len(run.outcomes)
 

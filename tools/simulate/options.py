@@ -14,9 +14,10 @@ from tools.simulate.fleet.shape import DraftShape, Faults, FleetShape, TierShape
 from tools.simulate.fleet.simulation import check_span
 from tools.simulate.traces.trace import Replay, Trace, read_trace, replayed
 from tools.simulate.traces.workloads import generated
-from twostroke.config.settings import Settings, group, setting
-from twostroke.errors import ConfigError
-from twostroke.json_values import from_values
+from twostroke.base.errors import ConfigError
+from twostroke.base.json_values import from_values
+from twostroke.config import CacheConfig
+from twostroke.config.settings import Settings, group, setting, setting_of
 
 DEFAULT_REQUESTS = 2000
 """Requests taken of a workload that never ends."""
@@ -39,7 +40,7 @@ class RequestSource(Settings):
             raise ConfigError("one of --trace FILE and --workload NAME is needed", field="trace")
 
     def read(self) -> Trace:
-        """In order, from 0 s on, at the recorded pace."""
+        """Reads a trace: in order, from 0 s on, at the recorded pace."""
         if self.workload is not None:
             trace = generated(self.workload, self.limit or DEFAULT_REQUESTS, self.rate, self.seed)
         else:
@@ -62,7 +63,7 @@ class RequestSource(Settings):
 
 
 class FleetFlags(Settings):
-    """What is said of the fleet; the rest is as in the profile, or as in `FleetShape`."""
+    """The settings of the fleet; the rest is as in the profile, or as in `FleetShape`."""
 
     profile: str | None = setting(None, unit="FILE", help="measured costs, links and delays, made by --fit")
     prefill: int | None = setting(None, help="prefill workers")
@@ -84,17 +85,8 @@ class FleetFlags(Settings):
     draft_share: float | None = setting(
         None, unit="SHARE", help="share of a stream's steps for which anything is drafted", default_text="1"
     )
-    host_cache_bytes: int | None = setting(
-        None,
-        flag="--host-cache",
-        least=0,
-        is_size=True,
-        unit="SIZE",
-        help="host memory of each worker for evicted pages",
-    )
-    disk_cache_bytes: int | None = setting(
-        None, flag="--disk-cache", least=0, is_size=True, unit="SIZE", help="disk space of each worker for pages"
-    )
+    host_cache_bytes: int | None = setting_of(CacheConfig, "host_cache_bytes", default=None, zero=None)
+    disk_cache_bytes: int | None = setting_of(CacheConfig, "disk_cache_bytes", default=None, zero=None)
     host_page_s: float | None = setting(
         None, flag="--host-page-s", above=0, unit="SECONDS", help="time to bring up one page from host memory"
     )
@@ -109,7 +101,7 @@ class FleetFlags(Settings):
             )
 
     def shape(self, block_tokens: int, seed: int) -> FleetShape:
-        """Return a fleet with pages of the trace's blocks, whatever the profile's were: as many bytes, as many tokens.
+        """Returns a fleet with pages of the trace's blocks, whatever the profile's were: as many bytes, as many tokens.
         Raises ConfigError."""
         for flag, value in (("--pool-tokens", self.pool_tokens), ("--decode-pool-tokens", self.decode_pool_tokens)):
             if value is not None and value < block_tokens:
@@ -136,7 +128,7 @@ class FleetFlags(Settings):
         return dataclasses.replace(shape, **{name: value for name, value in said.items() if value is not None})
 
     def _drafts(self, drafts: DraftShape | None) -> DraftShape | None:
-        """Return the profile's drafts with what the flags say of them."""
+        """Returns the profile's drafts with what the flags say of them."""
         if self.acceptance is None:
             if self.draft_share is not None:
                 raise ConfigError("--draft-share needs --acceptance: how often are drafts right?", field="acceptance")
@@ -149,7 +141,7 @@ class FleetFlags(Settings):
         return DraftShape.of_chances(chances, share)
 
     def _tiers(self, tiers: TierShape) -> TierShape:
-        """Return the profile's tiers with what the flags say of them."""
+        """Returns the profile's tiers with what the flags say of them."""
         said: dict[str, Any] = {
             "host_bytes": self.host_cache_bytes,
             "disk_bytes": self.disk_cache_bytes,
@@ -184,13 +176,13 @@ class FleetQuestion(Settings):
     fleet: LinkedFleetFlags = group(LinkedFleetFlags, "fleet", "which fleet")
 
     def read(self) -> tuple[Trace, FleetShape]:
-        """Return the requests, and the fleet that has their blocks."""
+        """Returns the requests, and the fleet that has their blocks."""
         trace = self.source.read()
         return trace, self.fleet.shape(trace.block_tokens, self.source.seed)
 
 
 class Output(ReportFiles):
-    """The files that results go to, and how many runs go on at a time."""
+    """The files that results go to, and how many runs there are at a time."""
 
     jobs: int = setting(1, least=1, help="runs at a time")
 
@@ -203,7 +195,7 @@ class Promise(Settings):
 
 
 def numbers(flag: str, text: str | None) -> tuple[float, ...]:
-    """Return the numbers of a list with commas; none where nothing is said."""
+    """Returns the numbers of a list with commas; none by default."""
     try:
         values = tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError:

@@ -91,5 +91,5 @@ def paced(trace: Trace, rate_scale: float) -> Trace:
 
 
 def span_s(trace: Trace) -> float:
-    """From the first arrival to the last."""
+    """Returns the seconds from the first arrival to the last."""
     return trace.rows[-1].timestamp_s - trace.rows[0].timestamp_s

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from cluster.flags.checks import positive
-from cluster.scaling.capacity import LatencyTargets
+from cluster.values.worker_counts import LatencyTargets
 from tools.output import write_json, write_text
 from tools.simulate.fit.likeness import (
     SINCE_DECISION,
@@ -38,13 +38,13 @@ from tools.simulate.runs import Runner, Trial, runner
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import BASELINE, DEFAULT, check_variant, variants_from
 from tools.tables import console_for, table_of
+from twostroke.base.errors import ConfigError
 from twostroke.config import flags
 from twostroke.config.settings import Settings, group, setting
-from twostroke.errors import ConfigError
 from twostroke.kv_cache.tier import Tier
 
 
-class Comparison(Settings):
+class ComparisonOptions(Settings):
     """What is compared."""
 
     policies: str = setting(",".join(DEFAULT), unit="NAMES", help='policies with commas between them, or "all"')
@@ -72,7 +72,7 @@ class Comparison(Settings):
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The policies, round-robin first: everything is told relative to it."""
+        """The policies, round-robin first: everything is relative to it."""
         return tuple(dict.fromkeys((BASELINE, *variants_from(self.policies))))
 
     @property
@@ -101,7 +101,7 @@ class Calibration(Settings):
 
 
 class SimulateFlags(FleetQuestion):
-    compared: Comparison = group(Comparison, "compared", "what is compared")
+    compared: ComparisonOptions = group(ComparisonOptions, "compared", "what is compared")
     calibration: Calibration = group(Calibration, "calibration")
     output: Output = group(Output, "output")
 
@@ -147,17 +147,17 @@ def run_session(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(compared: Comparison, trace: Trace, shape: FleetShape) -> None:
-    """Check what is asked for before minutes of simulating, not after."""
+def _check(compared: ComparisonOptions, trace: Trace, shape: FleetShape) -> None:
+    """Checks what is asked for before minutes of simulating, not after."""
     check_objectives(trace, shape, compared.promise)
     if compared.find_rate_s is not None:
         check_objectives(trace, shape, LatencyTargets(ttft_s=compared.find_rate_s, itl_s=None), "--find-rate")
 
 
 def _compare(
-    compared: Comparison, trials: Sequence[Trial], run_all: Runner, *, holds: bool
+    compared: ComparisonOptions, trials: Sequence[Trial], run_all: Runner, *, holds: bool
 ) -> list[tuple[float, SimulatedRun]]:
-    """`holds`: requests wait in routers, as those of the live router did whose log this is."""
+    """Compares the policies. `holds`: requests wait in routers, as they did in the live router that wrote the log."""
     scales = compared.rate_scales or (1.0,)
     if compared.utilisations:
         meant = dataclasses.replace(trials[0], variant=compared.of)
@@ -185,7 +185,7 @@ def _tier_text(shape: FleetShape, tier: Tier, size_bytes: int) -> str:
     return f"; below the pages of each {tokens:,} on {tier.name.lower()} at {page_ms:.3g} ms a page"
 
 
-def _print(compared: Comparison, found: Found, console: Console) -> None:
+def _print(compared: ComparisonOptions, found: Found, console: Console) -> None:
     print_summaries(found.summaries, console)
     if found.summaries:
         console.print(f"[dim]{explanation(compared.promise, found.oracle_rate)}[/dim]")

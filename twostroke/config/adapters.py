@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from twostroke.base.errors import ConfigError
 from twostroke.config.settings import Settings, setting
-from twostroke.errors import ConfigError
 
 MOST_NAME_CHARS = 200
 
@@ -46,7 +46,7 @@ class AdapterConfig(Settings):
 
     @property
     def modules(self) -> tuple[tuple[str, str], ...]:
-        """Return (name, folder) of each adapter that is served from the start. Raises ConfigError."""
+        """Returns (name, folder) of each adapter that is served from the start. Raises ConfigError."""
         found = []
         for module in self.lora_modules:
             name, _, folder = module.partition("=")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from twostroke.base.errors import ConfigError
 from twostroke.config.settings import Settings, setting
-from twostroke.errors import ConfigError
 
 MIN_PAGES = 2
 """Pages of any worker: a sequence that crosses a block's end holds two."""
@@ -21,7 +21,9 @@ _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def memory_bytes(text: str) -> int:
-    """ "2G", "2GiB" and "2048M" are powers of 1024, "2GB" is of 1000, a bare number is bytes. Raises ValueError."""
+    """Returns bytes. "2G", "2GiB" and "2048M" are powers of 1024, "2GB" is of 1000, a bare number is bytes. Raises
+    ValueError.
+    """
     matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", text.strip(), re.IGNORECASE)
     if matched is None:
         raise ValueError(f"not a size: {text!r}; write bytes, or for example 512M, 2G, 2GiB, 2GB")
@@ -47,7 +49,7 @@ WITH_EXACT_LAYERS = "int4"
 
 
 def form_name(kv_format: str, exact_layers: int, dtype: str, ranks: int = 1) -> str:
-    """Return the name of the pages' form.
+    """Returns the name of the pages' form.
 
     `int4+2xbfloat16` keeps the first two and the last two layers in bfloat16, `bfloat16/4` is of workers of four ranks.
     """
@@ -56,7 +58,7 @@ def form_name(kv_format: str, exact_layers: int, dtype: str, ranks: int = 1) -> 
 
 
 def check_exact_layers(exact_layers: int, *kv_formats: str) -> None:
-    """Raise ConfigError where layers shall be exact and no page has a form that is for."""
+    """Raises ConfigError where layers shall be exact and no page has a form that is for."""
     if exact_layers and WITH_EXACT_LAYERS not in kv_formats:
         raise ConfigError(
             f"--kv-exact-layers {exact_layers} is for --kv-format {WITH_EXACT_LAYERS}, and pages hold {kv_formats[0]}",

@@ -1,4 +1,4 @@
-"""What `twostroke serve` starts."""
+"""The settings of a whole cluster: what `twostroke serve` starts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
+from twostroke.base.credentials import TOKEN_VARIABLE
+from twostroke.base.errors import ConfigError
 from twostroke.config.adapters import AdapterConfig
 from twostroke.config.cache import CacheConfig
 from twostroke.config.endpoints import EndpointsConfig, ListenConfig
@@ -19,8 +21,6 @@ from twostroke.config.security import CertificatesConfig
 from twostroke.config.settings import Settings, group, port, setting
 from twostroke.config.tracing import TracingConfig
 from twostroke.config.worker import Role, RuntimeConfig, as_decode_workers, check_gpu_adapters, check_kv_formats
-from twostroke.credentials import TOKEN_VARIABLE
-from twostroke.errors import ConfigError
 
 DRAWN_TOKEN = f"${TOKEN_VARIABLE}, or a drawn one that only what this command starts knows"
 
@@ -80,7 +80,7 @@ class ClusterConfig(Settings):
     output: OutputConfig = group(OutputConfig, "output", "answers")
     scaling: ScalingConfig = group(ScalingConfig, "scaling")
     endpoints: EndpointsConfig = group(EndpointsConfig, "security", "endpoints")
-    """Those of the first router; ports of the others count up, as those for clients do."""
+    """Endpoints of the first router. The ports of the others count up, as those for clients do."""
     certificates: CertificatesConfig = group(CertificatesConfig, "security", "certificates")
     tracing: TracingConfig = group(TracingConfig, "tracing")
     prefill_role: RoleConfig = Field(default_factory=RoleConfig, strict=False)
@@ -105,9 +105,10 @@ class ClusterConfig(Settings):
 
     @property
     def of_workers(self) -> tuple[ModelConfig, CacheConfig]:
-        """Return what workers are told of the model and of their pages. Raises ConfigError for flags of no worker.
+        """Returns the settings of the model and of pages that workers get. Raises ConfigError for flags of a role
+        without workers.
 
-        Where no prefill worker is planned, one that an operator adds later is as decode workers are.
+        If no prefill worker is planned, one that an operator adds later has the settings of decode workers.
         """
         if self.scaling.prefill_bounds(self.prefill).most:
             return self.model, self.cache

@@ -9,7 +9,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def duration_s(text: str) -> float:
-    """Return the seconds of a duration. Raises ValueError."""
+    """Returns the seconds of a duration. Raises ValueError."""
     matched = _DURATION.fullmatch(text.strip())
     if matched is None:
         raise ValueError(f"not a duration: {text[:40]!r}; write for example 30s, 5m, 1.5h or 7d")
@@ -17,7 +17,7 @@ def duration_s(text: str) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in its largest unit, in whole numbers: "5m", "2h"."""
+    """Returns a duration in its largest unit, in whole numbers: "5m", "2h"."""
     for unit, size_s in reversed(_SECONDS.items()):
         if seconds >= size_s:
             return f"{seconds / size_s:.0f}{unit}"

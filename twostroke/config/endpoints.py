@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
+from twostroke.base.errors import ConfigError
 from twostroke.config.settings import Settings, port, setting
-from twostroke.errors import ConfigError
 
 MAX_AGE_S = 1_000_000
 """gRPC counts milliseconds in 31 bits."""
@@ -50,7 +50,7 @@ class EndpointsConfig(Settings):
         help="most connections over HTTP, and as many over gRPC; one more, and the one that has waited longest without "
         "a request is closed",
     )
-    """Over gRPC, connections over which nobody was let in are closed first."""
+    """Over gRPC, connections without an admitted client are closed first."""
     max_connection_age_s: float = setting(
         600.0,
         least=1,
@@ -77,7 +77,7 @@ class EndpointsConfig(Settings):
 
     @property
     def own_metrics_port(self) -> int | None:
-        """What is said there is not for clients that have a key."""
+        """Clients that have a key may not read it."""
         return 0 if self.metrics_port is None and self.api_keys is not None else self.metrics_port
 
     def model_post_init(self, _context: Any) -> None:

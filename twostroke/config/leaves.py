@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic.fields import FieldInfo
 
+from twostroke.base.errors import ConfigError
 from twostroke.config.cache import size_text
-from twostroke.config.settings import Group, Setting, Settings, declared, flag_of, plain_type
-from twostroke.errors import ConfigError
+from twostroke.config.settings import Setting, Settings, SettingsGroup, declared, flag_of, plain_type
 
 Kind = TypeVar("Kind", bound=Settings)
 UNITS = {int: "N", float: "SECONDS", str: None, bool: None}
@@ -83,7 +83,7 @@ class Leaf:
         return f"{self.said.help}{zero}{shown}"
 
     def stored(self, value: Any) -> Any:
-        """Return what the field gets for a value that a flag or a file has. Raises ConfigError for an empty path."""
+        """Returns what the field gets for a value that a flag or a file has. Raises ConfigError for an empty path."""
         if self.is_list and value is not None:
             words = value.split(",") if isinstance(value, str) else value
             return tuple(self._located(word) if self.said.is_path else word for word in words)
@@ -98,13 +98,15 @@ class Leaf:
 @functools.cache
 def leaves_of(kind: type[Settings]) -> Sequence[Leaf]:
     """Every setting that has a flag, in the order of help."""
-    found = list(_leaves(kind, (), Group("", "")))
+    found = list(_leaves(kind, (), SettingsGroup("", "")))
     titles = list(dict.fromkeys(leaf.title for leaf in found))
     return sorted(found, key=lambda leaf: titles.index(leaf.title))
 
 
 def build(kind: type[Kind], values: Mapping[Leaf, Any]) -> Kind:
-    """The settings with these values; the others have their defaults. Raises ConfigError that names the flag."""
+    """Returns the settings with these values; the others have their defaults. Raises ConfigError that names
+    the flag.
+    """
     tree: dict[str, Any] = {}
     for leaf in leaves_of(kind):
         branch = tree
@@ -114,10 +116,10 @@ def build(kind: type[Kind], values: Mapping[Leaf, Any]) -> Kind:
     return kind.model_validate(tree)
 
 
-def _leaves(kind: type[Settings], path: tuple[str, ...], at: Group) -> Iterator[Leaf]:
+def _leaves(kind: type[Settings], path: tuple[str, ...], at: SettingsGroup) -> Iterator[Leaf]:
     settings = declared(kind)
     for name, field in kind.model_fields.items():
-        nested = next((each for each in field.metadata if isinstance(each, Group)), None)
+        nested = next((each for each in field.metadata if isinstance(each, SettingsGroup)), None)
         if nested is not None:
             assert isinstance(field.annotation, type)
             assert issubclass(field.annotation, Settings)
@@ -126,7 +128,7 @@ def _leaves(kind: type[Settings], path: tuple[str, ...], at: Group) -> Iterator[
             yield _leaf((*path, name), field, settings[name], at)
 
 
-def _leaf(path: tuple[str, ...], field: FieldInfo, said: Setting, at: Group) -> Leaf:
+def _leaf(path: tuple[str, ...], field: FieldInfo, said: Setting, at: SettingsGroup) -> Leaf:
     section = at.section or said.section
     assert section, f"{path[-1]} is in no group and names no section"
     return Leaf(

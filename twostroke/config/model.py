@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from twostroke.base.errors import ConfigError
 from twostroke.config.settings import Settings, setting
-from twostroke.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m"
 PACED_PREFIX = "paced:"
@@ -16,35 +16,6 @@ IMPLEMENTATIONS = (AUTO, "twostroke", TRANSFORMERS)
 """What --model-impl takes: the owner of the code that computes a model."""
 NOT_EMPTY: Final[dict[str, Any]] = {"pattern": r"(?s).+", "must": "the name of a model"}
 """What a setting says that names a model: an empty path is the current folder."""
-
-
-def tp_setting() -> Any:
-    """Return the setting of a worker's ranks, for every config that has it."""
-    return setting(
-        1,
-        least=1,
-        most=MOST_RANKS,
-        unit="RANKS",
-        help="processes of each worker, all on one host, that share out the heads, MLPs, experts and vocabulary of the "
-        "model (tensor parallelism); each has its own --threads",
-    )
-
-
-def prefill_tp_setting() -> Any:
-    """Return the same of prefill workers alone."""
-    return setting(
-        None,
-        least=1,
-        most=MOST_RANKS,
-        unit="RANKS",
-        help="--tp of prefill workers; where decode workers have another, pages are regrouped on the way",
-        default_text="as --tp",
-    )
-
-
-def decode_tp_setting() -> Any:
-    """Return the same of decode workers alone."""
-    return setting(None, least=1, most=MOST_RANKS, unit="RANKS", help="--tp of decode workers", default_text="as --tp")
 
 
 class ModelConfig(Settings):
@@ -77,7 +48,7 @@ class ModelConfig(Settings):
     deterministic: bool = setting(
         False, help="a stream's tokens depend on no other stream, whatever dies; refused where that cannot be kept"
     )
-    """What a row computes depends neither on the rows beside it nor on how its prompt is cut. bfloat16 on a CPU
+    """The result of a row depends neither on the other rows of a step nor on how its prompt is cut. bfloat16 on a CPU
     keeps it anyway where there is a compiler; elsewhere it costs time, and on CUDA it is refused."""
     device: str = setting(
         "auto",
@@ -86,9 +57,25 @@ class ModelConfig(Settings):
         help="device that computes; auto: CUDA where there is a device, else the CPU",
     )
 
-    tp: int = tp_setting()
-    prefill_tp: int | None = prefill_tp_setting()
-    decode_tp: int | None = decode_tp_setting()
+    tp: int = setting(
+        1,
+        least=1,
+        most=MOST_RANKS,
+        unit="RANKS",
+        help="processes of each worker, all on one host, that share out the heads, MLPs, experts and vocabulary of the "
+        "model (tensor parallelism); each has its own --threads",
+    )
+    prefill_tp: int | None = setting(
+        None,
+        least=1,
+        most=MOST_RANKS,
+        unit="RANKS",
+        help="--tp of prefill workers; where decode workers have another, pages are regrouped on the way",
+        default_text="as --tp",
+    )
+    decode_tp: int | None = setting(
+        None, least=1, most=MOST_RANKS, unit="RANKS", help="--tp of decode workers", default_text="as --tp"
+    )
 
     def model_post_init(self, _context: Any) -> None:
         if self.weights == "int8" and self.dtype != "bfloat16":
@@ -100,7 +87,7 @@ class ModelConfig(Settings):
 
     @property
     def ranks_by_flag(self) -> tuple[tuple[str, int], ...]:
-        """Return every number of ranks that some workers have, beside the flag that says so."""
+        """Returns every number of ranks that some workers have, with the flag that sets it."""
         found = (("--tp", self.tp), ("--prefill-tp", self.prefill_tp), ("--decode-tp", self.decode_tp))
         return tuple([(flag, ranks) for flag, ranks in found if ranks is not None and ranks > 1])
 
@@ -119,7 +106,7 @@ class ModelConfig(Settings):
         return self.device.startswith("cuda") and not self.is_paced
 
     def check_on_gpu(self) -> None:
-        """Raise ConfigError for what no GPU computes."""
+        """Raises ConfigError for what no GPU computes."""
         if self.weights == "int8":
             raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="--weights")
         if self.deterministic:

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import Field
 
+from twostroke.base.errors import ConfigError
 from twostroke.config.settings import Settings, port
-from twostroke.errors import ConfigError
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_NAME}")

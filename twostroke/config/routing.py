@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from twostroke.base.errors import ConfigError
 from twostroke.config.settings import Settings, setting
-from twostroke.errors import ConfigError
 
 
 class RoutingConfig(Settings):
@@ -43,7 +43,7 @@ class RoutingConfig(Settings):
 
 
 class PatienceConfig(Settings):
-    """Time in which whoever listens was late itself does not count as silence."""
+    """Time in which the listener was late itself does not count as silence."""
 
     heartbeat_s: float = setting(0.5, is_hidden=True, above=0, help="longest silence of a process that is well")
     suspect_after_s: float = setting(1.0, above=0, help="a worker that is silent for so long gets no new work")

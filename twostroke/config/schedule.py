@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from twostroke.base.errors import ConfigError
 from twostroke.config.model import NOT_EMPTY, PACED_PREFIX, ModelConfig
 from twostroke.config.settings import Settings, setting
-from twostroke.errors import ConfigError
 
 CPU_STEP_TOKENS = 128
 """Matrix products of a CPU are at their full rate from 32 rows on."""
@@ -20,22 +18,10 @@ GRAMMAR_DRAFTER = "grammar"
 """The drafter that proposes what an answer's grammar forces."""
 DRAFTER_NAMES = (GRAMMAR_DRAFTER, "lookup", "suffix", DRAFT_MODEL)
 """Keys of the table of drafters (`twostroke.speculation.drafters`)."""
-EAGLE3, MTP = "eagle3", "mtp"
-HEAD_DRAFTERS = (EAGLE3, MTP)
-"""Drafters that would need a head of a checkpoint (`twostroke.models.draft_heads`): they are refused."""
+REFUSED_HEADS = {"eagle3": "EAGLE-3 heads", "mtp": "MTP heads"}
+"""Drafters that would need a head of a checkpoint, with the format of that head: they are refused."""
 DRAFT_CACHE_BYTES = 128 << 20
 """Page memory of the draft model: about 10,000 tokens of a model of half a billion parameters."""
-
-
-def draft_model_setting() -> Any:
-    """Return the setting of a draft model, for every config that has one."""
-    return setting(
-        None,
-        **NOT_EMPTY,
-        unit="MODEL",
-        help="a smaller model with the same tokens, named as --model is, that proposes tokens on decode workers",
-        default_text="none",
-    )
 
 
 def check_draft_cache(draft_model: str | None, cache_bytes: int) -> None:
@@ -44,18 +30,6 @@ def check_draft_cache(draft_model: str | None, cache_bytes: int) -> None:
         raise ConfigError(
             "--draft-cache-memory would be ignored: it is for --draft-model", field="--draft-cache-memory"
         )
-
-
-def draft_cache_setting() -> Any:
-    """Return the setting of a draft model's page memory, for every config that has one."""
-    return setting(
-        DRAFT_CACHE_BYTES,
-        flag="--draft-cache-memory",
-        least=1,
-        is_size=True,
-        unit="SIZE",
-        help="page memory of the draft model on each decode worker: 64M, 1G",
-    )
 
 
 class ScheduleConfig(Settings):
@@ -83,14 +57,27 @@ class ScheduleConfig(Settings):
     )
     speculate: str = setting(
         SPECULATE_AUTO,
-        choices=(SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES, *HEAD_DRAFTERS),
+        choices=(SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES, *REFUSED_HEADS),
         help="who proposes tokens, several of which are checked in one step: grammar (what it forces where logprobs "
         "are asked for), lookup (what followed in the prompt), suffix (what followed in earlier answers of the same "
         "worker and salt), model (what --draft-model draws), off; auto: all, where no bit of an answer changes. eagle3 "
-        "and mtp, heads of checkpoints, are refused with what the checkpoint has of them: none is run yet",
+        "and mtp, heads of checkpoints, are refused: none is served",
     )
-    draft_model: str | None = draft_model_setting()
-    draft_cache_bytes: int = draft_cache_setting()
+    draft_model: str | None = setting(
+        None,
+        **NOT_EMPTY,
+        unit="MODEL",
+        help="a smaller model with the same tokens, named as --model is, that proposes tokens on decode workers",
+        default_text="none",
+    )
+    draft_cache_bytes: int = setting(
+        DRAFT_CACHE_BYTES,
+        flag="--draft-cache-memory",
+        least=1,
+        is_size=True,
+        unit="SIZE",
+        help="page memory of the draft model on each decode worker: 64M, 1G",
+    )
     local_prefill: bool = setting(
         True, help="decode workers with room compute prompts that would wait at a prefill worker"
     )
@@ -115,25 +102,16 @@ class ScheduleConfig(Settings):
 
     def check_draft_model(self, model: ModelConfig) -> None:
         """Raises ConfigError where the draft model cannot propose tokens for `model`, as far as their names say it."""
+        if self.speculate in REFUSED_HEADS:
+            refused = f"--speculate {self.speculate}: {REFUSED_HEADS[self.speculate]} are not served"
+            raise ConfigError(refused, field="--speculate")
         name = self.draft_model
         check_draft_cache(name, self.draft_cache_bytes)
         if name is None:
             if self.speculate == DRAFT_MODEL:
                 raise ConfigError("--speculate model needs --draft-model: the model that proposes", field="--speculate")
-            if self.speculate == EAGLE3:
-                raise ConfigError(
-                    "--speculate eagle3 needs --draft-model: the checkpoint with the head", field="--speculate"
-                )
-            if self.speculate == MTP and model.is_paced:
-                raise ConfigError("--speculate mtp: a paced model has no head", field="--speculate")
             return
-        if self.speculate == MTP:
-            raise ConfigError(
-                f"--draft-model {name} would propose nothing with --speculate {MTP}, whose head is a part of the "
-                f"model's own checkpoint: leave --draft-model away; a head apart is asked for by --speculate {EAGLE3}",
-                field="--draft-model",
-            )
-        if self.speculate not in (SPECULATE_AUTO, DRAFT_MODEL, EAGLE3):
+        if self.speculate not in (SPECULATE_AUTO, DRAFT_MODEL):
             raise ConfigError(
                 f"--draft-model {name} would propose nothing with --speculate {self.speculate}: "
                 f"give --speculate {SPECULATE_AUTO} or {DRAFT_MODEL}",

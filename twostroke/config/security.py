@@ -1,12 +1,12 @@
-"""Paths of the certificates of the endpoints and of the cluster. `twostroke.tls` reads the files."""
+"""Paths of the certificates of the endpoints and of the cluster. `twostroke.security.tls` reads the files."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from twostroke.base.credentials import CLUSTER_NAME, TlsConfig
+from twostroke.base.errors import ConfigError
 from twostroke.config.settings import Settings, setting
-from twostroke.credentials import CLUSTER_NAME, TlsConfig
-from twostroke.errors import ConfigError
 
 
 class CertificatesConfig(Settings):

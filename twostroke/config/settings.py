@@ -6,6 +6,7 @@ handed. What is wrong is one ConfigError that names the flag.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 MOST_PORT = 65535
 
@@ -95,7 +96,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SettingsGroup:
     """The place of a nested Settings class in help and in the cluster file."""
 
     section: str
@@ -103,17 +104,28 @@ class Group:
 
 
 def _field(default: Any, mark: object, **options: Any) -> Any:
-    """A pydantic field that carries `mark`."""
+    """Returns a pydantic field that carries `mark`."""
     found: FieldInfo = Field(default, **options)
     found.metadata.append(mark)
     return found
 
 
 def setting(default: Any, *, help: str, secret: bool = False, **said: Any) -> Any:  # noqa: A002  # as argparse says it
-    """A field that users set. `said` are fields of `Setting`."""
+    """Returns a field that users set. `said` are fields of `Setting`."""
     is_list = isinstance(default, tuple) or "commas" in said  # JSON has lists, not tuples
     strict = False if is_list else None
     return _field(default, Setting(help=help, **said), description=help, repr=not secret, strict=strict)
+
+
+def setting_of(kind: type[Settings], name: str, **said: Any) -> Any:
+    """Declares the setting that another class has, but for what is said: an edit there reaches both.
+
+    `default` may be said too.
+    """
+    field, other = kind.model_fields[name], declared(kind)[name]
+    values = ((each, getattr(other, each.name)) for each in dataclasses.fields(other))
+    there = {each.name: value for each, value in values if value != each.default}
+    return setting(said.pop("default", field.default), secret=not field.repr, **{**there, **said})
 
 
 def port(default: int | None = 0, *, help: str, **said: Any) -> Any:  # noqa: A002  # as argparse says it
@@ -122,7 +134,7 @@ def port(default: int | None = 0, *, help: str, **said: Any) -> Any:  # noqa: A0
 
 def group(kind: type[Settings], section: str, title: str | None = None) -> Any:
     """A field that holds the settings of another class."""
-    return _field(PydanticUndefined, Group(section, title or section), default_factory=kind, strict=False)
+    return _field(PydanticUndefined, SettingsGroup(section, title or section), default_factory=kind, strict=False)
 
 
 class Settings(BaseModel):
@@ -148,7 +160,7 @@ class Settings(BaseModel):
         return value
 
     def replace(self, **changes: Any) -> Self:
-        """The same settings but for `changes`, checked anew."""
+        """Returns the same settings but for `changes`, checked anew."""
         return type(self)(**{**dict(self), **changes})
 
     def to_json(self) -> str:
@@ -156,7 +168,7 @@ class Settings(BaseModel):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The value that `to_json` wrote. Raises ConfigError."""
+        """Returns the value that `to_json` wrote. Raises ConfigError."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -165,7 +177,7 @@ class Settings(BaseModel):
 
 @functools.cache
 def declared(kind: type[Settings]) -> dict[str, Setting]:
-    """The settings among the fields of a class, by field."""
+    """Returns the settings among the fields of a class, by field."""
     return {
         name: each for name, field in kind.model_fields.items() for each in field.metadata if isinstance(each, Setting)
     }
@@ -176,7 +188,7 @@ def flag_of(field_name: str, said: Setting) -> str:
 
 
 def plain_type(hint: Any) -> Any:
-    """A field's type without "or None"; of a list, what it is a list of."""
+    """Returns a field's type without "or None"; of a list, what it is a list of."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         hint = next(arm for arm in typing.get_args(hint) if arm is not types.NoneType)
     return typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint

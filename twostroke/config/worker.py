@@ -1,4 +1,4 @@
-"""What one worker process is told."""
+"""The settings of one worker process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
+from twostroke.base.credentials import TlsConfig
+from twostroke.base.errors import ConfigError
 from twostroke.config.adapters import AdapterConfig
 from twostroke.config.cache import CacheConfig, check_exact_layers, form_name
 from twostroke.config.model import ModelConfig
@@ -15,8 +17,6 @@ from twostroke.config.routing import PatienceConfig
 from twostroke.config.schedule import ScheduleConfig
 from twostroke.config.settings import Settings, group, setting
 from twostroke.config.tracing import TracingConfig
-from twostroke.credentials import TlsConfig
-from twostroke.errors import ConfigError
 
 
 class Role(enum.StrEnum):
@@ -69,7 +69,7 @@ class WorkerConfig(Settings):
     slo_ttft_s: float | None = None
     """Time to the first token that the cluster promises: streams are slowed down for prompts that would miss it."""
     slo_itl_s: float | None = None
-    """Time between two tokens that the cluster promises: steps beside which prompts wait are no longer."""
+    """Time between two tokens that the cluster promises: steps are not longer while prompts wait."""
     pull_timeout_s: float = setting(
         300.0,
         is_hidden=True,
@@ -110,25 +110,25 @@ class WorkerConfig(Settings):
 
 
 def kv_format_of(cache: CacheConfig, model: ModelConfig, role: Role) -> str:
-    """Return the name of the form of the pages of a role's workers."""
+    """Returns the name of the form of the pages of a role's workers."""
     number_format = _number_format(cache, model, role)
     return form_name(number_format, cache.kv_exact_layers, model.dtype, ranks_of(model, role))
 
 
 def ranks_of(model: ModelConfig, role: Role) -> int:
-    """Return the ranks of a role's workers."""
+    """Returns the ranks of a role's workers."""
     own = model.prefill_tp if role is Role.PREFILL else model.decode_tp
     return own or model.tp
 
 
 def ranks_flag(model: ModelConfig, role: Role) -> str:
-    """Return the flag that says how many ranks a role's workers have."""
+    """Returns the flag that says how many ranks a role's workers have."""
     own = model.prefill_tp if role is Role.PREFILL else model.decode_tp
     return "--tp" if own is None else f"--{role.value}-tp"
 
 
 def check_gpu_adapters(model: ModelConfig, adapters: AdapterConfig, role: Role) -> None:
-    """Raise ConfigError where a role's ranks on GPUs would have to share out adapters."""
+    """Raises ConfigError where a role's ranks on GPUs would have to share out adapters."""
     flag, ranks = ranks_flag(model, role), ranks_of(model, role)
     if ranks > 1 and adapters.are_served:
         raise ConfigError(
@@ -137,7 +137,7 @@ def check_gpu_adapters(model: ModelConfig, adapters: AdapterConfig, role: Role) 
 
 
 def as_decode_workers(model: ModelConfig, cache: CacheConfig) -> tuple[ModelConfig, CacheConfig]:
-    """Return both with prefill workers that have the ranks and page form of decode workers."""
+    """Returns both with prefill workers that have the ranks and page form of decode workers."""
     own_tp, own_format = ranks_of(model, Role.DECODE), _number_format(cache, model, Role.DECODE)
     if own_tp != ranks_of(model, Role.PREFILL):
         model = model.replace(prefill_tp=own_tp)
@@ -152,7 +152,7 @@ def _number_format(cache: CacheConfig, model: ModelConfig, role: Role) -> str:
 
 
 def check_kv_formats(cache: CacheConfig, model: ModelConfig, *, may_switch: bool) -> None:
-    """Raise ConfigError where exact layers, or different forms of the two roles, do not go with something else.
+    """Raises ConfigError where exact layers, or different forms of the two roles, do not go with something else.
 
     `may_switch`: workers may become the other role with the pages that they have.
     """
@@ -178,7 +178,8 @@ def check_kv_formats(cache: CacheConfig, model: ModelConfig, *, may_switch: bool
 
 
 def _difference(cache: CacheConfig, model: ModelConfig) -> tuple[str, str, str]:
-    """Return how the forms of the roles differ, what both should have the same of, and a flag that says one of them."""
+    """Returns how the forms of the roles differ, what both should have the same of, and a flag that says one of
+    them."""
     roles, found = (Role.PREFILL, Role.DECODE), []
     prefill, decode = (f"{ranks} rank{'s' * (ranks > 1)}" for ranks in (ranks_of(model, role) for role in roles))
     if prefill != decode:

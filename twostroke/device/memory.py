@@ -10,9 +10,9 @@ import torch
 
 from twostroke.device.staging import PoolPart, StagedWindow
 from twostroke.device.stream import copy_stream
-from twostroke.kv_cache.layout import PageRegion, PoolLayout
+from twostroke.kv_cache.layout import PageRegion, PoolLayout, generation_bytes
 from twostroke.kv_cache.memory import Pages, PoolLocation, Window, available_memory_bytes
-from twostroke.kv_cache.pool_size import generation_bytes, refuse_more_than_free
+from twostroke.kv_cache.pool_size import refuse_more_than_free
 from twostroke.kv_cache.shared import GenerationTable
 
 
@@ -57,7 +57,7 @@ class DeviceMemory(Pages):
 
 
 def free_bytes(device: torch.device) -> int:
-    """What this process may still allocate there."""
+    """Returns what this process may still allocate there."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return available_memory_bytes()

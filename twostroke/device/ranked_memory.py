@@ -1,4 +1,4 @@
-"""Pages whose ranges of heads lie on the devices of a worker's ranks: whole to everybody but the ranks."""
+"""Pages with ranges of heads on the devices of a worker's ranks: whole to everybody but the ranks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 from twostroke.device.memory import DeviceMemory
 from twostroke.device.staging import PoolPart, StagedWindow
 from twostroke.device.stream import copy_stream
-from twostroke.kv_cache.layout import PoolLayout
+from twostroke.kv_cache.layout import PoolLayout, generation_bytes
 from twostroke.kv_cache.memory import Pages, PoolLocation, Window
-from twostroke.kv_cache.pool_size import generation_bytes
 
 
 class RankedDeviceMemory(Pages):
@@ -47,6 +46,6 @@ class RankedDeviceMemory(Pages):
         return size_bytes * len(self._memories) + generation_bytes(self.pages)
 
     def close(self) -> None:
-        """Free what is ours; what the other ranks have is freed as they end."""
+        """Frees what is ours; what the other ranks have is freed as they end."""
         del self._memories, self.generations
         self._own.close()

@@ -8,25 +8,25 @@ import json
 import torch
 
 
-class Sharing(abc.ABC):
+class MemorySharing(abc.ABC):
     @abc.abstractmethod
     def device_name(self, device: torch.device) -> str:
-        """The same in every process, whatever it calls the device; without spaces."""
+        """Returns the same in every process, whatever it calls the device; without spaces."""
 
     @abc.abstractmethod
     def reachable(self, name: str, ours: torch.device) -> torch.device | None:
-        """What this process calls the device of that name, if `ours` can copy from there."""
+        """Returns what this process calls the device of that name, if `ours` can copy from there."""
 
     @abc.abstractmethod
     def share(self, pool: torch.Tensor) -> bytes:
-        """How another process opens the pool, of uint8; for one that opens it once."""
+        """Returns a handle with which another process opens the pool, of uint8. The process may open it once."""
 
     @abc.abstractmethod
     def open(self, handle: bytes, device: torch.device) -> torch.Tensor:
-        """The shared pool as flat bytes. It lasts as long as the tensor that this returns."""
+        """Returns the shared pool as flat bytes. It lasts as long as the tensor that this returns."""
 
 
-class CudaSharing(Sharing):
+class CudaSharing(MemorySharing):
     """CUDA IPC as torch does it: the allocator shares the segment that the pool lies in, and keeps count of readers.
 
     torch opens a segment once per process, and closes it with the last tensor over it.

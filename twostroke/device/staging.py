@@ -31,7 +31,7 @@ class PoolPart:
     """Which part it is. Parts of a page have the same size and lie side by side."""
 
     def within(self, page: int) -> slice:
-        """Return where the part lies in a page, in bytes."""
+        """Returns where the part lies in a page, in bytes."""
         size = self.layout.page_bytes_of(page)
         return slice(self.index * size, (self.index + 1) * size)
 
@@ -84,7 +84,7 @@ class StagedWindow(Window):
         del self._parts, self._read_parts, self._views, self._ring
 
     def _fetch(self, pages: Sequence[int]) -> int:
-        """Ask for the pages' bytes; the buffer that they will be in."""
+        """Asks for the pages' bytes; the buffer that they will be in."""
         buffer = self._take()
         self._wait(buffer)
         for part in self._read_parts:

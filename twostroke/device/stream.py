@@ -1,4 +1,4 @@
-"""Copies in the order in which they were asked for, which the host waits for only where it must."""
+"""Runs copies in the order in which they were requested. The host waits for them only where it must."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class CopyStream(abc.ABC):
 
     @abc.abstractmethod
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Ask for a copy. Neither may be touched before it is known to be done."""
+        """Asks for a copy. Neither may be touched before it is known to be done."""
 
     @abc.abstractmethod
     def mark(self) -> Mark: ...
 
     def synchronize(self) -> None:
-        """Wait until all that was asked for is copied."""
+        """Waits until all that was asked for is copied."""
         self.mark()()
 
 
@@ -38,7 +38,7 @@ class InlineStream(CopyStream):
 
 
 class CudaStream(CopyStream):
-    """A stream of its own, beside those that compute."""
+    """A separate stream, besides those that compute."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch annotates it not
@@ -63,4 +63,4 @@ def _wait(event: torch.cuda.Event) -> None:
 
 
 def _nothing() -> None:
-    """All that was asked for is done."""
+    """Waits for nothing: all requested copies are done."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.errors import ConfigError
-from twostroke.ids import PageId, RequestId, SessionId
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import PageId, RequestId, SessionId
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.request import SamplingParams
@@ -54,7 +54,7 @@ class TriedRunner(Protocol):
 def check_deterministic(
     runner: TriedRunner, memory: PageMemory, *, block_size: int, vocab: int, longest: int, with_head: bool
 ) -> None:
-    """Compute a prompt twice, whole and in chunks beside another; nobody holds pages yet.
+    """Computes a prompt twice: whole, and in chunks together with another one. No page may be held yet.
 
     Raises ConfigError where its pages or its logits differ in a bit.
     """
@@ -97,13 +97,14 @@ class _Trial:
         return Sequence(RequestId("trial"), SessionId(0), known, len(known), [], sampling=self.sampling, pages=pages)
 
     def last_logits(self, chunks: list[Chunk]) -> npt.NDArray[np.float32]:
-        """Return the logits of the last chunk's last row; none if the model has no head."""
+        """Returns the logits of the last chunk's last row; none if the model has no head."""
         logits = self.runner.logits(_in_all_groups(self.builder.build(chunks).batch, self.layout, self.block_size))
         return np.zeros(0, np.float32) if logits is None else logits[-1].float().numpy()
 
 
 def _in_all_groups(batch: Batch, layout: PoolLayout, block_size: int) -> Batch:
-    """Return the step with pages of other groups in the rows that those of the first have, and scratch in their own."""
+    """Returns the step with pages of other groups in the rows that those of the first have, and scratch in their
+    own."""
 
     def places(scratch: int) -> GroupPlaces:
         rows, offsets = np.divmod(batch.write_slots, block_size)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from twostroke.profiler import ENGINE, Profiler
+from twostroke.observability.profiler import ENGINE, Profiler
 from twostroke.scheduler.batch import Batch, Runner, StepResult
 from twostroke.scheduler.cost import StepTerms
 
@@ -31,11 +31,11 @@ class EngineThread:
         """Nobody waits for it any more: it may never come back from the step in flight. Its process is about to end."""
 
     def start(self, batch: Batch) -> asyncio.Future[StepResult]:
-        """The step is on its way before this returns."""
+        """Starts a step. The step is under way when this returns."""
         return asyncio.get_running_loop().run_in_executor(self._thread, self._run, batch)
 
     async def between_steps(self, call: Callable[[], Result]) -> Result:
-        """Run `call` on the thread, after the step in flight."""
+        """Runs `call` on the thread, after the step in flight."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def give_up(self) -> None:
@@ -43,13 +43,13 @@ class EngineThread:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def wait_idle(self) -> None:
-        """Wait for the step in flight, whose result nobody may be waiting for any more."""
+        """Waits for the step in flight, even if its result is not awaited any more."""
         if self.is_lost:
             return
         await self.between_steps(int)
 
     def close(self) -> None:
-        """Wait for the step in flight, then close the runner on the thread that used it."""
+        """Waits for the step in flight, then closes the runner on the thread that used it."""
         assert not self.is_lost, "it may never answer"
         self._thread.submit(self._runner.close).result()
         self._thread.shutdown()
@@ -74,6 +74,6 @@ def _facts(batch: Batch) -> dict[str, float]:
 
 
 def _show_name() -> None:
-    """Name the thread for `top -H` and profilers, where the system can (Linux)."""
+    """Names the thread for `top -H` and profilers, where the system can (Linux)."""
     with contextlib.suppress(OSError):
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(THREAD_NAME)

@@ -1,4 +1,4 @@
-"""What a worker's memory was predicted to be, beside what the system says that it is."""
+"""The memory that a worker was predicted to take, and what it takes as the system measures it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MemoryUse:
     billed_bytes: int
     """Bytes as `twostroke bill` counts them."""
     measured_bytes: int | None
-    """Bytes as the system says; None where it does not say it of this part alone."""
+    """Bytes as the system says; None where the system does not measure this part separately."""
 
 
 def pages_use(memory: Pages) -> MemoryUse:

@@ -1,4 +1,4 @@
-"""Lets grammars go on by sampled tokens, and computes their next masks, so that a slow one delays nobody else.
+"""Advances grammars by sampled tokens and computes their next masks, so that a slow one delays no other answer.
 
 A mask takes some tens of microseconds; that of a grammar that was made to be slow takes a tenth of a second. Only how
 much work it may be has a limit (`twostroke.grammar.compiler.LIMITS`), and it is known when the mask is there. So the
@@ -21,7 +21,8 @@ from functools import partial
 from typing import Protocol
 
 from twostroke.grammar.state import GrammarState
-from twostroke.request import SampledToken, plain_token
+from twostroke.observability.bug_log import log_bug
+from twostroke.request import SampledToken, equal_tokens, plain_token
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +33,12 @@ QUICK_THREADS = 4
 SLOW_THREADS = 1
 """A core at most for grammars that are slow, however many there are."""
 SLOW_NICE = 10
-"""Niceness of threads whose work may be slow: the engine's threads need the cores."""
+"""Niceness of threads with possibly slow work: the engine's threads need the cores."""
 
 
 @dataclass(slots=True, eq=False)
 class Advance:
-    """Sampled tokens that a grammar state goes on by, and the tokens that are forced after them."""
+    """Sampled tokens by which a grammar state advances, and the tokens that are forced after them."""
 
     state: GrammarState
     drawn: Sequence[SampledToken]
@@ -56,13 +57,21 @@ class Advance:
     is_done: bool = False
     """The state belongs to its sequence again. Nothing else may be read before."""
 
+    @property
+    def is_slow(self) -> bool:
+        return self.state.is_slow
+
+    @property
+    def latest_s(self) -> float:
+        return self.state.latest_s
+
     def run(self) -> None:
         """Runs on any thread; it never raises, and sets the state's `failure` instead."""
         began_s = time.thread_time()
         try:
             self._run()
         except Exception as error:
-            log.exception("a grammar failed")
+            log_bug(log, "a grammar failed", error=error)
             self.state.failure = f"the answer's grammar failed: {type(error).__name__}"
         if self.state.failure is not None and self.failed is None:
             self.failed = self.drawn[0]
@@ -75,7 +84,7 @@ class Advance:
             token = self.drawn[len(known)]
             if not token.is_sound:
                 self.failed = token
-                return
+                break  # the mask tells whether the grammar is why
             if not self._take(token):
                 return
             known = [each.token for each in self.tokens]
@@ -85,8 +94,13 @@ class Advance:
         """Goes on by a token and those forced after it. Returns False where the answer ends or fails with them."""
         state = self.state
         while True:
+            if token.token in self.ends:
+                state.end(token.token)
+                if state.failure is None:
+                    self.tokens.append(token)
+                return False
             self.tokens.append(token)
-            if token.token in self.ends or len(self.tokens) == self.most_tokens:
+            if len(self.tokens) == self.most_tokens:
                 return False
             state.consume(token.token)
             if state.failure is not None:
@@ -97,23 +111,17 @@ class Advance:
             token = plain_token(forced)
 
 
-def equal_tokens(known: Sequence[int], drafts: Sequence[int]) -> int:
-    """Returns how many leading tokens of the two are equal."""
-    pairs = enumerate(zip(known, drafts, strict=False))
-    return next((rank for rank, (token, draft) in pairs if token != draft), min(len(known), len(drafts)))
+class GrammarWork(Protocol):
+    """What runs on a thread of an advancer: an `Advance`, or what looks like one."""
 
+    @property
+    def is_slow(self) -> bool: ...
 
-class Advancer(Protocol):
-    def run(self, advances: Sequence[Advance]) -> None:
-        """Begins all of them. It returns when they are done, or after a moment: then some are done later."""
+    @property
+    def latest_s(self) -> float:
+        """Processor time of the work of the same grammar before."""
 
-
-class InlineAdvancer:
-    """Does all of them at once, where the caller is."""
-
-    def run(self, advances: Sequence[Advance]) -> None:
-        for advance in advances:
-            advance.run()
+    def run(self) -> None: ...
 
 
 class ThreadedAdvancer:
@@ -125,10 +133,11 @@ class ThreadedAdvancer:
         self._quick = ThreadPoolExecutor(QUICK_THREADS, thread_name_prefix="masks")
         self._slow = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="slow-masks", initializer=be_nice)
 
-    def run(self, advances: Sequence[Advance]) -> None:
-        quick = [each for each in advances if not each.state.is_slow]
-        slow = [each for each in advances if each.state.is_slow]
-        futures = {self._slow.submit(each.run): each.state.latest_s < WAIT_S for each in slow}
+    def run(self, advances: Sequence[GrammarWork]) -> None:
+        """Begins all of them. It returns when they are done, or after a moment: then some are done later."""
+        quick = [each for each in advances if not each.is_slow]
+        slow = [each for each in advances if each.is_slow]
+        futures = {self._slow.submit(each.run): each.latest_s < WAIT_S for each in slow}
         if quick:
             futures[self._quick.submit(_run_all, quick)] = True
         concurrent.futures.wait([future for future, is_awaited in futures.items() if is_awaited], WAIT_S)
@@ -150,6 +159,6 @@ def be_nice() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), SLOW_NICE)
 
 
-def _run_all(advances: Sequence[Advance]) -> None:
+def _run_all(advances: Sequence[GrammarWork]) -> None:
     for advance in advances:
         advance.run()

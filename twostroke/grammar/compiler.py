@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits
 
-from twostroke.errors import InvalidRequest
+from twostroke.base.errors import InvalidRequest
 from twostroke.grammar.state import GrammarState
 from twostroke.grammar.vocabulary import Vocabulary
 from twostroke.request import Grammar
@@ -29,7 +30,10 @@ LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""Bounds of what one grammar may take: about 50 MB of lexer states, and some tens of milliseconds for one mask."""
+"""Bounds of what one grammar may take: about 50 MB of lexer states, and some tens of milliseconds for one mask.
+
+Copies of a matcher share the lexer and its states. An answer that finds it full continues with a lexer of its own.
+"""
 
 
 class GrammarCompiler:
@@ -47,25 +51,45 @@ class GrammarCompiler:
 
         Raises InvalidRequest for a grammar that cannot be compiled or followed, and for tokens that it does not permit.
         """
-        state = GrammarState(self._matcher(grammar).deep_copy(), self.vocabulary, self._observe_mask_s)
+        shared = self._shared(grammar)
+        state = GrammarState(
+            shared.deep_copy(),
+            self.vocabulary,
+            self._observe_mask_s,
+            partial(self._renewed, grammar, shared),
+            bounds_digits=has_json(grammar),
+        )
         state.replay(tokens)
         state.compute_mask()
         if state.failure is not None:
             raise InvalidRequest(state.failure, field="grammar")
         return state
 
-    def _matcher(self, grammar: Grammar) -> LLMatcher:
+    def _shared(self, grammar: Grammar) -> LLMatcher:
+        """Returns the matcher that answers copy. They share its lexer, which grows with each of them."""
         digest = grammar.digest
         with self._lock:
             kept = self._kept.get(digest)
             if kept is not None:
                 self._kept.move_to_end(digest)
                 return kept.matcher
-        matcher = LLMatcher(self.vocabulary.tokenizer, grammar.source, log_level=0, limits=LIMITS)
+        matcher = self._compiled(grammar)
         if matcher.is_error():
             raise InvalidRequest(f"the grammar cannot be compiled: {in_words(matcher.get_error())}", field="grammar")
         self._keep(digest, _Kept(matcher, len(grammar.source)))
         return matcher
+
+    def _renewed(self, grammar: Grammar, full: LLMatcher) -> LLMatcher:
+        """Returns a matcher for one answer; later answers get no copies of `full`, whose lexer is full."""
+        with self._lock:
+            kept = self._kept.get(grammar.digest)
+            if kept is not None and kept.matcher is full:
+                del self._kept[grammar.digest]
+                self._kept_chars -= kept.chars
+        return self._compiled(grammar)
+
+    def _compiled(self, grammar: Grammar) -> LLMatcher:
+        return LLMatcher(self.vocabulary.tokenizer, grammar.source, log_level=0, limits=LIMITS)
 
     def _keep(self, digest: bytes, compiled: _Kept) -> None:
         with self._lock:
@@ -82,6 +106,11 @@ class _Kept(NamedTuple):
     matcher: LLMatcher
     chars: int
     """Characters of its source."""
+
+
+def has_json(grammar: Grammar) -> bool:
+    """Tells whether a schema of JSON is in a grammar."""
+    return '"json_schema"' in grammar.source or "%json" in grammar.source
 
 
 def in_words(error: str) -> str:

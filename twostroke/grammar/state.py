@@ -1,4 +1,4 @@
-"""A grammar state knows which tokens one answer may go on with."""
+"""A grammar state knows which tokens may come next in one answer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from llguidance import LLMatcher
 
+from twostroke.grammar.digits import MOST_DIGITS
 from twostroke.grammar.mask import WORD_BITS, Mask
 from twostroke.grammar.vocabulary import Vocabulary
 
 TOO_LONG = "the answer's grammar takes too long to follow from here on"
+DEAD_END = (
+    "the answer's grammar has a dead end: no text that goes on from here matches it, and the text so far does not; "
+    "mend the grammar, or leave out what cannot follow"
+)
+FULL_LEXER = "too many states"
+"""Words of llguidance's error where all answers of a compiled grammar together have used up its lexer."""
+LEAST_RENEWED_TOKENS = 16
+"""Tokens that a matcher of an answer's own must last: what one answer uses up sooner is too much work."""
 SLOW_S = 0.002
-"""Processor time of one advance after which a grammar goes on apart from others, and has no drafted tokens."""
+"""Processor time of one advance after which a grammar advances separately from others, and has no drafted tokens."""
 LEAST_S = SLOW_S / 16
 """Least processor time that the next advance is expected to take, however quick the latest one was."""
 
@@ -23,25 +32,47 @@ class GrammarState:
     """It is a function of the grammar and of the tokens that were consumed.
 
     Its methods are called by one thread at a time. The mask is computed when it is first asked for: after a forced
-    token nobody asks.
+    token no mask is needed.
     """
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, observe_s: Callable[[float], None]) -> None:
-        """`observe_s` gets the seconds that each mask took."""
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocabulary: Vocabulary,
+        observe_s: Callable[[float], None],
+        new_matcher: Callable[[], LLMatcher],
+        *,
+        bounds_digits: bool = False,
+    ) -> None:
+        """`observe_s` gets the seconds that each mask took.
+
+        `matcher` shares its lexer with other answers. `new_matcher` returns one with a lexer of its own.
+        `bounds_digits`: no run of digits is longer than `MOST_DIGITS` where something else may come.
+        """
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._observe_s = observe_s
+        self._new_matcher = new_matcher
+        self._bounds_digits = bounds_digits
+        self._answer: list[int] = []
+        """All tokens so far: a new matcher reads them again."""
+        self._renewed_at: int | None = None
+        """How many tokens there were when the matcher was last replaced."""
+        self._digits = 0
+        """Digits at the end of the text."""
         self._mask: Mask | None = None
         self._forced: list[int] = []
         """Tokens that come next for certain, the next one last: finding a run takes as long as the run, so it is found
-        once. What is left of a run may have other tokens than a run that is found later, so each is found as soon as
-        there is one, also by those who replay an answer or only ask for masks."""
+        once. The rest of a run may have other tokens than a run that is found later. So each run is found as soon as
+        there is one, also when an answer is replayed or only masks are wanted."""
         self.tokens = 0
         """Tokens consumed, without those of earlier attempts."""
         self.forced_tokens = 0
         """Tokens that were taken because no other could come."""
         self.failure: str | None = None
-        """Why the answer cannot go on: a token that may not come, or more work for one mask than a grammar may take."""
+        """Why the answer cannot continue: a token that may not come, or more work for one mask than a
+        grammar may take.
+        """
         self.latest_s = 0.0
         """Processor time of the latest advance (`twostroke.grammar.advance`)."""
         self.is_slow = False
@@ -83,17 +114,33 @@ class GrammarState:
         for token in tokens:
             if self.forced_token is not None and self._forced and self._forced.pop() != token:
                 self._forced.clear()
-            if not self._matcher.consume_token(token) or self._matcher.is_error():
+            if not self._read(token):
                 self.failure = self.failure or self._why(token)
+            self._answer.append(token)
+            self._digits = self._vocabulary.digits.run_after(self._digits, token)
         self._mask = None
 
+    def end(self, token: int) -> None:
+        """Ends the answer with a token; sets `failure` where that is an end token and the text does not match.
+
+        A grammar may name an end token in its middle.
+        """
+        if token not in self._vocabulary.ends or self._is_finished:
+            return
+        if not self._read(token):
+            self.failure = self.failure or self._why(token)
+        elif not self._matcher.is_accepting():
+            self.failure = self.failure or DEAD_END
+
     def masks_along(self, drafts: Sequence[int]) -> list[Mask]:
-        """Returns the mask that holds now, and the one behind each of `drafts`, all of which it permits."""
+        """Returns the current mask, and the mask after each of `drafts`, all of which it permits.
+
+        A mask behind a dead end permits nothing.
+        """
         masks = [self.mask]
         if not drafts:
             return masks
-        ahead = GrammarState(self._matcher.deep_copy(), self._vocabulary, self._observe_s)
-        ahead._forced = self._forced.copy()
+        ahead = self._copy()
         for token in drafts:
             began_s = time.thread_time()
             ahead.replay((token,))
@@ -114,9 +161,9 @@ class GrammarState:
         return count
 
     def _why(self, token: int) -> str:
-        """Returns why it does not go on with a token."""
+        """Returns why a token may not come next."""
         said = self._matcher.get_error() if self._matcher.is_error() else ""
-        is_too_long = re.search("Too many|items; max|fuel|limit", said)
+        is_too_long = re.search("[Tt]oo many|items; max|fuel|limit", said)
         return TOO_LONG if is_too_long else f"token {token} does not match the answer's grammar"
 
     def compute_mask(self) -> Mask:
@@ -127,7 +174,7 @@ class GrammarState:
         return self._mask
 
     def note_advance(self, seconds: float) -> None:
-        """Notes the processor time that it took to go on by a token."""
+        """Notes the processor time that advancing by a token took."""
         self.latest_s = seconds
         self.is_slow |= seconds >= SLOW_S
 
@@ -139,17 +186,75 @@ class GrammarState:
 
     @property
     def _is_finished(self) -> bool:
-        return bool(self._matcher.is_stopped() and not self._matcher.is_error())
+        """Tells whether the text matches and nothing may follow it."""
+        return bool(self._matcher.is_stopped() and not self._matcher.is_error() and self._matcher.is_accepting())
+
+    def _read(self, token: int) -> bool:
+        """Advances the matcher by a token, and returns whether the token may come."""
+        while not (is_read := self._matcher.consume_token(token) and not self._matcher.is_error()):
+            if not self._renew():
+                break
+        return is_read
+
+    def _renew(self) -> bool:
+        """Replaces a matcher that has a full lexer, and returns whether it did.
+
+        Other answers may have filled it: how much one grammar may take is a limit of each answer's own.
+        """
+        if FULL_LEXER not in self._matcher.get_error():
+            return False
+        count = len(self._answer)
+        if self._renewed_at is not None and count - self._renewed_at < LEAST_RENEWED_TOKENS:
+            return False
+        matcher, self._renewed_at = self._new_matcher(), count
+        if matcher.is_error() or not matcher.consume_tokens(self._answer):
+            return False
+        self._matcher = matcher
+        return True
+
+    def _copy(self) -> GrammarState:
+        """Returns a copy that advances independently of this one."""
+        copy = GrammarState(
+            self._matcher.deep_copy(),
+            self._vocabulary,
+            self._observe_s,
+            self._new_matcher,
+            bounds_digits=self._bounds_digits,
+        )
+        copy._forced, copy._answer = self._forced.copy(), self._answer.copy()
+        copy._renewed_at, copy._digits = self._renewed_at, self._digits
+        return copy
 
     def _found_mask(self) -> Mask:
+        mask = self._matching()
+        while self._matcher.is_error() and self._renew():
+            mask = self._matching()
+        if not self._matcher.is_error() and mask.any():
+            return mask
+        self.failure = self.failure or self._why_nothing()
+        return np.zeros_like(mask)  # the matcher permits the end token where it has failed
+
+    def _matching(self) -> Mask:
         mask = np.zeros(self._vocabulary.mask_words, np.uint32)
         forced = None if self._matcher.is_error() else self.forced_token
         if forced is not None:
             word, bit = divmod(forced, WORD_BITS)
             mask[word] = np.uint32(1 << bit)
-            return mask
-        if not self._matcher.is_error():
+        elif not self._matcher.is_error():
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self._matcher.is_error() or not mask.any():
-            self.failure = self.failure or TOO_LONG
+            if self._bounds_digits and self._digits >= MOST_DIGITS:
+                mask = self._vocabulary.digits.without_more(mask, self._may_end_with)
         return mask
+
+    def _may_end_with(self, digit: int) -> bool:
+        """Tells whether anything but a digit may come behind one."""
+        ahead, mask = self._matcher.deep_copy(), np.zeros(self._vocabulary.mask_words, np.uint32)
+        if not ahead.consume_token(digit):
+            return False
+        ahead.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return not ahead.is_error() and not self._vocabulary.digits.are_all(mask)
+
+    def _why_nothing(self) -> str:
+        """Returns why no token may come next."""
+        said = self._matcher.get_error() if self._matcher.is_error() else ""
+        return DEAD_END if not said or said.startswith("NoExtension") else TOO_LONG

@@ -1,1 +1,1 @@
-"""What a step computes beside matrix products, per device, each beside its torch reference."""
+"""What a step computes besides matrix products, for each device, with torch references."""

@@ -7,23 +7,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from twostroke.errors import ConfigError
-from twostroke.kernels.aligned_attention import AlignedAttention
-from twostroke.kernels.attention import AttentionBackend
-from twostroke.kernels.attention_rules import AnyRules
+from twostroke.base.errors import ConfigError
+from twostroke.kernels.attention.interface import AttentionBackend
+from twostroke.kernels.attention.rules import AnyRules
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
-from twostroke.kernels.device_codes import CodeProducts, TorchCodeProducts
-from twostroke.kernels.device_linear import DeviceLinears
-from twostroke.kernels.elementwise import Elementwise, TorchElementwise
-from twostroke.kernels.exact_pages import ExactPages
-from twostroke.kernels.grouped import GroupedProducts, TorchGrouped
-from twostroke.kernels.linear import Linears
-from twostroke.kernels.nibble_attention import NibbleAttention
-from twostroke.kernels.nibble_pool import NibblePool
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.parted_pool import (
+from twostroke.kernels.page_forms.exact_pages import ExactPages
+from twostroke.kernels.page_forms.nibble_attention import NibbleAttention
+from twostroke.kernels.page_forms.nibble_pool import NibblePool
+from twostroke.kernels.pools.page_pool import PagePool
+from twostroke.kernels.pools.parted_pool import (
     AnyPool,
     PartedAttention,
     PartedDeviceAttention,
@@ -32,7 +26,13 @@ from twostroke.kernels.parted_pool import (
     UniformPool,
     rules_of_parts,
 )
-from twostroke.kernels.torch_attention import TorchAttention
+from twostroke.kernels.products.device_codes import CodeProducts, TorchCodeProducts
+from twostroke.kernels.products.device_linear import DeviceLinears
+from twostroke.kernels.products.elementwise import Elementwise, TorchElementwise
+from twostroke.kernels.products.grouped import GroupedProducts, TorchGrouped
+from twostroke.kernels.products.linear import Linears
+from twostroke.kernels.torch_attention.aligned import AlignedAttention
+from twostroke.kernels.torch_attention.gathered import TorchAttention
 from twostroke.kv_cache.form import AnyForm, PagePart, PageShape, check_latents
 
 
@@ -44,7 +44,7 @@ def pool_over(
     key_centers: torch.Tensor | None = None,
     exact_pages: Callable[[PageShape], ExactPages] | None = None,
 ) -> AnyPool:
-    """Return the pool over `data`, uint8 [pages, page bytes], whose pages hold all layers: see `grouped_pool`."""
+    """Returns the pool over `data`, uint8 [pages, page bytes], whose pages hold all layers: see `grouped_pool`."""
     return grouped_pool((data,), form, (shape,), dtype, key_centers, exact_pages)
 
 
@@ -56,7 +56,8 @@ def grouped_pool(
     key_centers: torch.Tensor | None = None,
     exact_pages: Callable[[PageShape], ExactPages] | None = None,
 ) -> AnyPool:
-    """Return the pool of a model that computes in `dtype` over the pages of its groups, each uint8 [pages, page bytes].
+    """Returns the pool of a model that computes in `dtype` over the pages of its groups, each uint8 [pages, page
+    bytes].
 
     `key_centers` are those of the model. Forms of 4 bits have centers of their own in each page.
     `exact_pages` makes the exact pages of forms that have any, by default in sparse host memory.
@@ -94,7 +95,8 @@ def choose_attention(
     team: Team | None = None,
     is_deterministic: bool = False,
 ) -> AttentionBackend:
-    """For a pool in host memory: the native kernel where the CPU has one, on threads of `team`; else torch.
+    """Returns the attention for a pool in host memory: the native kernel on threads of `team`, or torch where there is
+    none.
 
     `dtype` is that of queries, keys and values.
     """
@@ -115,7 +117,9 @@ def _torch_attention(pool: UniformPool, heads: int, rules: AnyRules, is_determin
 def device_attention(
     pool: AnyPool, *, heads: int, rules: AnyRules, dtype: torch.dtype, has_sinks: bool = False
 ) -> RecordedAttention:
-    """For a pool on a CUDA device. Raises ConfigError where Triton is missing, or cannot compute such heads."""
+    """Returns the attention for a pool on a CUDA device. Raises ConfigError where Triton is missing, or cannot compute
+    such heads.
+    """
     _require_triton()  # only here: a machine without CUDA need not have it
     if isinstance(pool, PartedPool):
         parts = zip(pool.parts, rules_of_parts(pool, rules), strict=True)
@@ -129,7 +133,7 @@ def _triton_attention(
     pool: UniformPool, heads: int, rules: AnyRules, dtype: torch.dtype, has_sinks: bool
 ) -> RecordedAttention:
     from twostroke.kernels.triton.attention import TritonAttention
-    from twostroke.kernels.triton.nibble_attention import TritonNibbleAttention
+    from twostroke.kernels.triton.page_forms.nibble_attention import TritonNibbleAttention
 
     attention: TritonAttention | TritonNibbleAttention
     if isinstance(pool, NibblePool):
@@ -159,7 +163,7 @@ def device_grouped(device: torch.device) -> GroupedProducts:
 
 
 def device_linears(device: torch.device) -> Linears:
-    """Return what makes the products of a model on this device."""
+    """Returns what makes the products of a model on this device."""
     codes: CodeProducts = TorchCodeProducts()
     if device.type == "cuda":
         _require_triton()

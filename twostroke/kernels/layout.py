@@ -28,12 +28,12 @@ NUMBER_BYTES: Final = {
 SCALES: Final = ("float16", "bfloat16", "float32", "exponent", "uint8", "int8")
 """Kinds of scales, as `Scales` of native/linear.h has them: numbers, powers of two (E8M0), and the two-level ones."""
 MINS: Final = ("none", "float16", "zero", "uint8", "bfloat16", "signed zero")
-"""Kinds of mins, in the order of `Mins` in native/linear.h. "zero" and "signed zero": a code whose number is 0."""
+"""Kinds of mins, in the order of `Mins` in native/linear.h. "zero" and "signed zero" are the code of the number 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One way to store a matrix, whose rows are outputs."""
+    """One way to store a matrix. Its rows are outputs."""
 
     bits: int
     """Bits of a code: 4, 5, 6 or 8."""
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def unit(self) -> int:
-        """Inputs whose integer products the native kernels add up before they scale them."""
+        """Number of inputs over which the native kernels add up integer products before they scale the sum."""
         return 16 if self.bits == 6 else 32
 
     @property
@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def whole_inputs(self) -> int:
-        """Return how many neighbouring inputs cannot be parted."""
+        """Returns how many neighbouring inputs cannot be parted."""
         return SUPER if self.super_parts else self.unit
 
     def can_pack(self, inputs: int) -> bool:
@@ -72,9 +72,9 @@ class Layout:
         return inputs % self.whole_inputs == 0 and self.group % self.unit == 0
 
     def of_inputs(self, own: range, inputs: int) -> Layout | None:
-        """Return the layout of a part of a matrix with so many inputs; None where it ends amid what cannot be parted.
+        """Returns the layout of a part of a matrix with so many inputs; None where it ends amid what cannot be parted.
 
-        A part that ends amid a group has smaller groups, whose scales are those of the group that they are from.
+        A part that ends within a group gets smaller groups. Each has the scale of the group that it comes from.
         """
         if own.start % self.whole_inputs or own.stop % self.whole_inputs:
             return None
@@ -86,11 +86,11 @@ class Layout:
         return replace(self, group=math.gcd(self.group, own.start, own.stop))
 
     def groups(self, inputs: int) -> int:
-        """Return how many scales a row has; the last group may be shorter."""
+        """Returns how many scales a row has; the last group may be shorter."""
         return -(-inputs // self.group)
 
     def row_bytes(self, inputs: int) -> tuple[int, ...]:
-        """Return the bytes of a row's codes, scales, mins and float16 of 256 inputs."""
+        """Returns the bytes of a row's codes, scales, mins and float16 of 256 inputs."""
         groups = self.groups(inputs)
         return (
             inputs * self.bits // 8,
@@ -127,12 +127,13 @@ DEVICE_MINS: Final = {
 
 
 def device_bits(layout: Layout) -> int:
-    """Return the bits of a code on a device: codes of 5 and 6 bits are widened."""
+    """Returns the bits of a code on a device: codes of 5 and 6 bits are widened."""
     return 4 if layout.bits == 4 else 8
 
 
 def device_matrix_bytes(layout: Layout, rows: int, inputs: int) -> int:
-    """Return the bytes of a matrix of codes, scales and mins on a device; the factors of its rows widen few of them."""
+    """Returns the bytes of a matrix of codes, scales and mins on a device; the factors of its rows widen few of
+    them."""
     of_group = NUMBER_BYTES[DEVICE_SCALES[layout.scales]]
     if layout.mins != "none":
         of_group += NUMBER_BYTES[DEVICE_MINS[layout.mins]]

@@ -11,10 +11,10 @@ from typing import Final
 
 import torch
 
-from twostroke.kernels.linear import make_linear
+from twostroke.kernels.products.linear import make_linear
 
 READS_PER_REPEAT: Final = 4
-"""A read takes milliseconds and suffers most from whoever else uses the memory: more of them find the limit."""
+"""A read takes milliseconds and suffers most from other users of the memory: more of them find the limit."""
 TRIAL_SHAPE: Final = (64, 576, 3072)
 """Rows, inputs, outputs of a product that shows which of two types is the faster one here."""
 
@@ -32,7 +32,7 @@ class Limits:
     """Rate of matrix products in the model's dtype or in float32; a multiplication and its addition are two."""
 
     def or_better(self, other: Limits) -> Limits:
-        """The higher of both, each: what was reached once can be reached."""
+        """Returns the higher of both, each: what was reached once can be reached."""
         return Limits(
             self.threads,
             max(self.read_bytes_per_s, other.read_bytes_per_s),
@@ -49,7 +49,7 @@ def measured_limits(
     shapes: Sequence[Shape],
     run: Run | None = None,
 ) -> Limits:
-    """Measure both. `run` runs each of the short calls that are timed, on whichever thread it likes."""
+    """Measures both. `run` runs each of the short calls that are timed, on whichever thread it likes."""
     trial = _Trials(threads, repeats, run or (lambda call: call()))
     return Limits(threads, trial.read_rate(buffer_bytes), trial.product_rate(dtype, shapes))
 
@@ -61,7 +61,7 @@ class _Trials:
     run: Run
 
     def read_rate(self, buffer_bytes: int) -> float:
-        """The better of a sum and of the C library's comparison, which lets go of the GIL: machines differ."""
+        """Returns the better of a sum and of the C library's comparison, which lets go of the GIL: machines differ."""
         ours = torch.rand(buffer_bytes // 8)  # of all different numbers: a hypervisor may merge pages that are equal
         theirs = ours.clone()
         compare = ctypes.CDLL(None).memcmp
@@ -78,7 +78,7 @@ class _Trials:
         return max(2 * ours.nbytes / compared_s, ours.nbytes / summed_s)
 
     def product_rate(self, dtype: torch.dtype, shapes: Sequence[Shape]) -> float:
-        """A processor without instructions for `dtype` multiplies float32 faster."""
+        """Returns the rate of products. A processor without instructions for `dtype` multiplies float32 faster."""
         rates = {kind: self._rate_of(kind, TRIAL_SHAPE) for kind in {dtype, torch.float32}}
         best = max(rates, key=lambda kind: rates[kind])
         return max(rates[best], *(self._rate_of(best, shape) for shape in shapes))
@@ -90,7 +90,7 @@ class _Trials:
         return 2 * rows * inputs * outputs / self._least_s(lambda: product(x), self.repeats)
 
     def _least_s(self, call: Callable[[], object], repeats: int) -> float:
-        """One call first that does not count."""
+        """Returns the least seconds of some calls. The first call does not count."""
         least_s = [float("inf")]
 
         def timed() -> None:

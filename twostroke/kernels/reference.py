@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.attention_rules import AnyRules, AttentionRule, rule_of
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.spans import Spans, TokenSlots
+from twostroke.kernels.attention.interface import RaggedBatch
+from twostroke.kernels.attention.rules import AnyRules, AttentionRule, rule_of
+from twostroke.kernels.attention.spans import Spans, TokenSlots
+from twostroke.kernels.pools.page_pool import PagePool
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Rope on x [T, heads, D] with cosines and sines [T, D / 2], in float32, back in x's dtype."""
+    """Applies rope to x [T, heads, D] with cosines and sines [T, D / 2], in float32. The result has x's dtype."""
     low, high = x.float().chunk(2, dim=-1)
     cosines, sines = cosines[:, None], sines[:, None]
     return torch.cat((low * cosines - high * sines, high * cosines + low * sines), dim=-1).to(x.dtype)
@@ -21,9 +21,9 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
 def gather_kv(
     pool: PagePool, layer: int, block_table: torch.Tensor, context_len: int, dtype: torch.dtype, first: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return one sequence's K and V, [kv_heads, context, D] and [kv_heads, context, value_dim], in `dtype`.
+    """Returns one sequence's K and V, [kv_heads, context, D] and [kv_heads, context, value_dim], in `dtype`.
 
-    Blocks before that of the token `first` are zeros: nobody sees them, and their pages may be gone.
+    Blocks before that of the token `first` are zeros: no row sees them, and their pages may be gone.
     """
     begin, end = first // pool.block, -(-context_len // pool.block)
     pages = pool.read(block_table[begin:end].long(), layer)
@@ -33,18 +33,18 @@ def gather_kv(
 
 
 def visible(positions: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
-    """bool [T, context]: which keys, by position, a token at each position sees."""
+    """Returns bool [T, context]: which keys, by position, a token at each position sees."""
     seen = keys <= positions[:, None]
     return seen if window is None else seen & (keys > positions[:, None] - window)
 
 
 def capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
-    """Return scaled scores, or logits, under their soft cap."""
+    """Returns scaled scores, or logits, under their soft cap."""
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def softmax_with(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Return the softmax of scores [heads, T, context], among which each head has its sink, without the sinks."""
+    """Returns the softmax of scores [heads, T, context], among which each head has its sink, without the sinks."""
     if sinks is None:
         return scores.softmax(dim=-1)
     last = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:2], 1)
@@ -59,7 +59,8 @@ def attention(
     rule: AttentionRule,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[T, heads, value_dim] of q [T, heads, D] over k [kv_heads, context, D] and v [kv_heads, context, value_dim].
+    """Returns [T, heads, value_dim] of q [T, heads, D] over k [kv_heads, context, D] and v [kv_heads, context,
+    value_dim].
 
     `seen` is [T, context], or None for all. `sinks`: float32 [heads], or None for none.
     """
@@ -85,7 +86,9 @@ def paged_attention(
     rules: AnyRules,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[T, heads, value_dim]: softmax(q k * scale) v in float32 over each sequence's pages, as the layer's rule says."""
+    """Returns [T, heads, value_dim]: softmax(q k * scale) v in float32 over each sequence's pages, by the
+    layer's rule.
+    """
     out, rule = q.new_empty(*q.shape[:2], pool.value_dim), rule_of(rules, layer)
     groups = q.shape[1] // pool.kv_heads
     for sequence, context_len in enumerate(batch.context_lens):
@@ -103,7 +106,7 @@ def paged_attention(
 
 
 def rotate_end(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Rope on the last numbers of x [T, heads, D], as many as cosines and sines are for."""
+    """Applies rope to the last numbers of x [T, heads, D], as many as there are cosines and sines for."""
     rope_dim = 2 * cosines.shape[-1]
     if rope_dim == x.shape[-1]:
         return rotate(x, cosines, sines)
@@ -113,7 +116,7 @@ def rotate_end(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> t
 def rotate_and_store(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: PagePool, layer: int, placement: TokenSlots, rope: int = 0
 ) -> torch.Tensor:
-    """Write k, rotated with one of the ropes, and v into the pool's slots; return the rotated q."""
+    """Writes k, rotated with one of the ropes, and v into the pool's slots; returns the rotated q."""
     columns = slice(rope * pool.rope_dim // 2, (rope + 1) * pool.rope_dim // 2)
     cosines, sines = placement.cosines[:, columns], placement.sines[:, columns]
     pool.write(rotate_end(k, cosines, sines), v, layer, placement.write_slots)
@@ -130,7 +133,9 @@ def span_attention(
     plan: object = None,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Attention of the spans' rows of q [T, heads, D] into the same rows of out. Any cut into spans gives the same."""
+    """Writes attention of the spans' rows of q [T, heads, D] into the same rows of out. Any cut into spans gives the
+    same.
+    """
     for sequence, first, rows, context in spans.fields.tolist():
         positions = torch.arange(context - rows, context, dtype=torch.int32)
         batch = RaggedBatch(
@@ -146,10 +151,10 @@ def span_attention(
 
 
 def gather_pages(pool: torch.Tensor, pages: torch.Tensor, buffer: torch.Tensor) -> None:
-    """buffer[i] = pool[pages[i]]."""
+    """Copies buffer[i] = pool[pages[i]]."""
     torch.index_select(pool, 0, pages, out=buffer)
 
 
 def scatter_pages(buffer: torch.Tensor, pages: torch.Tensor, pool: torch.Tensor) -> None:
-    """pool[pages[i]] = buffer[i]; pages must differ."""
+    """Copies pool[pages[i]] = buffer[i]. Pages must differ."""
     pool[pages] = buffer

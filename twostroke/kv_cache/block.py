@@ -7,12 +7,13 @@ past what is public, the salt. So a hash alone says what KV a page holds and who
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from array import array
 from collections.abc import Sequence
 
-from twostroke.ids import BlockHash
+from twostroke.base.ids import BlockHash
 
 HASH_BYTES = 16
 """128 bits: collisions stay out of reach for any fleet's number of blocks; workers compare all of them."""
@@ -26,13 +27,14 @@ _ROOT, _SALTED, _OWNER, _EXACT, _ADAPTER = b"root", b"salted", b"owner", b"exact
 be able to produce the hash of another client's block."""
 
 
+@functools.cache
 def root_hash() -> BlockHash:
-    """Return the parent of every first block."""
+    """Returns the parent of every first block."""
     return _hash(_framed(b""), _ROOT)
 
 
 def owner_salt(tenant: str, cache_salt: bytes) -> bytes:
-    """Return the salt of a tenant's blocks, and within it those of one `cache_salt`; empty for neither.
+    """Returns the salt of a tenant's blocks, and within it those of one `cache_salt`; empty for neither.
 
     Each part goes in with its length: no tenant can choose a `cache_salt` that makes another tenant's salt.
     """
@@ -42,7 +44,7 @@ def owner_salt(tenant: str, cache_salt: bytes) -> bytes:
 
 
 def adapter_salt(salt: bytes, adapter: bytes) -> bytes:
-    """Return the salt of blocks that an adapter computes: its digest keeps them apart from every other adapter's.
+    """Returns the salt of blocks that an adapter computes: its digest keeps them apart from every other adapter's.
 
     Not one block of them has the KV of the model alone, so that none may be public.
     """
@@ -50,12 +52,12 @@ def adapter_salt(salt: bytes, adapter: bytes) -> bytes:
 
 
 def exact_salt(salt: bytes) -> bytes:
-    """Return the salt of blocks that take no pages that were converted from another form, apart from all others."""
+    """Returns the salt of blocks that take no pages that were converted from another form, apart from all others."""
     return _hash(_framed(salt), _EXACT)
 
 
 def hash_block(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
-    """Return the hash of the block that holds `tokens` after `parent`."""
+    """Returns the hash of the block that holds `tokens` after `parent`."""
     packed = array("I", tokens)
     assert packed.itemsize == 4
     if sys.byteorder == "big":
@@ -66,7 +68,7 @@ def hash_block(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
 def block_hashes_of(
     tokens: Sequence[int], block_size: int, salt: bytes = b"", public_blocks: int = 0
 ) -> list[BlockHash]:
-    """Return the hashes of all full blocks of `tokens`, first to last."""
+    """Returns the hashes of all full blocks of `tokens`, first to last."""
     hashes: list[BlockHash] = []
     extend_hashes(hashes, tokens, block_size, salt, public_blocks)
     return hashes
@@ -75,7 +77,7 @@ def block_hashes_of(
 def extend_hashes(
     hashes: list[BlockHash], tokens: Sequence[int], block_size: int, salt: bytes = b"", public_blocks: int = 0
 ) -> None:
-    """Append the hashes of the blocks that `tokens` have filled since; the first `public_blocks` carry no salt."""
+    """Appends the hashes of the blocks that `tokens` have filled since; the first `public_blocks` carry no salt."""
     for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
         parent = hashes[-1] if hashes else root_hash()
         if salt and len(hashes) == public_blocks:

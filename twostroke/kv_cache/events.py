@@ -1,4 +1,4 @@
-"""The event log of stored and removed blocks, whose equality with the worker's caches can be proved.
+"""The event log of stored and removed blocks. A reader can prove that it equals the worker's caches.
 
 Every batch has a sequence number, and carries the size of the worker's set of (hash, tier, group) and the xor over it.
 A reader that applied every batch has the same digest, or knows that it has not.
@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from twostroke.ids import BlockHash, Epoch
+from twostroke.base.ids import BlockHash, Epoch
 from twostroke.kv_cache.block import HASH_BYTES
-from twostroke.kv_cache.tier import PLACES, TIERS, Group, Tier
+from twostroke.kv_cache.parts import GroupKind
+from twostroke.kv_cache.tier import PLACES, TIERS, Tier
 
 RING_BATCHES = 4096
 """Batches kept for replay, some minutes at one per step; readers further behind take a snapshot."""
@@ -31,15 +32,15 @@ _HASH_MASK = (1 << _HASH_BITS) - 1
 
 @dataclass(frozen=True, slots=True)
 class TierChange:
-    """Blocks of which the parts of one group were stored and removed on one tier."""
+    """Blocks with parts of one group that were stored and removed on one tier."""
 
     tier: Tier
     stored: tuple[BlockHash, ...]
     removed: tuple[BlockHash, ...]
-    group: Group = Group.FULL
+    group: GroupKind = GroupKind.FULL
 
     @property
-    def place(self) -> tuple[Tier, Group]:
+    def place(self) -> tuple[Tier, GroupKind]:
         return self.tier, self.group
 
     @property
@@ -52,7 +53,7 @@ class TierChange:
 class EventBatch:
     sequence: int
     stored: tuple[BlockHash, ...]
-    """Blocks whose pages of the first group were stored on the device tier, like `removed`."""
+    """Blocks with pages of the first group that were stored on the device tier, like `removed`."""
     removed: tuple[BlockHash, ...]
     block_count: int
     """Size of the set of (hash, tier, group) after this batch."""
@@ -77,8 +78,8 @@ class EventBatch:
         return (TierChange(Tier.DEVICE, self.stored, self.removed), *self.further)
 
 
-def digest_term(block_hash: BlockHash, tier: Tier, group: Group = Group.FULL) -> int:
-    """Return the xor term of one element: its hash rotated left by the number of its place, so that moves are seen."""
+def digest_term(block_hash: BlockHash, tier: Tier, group: GroupKind = GroupKind.FULL) -> int:
+    """Returns the xor term of one element: its hash rotated left by the number of its place, so that moves are seen."""
     value, bits = int.from_bytes(block_hash, "big"), tier + TIERS * group
     return ((value << bits) | (value >> (_HASH_BITS - bits))) & _HASH_MASK if bits else value
 
@@ -101,14 +102,14 @@ class EventLog:
     def has_changes(self) -> bool:
         return any(tier_blocks.pending for tier_blocks in self._tiers.values())
 
-    def stored(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: Group = Group.FULL) -> None:
+    def stored(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: GroupKind = GroupKind.FULL) -> None:
         self._tiers[tier, group].add(block_hash)
 
-    def removed(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: Group = Group.FULL) -> None:
+    def removed(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: GroupKind = GroupKind.FULL) -> None:
         self._tiers[tier, group].remove(block_hash)
 
     def publish(self, published_s: float = 0.0) -> EventBatch:
-        """Close the current batch (an empty one is a heartbeat) and add it to the log.
+        """Closes the current batch (an empty one is a heartbeat) and adds it to the log.
 
         If more blocks went than are left, as when a cache is dropped, the batch is `cleared` and lists what is left.
         """
@@ -131,7 +132,7 @@ class EventLog:
         return batch
 
     def since(self, start_sequence: int) -> list[EventBatch] | None:
-        """Return the batches from `start_sequence` on, or None if the ring does not hold them."""
+        """Returns the batches from `start_sequence` on, or None if the ring does not hold them."""
         if start_sequence == self._sequence + 1:
             return []
         if not self._ring or not self._ring[0].sequence <= start_sequence <= self._sequence:
@@ -139,7 +140,7 @@ class EventLog:
         return [self._ring[index] for index in range(start_sequence - self._ring[0].sequence, len(self._ring))]
 
     def snapshot(self) -> EventBatch:
-        """Return the set as of the last published batch."""
+        """Returns the set as of the last published batch."""
         changes = [tier_blocks.whole(tuple(tier_blocks.published())) for tier_blocks in self._tiers.values()]
         count, xor = sum(len(change.stored) for change in changes), 0
         for change in changes:
@@ -148,7 +149,7 @@ class EventLog:
         return batch_of(self._sequence, changes, count, xor, snapshot=True)
 
     def snapshot_parts(self) -> Generator[EventBatch]:
-        """Yield the set as of the last published batch in parts, which are made as they are asked for.
+        """Yields the set as of the last published batch in parts, which are made as they are asked for.
 
         The log may change between two parts. Nothing may be pending when the first one is asked for.
         """
@@ -176,7 +177,7 @@ class EventLog:
 class _TierBlocks:
     """The blocks of one group on one tier, and the changes since the last batch."""
 
-    def __init__(self, tier: Tier, group: Group) -> None:
+    def __init__(self, tier: Tier, group: GroupKind) -> None:
         self.tier = tier
         self.group = group
         self._buckets = [set[BlockHash]() for _ in range(BUCKETS)]
@@ -211,16 +212,16 @@ class _TierBlocks:
         return TierChange(self.tier, stored, removed, self.group)
 
     def whole(self, blocks: tuple[BlockHash, ...]) -> TierChange:
-        """Return the change that stores these blocks."""
+        """Returns the change that stores these blocks."""
         return TierChange(self.tier, blocks, (), self.group)
 
     def published(self) -> Iterator[BlockHash]:
-        """Return the set as of the last batch."""
+        """Returns the set as of the last batch."""
         yield from (block_hash for block_hash in self if block_hash not in self.pending)
         yield from (block_hash for block_hash, stored in self.pending.items() if not stored)
 
     def freeze(self) -> _FrozenBlocks:
-        """Return the set as it is now, whatever changes from here on; remove it from `readers` after use."""
+        """Returns the set as it is now, whatever changes from here on; removes it from `readers` after use."""
         frozen = _FrozenBlocks(self.tier, self.group, self._buckets)
         self.readers.append(frozen)
         return frozen
@@ -242,7 +243,7 @@ class _TierBlocks:
 class _FrozenBlocks:
     """The blocks of one tier as of one moment, bucket by bucket."""
 
-    def __init__(self, tier: Tier, group: Group, buckets: Sequence[set[BlockHash]]) -> None:
+    def __init__(self, tier: Tier, group: GroupKind, buckets: Sequence[set[BlockHash]]) -> None:
         self._tier = tier
         self._group = group
         self._buckets = buckets
@@ -252,7 +253,7 @@ class _FrozenBlocks:
         """Buckets that have changed since, as they were."""
 
     def keep(self, bucket: int) -> None:
-        """Copy a bucket that is about to change, if it is still to be handed out."""
+        """Copies a bucket that is about to change, if it is still to be handed out."""
         if bucket >= self._next and bucket not in self._kept:
             self._kept[bucket] = tuple(self._buckets[bucket])
 
@@ -265,7 +266,8 @@ class _FrozenBlocks:
 
 
 def parts_of(batch: EventBatch) -> Iterator[EventBatch]:
-    """Yield a batch in parts: what was stored comes before what was removed, so that a move is never seen as a loss."""
+    """Yields a batch in parts: what was stored comes before what was removed, so that a move is never seen as a
+    loss."""
     changes = batch.changes
     if sum(len(change.stored) + len(change.removed) for change in changes) <= PART_BLOCKS:
         yield batch
@@ -276,7 +278,7 @@ def parts_of(batch: EventBatch) -> Iterator[EventBatch]:
 
 
 def in_parts(whole: EventBatch, pieces: Iterable[TierChange]) -> Iterator[EventBatch]:
-    """Yield a batch like `whole`, but of these pieces, in parts."""
+    """Yields a batch like `whole`, but of these pieces, in parts."""
     groups = _groups(pieces)
     part, group = 0, next(groups, ())
     for following in groups:
@@ -297,14 +299,14 @@ def _part(whole: EventBatch, part: int, pieces: Sequence[TierChange], *, more: b
     )
 
 
-def _merged(place: tuple[Tier, Group], pieces: Sequence[TierChange]) -> TierChange:
+def _merged(place: tuple[Tier, GroupKind], pieces: Sequence[TierChange]) -> TierChange:
     stored = tuple(block_hash for piece in pieces for block_hash in piece.stored)
     removed = tuple(block_hash for piece in pieces for block_hash in piece.removed)
     return TierChange(place[0], stored, removed, place[1])
 
 
 def _groups(pieces: Iterable[TierChange]) -> Iterator[Sequence[TierChange]]:
-    """Yield the pieces in groups of at most `PART_BLOCKS` blocks, cut where that is needed."""
+    """Yields the pieces in groups of at most `PART_BLOCKS` blocks, cut where that is needed."""
     group, room = list[TierChange](), PART_BLOCKS
     for piece in pieces:
         start, blocks = 0, len(piece.stored) + len(piece.removed)
@@ -330,7 +332,7 @@ def batch_of(
     cleared: bool = False,
     published_s: float = 0.0,
 ) -> EventBatch:
-    """Return a batch of one change for each tier and group, that of pages on the device first."""
+    """Returns a batch of one change for each tier and group, that of pages on the device first."""
     device, *further = changes
     return EventBatch(
         sequence=sequence,

@@ -1,10 +1,10 @@
 """Page forms: how a page stores the keys and values of its block. Plain numbers, no torch.
 
-A form says in which number format keys and values lie in a page, and which scales lie beside them. Scales are part of
+A form says in which number format keys and values lie in a page, and which scales belong to them. Scales are part of
 the page: no scale crosses a page, so a page can be moved, digested and read alone. Attention reads what the page
 stores, also in the step that writes it, so a page never changes an answer.
 
-A form is the same for all layers of a page, or it is for those in the middle, and the layers at both ends are exact.
+All layers of a page have the same form, or only those in the middle: then the layers at both ends are exact.
 
 The identity of a page is (block hash, `KvForm`): its number format, and whether another format may have computed it.
 """
@@ -17,14 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 if TYPE_CHECKING:  # this is read where nothing else needs arrays
     import numpy as np
     import numpy.typing as npt
 
-LAYOUT_VERSION: Final = "pages/4"
-"""The order of numbers and scales in the pages of every form, and what a number stands for."""
 SCALE_BYTES: Final = 4
 """One float32 scale of a token's key or value in one head."""
 PAIR_BYTES: Final = 4
@@ -46,7 +44,7 @@ class LayerSelection:
 class PageShape:
     """The dimensions of a page: [layers, 2, kv_heads, block, head_dim], keys then values.
 
-    Pages of latents hold keys alone, [layers, 1, 1, block, head_dim]: values are the first numbers of keys.
+    Pages of latents hold only keys, [layers, 1, 1, block, head_dim]: values are the first numbers of keys.
     """
 
     layers: int
@@ -61,7 +59,7 @@ class PageShape:
     """Which of the model's layers these are; None: all of them."""
 
     def of_layers(self, indices: tuple[int, ...]) -> PageShape:
-        """Return the shape of pages that hold some of the layers of these, which are all of the model's."""
+        """Returns the shape of pages that hold some of the layers of these, which are all of the model's."""
         return replace(self, layers=len(indices), selection=LayerSelection(indices, self.layers))
 
     @property
@@ -75,7 +73,9 @@ class PageShape:
 
 @dataclass(frozen=True, slots=True)
 class PageForm:
-    """How one block's keys and values of one head and layer are stored; alone, those of all layers of a page."""
+    """How the keys and values of a block are stored for one head and layer. A page with a single form stores all layers
+    so.
+    """
 
     name: str
     """The word that --kv-format takes."""
@@ -89,11 +89,11 @@ class PageForm:
     """Whether pages of latents may have this form."""
 
     def head_bytes(self, shape: PageShape) -> int:
-        """Return the bytes of the keys and values of one block in one head of one layer."""
+        """Returns the bytes of the keys and values of one block in one head of one layer."""
         return self.key_bytes(shape) + (self.value_bytes(shape) if shape.latent_rank is None else 0)
 
     def page_bytes(self, shape: PageShape) -> int:
-        """Return the bytes of a whole page."""
+        """Returns the bytes of a whole page."""
         return shape.layers * shape.kv_heads * self.head_bytes(shape)
 
     def parts(self, shape: PageShape) -> tuple[PagePart, ...]:
@@ -106,19 +106,19 @@ class PagePart:
 
     form: PageForm
     shape: PageShape
-    """The dimensions of this part alone."""
+    """The dimensions of only this part."""
     first_layer: int = 0
     first_byte: int = 0
     first_head: int = 0
 
     @property
     def layers(self) -> slice:
-        """Return which layers of the page these are."""
+        """Returns which layers of the page these are."""
         return slice(self.first_layer, self.first_layer + self.shape.layers)
 
     @property
     def heads(self) -> slice:
-        """Return which heads of the page these are."""
+        """Returns which heads of the page these are."""
         return slice(self.first_head, self.first_head + self.shape.kv_heads)
 
     @property
@@ -128,7 +128,7 @@ class PagePart:
 
 @dataclass(frozen=True, slots=True)
 class FormWithExactEnds:
-    """The form of pages whose first and last layers are stored in another form, that of the numbers computed with."""
+    """The form of pages with first and last layers in another form: that of the numbers the model computes with."""
 
     inner: PageForm
     exact: PageForm
@@ -144,11 +144,11 @@ class FormWithExactEnds:
         return self.inner.spans_block
 
     def page_bytes(self, shape: PageShape) -> int:
-        """Return the bytes of a whole page. Raises ConfigError for a model without layers between the ends."""
+        """Returns the bytes of a whole page. Raises ConfigError for a model without layers between the ends."""
         return sum(part.form.page_bytes(part.shape) for part in self.parts(shape))
 
     def parts(self, shape: PageShape) -> tuple[PagePart, ...]:
-        """Return the parts of a page, in the order of layers. Raises ConfigError as `page_bytes` does."""
+        """Returns the parts of a page, in the order of layers. Raises ConfigError as `page_bytes` does."""
         selected = shape.selected
         inner = range(self.exact_layers, selected.model_layers - self.exact_layers)
         if not inner:
@@ -187,11 +187,11 @@ class RankedForm:
         return self.inner.spans_block
 
     def page_bytes(self, shape: PageShape) -> int:
-        """Return the bytes of a whole page. Raises ConfigError as the inner form does."""
+        """Returns the bytes of a whole page. Raises ConfigError as the inner form does."""
         return self.inner.page_bytes(shape)
 
     def parts(self, shape: PageShape) -> tuple[PagePart, ...]:
-        """Return the parts of a page, range by range of heads. Raises ConfigError as the inner form does."""
+        """Returns the parts of a page, range by range of heads. Raises ConfigError as the inner form does."""
         ranges = self.ranges(shape.kv_heads)
         of_range = replace(shape, kv_heads=shape.kv_heads // ranges)
         part_bytes = self.inner.page_bytes(of_range)
@@ -202,7 +202,7 @@ class RankedForm:
         )
 
     def ranges(self, kv_heads: int) -> int:
-        """Return in how many ranges the heads of a page lie: fewer than there are ranks where these share heads."""
+        """Returns in how many ranges the heads of a page lie: fewer than there are ranks where these share heads."""
         return min(self.ranks, kv_heads)
 
 
@@ -238,31 +238,31 @@ def _scaled_per_token(name: str, text: str) -> PageForm:
 
 
 def _int4_keys(shape: PageShape) -> int:
-    """Return the bytes of 4-bit keys with one scale per channel over the block."""
+    """Returns the bytes of 4-bit keys with one scale per channel over the block."""
     return shape.head_dim * (shape.block // 2 + PAIR_BYTES)
 
 
 def _int4_values(shape: PageShape) -> int:
-    """Return the bytes of 4-bit values with one scale per token and group of channels."""
+    """Returns the bytes of 4-bit values with one scale per token and group of channels."""
     groups = -(-shape.head_dim // VALUE_GROUP)
     return shape.block * (shape.head_dim // 2 + groups * PAIR_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class KvForm:
-    """The form of all pages of one worker, beside the block hash the other part of their identity."""
+    """The form of all pages of one worker. It is a part of their identity, with the block hash."""
 
     format: str
     """A name that `page_form` takes."""
     converted_from: str | None = None
     """The format of the pages that are converted into these. Pages of such a form may come from there, or follow pages
-    that do. They never pass for pages that were computed in `format` alone."""
+    that do. They are never taken for pages that were computed only in `format` alone."""
 
     def __str__(self) -> str:
         return self.format if self.converted_from is None else f"{self.format} from {self.converted_from}"
 
     def takes(self, other: KvForm) -> bool:
-        """Tell whether pages of the other form may become pages of this one, as they are or converted."""
+        """Tells whether pages of the other form may become pages of this one, as they are or converted."""
         return other in (self, self.source)
 
     @property
@@ -320,7 +320,7 @@ _RANKED: Final = re.compile(r"(.+)/(\d+)")
 
 
 def page_form(name: str) -> AnyForm:
-    """Return the form of a name of `FORMS`, or of a name that `config.cache.form_name` made of some."""
+    """Returns the form of a name of `FORMS`, or of a name that `config.cache.form_name` made of some."""
     ranked = _RANKED.fullmatch(name)
     return _unranked(name) if ranked is None else RankedForm(_unranked(ranked[1]), int(ranked[2]))
 

@@ -1,6 +1,6 @@
 """How a pool's pages lie in its memory: one region for the pages of each page group, side by side. Plain numbers.
 
-Pages are numbered through, those of the first group first. So a number alone says where a page lies and how long it is.
+Pages are numbered through, those of the first group first. So the number says where a page lies and how long it is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from twostroke.kv_cache.pool_size import SCRATCH_PAGES, generation_bytes
-
+SCRATCH_PAGES: Final = 1
+"""Pages past the last that are never handed out; writes that are not kept go there."""
+GENERATION_BYTES: Final = 8
+"""One u64 per page."""
 REGION_ALIGNMENT: Final = mmap.PAGESIZE
 """Bytes: a region behind another begins on a page of the system, which suits every type of number and every device."""
+
+
+def generation_bytes(pages: int) -> int:
+    """Returns the size of one u64 per page, rounded up to a system page."""
+    return -(-pages * GENERATION_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class PoolLayout:
 
     @classmethod
     def of(cls, pages: int, page_bytes: int, *further: PageRegion) -> PoolLayout:
-        """Return the layout of the first group's pages and those of further groups."""
+        """Returns the layout of the first group's pages and those of further groups."""
         return cls((PageRegion(pages, page_bytes), *further))
 
     @functools.cached_property
@@ -58,7 +65,7 @@ class PoolLayout:
         return sum(self.page_sizes)
 
     def share(self, region: int) -> float:
-        """Return which part of the bytes of all regions' pages one region has."""
+        """Returns the share that one region has of the bytes of all pages."""
         own = self.regions[region]
         return own.pages * own.page_bytes / sum(each.pages * each.page_bytes for each in self.regions)
 
@@ -87,29 +94,29 @@ class PoolLayout:
         return tuple(itertools.accumulate((region.pages for region in self.regions[:-1]), initial=0))
 
     def first(self, region: int) -> int:
-        """Return the number of a region's first page."""
+        """Returns the number of a region's first page."""
         return self._firsts[region]
 
     def region_of(self, page: int) -> int:
-        """Return the region of a page; scratch pages have no number, except that of a pool with one region."""
+        """Returns the region of a page; scratch pages have no number, except that of a pool with one region."""
         return bisect.bisect_right(self._firsts, page) - 1
 
     def row_of(self, page: int) -> int:
-        """Return which page of its region a page is."""
+        """Returns which page of its region a page is."""
         return page - self.first(self.region_of(page))
 
     def page_bytes_of(self, page: int) -> int:
         return self.regions[self.region_of(page)].page_bytes
 
     def bytes_of(self, pages: Iterable[int]) -> int:
-        """Return the bytes of some pages together."""
+        """Returns the bytes of some pages together."""
         sizes = self.page_sizes
         if len(sizes) == 1:
             return sum(1 for _ in pages) * sizes[0]
         return sum(sizes[self.region_of(page)] for page in pages)
 
     def span(self, page: int) -> slice:
-        """Return where a page lies, in bytes from the first region's start."""
+        """Returns where a page lies, in bytes from the first region's start."""
         region = self.region_of(page)
         size = self.regions[region].page_bytes
         start = self.starts[region] + (page - self.first(region)) * size

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.ids import PageId
-from twostroke.kv_cache.layout import PageRegion, PoolLayout
-from twostroke.kv_cache.pool_size import generation_bytes, refuse_more_than_free
+from twostroke.base.ids import PageId
+from twostroke.kv_cache.layout import PageRegion, PoolLayout, generation_bytes
+from twostroke.kv_cache.pool_size import refuse_more_than_free
 from twostroke.kv_cache.shared import SharedMemory
 
 STAT_BLOCK_BYTES = 512
@@ -30,23 +30,23 @@ class Window(abc.ABC):
 
     @abc.abstractmethod
     def read(self, batches: Iterable[Sequence[int]]) -> Iterator[list[memoryview]]:
-        """Yield the bytes of the pages, batch by batch; views are valid until the next batch is asked for."""
+        """Yields the bytes of the pages, batch by batch; views are valid until the next batch is asked for."""
 
     @abc.abstractmethod
     def landing(self, pages: Sequence[int]) -> list[memoryview]:
-        """Return buffers for the bytes of these pages; call `landed` once they are filled."""
+        """Returns buffers for the bytes of these pages; call `landed` once they are filled."""
 
     @abc.abstractmethod
     def landed(self) -> None:
-        """Start moving the bytes of the last landing into their pages."""
+        """Starts moving the bytes of the last landing into their pages."""
 
     @abc.abstractmethod
     def synchronize(self) -> None:
-        """Wait until all landed bytes are in their pages."""
+        """Waits until all landed bytes are in their pages."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Release the memory."""
+        """Releases the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class Pages(abc.ABC):
 
     @abc.abstractmethod
     def window(self, batch_pages: int) -> Window:
-        """Return a new window for at most `batch_pages` pages at a time."""
+        """Returns a new window for at most `batch_pages` pages at a time."""
 
     @property
     @abc.abstractmethod
     def place(self) -> PoolLocation | None:
-        """Return where all bytes of the pages lie; None where these are parts on several devices."""
+        """Returns where all bytes of the pages lie; None where these are parts on several devices."""
 
     @property
     @abc.abstractmethod
@@ -81,7 +81,7 @@ class Pages(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Free the memory."""
+        """Frees the memory."""
 
     @property
     def pages(self) -> int:
@@ -102,7 +102,7 @@ class Pages(abc.ABC):
         return int(self.generations[page])
 
     def begin_new_generation(self, page: PageId) -> None:
-        """Call before a page is given to a new writer."""
+        """Begins a new generation of a page. Call it before the page gets a new writer."""
         self.generations[page] += np.uint64(1)
 
 
@@ -150,7 +150,7 @@ class PageMemory(Pages):
 
     @classmethod
     def attach(cls, fd: int, layout: PoolLayout) -> PageMemory:
-        """Map another process's memory, read-only, from its descriptor, which this object closes.
+        """Maps another process's memory, read-only, from its descriptor, which this object closes.
 
         Raises ConfigError if it is not such a memory; the descriptor then stays the caller's.
         """
@@ -159,12 +159,12 @@ class PageMemory(Pages):
 
     @classmethod
     def join(cls, fd: int, layout: PoolLayout) -> PageMemory:
-        """Map the memory of the worker that this process is a rank of, before it is sealed."""
+        """Maps the memory of the worker that this process is a rank of, before it is sealed."""
         first, *further = layout.regions
         return cls(first.pages, first.page_bytes, *further, fd=fd, writers=True)
 
     def protect(self) -> None:
-        """Let no process but those that have mapped it write to the pages. Nobody else gets them before."""
+        """Lets no process but those that have mapped it write to the pages. Nobody else gets them before."""
         self._memory.protect()
 
     @property
@@ -173,7 +173,7 @@ class PageMemory(Pages):
         return self.regions[0]
 
     def map_in(self) -> None:
-        """Map all pages into this process, so that nobody waits for that at a page's first use."""
+        """Maps all pages into this process, so that the first use of a page does not wait for that."""
         for region in self.regions:
             for page in region:
                 page[:: mmap.PAGESIZE].max()
@@ -190,24 +190,24 @@ class PageMemory(Pages):
         return os.fstat(self.fd).st_blocks * STAT_BLOCK_BYTES
 
     def page(self, page: PageId) -> npt.NDArray[np.uint8]:
-        """Return a view of one page."""
+        """Returns a view of one page."""
         layout = self.layout
         region = layout.region_of(page)
         view: npt.NDArray[np.uint8] = self.regions[region][page - layout.first(region)]
         return view
 
     def close(self) -> None:
-        """Drop the mapping. Views that others still hold keep it alive until they go."""
+        """Drops the mapping. Views that others still hold keep it alive until they go."""
         del (
             self.generations,
             self.regions,
             self._flat,
-        )  # first, so that a second close cannot reach a descriptor of somebody else's
+        )  # first, so that a second close cannot close another owner's descriptor
         self._memory.close()
 
 
 class _HostWindow(Window):
-    """A window whose buffers are the pages themselves."""
+    """A window with the pages themselves as its buffers."""
 
     def __init__(self, flat: npt.NDArray[np.uint8], layout: PoolLayout) -> None:
         self._span = layout.span
@@ -220,24 +220,24 @@ class _HostWindow(Window):
         return [self._pool[self._span(page)] for page in pages]
 
     def landed(self) -> None:
-        """Nothing to move: the buffers are the pages."""
+        """Moves nothing: the buffers are the pages."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Waits for nothing."""
 
     def close(self) -> None:
         self._pool.release()
 
 
 def available_memory_bytes() -> int:
-    """Return the bytes that this process may still allocate, by the machine's memory and the cgroup's limit."""
+    """Returns the bytes that this process may still allocate, by the machine's memory and the cgroup's limit."""
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     facts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo}
     return min(facts["MemAvailable"], cgroup_free_bytes(Path("/sys/fs/cgroup"), otherwise=facts["MemAvailable"]))
 
 
 def cgroup_free_bytes(cgroup: Path, *, otherwise: int) -> int:
-    """Return the bytes that a cgroup (v2) may still allocate; cold file cache counts as free."""
+    """Returns the bytes that a cgroup (v2) may still allocate; cold file cache counts as free."""
     limit = cgroup / "memory.max"
     if not limit.exists() or limit.read_text(encoding="ascii").strip() == "max":
         return otherwise

@@ -5,12 +5,17 @@ Pages and window parts have ids of one space, so that a transfer or a digest nee
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from twostroke.ids import PageId, SessionId
-from twostroke.kv_cache.pool import BlockPool
-from twostroke.kv_cache.tier import Group
+
+class GroupKind(enum.IntEnum):
+    """A page group of a model (`twostroke.kv_cache.windows`); most models have the first one alone."""
+
+    FULL = 0
+    """Layers that attend to all tokens, or all layers where no others have a window."""
+    WINDOW = 1
 
 
 class Part(NamedTuple):
@@ -18,26 +23,16 @@ class Part(NamedTuple):
 
     block: int
     """Index of the block in its prompt."""
-    group: Group
+    group: GroupKind
 
 
-class WritableParts(Protocol):
-    """The pool of one group, as whoever writes its parts sees it."""
-
-    def is_filled(self, page: PageId, /) -> bool: ...
-    def is_arriving(self, page: PageId, /) -> bool: ...
-    def is_wanted(self, page: PageId, /) -> bool: ...
-    def writer(self, page: PageId, /) -> SessionId | None: ...
-    def assign_writer(self, page: PageId, session: SessionId, /) -> None: ...
-    def clear_writer(self, page: PageId, /) -> None: ...
-    def fill(self, page: PageId, /) -> None: ...
+def parts_of(pages: Iterable[int], windows: Iterable[int] = ()) -> list[Part]:
+    """Returns the parts of these blocks in order."""
+    return sorted(
+        [*(Part(block, GroupKind.FULL) for block in pages), *(Part(block, GroupKind.WINDOW) for block in windows)]
+    )
 
 
-def group_of(pool: BlockPool, page: PageId) -> WritableParts:
-    """Return what knows the states of this page or window part."""
-    return pool if pool.windows is None or page < pool.total else pool.windows
-
-
-def parts_of(pages: Iterable[int], windows: Iterable[int]) -> list[Part]:
-    """Return the parts of these blocks in order."""
-    return sorted([*(Part(block, Group.FULL) for block in pages), *(Part(block, Group.WINDOW) for block in windows)])
+def blocks_of(parts: Iterable[Part], group: GroupKind) -> list[int]:
+    """Returns the blocks of those of the parts that are of this group."""
+    return [block for block, each in parts if each is group]

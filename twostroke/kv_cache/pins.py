@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from twostroke.errors import PinRefused
-from twostroke.ids import BlockHash, PinId
+from twostroke.base.errors import PinRefused
+from twostroke.base.ids import BlockHash, PinId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import AdapterRef
 
@@ -35,7 +35,7 @@ class Pin:
     pin_id: PinId
     owner: str
     tenant: str = ""
-    """Tenant whose requests it serves; empty: those without one."""
+    """Tenant that it serves; empty: those without one."""
     tokens: tuple[int, ...]
     """They fill the blocks exactly."""
     block_hashes: tuple[BlockHash, ...]
@@ -46,16 +46,17 @@ class Pin:
     text: str = ""
     """How it begins, for people."""
     adapter: AdapterRef | None = None
-    """Computes its blocks; None: the model alone."""
+    """Computes its blocks; None: only the model."""
     is_hint: bool = False
-    """A request asked for it: the request computes the blocks, and nobody else does."""
+    """A request asked for it: only the request computes the blocks."""
 
     def has_expired(self, now_s: float) -> bool:
         return self.expires_s is not None and self.expires_s <= now_s
 
 
 def pin_id_of(owner: str, tenant: str, last_block: BlockHash) -> PinId:
-    """Return the id of an owner's pin on the prefix that ends with `last_block`: the same prefix again is the same pin.
+    """Returns the id of an owner's pin on the prefix that ends with `last_block`: the same prefix again is the same
+    pin.
 
     The names go in with their lengths, so that no two pairs of them read alike.
     """
@@ -105,7 +106,8 @@ class PinTable:
     def __init__(self, pool: BlockPool, limits: PinLimits) -> None:
         self._pool = pool
         self.limits = limits
-        self._pins: dict[PinId, Pin] = {}
+        self.by_id: dict[PinId, Pin] = {}
+        """The oldest first. Only this table changes it."""
         self._hits: dict[PinId, PinHits] = {}
         self._by_last: dict[BlockHash, dict[PinId, None]] = {}
         """Pins by their last block."""
@@ -115,7 +117,7 @@ class PinTable:
         """Hints by tenant."""
 
     def __len__(self) -> int:
-        return len(self._pins)
+        return len(self.by_id)
 
     @property
     def pinned_blocks(self) -> int:
@@ -130,10 +132,10 @@ class PinTable:
     @property
     def pins(self) -> list[Pin]:
         """All pins, the oldest first."""
-        return list(self._pins.values())
+        return list(self.by_id.values())
 
     def get(self, pin_id: PinId) -> Pin | None:
-        return self._pins.get(pin_id)
+        return self.by_id.get(pin_id)
 
     def hits(self, pin_id: PinId) -> PinHits:
         return self._hits[pin_id]
@@ -141,15 +143,15 @@ class PinTable:
     @property
     def next_end_s(self) -> float | None:
         """When the next pin expires, in Unix seconds."""
-        return min((pin.expires_s for pin in self._pins.values() if pin.expires_s is not None), default=None)
+        return min((pin.expires_s for pin in self.by_id.values() if pin.expires_s is not None), default=None)
 
     def put(self, pin: Pin, now_s: float) -> list[Pin]:
-        """Hold a pin. One with the same id is replaced, and its hits are kept.
+        """Holds a pin. One with the same id is replaced, and its hits are kept.
 
         Hints make room for a pin that is none, those that end soonest first; they are returned. Raises PinRefused; then
         nothing has changed.
         """
-        known = self._pins.get(pin.pin_id)
+        known = self.by_id.get(pin.pin_id)
         ended = self._check(pin, known, now_s)
         for hint in ended:
             self.remove(hint.pin_id)
@@ -157,7 +159,7 @@ class PinTable:
         self._pool.pin(pin.block_hashes)
         if known is not None:
             self._remove(known)
-        self._pins[pin.pin_id], self._hits[pin.pin_id] = pin, hits
+        self.by_id[pin.pin_id], self._hits[pin.pin_id] = pin, hits
         self._by_last.setdefault(pin.block_hashes[-1], {})[pin.pin_id] = None
         if pin.is_hint:
             self._hinted.setdefault(pin.tenant, Counter()).update(pin.block_hashes)
@@ -165,38 +167,34 @@ class PinTable:
         return ended
 
     def renew(self, pin_id: PinId, expires_s: float) -> None:
-        """Give a pin that is held a new end, in Unix seconds; nothing else changes."""
-        self._pins[pin_id] = replace(self._pins[pin_id], expires_s=expires_s)
+        """Gives a pin that is held a new end, in Unix seconds; nothing else changes."""
+        self.by_id[pin_id] = replace(self.by_id[pin_id], expires_s=expires_s)
 
     def remove(self, pin_id: PinId) -> Pin | None:
-        """End a pin; return it, or None if there is none."""
-        pin = self._pins.get(pin_id)
+        """Ends a pin; returns it, or None if there is none."""
+        pin = self.by_id.get(pin_id)
         if pin is not None:
             self._remove(pin)
             self._hits.pop(pin_id, None)
         return pin
 
     def expire(self, now_s: float) -> list[Pin]:
-        """End the pins whose time is over, and return them."""
+        """Ends the pins that have expired, and returns them."""
         return [pin for pin in self.pins if pin.has_expired(now_s) and self.remove(pin.pin_id) is not None]
 
     def missing(self, pin: Pin) -> int:
-        """Return how many of a pin's blocks are not readable here, with the window parts of the last ones."""
-        windows, hashes = self._pool.windows, pin.block_hashes
-        tail = windows.shape.tail(len(hashes)) if windows is not None else range(0)
-        return sum(
-            self._pool.find(block_hash) is None
-            or (windows is not None and block in tail and windows.find(block_hash) is None)
-            for block, block_hash in enumerate(hashes)
-        )
+        """Returns how many of a pin's blocks are not readable here in a group in which it keeps them."""
+        groups, hashes = self._pool.groups, pin.block_hashes
+        lacking = {each for group in groups for each in group.last_of(hashes) if group.find(each) is None}
+        return len(lacking)
 
     def admitted(self, found: Sequence[BlockHash], price_s: Callable[[int], float]) -> PinHits | None:
-        """Count an admission that found these leading blocks; return what it adds, or None if no pin was found whole.
+        """Counts an admission that found these leading blocks; returns what it adds, or None if no pin was found whole.
 
         It counts for the longest such prefix: for each of its pins, whoever owns them. `price_s` predicts the seconds
         of computing so many of the first blocks.
         """
-        for index in range(len(found) - 1, -1, -1) if self._pins else ():
+        for index in range(len(found) - 1, -1, -1) if self.by_id else ():
             pins = self._by_last.get(found[index])
             if pins is None:
                 continue
@@ -208,7 +206,7 @@ class PinTable:
         return None
 
     def _remove(self, pin: Pin) -> None:
-        del self._pins[pin.pin_id]
+        del self.by_id[pin.pin_id]
         last = self._by_last[pin.block_hashes[-1]]
         del last[pin.pin_id]
         if not last:
@@ -222,7 +220,7 @@ class PinTable:
         self._pool.unpin(pin.block_hashes)
 
     def _check(self, pin: Pin, known: Pin | None, now_s: float) -> list[Pin]:
-        """Return the hints that make room for the pin. Raises PinRefused."""
+        """Returns the hints that make room for the pin. Raises PinRefused."""
         limits, blocks = self.limits, len(pin.block_hashes)
         if pin.has_expired(now_s):
             raise PinRefused("the pin's time is over already", field="expires_s")
@@ -234,17 +232,17 @@ class PinTable:
             return []  # its blocks are pinned already
         ended = self._room_for(pin)
         most = MOST_HINTS if pin.is_hint else MOST_PINS
-        if len(self._pins) - len(ended) >= most:
-            raise PinRefused(f"there are {len(self._pins)} pins and hints, and at most {most} are kept", field="pins")
+        if len(self.by_id) - len(ended) >= most:
+            raise PinRefused(f"there are {len(self.by_id)} pins and hints, and at most {most} are kept", field="pins")
         if pin.is_hint:
             self._check_tenant(pin)
         return ended
 
     def _room_for(self, pin: Pin) -> list[Pin]:
-        """Return the hints that must end for the pin to fit; a hint ends none. Raises PinRefused."""
+        """Returns the hints that must end for the pin to fit; a hint ends none. Raises PinRefused."""
         limits, held = self.limits, self._pool.pinned_blocks
         new = sum(not self._pool.is_pinned(block_hash) for block_hash in set(pin.block_hashes))
-        has_room = self._pool.windows is None or self._pool.windows.has_room_to_pin(pin.block_hashes)
+        has_room = self._pool.has_room_to_pin(pin.block_hashes)
         if has_room and held + new <= limits.most:
             return []
         ended = None if pin.is_hint else self._hints_to_end(pin)
@@ -261,27 +259,23 @@ class PinTable:
         return ended
 
     def _hints_to_end(self, pin: Pin) -> list[Pin] | None:
-        """Return the hints without which the pin fits, those that end soonest; None if it never fits.
+        """Returns the hints without which the pin fits, those that end soonest; None if it never fits.
 
         O(pinned blocks + blocks of the hints): it runs on the event loop.
         """
-        windows, ended = self._pool.windows, list[Pin]()
-        uses, parts = self._pool.pins_of_blocks(), Counter[BlockHash]()
-        uses.update(pin.block_hashes)
-        if windows is not None:
-            parts = windows.pins_of_blocks()
-            parts.update(windows.last_of(pin.block_hashes))
+        ended, uses = list[Pin](), [(group, group.pins_of_blocks()) for group in self._pool.groups]
+        for group, pins in uses:
+            pins.update(group.last_of(pin.block_hashes))
         for hint in sorted((each for each in self.pins if each.is_hint), key=_end_s):
-            _subtract(uses, hint.block_hashes)
-            if windows is not None:
-                _subtract(parts, windows.last_of(hint.block_hashes))
+            for group, pins in uses:
+                _subtract(pins, group.last_of(hint.block_hashes))
             ended.append(hint)
-            if len(uses) <= self.limits.most and (windows is None or len(parts) <= windows.shape.most_pinned):
+            if all(len(pins) <= min(self.limits.most, group.most_pinned) for group, pins in uses):
                 return ended
         return None
 
     def _check_tenant(self, pin: Pin) -> None:
-        """Raise PinRefused where the tenant of a hint keeps too much already."""
+        """Raises PinRefused where the tenant of a hint keeps too much already."""
         if self._hints[pin.tenant] >= MOST_TENANT_HINTS:
             raise PinRefused(
                 f"this tenant has {self._hints[pin.tenant]} hints, and at most {MOST_TENANT_HINTS} are kept",

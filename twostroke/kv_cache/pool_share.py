@@ -1,7 +1,7 @@
 """The shares of page groups in a pool's memory. Plain numbers.
 
-A sequence needs a page in the full group for each of its blocks, and in a window group for the last ones alone. So the
-window group has fewer pages: as many for each of the others as sequences of a usual length hold.
+A sequence needs a page in the full group for each of its blocks, and in a window group only for the last ones. So the
+window group has fewer pages. The ratio is that of a sequence of the usual length.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.pool_size import PoolSize, WindowPages, enough_pages
 
 USUAL_WINDOWS: Final = 4
-"""Windows that a sequence of the usual length is long. Shorter ones find too few pages of windows, and leave pages of
-other layers unused; longer ones the other way round. Models with windows are made for several times their length."""
+"""Windows that a sequence of the usual length is long. With shorter sequences the pages of windows run out first, and
+with longer ones the other pages. Models with windows are made for several times their length."""
 SPARE_BLOCKS: Final = 2
-"""Blocks of a window's pages beside those that it spans: a window begins and ends within one."""
+"""Blocks of window pages in addition to those that the window spans: a window begins and ends within a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPool:
-    """What the split of a pool depends on, besides its bytes."""
+    """The values that the split of a pool depends on, besides its bytes."""
 
     page_sizes: tuple[int, ...]
     """Bytes of a page of each group: the full one, and the window group if its pages lie apart."""
@@ -35,7 +35,7 @@ class SharedPool:
     """Pages of the window group for each page of the full one; None: what sequences of a usual length need."""
 
     def layout(self, memory_bytes: int) -> PoolLayout:
-        """Return how many pages of each group the memory holds. Raises ConfigError where they are too few."""
+        """Returns how many pages of each group the memory holds. Raises ConfigError where they are too few."""
         full_bytes, *others = self.page_sizes
         if not others:
             return PoolLayout.of(enough_pages(memory_bytes, full_bytes), full_bytes)
@@ -56,11 +56,13 @@ class SharedPool:
 
     @property
     def least_windows(self) -> int:
-        """Pages of windows with which one request never waits for another: it pulls some, and computes from others."""
+        """Pages of windows that one request needs in order not to wait for another: some to pull into, some to compute
+        from.
+        """
         return 2 * self._window_blocks + -(-self.step_tokens // self.block_size)
 
     def size(self, memory_bytes: int) -> PoolSize:
-        """Return the figures of the pool that the memory holds. Raises ConfigError as `layout` does."""
+        """Returns the figures of the pool that the memory holds. Raises ConfigError as `layout` does."""
         first, *others = self.layout(memory_bytes).regions
         if not others:
             return PoolSize(first.pages, first.page_bytes, self.block_size)

@@ -6,31 +6,20 @@
 from __future__ import annotations
 
 import math
-import mmap
 from dataclasses import dataclass
-from typing import Final
 
+from twostroke.base.errors import ConfigError
 from twostroke.config import MIN_PAGES
-from twostroke.errors import ConfigError
-
-SCRATCH_PAGES: Final = 1
-"""Pages past the last that are never handed out; writes that are not kept go there."""
-GENERATION_BYTES: Final = 8
-"""One u64 per page."""
-
-
-def generation_bytes(pages: int) -> int:
-    """Return the size of one u64 per page, rounded up to a system page."""
-    return -(-pages * GENERATION_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+from twostroke.kv_cache.layout import SCRATCH_PAGES, generation_bytes
 
 
 def host_pool_bytes(pages: int, page_bytes: int) -> int:
-    """Return what a pool in host memory takes: its pages, the scratch page and the generations."""
+    """Returns what a pool in host memory takes: its pages, the scratch page and the generations."""
     return generation_bytes(pages) + (pages + SCRATCH_PAGES) * page_bytes
 
 
 def enough_pages(memory_bytes: int, page_bytes: int, *, least: int = MIN_PAGES, flag: str = "--kv-cache-memory") -> int:
-    """Return how many pages the memory or disk space of one tier holds.
+    """Returns how many pages the memory or disk space of one tier holds.
 
     Raises ConfigError where they are fewer than `least`. `flag` is the setting that asked for them.
     """
@@ -71,7 +60,7 @@ def refuse_more_than_free(
 
 
 def _field_of(flag: str) -> str:
-    """Return the setting of a flag, or of the first one of several."""
+    """Returns the setting of a flag, or of the first one of several."""
     return flag.partition(" ")[0].removeprefix("--").replace("-", "_")
 
 
@@ -128,7 +117,7 @@ class PoolSize:
         return self.pages * self.page_bytes + (self.windows.pages * self.windows.page_bytes if self.windows else 0)
 
     def request_bytes(self, tokens: int) -> int:
-        """Return the bytes that a request of this length, prompt and answer together, holds at its end."""
+        """Returns the bytes that a request of this length, prompt and answer together, holds at its end."""
         pages = self.request(tokens).pages
         own = pages * self.page_bytes
         return own + (min(pages, self.windows.request_pages) * self.windows.page_bytes if self.windows else 0)
@@ -139,12 +128,12 @@ class PoolSize:
         return self.pages * self.block_size
 
     def request(self, tokens: int) -> RequestPages:
-        """Return what a request of this length, prompt and answer together, holds at its end."""
+        """Returns what a request of this length, prompt and answer together, holds at its end."""
         pages = -(-tokens // self.block_size)
         return RequestPages(tokens, pages, pages * self.block_size - tokens)
 
     def concurrent(self, tokens: int, shared_tokens: int = 0) -> int:
-        """Return how many requests of this length fit at once; with one more, a worker begins to preempt.
+        """Returns how many requests of this length fit at once; with one more, a worker begins to preempt.
 
         They share the full blocks of their first `shared_tokens`, which are held once.
         """
@@ -156,7 +145,7 @@ class PoolSize:
         return min(fit, self.windows.pages // min(self.request(tokens).pages, self.windows.request_pages))
 
     def concurrent_of(self, spread: LengthSpread, deviations: float = 0.0) -> int:
-        """Return how many requests with lengths drawn from a spread fit at once, all of them at their full length.
+        """Returns how many requests with lengths drawn from a spread fit at once, all of them at their full length.
 
         `deviations`: standard deviations of the sum that are kept free; with 0 every second draw does not fit.
         """
@@ -177,7 +166,7 @@ class PoolSize:
             )
 
     def advice(self, max_model_len: int) -> str:
-        """What to know where the model takes longer requests than fit; empty where all fit."""
+        """Returns what to know where the model takes longer requests than fit; empty where all fit."""
         if max_model_len <= self.tokens:
             return ""
         return (

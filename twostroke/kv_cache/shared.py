@@ -13,8 +13,8 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.errors import ConfigError
-from twostroke.kv_cache.pool_size import generation_bytes
+from twostroke.base.errors import ConfigError
+from twostroke.kv_cache.layout import generation_bytes
 
 _F_FUTURE_WRITE = 0x0010
 """F_SEAL_FUTURE_WRITE of Linux 5.1: mappings made before stay writable. Python's fcntl lacks it."""
@@ -35,12 +35,12 @@ class SharedMemory:
         self.map = mmap.mmap(self.fd, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
 
     def protect(self) -> None:
-        """Let no process map it for writing, or resize it, from now on. The owner calls it before others get it."""
+        """Lets no process map it for writing, or resize it, from now on. The owner calls it before others get it."""
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _PROTECTION)
 
     @classmethod
     def attach(cls, fd: int, size_bytes: int) -> SharedMemory:
-        """Map another process's memory by its descriptor, which this object closes.
+        """Maps another process's memory by its descriptor, which this object closes.
 
         Raises ConfigError if it is not such a memory; the descriptor then stays the caller's.
         """
@@ -52,7 +52,7 @@ class SharedMemory:
         return cls(size_bytes, fd=fd, may_write=False)
 
     def close(self) -> None:
-        """Drop the mapping. Views that others still hold keep it alive until they go."""
+        """Drops the mapping. Views that others still hold keep it alive until they go."""
         os.close(self.fd)
         try:
             self.map.close()
@@ -61,7 +61,7 @@ class SharedMemory:
 
 
 class GenerationTable:
-    """A generation per page in shared memory of its own: for pages whose bytes lie elsewhere."""
+    """A generation per page in shared memory of its own: for pages with bytes in another memory."""
 
     def __init__(self, pages: int, *, fd: int | None = None) -> None:
         size_bytes = generation_bytes(pages)
@@ -75,9 +75,9 @@ class GenerationTable:
 
     @classmethod
     def attach(cls, fd: int, pages: int) -> GenerationTable:
-        """Map another process's table. Raises ConfigError; the descriptor then stays the caller's."""
+        """Maps another process's table. Raises ConfigError; the descriptor then stays the caller's."""
         return cls(pages, fd=fd)
 
     def close(self) -> None:
-        del self.generations  # first, so that a second close cannot reach a descriptor of somebody else's
+        del self.generations  # first, so that a second close cannot close another owner's descriptor
         self._memory.close()

@@ -1,8 +1,10 @@
-"""The tiers of pages, nearest first, and the groups of layers whose parts of a block are kept for equally long."""
+"""The tiers of pages, nearest first."""
 
 from __future__ import annotations
 
 import enum
+
+from twostroke.kv_cache.parts import GroupKind
 
 
 class Tier(enum.IntEnum):
@@ -14,15 +16,7 @@ class Tier(enum.IntEnum):
     DISK = 2
 
 
-class Group(enum.IntEnum):
-    """A page group of a model (`twostroke.kv_cache.window_parts`); most models have the first one alone."""
-
-    FULL = 0
-    """Layers that attend to all tokens, or all layers where no others have a window."""
-    WINDOW = 1
-
-
 TIERS = len(Tier)
 
-PLACES = tuple((tier, group) for group in Group for tier in Tier)
+PLACES = tuple((tier, group) for group in GroupKind for tier in Tier)
 """Everything that can be stored of a block: what routers count, and what a snapshot has, in this order."""

@@ -16,12 +16,12 @@ class ExpertLoad:
     """[layers with experts, experts]: tokens that each expert was ever chosen for."""
 
     def by_expert(self) -> list[int]:
-        """Return the tokens of each expert, over all layers."""
+        """Returns the tokens of each expert, over all layers."""
         counts: list[int] = self.tokens.sum(0).tolist()
         return counts
 
     def imbalance(self) -> float:
-        """Return by how much the busiest expert of a layer exceeds their mean, over all layers; 1 while all are equal.
+        """Returns by how much the busiest expert of a layer exceeds their mean, over all layers; 1 while all are equal.
 
         So much longer a layer takes when each expert has a rank of its own.
         """

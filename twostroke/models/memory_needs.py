@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from twostroke.base.errors import ConfigError
 from twostroke.config import MIN_PAGES, CacheConfig
-from twostroke.errors import ConfigError
-from twostroke.kernels.cpu.packing import (
+from twostroke.kernels.cpu.weights.packing import (
     BFLOAT16_BYTES,
     LARGE_PAGE_BYTES,
     copied_bytes,
@@ -23,8 +23,9 @@ from twostroke.kernels.cpu.packing import (
 )
 from twostroke.kernels.layout import EXPANDED_BYTES, device_matrix_bytes
 from twostroke.kv_cache.form import FORMS, AnyForm, PageShape
-from twostroke.kv_cache.pool_size import SCRATCH_PAGES, enough_pages
-from twostroke.models.share import layouts_of_share
+from twostroke.kv_cache.layout import SCRATCH_PAGES
+from twostroke.kv_cache.pool_size import enough_pages
+from twostroke.models.ranks.share import layouts_of_share
 from twostroke.models.spec import DTYPE_BYTES, ModelSpec
 from twostroke.models.weights.stored.model_files import LayoutOf
 
@@ -48,7 +49,7 @@ class WeightBytes:
 
 
 def packed_weights(spec: ModelSpec, *, is_int8: bool, with_head: bool = True) -> WeightBytes:
-    """Return the weights as the native CPU kernels hold them: one file for all workers of a host.
+    """Returns the weights as the native CPU kernels hold them: one file for all workers of a host.
 
     The file has a head even where it is tied to the embedding, and where `with_head` is false, which only says what is
     read. Norms and biases, some kilobytes, lie elsewhere.
@@ -71,7 +72,7 @@ def packed_weights(spec: ModelSpec, *, is_int8: bool, with_head: bool = True) ->
 
 
 def _head_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
-    """Return the bytes of the matrices that each head of one layer has of its own: those to latents and from them."""
+    """Returns the bytes of the matrices that each head of one layer has of its own: those to latents and from them."""
     latents = spec.latents
     if latents is None:
         return 0
@@ -80,7 +81,7 @@ def _head_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
 
 
 def _expansion_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
-    """Return the bytes of the product that makes keys and values of one layer's latents, for long chunks alone."""
+    """Returns the bytes of the product that makes keys and values of one layer's latents. Only long chunks need it."""
     latents = spec.latents
     if latents is None:
         return 0
@@ -88,7 +89,7 @@ def _expansion_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
 
 
 def _mlp_bytes(spec: ModelSpec, *, is_int8: bool, of_one_token: bool) -> int:
-    """Return the bytes of all MLPs; or of those that one token has."""
+    """Returns the bytes of all MLPs; or of those that one token has."""
     return sum(
         count
         * (
@@ -100,7 +101,7 @@ def _mlp_bytes(spec: ModelSpec, *, is_int8: bool, of_one_token: bool) -> int:
 
 
 def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = True) -> WeightBytes:
-    """Return the weights as the native CPU kernels hold those of a quantised file: one file for all workers of a host.
+    """Returns the weights as the native CPU kernels hold those of a quantised file: one file for all workers of a host.
 
     `layout_of` knows the matrices of the whole model by the names that the program has for them. A table that is
     quantised and tied to the head is there once, but for a rank: it has the rows of its share of the head, too.
@@ -140,7 +141,7 @@ def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = Tr
 
 
 def _stored_mlp(spec: ModelSpec, name: str, width: int, layout_of: LayoutOf) -> int:
-    """Return the bytes of one MLP; none where it has no width."""
+    """Returns the bytes of one MLP; none where it has no width."""
     if not width:
         return 0
     is_gated = spec.activation.is_gated
@@ -150,7 +151,7 @@ def _stored_mlp(spec: ModelSpec, name: str, width: int, layout_of: LayoutOf) -> 
 
 
 def _product_bytes(parts: list[tuple[str, int]], inputs: int, layout_of: LayoutOf, *, is_gated: bool = False) -> int:
-    """Return the bytes of matrices one below the other: neighbours in one layout are one matrix."""
+    """Returns the bytes of matrices one below the other: neighbours in one layout are one matrix."""
     layouts = [(layout_of(f"{name}.weight"), rows) for name, rows in parts]
     if is_gated and layouts[0][0] != layouts[1][0]:
         return matrix_bytes(layouts[0][1], inputs, is_int8=False, is_gated=True)
@@ -165,7 +166,7 @@ def _product_bytes(parts: list[tuple[str, int]], inputs: int, layout_of: LayoutO
 
 
 def plain_weights(spec: ModelSpec, dtype: str, *, with_head: bool = True) -> WeightBytes:
-    """Return the weights as torch and devices hold them."""
+    """Returns the weights as torch and devices hold them."""
     total = spec.weight_bytes(dtype, with_head=with_head)
     headless = spec.weight_bytes(dtype, with_head=False, of_one_token=True)
     embedding = spec.table_bytes(dtype)
@@ -174,7 +175,7 @@ def plain_weights(spec: ModelSpec, dtype: str, *, with_head: bool = True) -> Wei
 
 
 def weights_on_cpu(spec: ModelSpec, dtype: str, layouts: LayoutOf | None, *, is_int8: bool) -> tuple[WeightBytes, str]:
-    """Return the weights as a worker on CPUs holds them, and how.
+    """Returns the weights as a worker on CPUs holds them, and how.
 
     Native kernels pack bfloat16 and int8 of our families; all others are torch's. `layouts` are those of the files.
     """
@@ -188,7 +189,7 @@ def weights_on_cpu(spec: ModelSpec, dtype: str, layouts: LayoutOf | None, *, is_
 
 
 def device_weights(spec: ModelSpec, dtype: str, layout_of: LayoutOf | None, *, with_head: bool = True) -> int:
-    """Return the bytes of the weights on a device, where matrices of codes stay codes: but experts and the embedding.
+    """Returns the bytes of the weights on a device, where matrices of codes stay codes: but experts and the embedding.
 
     `layout_of` knows matrices by the names that the program has for them, and is None where all are plain numbers.
     """
@@ -203,7 +204,7 @@ def device_weights(spec: ModelSpec, dtype: str, layout_of: LayoutOf | None, *, w
 
 
 def _dense_matrices(spec: ModelSpec, *, with_head: bool) -> Iterator[tuple[str, int, int]]:
-    """(name, rows, inputs) of every matrix that all rows of a step are multiplied with, but those of latents."""
+    """Yields (name, rows, inputs) of every matrix that all rows of a step are multiplied with, but those of latents."""
     hidden = spec.hidden_size
     for layer in range(spec.layers):
         prefix = f"model.layers.{layer}"
@@ -233,7 +234,7 @@ class MemoryReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceNeeds:
-    """What one worker puts on its device beside pages."""
+    """What one worker puts on its device besides pages."""
 
     weight_bytes: int
     working_bytes: int
@@ -242,14 +243,14 @@ class DeviceNeeds:
 
 
 def step_bytes(hidden: int, intermediate: int, *, tokens: int) -> int:
-    """Return a generous size of the activations in a step's widest moment: in and out of the widest layer."""
+    """Returns a generous size of the activations in a step's widest moment: in and out of the widest layer."""
     return tokens * (8 * hidden + 6 * intermediate) * 4
 
 
 def working_bytes(
     hidden: int, intermediate: int, vocab: int, *, tokens: int, samples: int, recorded: int, has_codes: bool
 ) -> int:
-    """Return a generous size of what a device holds beside weights and pages: activations, and draws from all logits.
+    """Returns a generous size of what a device holds besides weights and pages: activations, and draws from all logits.
 
     `recorded`: rows of all recordings together. `has_codes`: whether matrices of codes are expanded for long chunks.
     """
@@ -258,7 +259,7 @@ def working_bytes(
 
 
 def exact_blocks(form: AnyForm, block_size: int, *, tokens: int, sequences: int) -> int:
-    """Return how many blocks are exact at once on a device: an unfinished one of each sequence, and a step's own.
+    """Returns how many blocks are exact at once on a device: an unfinished one of each sequence, and a step's own.
 
     n tokens in a row touch at most n / block_size blocks and two halves. Forms by token keep nothing exact.
     """
@@ -266,7 +267,7 @@ def exact_blocks(form: AnyForm, block_size: int, *, tokens: int, sequences: int)
 
 
 def exact_bytes(blocks: int, form: AnyForm, shape: PageShape, dtype: str) -> int:
-    """Return the bytes of so many exact pages, and of the scratch page beside them if there are any.
+    """Returns the bytes of so many exact pages, and of their scratch page if there are any.
 
     They hold the layers that pages of the form do not store in `dtype`.
     """
@@ -276,7 +277,7 @@ def exact_bytes(blocks: int, form: AnyForm, shape: PageShape, dtype: str) -> int
 
 
 def device_pages(memory: MemoryReading, needs: DeviceNeeds, cache: CacheConfig) -> int:
-    """Return how many pages a worker keeps on the device.
+    """Returns how many pages a worker keeps on the device.
 
     Raises ConfigError, saying by how many bytes, where the device is too small for weights, working memory and pages.
     """
@@ -307,7 +308,7 @@ def device_pages(memory: MemoryReading, needs: DeviceNeeds, cache: CacheConfig) 
 
 
 def _remedy(missing_bytes: int, needs: DeviceNeeds, cache: CacheConfig) -> str:
-    """Say what to change so that the worker fits."""
+    """Says what to change so that the worker fits."""
     asked = cache.kv_cache_memory_bytes
     if asked is not None and (smaller := asked - missing_bytes) >= MIN_PAGES * needs.page_bytes:
         return f"use --kv-cache-memory {smaller} or less, or free {missing_bytes} bytes"

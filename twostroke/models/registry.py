@@ -9,8 +9,8 @@ from typing import Any, Final
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig
 
+from twostroke.base.errors import ConfigError, UnsupportedModel
 from twostroke.config.model import AUTO, TRANSFORMERS
-from twostroke.errors import ConfigError, UnsupportedModel
 from twostroke.kernels.activation import ACTIVATIONS
 from twostroke.models.families.numbers import check_numbers
 from twostroke.models.families.published import PublishedConfig
@@ -25,7 +25,7 @@ CONFUSED: Final = (AttributeError, TypeError, ValueError, LookupError, Arithmeti
 
 
 def read_spec(directory: Path, max_model_len: int | None = None, implementation: str = AUTO) -> ModelSpec:
-    """The spec of the model in `directory`.
+    """Returns the spec of the model in `directory`.
 
     `max_model_len` is the longest sequence that will be served; `implementation` is what --model-impl says. Raises
     UnsupportedModel for what we would compute wrongly, ConfigError for a config that cannot be read.

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Final
 
+from twostroke.base.tokenizer_file import tokenizer_field
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.digest import DIGEST_BYTES
 
@@ -15,16 +16,15 @@ TRACES: Final = ("_name_or_path", "transformers_version")
 
 
 def revision_of(directory: Path, spec: ModelSpec) -> str:
-    """Return hashes of the config, of what it and the served length make of attention, and of the tokenizer."""
+    """Returns hashes of the config, of what it and the served length make of attention, and of the tokenizer."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     for trace in TRACES:
         config.pop(trace, None)
     # longrope has two sets of numbers: which of them is used depends on the served length
     attention = repr((spec.architecture, spec.ropes, spec.rules))
-    tokenizer = directory / "tokenizer.json"
     return (
         f"{_hash(json.dumps(config, sort_keys=True).encode())};attention={_hash(attention.encode())};"
-        f"tokenizer={_hash(tokenizer.read_bytes()) if tokenizer.exists() else 'none'}"
+        f"{tokenizer_field(directory)}"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from twostroke.kernels.attention_rules import AttentionRule
+from twostroke.kernels.attention.rules import AttentionRule
 from twostroke.models.spec import RopeSpec
 
 MEAN_POSITIONS: Final = 4096
@@ -15,7 +15,7 @@ MEAN_POSITIONS: Final = 4096
 
 
 def rope_tables(ropes: Sequence[RopeSpec], positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, each float32 [positions, ropes * head_dim / 2]: one rope beside the other."""
+    """Cosines and sines, each float32 [positions, ropes * head_dim / 2]: one rope after the other."""
     tables = [_tables_of(rope, positions) for rope in ropes]
     cosines, sines = zip(*tables, strict=True)
     return torch.cat(cosines, dim=1), torch.cat(sines, dim=1)
@@ -29,7 +29,7 @@ def _tables_of(rope: RopeSpec, positions: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def mean_rotation(keys: torch.Tensor, ropes: Sequence[RopeSpec], rules: Sequence[AttentionRule]) -> torch.Tensor:
-    """Return the mean of keys, float64 [layers, kv_heads, head_dim], at the first `MEAN_POSITIONS` positions.
+    """Returns the mean of keys, float64 [layers, kv_heads, head_dim], at the first `MEAN_POSITIONS` positions.
 
     Each layer's keys are rotated with the rope of its rule.
     """

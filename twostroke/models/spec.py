@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from twostroke.kernels.activation import GATED_SILU, Activation
-from twostroke.kernels.attention_rules import AttentionRule
+from twostroke.kernels.attention.rules import AttentionRule
 from twostroke.kv_cache.form import PageShape, page_form
-from twostroke.kv_cache.groups import PageGroup, page_groups
+from twostroke.kv_cache.groups.page_group import PageGroup, page_groups
 
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 NORM_BYTES: Final = 4
@@ -30,16 +30,16 @@ class RopeSpec:
 
     @property
     def rotated_pairs(self) -> int:
-        """Return how many pairs of dimensions are rotated."""
+        """Returns how many pairs of dimensions are rotated."""
         return sum(frequency != 0 for frequency in self.inverse_frequencies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertSpec:
-    """Experts of a layer, of which each token has some: those of its highest router logits, weighted by a softmax.
+    """Experts of a layer. Each token uses some of them: those of its highest router logits, weighted by a softmax.
 
-    A softmax over all experts whose chosen weights are then normalised is a softmax over the chosen ones alone.
-    Where experts have groups, a token has experts of its best groups alone.
+    A softmax over all experts, with the chosen weights normalised, equals a softmax over only the chosen experts. Where
+    experts have groups, a token uses experts only of its best groups.
     """
 
     count: int
@@ -65,7 +65,7 @@ class ExpertSpec:
 
     @property
     def router_outputs(self) -> int:
-        """Return how many logits a token has: one for each expert, and one for the gate of a shared one."""
+        """Returns how many logits a token has: one for each expert, and one for the gate of a shared one."""
         return self.count + bool(self.shared_width and self.has_shared_gate)
 
 
@@ -74,7 +74,7 @@ class LatentSpec:
     """Multi-head latent attention: a token's keys and values in all heads are made from one latent and one rotated key.
 
     Pages hold both, side by side. Queries are projected into the space of latents, so that heads attend to the pages
-    themselves: the model has one kv head, whose values are the latents.
+    themselves: the model has one kv head, and its values are the latents.
     """
 
     rank: int
@@ -94,18 +94,18 @@ class LatentSpec:
 
     @property
     def key_dim(self) -> int:
-        """Return the numbers that pages hold of a token: its latent, and then its rotated key."""
+        """Returns the numbers that pages hold of a token: its latent, and then its rotated key."""
         return self.rank + self.rope_dim
 
     @property
     def query_dim(self) -> int:
-        """Return the numbers of a head's query before it is projected into the space of latents."""
+        """Returns the numbers of a head's query before it is projected into the space of latents."""
         return self.plain_dim + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenericWeights:
-    """The weights of a model that transformers' code computes, which alone knows what they are."""
+    """The weights of a model that transformers' code computes. Only that code knows what they are."""
 
     numbers: int
     """How many there are without the head."""
@@ -124,12 +124,13 @@ class Share:
     """Neighbouring columns of an MLP that are all on one rank."""
 
     def of(self, count: int) -> range:
-        """Return the rank's range of so many things; of fewer than there are ranks, the one that it has with others."""
+        """Returns the rank's range of so many things; of fewer than there are ranks, the one that it has with
+        others."""
         first = count * self.rank // self.ranks
         return range(first, max(first + 1, count * (self.rank + 1) // self.ranks))
 
     def columns(self, width: int) -> range:
-        """Return the rank's range of the columns of an MLP. Ranks have as many as each other, or a unit more."""
+        """Returns the rank's range of the columns of an MLP. Ranks have as many as each other, or a unit more."""
         own = self.of(width // self.mlp_unit) if width else range(0)
         return range(own.start * self.mlp_unit, own.stop * self.mlp_unit)
 
@@ -162,7 +163,7 @@ class ModelSpec:
     mlp_bias: bool = False
     """Whether products of MLPs, those of experts among them, have biases."""
     has_sinks: bool = False
-    """Whether the softmax of each head has one more score, a weight of the layer, whose value is zero (gpt-oss)."""
+    """Whether the softmax of each head has one more score, a weight of the layer, with the value zero (gpt-oss)."""
     qk_norm: bool = False
     """Whether each head of q and k is normalised before it is rotated (Qwen3, Gemma 3)."""
     is_layer_norm: bool = False
@@ -194,36 +195,36 @@ class ModelSpec:
 
     @property
     def whole(self) -> ModelSpec:
-        """Return the model that this is a share of."""
+        """Returns the model that this is a share of."""
         return self if self.share is None else self.share.whole
 
     @property
     def vocabulary(self) -> range:
-        """Return the tokens whose logits are computed here."""
+        """Returns the tokens with logits that are computed here."""
         return range(self.vocab_size) if self.share is None else self.share.of(self.vocab_size)
 
     @property
     def held_experts(self) -> range:
-        """Return which experts of a layer are computed here."""
+        """Returns which experts of a layer are computed here."""
         count = 0 if self.experts is None else self.experts.count
         return range(count) if self.share is None else self.share.of(count)
 
     @property
     def rules(self) -> tuple[AttentionRule, ...]:
-        """Return the rule of each layer's attention."""
+        """Returns the rule of each layer's attention."""
         return self.layer_rules or (AttentionRule(scale=self.head_dim**-0.5),) * self.layers
 
     def experts_of(self, layer: int) -> ExpertSpec | None:
-        """Return the experts of a layer; None for a dense one."""
+        """Returns the experts of a layer; None for a dense one."""
         return None if layer in self.dense_layers else self.experts
 
     @property
     def expert_layers(self) -> int:
-        """Return how many layers have experts."""
+        """Returns how many layers have experts."""
         return 0 if self.experts is None else self.layers - len(self.dense_layers)
 
     def mlp_widths(self, *, of_one_token: bool = False) -> Mapping[int, int]:
-        """Return how many MLPs of each width there are in all layers; or of those that one token has."""
+        """Returns how many MLPs of each width there are in all layers; or of those that one token has."""
         widths = Counter({self.intermediate_size: self.layers - self.expert_layers})
         if self.experts is not None:
             each = self.experts.per_token if of_one_token else len(self.held_experts)
@@ -233,7 +234,7 @@ class ModelSpec:
 
     @property
     def widest_mlp(self) -> int:
-        """Return the width of what one token is between and behind the products of the widest MLP."""
+        """Returns the width of what one token is between and behind the products of the widest MLP."""
         if self.experts is None:
             return self.intermediate_size
         mixed = self.experts.per_token * (self.experts.width + self.hidden_size) + self.experts.shared_width
@@ -246,29 +247,29 @@ class ModelSpec:
 
     @property
     def page_groups(self) -> tuple[PageGroup, ...]:
-        """Return which layers have pages of their own, the full group first."""
+        """Returns which layers have pages of their own, the full group first."""
         return page_groups([rule.window for rule in self.rules])
 
     def page_shape(self, block_size: int) -> PageShape:
-        """Return the dimensions of all layers of one block."""
+        """Returns the dimensions of all layers of one block."""
         rank = None if self.latents is None else self.latents.rank
         return PageShape(self.layers, self.kv_heads, block_size, self.head_dim, rank)
 
     @property
     def attended_width(self) -> int:
-        """Return the numbers of what the attention of a layer gives to its output projection."""
+        """Returns the numbers of what the attention of a layer gives to its output projection."""
         return self.heads * (self.head_dim if self.latents is None else self.latents.value_dim)
 
     @property
     def query_matrices(self) -> Mapping[str, tuple[int, int]]:
-        """Return the outputs and inputs of the projection of a layer's query latents, by name; none without those."""
+        """Returns the outputs and inputs of the projection of a layer's query latents, by name; none without those."""
         if self.latents is None or self.latents.query_rank is None:
             return {}
         return {"q_b_proj": (self.heads * self.latents.query_dim, self.latents.query_rank)}
 
     @property
     def attention_inputs(self) -> Mapping[str, int]:
-        """Return the outputs of the projections of a layer's normalised input, by name, in order."""
+        """Returns the outputs of the projections of a layer's normalised input, by name, in order."""
         if self.latents is None:
             kv_rows = self.kv_heads * self.head_dim
             return {"q_proj": self.heads * self.head_dim, "k_proj": kv_rows, "v_proj": kv_rows}
@@ -278,12 +279,12 @@ class ModelSpec:
         return {"q_a_proj": latents.query_rank, "kv_a_proj_with_mqa": latents.key_dim}
 
     def page_shapes(self, block_size: int, groups: Sequence[PageGroup]) -> tuple[PageShape, ...]:
-        """Return the dimensions of a page of each of some groups, to which all layers belong."""
+        """Returns the dimensions of a page of each of some groups, to which all layers belong."""
         whole = self.page_shape(block_size)
         return (whole,) if len(groups) == 1 else tuple(whole.of_layers(group.layers) for group in groups)
 
     def page_bytes(self, block_size: int, form: str) -> int:
-        """Return the bytes of K and V of all layers of one block in a form that `page_form` takes."""
+        """Returns the bytes of K and V of all layers of one block in a form that `page_form` takes."""
         return page_form(form).page_bytes(self.page_shape(block_size))
 
     def weight_bytes(self, dtype: str, *, with_head: bool, of_one_token: bool = False) -> int:
@@ -313,14 +314,14 @@ class ModelSpec:
         return layers * DTYPE_BYTES[dtype] + norm_bytes + table_bytes + head_bytes + self._correction_bytes()
 
     def expert_bytes(self, dtype: str) -> int:
-        """Return the bytes of all experts of a layer, without biases. A device stacks them from as many others."""
+        """Returns the bytes of all experts of a layer, without biases. A device stacks them from as many others."""
         if self.experts is None:
             return 0
         numbers = self.experts.count * self.experts.width * self.hidden_size * (self.activation.width + 1)
         return numbers * DTYPE_BYTES[dtype]
 
     def _latent_numbers(self) -> int:
-        """Return the weights of one layer that make queries, keys and values of latents, norms included."""
+        """Returns the weights of one layer that make queries, keys and values of latents, norms included."""
         latents = self.latents
         if latents is None:
             return 0
@@ -328,15 +329,15 @@ class ModelSpec:
         return queries + latents.rank * (1 + self.heads * (latents.plain_dim + latents.value_dim))
 
     def _correction_bytes(self) -> int:
-        """Return the bytes of the corrections of experts' scores, which are float32 whatever the dtype."""
+        """Returns the bytes of the corrections of experts' scores, which are float32 whatever the dtype."""
         if self.experts is None or not self.experts.is_sigmoid:
             return 0
         return self.expert_layers * self.experts.count * NORM_BYTES
 
     def table_bytes(self, dtype: str) -> int:
-        """Return the bytes of the embedding, which are as many as those of a head."""
+        """Returns the bytes of the embedding, which are as many as those of a head."""
         return self.vocab_size * self.hidden_size * DTYPE_BYTES[dtype]
 
     def position_bytes(self, dtype: str) -> int:
-        """Return the bytes of the table of learned positions."""
+        """Returns the bytes of the table of learned positions."""
         return self.max_position_embeddings * self.hidden_size * DTYPE_BYTES[dtype] * self.has_position_table

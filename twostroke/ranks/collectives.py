@@ -1,10 +1,10 @@
 """Sums over the ranks of a worker that compute on devices: by NCCL between GPUs, through torch's process groups.
 
-The ranks meet in a file without a name, a memfd that the first rank makes and the others inherit: no port is opened
-for that, nothing is left behind, and nobody else can join. NCCL's own sockets stay on the loopback device.
+The ranks meet in a file without a name, a memfd that the first rank makes and the others inherit: no port is opened for
+that, nothing is left behind, and no other process can join. NCCL's own sockets stay on the loopback device.
 
 A rank waits for the others' parts within a kernel, where `RankGroup.abort` does not reach. `end_waits` does what NCCL
-offers; a process that still waits then ends by exit, as any whose device hangs.
+offers; a process that still waits then ends by exit, like any process with a device that hangs.
 """
 
 from __future__ import annotations
@@ -36,20 +36,26 @@ class Meeting:
     """A place in which the ranks of a worker find each other, and leave small things for the first one."""
 
     def __init__(self, fd: int, rank: int, ranks: int) -> None:
-        """`fd`: of what `os.memfd_create` made, the same on all ranks. The caller closes it after the last sum."""
+        """`fd`: of what `os.memfd_create` made, the same on all ranks. The caller may close it.
+
+        A group opens the file by its path each time, even when its last object is destroyed, whenever that is. So the
+        descriptor of that path stays open while the process lives: another file with its number would be locked and
+        written to.
+        """
         self.rank, self.ranks = rank, ranks
-        self._store = distributed.FileStore(f"/proc/self/fd/{fd}", ranks)  # type: ignore[attr-defined]  # of torch
+        path = f"/proc/self/fd/{os.dup(fd)}"
+        self._store = distributed.FileStore(path, ranks)  # type: ignore[attr-defined]  # of torch
 
     def leave(self, what: str, data: bytes) -> None:
-        """Leave something for the first rank."""
+        """Leaves something for the first rank."""
         self._store.set(f"{what}/{self.rank}", data.hex())
 
     def left_by(self, rank: int, what: str) -> bytes:
-        """Return what a rank has left. It is waited for."""
+        """Returns what a rank has left. It is waited for."""
         return bytes.fromhex(self._store.get(f"{what}/{rank}").decode())
 
     def join(self, device: torch.device) -> None:
-        """Wait until all ranks have joined. Raises RuntimeError where one does not."""
+        """Waits until all ranks have joined. Raises RuntimeError where one does not."""
         is_cuda = device.type == "cuda"
         for name, value in _LOOPBACK.items():
             os.environ.setdefault(name, value)
@@ -64,7 +70,7 @@ class Meeting:
 
 
 class DeviceSums:
-    """What the model of one rank asks of the others, as `twostroke.models.ranks.Ranks` says it.
+    """What the model of one rank asks of the others, as `twostroke.models.ranks.interface.Ranks` says it.
 
     All of it is launched and never waited for on the host, so that steps with it can be recorded.
     """
@@ -77,20 +83,20 @@ class DeviceSums:
         self._widths = tuple(widths)
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
-        """Return what a step is computed within: the first rank has told it."""
+        """Returns what a step is computed within: the first rank has told it."""
         return contextlib.nullcontext()
 
     def close(self) -> None:
-        """A process of a rank ends without."""
+        """Does nothing: a process of a rank ends without it."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' parts, in the place of `part` if that is contiguous."""
+        """Returns the sum of all ranks' parts, in the place of `part` if that is contiguous."""
         part = part.contiguous()
         distributed.all_reduce(part)
         return part
 
     def gather(self, part: torch.Tensor) -> torch.Tensor | None:
-        """Return the columns of all ranks' parts side by side on the first rank, None on the others.
+        """Returns the columns of all ranks' parts side by side on the first rank, None on the others.
 
         All ranks get them, since that is what NCCL records best; parts are made equally wide for it.
         """
@@ -104,15 +110,14 @@ class DeviceSums:
 
 
 def end_waits() -> None:
-    """End this process's waits for parts of sums, as far as that can be done, while another thread may be in one."""
+    """Ends this process's waits for parts of sums, as far as that can be done, while another thread may be in one."""
     group = distributed.group.WORLD
     if group is not None:
         threading.Thread(target=group.abort, name="end waits", daemon=True).start()  # it may hang, as the device may
 
 
 def leave_group() -> None:
-    """Leave the process group, if this process has joined it. Other ranks may be gone."""
-    group = distributed.group.WORLD
-    if group is not None:
-        group.abort()  # leaving it properly would wait for them
+    """Leaves the process group, if this process has joined it. Other ranks may be gone."""
+    if distributed.group.WORLD is not None:
+        distributed.group.WORLD.abort()  # leaving it properly would wait for them
         distributed.destroy_process_group()

@@ -1,7 +1,7 @@
 """Sums over all ranks and gathered results, in memory that the ranks share.
 
-The memory is a memfd: it has no name, needs no room in /dev/shm, and is gone with its last process. How ranks meet
-in it is told in `twostroke/kernels/cpu/native/ranks.h`.
+The memory is a memfd: it has no name, needs no room in /dev/shm, and is gone with its last process. How ranks meet in
+it is described in `twostroke/kernels/cpu/native/ranks.h`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from twostroke.errors import RankLost
+from twostroke.base.errors import RankLost
 from twostroke.kernels.cpu.build import Kernels
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class RankGroup:
         slot_bytes: int,
         why: Callable[[], str] = lambda: "a rank of this worker is lost",
     ) -> None:
-        """Join with the descriptor of what `create_memory` made, which this object closes.
+        """Joins with the descriptor of what `create_memory` made, which this object closes.
 
         `why` returns the reason why waits were ended, for the error.
         """
@@ -83,7 +83,7 @@ class RankGroup:
         """What a native kernel takes as its group; None once it is closed."""
 
     def all_reduce(self, values: torch.Tensor, team: int | None = None) -> None:
-        """Put the sum of all ranks' `values` in their place: contiguous float32 or bfloat16 of the same shape on each.
+        """Puts the sum of all ranks' `values` in their place: contiguous float32 or bfloat16 of the same shape on each.
 
         The ranks' numbers are added in the order of the ranks, in float32, and rounded once. `team`: the address of
         the threads that help.
@@ -93,7 +93,7 @@ class RankGroup:
         self.check(self._reduce(self.address, team, values.data_ptr(), values.numel(), is_bfloat16))
 
     def gather(self, part: torch.Tensor, columns: int) -> torch.Tensor | None:
-        """Return all ranks' parts of a [rows, columns] tensor side by side, to the first rank alone.
+        """Returns all ranks' parts of a [rows, columns] tensor side by side, only on the first rank.
 
         A part is [rows, columns of this rank], and has the same number type on all ranks.
         """
@@ -107,31 +107,31 @@ class RankGroup:
         return whole
 
     def meet(self) -> None:
-        """Wait until all ranks have come here."""
+        """Waits until all ranks have come here."""
         self.check(self._meet(self.address))
 
     def abort(self) -> None:
-        """End all waits of all ranks, now and from now on. Any thread may call it."""
+        """Ends all waits of all ranks, now and from now on. Any thread may call it."""
         if self.address is not None:
             self._abort(self.address)
 
     def beat(self) -> None:
-        """Show the others that this process is not frozen."""
+        """Shows the others that this process is not frozen."""
         if self.address is not None:
             self._beat(self.address)
 
     def beats(self, rank: int) -> int:
-        """Return how often `beat` was called on `rank`."""
+        """Returns how often `beat` was called on `rank`."""
         return int(self._beats(self.address, rank))
 
     def awaited_round(self, rank: int) -> int | None:
-        """Return the number of the round in which the first rank waits for `rank`; None where it does not."""
+        """Returns the number of the round in which the first rank waits for `rank`; None where it does not."""
         arrived = int(self._arrived(self.address, rank))
         first = int(self._arrived(self.address, FIRST))
         return first if (first - arrived) % _ROUNDS == 1 else None
 
     def close(self) -> None:
-        """Leave the group's memory. No thread is in a call."""
+        """Leaves the group's memory. No thread is in a call."""
         address, self.address = self.address, None
         if address is not None:
             self._free(address)
@@ -149,12 +149,12 @@ class RankGroup:
 
 
 def slot_bytes_for(most_bytes: int) -> int:
-    """Return the bytes of a slot, of which each rank has two, for sums of so many bytes at most."""
+    """Returns the bytes of a slot for sums of at most so many bytes. Each rank has two slots."""
     return -(-min(max(most_bytes, LEAST_SLOT_BYTES), MOST_SLOT_BYTES) // _LINE) * _LINE
 
 
 def create_memory(kernels: Kernels, ranks: int, most_bytes: int) -> tuple[int, int]:
-    """Return the descriptor of memory for a group of `ranks`, claimed at once, and the bytes of a slot in it.
+    """Returns the descriptor of memory for a group of `ranks`, claimed at once, and the bytes of a slot in it.
 
     `most_bytes`: bytes of the longest sum. It takes one round if it fits the largest slot, and several if not.
     Raises OSError where there is not enough memory.

@@ -24,10 +24,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from twostroke.errors import ConfigError, RankLost
+from twostroke.base.errors import ConfigError, RankLost
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.ranks.group import FIRST, RankGroup, create_memory
-from twostroke.ranks.rank import BEAT_S, READY, Aside, RankJob, RankStart
+from twostroke.ranks.rank import BEAT_S, READY, Aside, AsideEnd, RankJob, RankStart
 
 FROZEN_LOADING_S: Final = 60.0
 """A rank that loads is lost without a beat for this long: imported libraries hold its interpreter for seconds, and for
@@ -66,7 +66,7 @@ class _RankProcess:
     awaited_round: int | None = None
     """The round in which the first rank waits for it, if it does."""
     late_s: float = 0.0
-    """Seconds for which that goes on, counted in the same way."""
+    """Seconds for which that lasts, counted in the same way."""
 
     def ended(self) -> str:
         code = self.process.wait()
@@ -83,20 +83,22 @@ class _Fate:
     lost: ConfigError | RankLost | None = None
 
     def why(self) -> str:
-        """Return why waits were ended. The watching thread may be a moment from knowing it."""
+        """Returns why waits were ended. The watching thread may be a moment from knowing it."""
         with self.changed:
             self.changed.wait_for(lambda: self.lost is not None, WHY_S)
             return "a rank of this worker is lost" if self.lost is None else self.lost.message
 
     def blamed(self) -> ConfigError | RankLost | None:
-        """Return what another rank has ended with, if one has: what fails in this one may be due to it."""
+        """Returns what another rank has ended with, if one has: what fails in this one may be due to it."""
         with self.changed:
             self.changed.wait_for(lambda: self.lost is not None, BLAME_S)
             return self.lost
 
 
 class RankProcesses:
-    """The first rank's hold on the others. One thread sends steps, and any thread what is done beside them."""
+    """The first rank's hold on the others. One thread sends steps, and any thread may send work that runs
+    beside them.
+    """
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class RankProcesses:
         descriptors: Sequence[int] = (),
         on_lost: Callable[[RankLost], None] = lambda error: None,
     ) -> None:
-        """Start ranks 1 to `ranks` - 1, which load while the caller does the same.
+        """Starts ranks 1 to `ranks` - 1, which load while the caller does the same.
 
         `most_bytes`: of the longest sum. `frozen_s`: a rank that has loaded is lost without a beat for this long.
         `worker`: its name in their logs. `descriptors` are those that the job needs. `on_lost` is called in a thread
@@ -138,7 +140,7 @@ class RankProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Return the process ids of the other ranks, in their order."""
+        """Returns the process ids of the other ranks, in their order."""
         return self._watcher.pids
 
     def wait_until_ready(self) -> None:
@@ -151,7 +153,7 @@ class RankProcesses:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Load within. Raises what another rank cannot load or has died of, where what fails here may be due to it."""
+        """Loads within. Raises what another rank cannot load or has died of, where what fails here may be due to it."""
         try:
             yield
         except ConfigError:
@@ -164,8 +166,9 @@ class RankProcesses:
 
     @contextlib.contextmanager
     def step(self, batch: Any) -> Iterator[None]:
-        """Compute a step within, as the other ranks do. Raises RankLost, also where this rank alone fails: the others
-        then wait for it."""
+        """Computes a step within, as the other ranks do. Raises RankLost, also where only this rank fails: the others
+        then wait for it.
+        """
         self.send(batch)
         try:
             yield
@@ -177,7 +180,7 @@ class RankProcesses:
             raise self.lose(f"the first rank failed with {type(error).__name__}: {error}") from error
 
     def send(self, batch: Any) -> None:
-        """Begin a step on the other ranks. Raises RankLost."""
+        """Begins a step on the other ranks. Raises RankLost."""
         if self._fate.lost is not None:
             raise RankLost(self._fate.lost.message)
         message = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
@@ -189,9 +192,9 @@ class RankProcesses:
             raise RankLost(self._fate.why()) from error
 
     def aside(self, work: Any) -> None:
-        """Let each other rank do some work in a thread of its own, and return when all have; steps go on meanwhile.
+        """Lets each other rank do some work in a thread of its own, and returns when all have; steps run meanwhile.
 
-        Any thread may call it. Raises RankLost.
+        Any thread may call it. Raises ConfigError where one could not do it, once all have ended, and RankLost.
         """
         with _in_memory(work) as memory, _byte_pipe() as (done, write_end):
             try:
@@ -202,27 +205,36 @@ class RankProcesses:
                             socket.send_fds(way, [b"\0"], [memory, write_end.fileno()])
             except OSError as error:
                 raise RankLost(self._fate.why()) from error
-            left, ended = len(self._connections), select.poll()
-            ended.register(done, select.POLLIN)
-            while left:
-                if ended.poll(BEAT_S * 1e3):
-                    came = len(done.read(left))
-                    if not came:  # all ranks that had work left have ended
-                        raise RankLost(self._fate.why())
-                    left -= came
-                elif self._fate.lost is not None:
-                    raise RankLost(self._fate.lost.message)
+            problems = [end.problem for end in self._ends(done) if end.problem]
+        if problems:
+            raise ConfigError(f"{len(problems)} of the other ranks could not do it: {problems[0]}")
+
+    def _ends(self, done: FileIO) -> Iterator[AsideEnd]:
+        """Yields how work aside has ended, until all ranks have said so. Raises RankLost."""
+        left, came, ended = len(self._connections), bytearray(), select.poll()
+        ended.register(done, select.POLLIN)
+        while left:
+            if ended.poll(BEAT_S * 1e3):
+                read = done.read(select.PIPE_BUF)
+                if not read:  # all ranks that had work left have ended
+                    raise RankLost(self._fate.why())
+                came += read
+                for end in AsideEnd.read(came):
+                    left -= 1
+                    yield end
+            elif self._fate.lost is not None:
+                raise RankLost(self._fate.lost.message)
 
     def finish(self) -> None:
-        """Wait until all ranks have computed the step that was sent. Raises RankLost."""
+        """Waits until all ranks have computed the step that was sent. Raises RankLost."""
         self.group.meet()
 
     def lose(self, reason: str) -> RankLost:
-        """End all ranks because this one has failed. Return the error of what was lost first."""
+        """Ends all ranks because this one has failed. Returns the error of what was lost first."""
         return self._watcher.lose(RankLost(reason))
 
     def close(self) -> None:
-        """End the ranks. No thread is in a step."""
+        """Ends the ranks. No thread is in a step."""
         self._watcher.close()
         self.group.close()
 
@@ -245,7 +257,7 @@ class _Watcher:
         self._wake_read, self._wake_write = os.pipe()
 
     def start(self, starts: Sequence[RankStart], descriptors: Sequence[int]) -> list[Connection]:
-        """Return the connection of each rank. Raises what making a process raises: OSError, as a rule."""
+        """Returns the connection of each rank. Raises what making a process raises: OSError, as a rule."""
         begun, errors = threading.Event(), list[Exception]()
 
         def watch() -> None:
@@ -272,7 +284,7 @@ class _Watcher:
         return [rank.process.pid for rank in self._ranks]
 
     def lose(self, error: ConfigError | RankLost) -> RankLost:
-        """End all waits, and let nobody compute on. The first error stays."""
+        """Ends all waits, so that no rank computes on. The first error stays."""
         with self._fate.changed:
             is_first = self._fate.lost is None
             lost = self._fate.lost = self._fate.lost or error
@@ -322,7 +334,7 @@ class _Watcher:
             looked_s = now_s
 
     def _hear(self, rank: _RankProcess) -> bool:
-        """Return whether there may be more to hear."""
+        """Returns whether there may be more to hear."""
         try:
             message = rank.connection.recv_bytes()
         except (EOFError, OSError):
@@ -339,7 +351,9 @@ class _Watcher:
         return True
 
     def _look_for_beats(self, passed_s: float) -> None:
-        """`passed_s`: since the last look, or less where this process itself was late."""
+        """Looks for heartbeats. `passed_s`: seconds since the last look, or fewer where this process itself
+        was late.
+        """
         for number, rank in enumerate(self._ranks, 1):
             beats = self._group.beats(number)
             rank.silent_s = rank.silent_s + passed_s if beats == rank.beats else 0.0
@@ -351,7 +365,7 @@ class _Watcher:
                 self._look_for_round(number, rank, passed_s)
 
     def _look_for_round(self, number: int, rank: _RankProcess, passed_s: float) -> None:
-        """Lose a rank whose thread that computes hangs, while another one beats."""
+        """Gives up a rank with a hanging compute thread, although another thread of it still sends heartbeats."""
         awaited = self._group.awaited_round(number)
         is_same = awaited is not None and awaited == rank.awaited_round
         rank.late_s = rank.late_s + passed_s if is_same else 0.0
@@ -360,7 +374,7 @@ class _Watcher:
             self.lose(RankLost(f"{rank.name} hangs: the first rank has waited for it for {LATE_S:g} s"))
 
     def _end_all(self) -> None:
-        """Let ranks end, and kill those that do not."""
+        """Lets ranks end, and kills those that do not."""
         for rank in self._ranks:
             rank.connection.close()
         end_s = time.monotonic() + GRACE_S
@@ -390,7 +404,7 @@ def _start(start: RankStart, descriptors: Sequence[int]) -> _RankProcess:
 
 @contextlib.contextmanager
 def _in_memory(work: Any) -> Iterator[int]:
-    """Return the descriptor of memory that has the work, pickled."""
+    """Returns the descriptor of memory that has the work, pickled."""
     with os.fdopen(os.memfd_create("twostroke-aside", os.MFD_CLOEXEC), "wb") as file:
         pickle.dump(work, file, pickle.HIGHEST_PROTOCOL)
         file.flush()
@@ -399,7 +413,7 @@ def _in_memory(work: Any) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _byte_pipe() -> Iterator[tuple[FileIO, FileIO]]:
-    """The end to read from, and that to write to, which may be closed within."""
+    """Yields the end to read from, and that to write to, which may be closed within."""
     read_end, write_end = os.pipe()
     with FileIO(read_end) as reading, FileIO(write_end, "w") as writing:
         yield reading, writing
@@ -407,7 +421,7 @@ def _byte_pipe() -> Iterator[tuple[FileIO, FileIO]]:
 
 @contextlib.contextmanager
 def _pipe() -> Iterator[tuple[Connection, Connection]]:
-    """Our end and the child's, which is closed here; both where the child cannot be made."""
+    """Yields our end and the child's, which is closed here; both where the child cannot be made."""
     ours, theirs = Pipe()
     try:
         yield ours, theirs

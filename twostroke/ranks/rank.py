@@ -18,16 +18,16 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from twostroke.errors import RankLost, ServeError
+from twostroke.base.errors import RankLost, ServeError
 from twostroke.kernels.cpu.build import Kernels
+from twostroke.observability.telemetry import configure_logging
 from twostroke.ranks.group import RankGroup
-from twostroke.telemetry import configure_logging
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,9 @@ BEAT_S: Final = 0.1
 
 READY: Final = b""
 """The message of a rank that has loaded; any other one says what went wrong."""
+
+MOST_PROBLEM_BYTES: Final = 2048
+"""Bytes of what work aside has failed of: a pipe takes more at once, so that ranks do not write into one another."""
 
 _PR_SET_PDEATHSIG: Final = 1
 """A constant of linux/prctl.h."""
@@ -46,13 +49,13 @@ class RankJob(abc.ABC):
 
     @abc.abstractmethod
     def load(self, group: RankGroup) -> Callable[[Any], None]:
-        """Load in a rank's process, and return what computes a step of what the first rank sends.
+        """Loads in a rank's process, and returns what computes a step of what the first rank sends.
 
         Descriptors that were handed over have the same numbers here. Raises ConfigError for what cannot be loaded.
         """
 
     def end_waits(self) -> None:  # noqa: B027  # most jobs wait in the group alone
-        """End the waits of the first rank that the group knows nothing of, since ranks are lost; in another thread."""
+        """Ends the waits of the first rank that the group knows nothing of, since ranks are lost; in another thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +80,34 @@ class RankStart:
 
 
 @dataclass(frozen=True, slots=True)
+class AsideEnd:
+    """How work aside has ended at one rank. What it failed of costs the work, and no rank."""
+
+    problem: str = ""
+    """Empty: it is done."""
+
+    def write(self, pipe: int) -> None:
+        said = self.problem.encode("utf-8", "replace")[:MOST_PROBLEM_BYTES]
+        os.write(pipe, len(said).to_bytes(2, "big") + said)
+
+    @classmethod
+    def read(cls, said: bytearray) -> Iterator[AsideEnd]:
+        """Takes all ends that have come whole."""
+        while len(said) >= 2 and len(said) >= (end := 2 + int.from_bytes(said[:2], "big")):
+            yield cls(said[2:end].decode("utf-8", "replace"))
+            del said[:end]
+
+
+@dataclass(frozen=True, slots=True)
 class Aside:
-    """The message before work that a rank does in a thread of its own while steps go on. Nobody meets after it.
+    """The message before work that a rank does on a separate thread while steps run. Nobody meets after it.
 
     Two descriptors come behind it: of memory with the work, pickled, since it may be large and steps share the way; and
-    of a pipe that takes a byte when the work is done.
+    of a pipe that takes the work's end (see `AsideEnd`).
     """
 
     def begin(self, connection: Connection, work: Callable[[Any], None], failed: Callable[[Exception], None]) -> None:
-        """Receive what comes behind, and start."""
+        """Receives what comes behind, and starts."""
         with socket.socket(fileno=os.dup(connection.fileno())) as way:
             _, descriptors, _, _ = socket.recv_fds(way, 1, 2)
         threading.Thread(target=self._do, args=(*descriptors, work, failed), name="aside", daemon=True).start()
@@ -95,9 +117,11 @@ class Aside:
             with mmap.mmap(memory, 0, access=mmap.ACCESS_READ) as pickled:
                 found = pickle.loads(pickled)
             work(found)
-            os.write(done, b"\0")
-        except Exception as error:
+            AsideEnd().write(done)
+        except (RankLost, BrokenPipeError) as error:  # it is not awaited
             failed(error)
+        except Exception as error:
+            AsideEnd(_line_of(error)).write(done)
         finally:
             os.close(memory)
             os.close(done)
@@ -155,7 +179,7 @@ def _line_of(error: Exception) -> str:
 
 
 def _beat(group: RankGroup, fd: int) -> None:
-    """Show that this process is not frozen, and end it once the first rank has closed its end of `fd`."""
+    """Shows that this process is not frozen, and ends it once the first rank has closed its end of `fd`."""
     closed = select.poll()
     closed.register(fd, select.POLLRDHUP)
     while not closed.poll(BEAT_S * 1e3):

@@ -1,4 +1,4 @@
-"""The sums over ranks that a model asks for: `twostroke.models.ranks.Ranks`, computed by a group of ranks."""
+"""The sums over ranks that a model asks for: `twostroke.models.ranks.interface.Ranks`, computed by a group of ranks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class RankSums:
         return self._group
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
-        """Return an empty context: the first rank has sent this step, and nothing is left to do around it."""
+        """Returns an empty context: the first rank has sent this step, and nothing is left to do around it."""
         return contextlib.nullcontext()
 
     def close(self) -> None:
-        """Do nothing: the process of a further rank ends without closing anything."""
+        """Does nothing: the process of a further rank ends without closing anything."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' parts, [rows, hidden] on each. Raises RankLost."""
+        """Returns the sum of all ranks' parts, [rows, hidden] on each. Raises RankLost."""
         values = part.float() if part.dtype == torch.float16 else part.contiguous()
         self._group.all_reduce(values)
         return values.to(part.dtype)
 
     def gather(self, part: torch.Tensor) -> torch.Tensor | None:
-        """Return the logits [rows, vocabulary] on the first rank, None on others. Raises RankLost."""
+        """Returns the logits [rows, vocabulary] on the first rank, None on others. Raises RankLost."""
         return self._group.gather(part, self._vocab_size)

@@ -1,4 +1,4 @@
-"""Client channels to other processes of the cluster: token on every call, death noticed in a second or two."""
+"""Client channels to other processes of the cluster: the token is proved, death noticed in a second or two."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, PeerLost, ServeError, Unauthenticated
+from twostroke.base.errors import Cancelled, DeadlineExceeded, InternalError, PeerLost, ServeError, Unauthenticated
 from twostroke.rpc.convert import rebuild_error
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.server import ERROR_FIELD_KEY, ERROR_KIND_KEY, MAX_MESSAGE_BYTES, TOKEN_KEY
-from twostroke.rpc.tls import open_channel
+from twostroke.rpc.proof import NO_RETRIES, CallProver
+from twostroke.rpc.server import ERROR_FIELD_KEY, ERROR_KIND_KEY, MAX_MESSAGE_BYTES
+from twostroke.rpc.tls import RenewingChannel
 
 Response = TypeVar("Response")
 Metadata = tuple[tuple[str, str], ...]
@@ -36,6 +37,7 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 1000),  # what one attempt may take: a process that is short of CPU is not dead
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
+    NO_RETRIES,
 )
 
 _BY_STATUS: dict[grpc.StatusCode, type[ServeError]] = {
@@ -54,20 +56,27 @@ class TlsEndpoint(NamedTuple):
 
 
 class PeerChannel:
-    """One connection to one process; pass `metadata` with every call made over `channel`."""
+    """One connection to one process; pass `metadata` with every call made over `channel`.
+
+    Before a call is sent, both sides prove that they have the cluster's token (`proof`)."""
 
     def __init__(self, address: str, membership: Membership | str, endpoint: TlsEndpoint | None = None) -> None:
-        """`membership` is what this process shows: a token alone if the cluster has no certificates. `endpoint` is for
-        a client that is no process of the cluster."""
+        """`membership` is what this process proves: only a token if the cluster has no certificates. `endpoint` is for
+        a client that is no process of the cluster.
+        """
         membership = Membership(membership) if isinstance(membership, str) else membership
         self.address = address
-        if endpoint is None:
-            self.channel = open_channel(address, membership.certificates, _OPTIONS)
+        prover = CallProver(membership.token, address)
+        interceptors, certificates = prover.interceptors(), membership.certificates
+        if endpoint is not None:
+            options = [*_OPTIONS, *endpoint.options]
+            channel = grpc.aio.secure_channel(address, endpoint.credentials, options=options, interceptors=interceptors)
+        elif certificates is not None:
+            channel = RenewingChannel(address, certificates, _OPTIONS, interceptors)
         else:
-            self.channel = grpc.aio.secure_channel(
-                address, endpoint.credentials, options=[*_OPTIONS, *endpoint.options]
-            )
-        self.metadata: Metadata = ((TOKEN_KEY, membership.token),)
+            channel = grpc.aio.insecure_channel(address, options=_OPTIONS, interceptors=interceptors)
+        self.channel = prover.attach(channel)
+        self.metadata: Metadata = ()
 
     async def call(self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float) -> Response:
         """Returns the response to a unary call. Raises the ServeError that its failure means."""
@@ -81,7 +90,7 @@ class PeerChannel:
 
 
 def error_of(rpc_error: grpc.aio.AioRpcError, address: str) -> ServeError:
-    """The ServeError that the other side raised, or what a broken connection means."""
+    """Returns the ServeError that the other side raised, or what a broken connection means."""
     trailing: dict[str, Any] = {str(key): value for key, value in rpc_error.trailing_metadata() or ()}
     kind = trailing.get(ERROR_KIND_KEY)
     details = rpc_error.details() or rpc_error.code().name
@@ -92,10 +101,14 @@ def error_of(rpc_error: grpc.aio.AioRpcError, address: str) -> ServeError:
 
 
 def call_timeout_s(seconds: float) -> float:
-    """`seconds` as a timeout that gRPC can carry: from 0 to MOST_TIMEOUT_S, which stands for NaN and infinity, too."""
+    """Returns `seconds` as a timeout that gRPC can carry: from 0 to MOST_TIMEOUT_S, which also stands for NaN and
+    infinity.
+    """
     return max(0.0, seconds) if seconds < MOST_TIMEOUT_S else MOST_TIMEOUT_S
 
 
 def is_refusal(error: ServeError) -> bool:
-    """Nobody listens at the address. gRPC tells that from other troubles in the system's words only."""
+    """Returns whether no process listens at the address. Only the system's message tells this from other errors in
+    gRPC.
+    """
     return isinstance(error, PeerLost) and "Connection refused" in error.message

@@ -28,7 +28,7 @@ class ClockOffset:
 
 @functools.cache
 def machine_name() -> str:
-    """Return what two processes have in common that share a monotonic clock: the machine, since it booted."""
+    """Returns what two processes have in common that share a monotonic clock: the machine, since it booted."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -36,7 +36,7 @@ def machine_name() -> str:
 
 
 async def introduced(channel: PeerChannel) -> tuple[control_pb2.ServerInfo, ClockOffset]:
-    """Return what the other process says of itself, and how far its clock is off. Raises ServeError."""
+    """Returns what the other process says of itself, and how far its clock is off. Raises ServeError."""
     best = ClockOffset(0, 1 << 62)
     for _ in range(READINGS):
         sent_ns = time.monotonic_ns()
@@ -52,5 +52,5 @@ async def introduced(channel: PeerChannel) -> tuple[control_pb2.ServerInfo, Cloc
 
 
 def offset_of(sent_ns: int, clock_ns: int, received_ns: int) -> ClockOffset:
-    """Return the offset by one reading: the other clock was read at some moment between sending and receiving."""
+    """Returns the offset by one reading: the other clock was read at some moment between sending and receiving."""
     return ClockOffset((sent_ns + received_ns) // 2 - clock_ns, -(-(received_ns - sent_ns) // 2))

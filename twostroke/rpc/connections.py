@@ -1,11 +1,12 @@
-"""The connections of a gRPC server, and who makes room: those over which nobody was let in go first.
+"""The connections of a gRPC server, and who makes room: those without an admitted client are closed first.
 
-gRPC's own limit closes newcomers, whoever they are: a hundred strangers that say nothing would keep everybody out. Its
-core owns the sockets and tells nobody of them. So this looks for them among the process's descriptors, and ends one by
-`shutdown` through a duplicate, which the core takes as the other side's end. A call costs a few entries in a table.
+gRPC's own limit closes new connections, even those of admitted clients: a hundred strangers that say nothing would keep
+everybody out. Its core owns the sockets and does not show them. So this module looks for them among the process's
+descriptors. It ends one by `shutdown` through a duplicate, which the core takes as the other side's end. A call costs a
+few entries in a table.
 
 The core also keeps all header fields of a call, however many, until they end, and hands them to Python: 13 MB of them
-hold the event loop for a second. So a connection over which nobody was let in may send only so much.
+hold the event loop for a second. So a connection without an admitted client may send only so much.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ STRANGERS_BYTES = 256 << 10
 """Bytes that a connection may have sent before a call over it is let in, where messages are read after that. Those
 that have sent more, a large first message perhaps, have until the next look for the event loop to let them in."""
 STRANGERS_BYTES_PER_S = 16 << 10
-"""Bytes that a connection may send for every second that it lives, beside those before a call over it is let in: for
+"""Bytes that a connection may send for every second of its life, besides those before its first admitted call: for
 those that ask about health again and again."""
 
 _TCP_INFO_BYTES_RECEIVED = struct.Struct("128xQ")
@@ -70,7 +71,7 @@ class Connections:
         self._descriptors: list[str] = []
         """At the last look."""
         self._admitted: set[_Seen] = set()
-        """Connections over which somebody has been let in, however long ago."""
+        """Connections with an admitted client, however long ago."""
         self._admitted_peers: frozenset[Peer] = frozenset()
         self._strangers: set[_Seen] = set()
         """The other connections."""
@@ -79,7 +80,7 @@ class Connections:
 
     @contextlib.contextmanager
     def calling(self, peer: str) -> Iterator[None]:
-        """Inside, a call that was let in is open. `peer`: gRPC's name of the other side."""
+        """Counts an admitted call for the time of the block. `peer`: gRPC's name of the other side."""
         calls = self._known.get(peer, 0)
         self._known[peer] = calls + 1
         try:
@@ -94,7 +95,7 @@ class Connections:
         return peer in self._known or _peer_of(peer) in self._admitted_peers
 
     async def keep(self, addresses: Iterable[str]) -> None:
-        """Make room where there are too many, until cancelled. `addresses`: where the server listens."""
+        """Makes room where there are too many, until cancelled. `addresses`: where the server listens."""
         self._ports = frozenset(int(address.rpartition(":")[2]) for address in addresses)
         looked_at_s = 0.0
         while True:
@@ -110,7 +111,7 @@ class Connections:
                         await asyncio.to_thread(_end, doomed)
 
     def _greedy_again(self, seen: list[_Seen], greedy: set[_Seen]) -> set[_Seen]:
-        """Return strangers that had sent too much at the last look already, and were not let in since."""
+        """Returns strangers that had sent too much at the last look already, and were not let in since."""
         known = {_peer_of(name) for name in self._known}
         self._admitted = {each for each in seen if each in self._admitted or each.peer in known}
         self._admitted_peers = frozenset(each.peer for each in self._admitted)
@@ -120,18 +121,18 @@ class Connections:
         return greedy & before
 
     def _too_many(self, seen: list[_Seen]) -> list[_Seen]:
-        """Return the connections that make room: strangers', then those that have been idle for longest."""
+        """Returns the connections that make room: strangers', then those that have been idle for longest."""
         too_many = len(seen) - self.most
         if too_many <= 0:
             return []
-        ranks = {_peer_of(name): rank for rank, name in enumerate(self._known, 1)}
+        places = {_peer_of(name): place for place, name in enumerate(self._known, 1)}
         busy = {_peer_of(name) for name, calls in self._known.items() if calls}
         idle = [each for each in seen if each.peer not in busy]
-        idle.sort(key=lambda each: (each in self._admitted, ranks.get(each.peer, 0), each.since_s, each.inode))
+        idle.sort(key=lambda each: (each in self._admitted, places.get(each.peer, 0), each.since_s, each.inode))
         return idle[:too_many]
 
     def _look(self) -> tuple[list[_Seen], set[_Seen]]:
-        """Return the connections that are there, and those of strangers that have sent too much.
+        """Returns the connections that are there, and those of strangers that have sent too much.
 
         It runs on a thread of its own: of thousands of connections it takes some milliseconds.
         """
@@ -169,7 +170,7 @@ class Connections:
 
 
 def _end(doomed: Iterable[_Seen]) -> None:
-    """End connections. A number may mean another file by now; the inode tells."""
+    """Ends connections. A number may mean another file by now; the inode tells."""
     for seen in doomed:
         own = _duplicate(seen.descriptor)
         if own is None:
@@ -180,7 +181,7 @@ def _end(doomed: Iterable[_Seen]) -> None:
 
 
 def _received_bytes(seen: _Seen) -> int:
-    """0 where the system does not say."""
+    """Returns the received bytes. 0 where the system does not report them."""
     own = _duplicate(seen.descriptor) if sys.platform == "linux" else None
     if own is None:
         return 0
@@ -205,13 +206,13 @@ def _duplicate(descriptor: int) -> socket.socket | None:
 
 @functools.lru_cache(8 * SPARE)
 def _peer_of(name: str) -> Peer:
-    """Return the peer of gRPC's name: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`."""
+    """Returns the peer of gRPC's name: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`."""
     host, _, port = unquote(name).partition(":")[2].rpartition(":")
     return _plain(host.strip("[]")), int(port) if port.isdecimal() else 0
 
 
 def _plain(host: str) -> str:
-    """One spelling of an address; that of IPv4 where it comes in IPv6's clothes."""
+    """Returns one spelling of an address: that of IPv4 where it is mapped into IPv6."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
-from twostroke import errors
-from twostroke.errors import InternalError, InvalidRequest, ServeError
-from twostroke.ids import BlockHash, RequestId
+from google.protobuf.message import Message
+
+from twostroke.base import errors
+from twostroke.base.errors import InternalError, InvalidRequest, ServeError
+from twostroke.base.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.form import KvForm
-from twostroke.request import AdapterRef, CacheHint, Grammar, PromptLogprobs, Request, SampledToken, SamplingParams
+from twostroke.request import (
+    AdapterRef,
+    Attempt,
+    CacheHint,
+    GenerateRequest,
+    Grammar,
+    PromptLogprobs,
+    SampledToken,
+    SamplingParams,
+)
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import adapters_pb2, control_pb2, worker_pb2
 from twostroke.tracing.context import TraceContext, header_of
@@ -30,31 +43,18 @@ def hashes_from_bytes(packed: bytes) -> list[BlockHash]:
 
 
 def form_of(model: control_pb2.ModelInfo) -> KvForm:
-    """Return the form of the pages of the worker, or of the decode workers, that say this of themselves."""
+    """Returns the form of the pages of the worker, or of the decode workers, that say this of themselves."""
     return KvForm(model.kv_format, model.kv_converted_from or None)
 
 
 def sampling_to_message(params: SamplingParams) -> worker_pb2.Sampling:
-    return worker_pb2.Sampling(
-        seed=params.seed,
-        max_tokens=params.max_tokens,
-        choice=params.choice,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        bias_tokens=[token for token, _ in params.logit_bias],
-        bias_values=[bias for _, bias in params.logit_bias],
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        min_tokens=params.min_tokens,
-        ignore_eos=params.ignore_eos,
-        stop_token_ids=params.stop_token_ids,
-        grammar="" if params.grammar is None else params.grammar.source,
-    )
+    message = worker_pb2.Sampling(**_SAMPLING.values_of(params))
+    if params.logit_bias:
+        message.bias_tokens.extend(token for token, _ in params.logit_bias)
+        message.bias_values.extend(bias for _, bias in params.logit_bias)
+    if params.grammar is not None:
+        message.grammar = params.grammar.source
+    return message
 
 
 def sampling_from_message(message: worker_pb2.Sampling) -> SamplingParams:
@@ -62,28 +62,32 @@ def sampling_from_message(message: worker_pb2.Sampling) -> SamplingParams:
     if len(tokens) != len(values):
         raise InvalidRequest(f"{len(tokens)} tokens have {len(values)} biases", field="sampling.bias_tokens")
     return SamplingParams(
-        seed=message.seed,
-        max_tokens=message.max_tokens,
-        choice=message.choice,
-        temperature=message.temperature,
-        top_k=message.top_k if message.HasField("top_k") else None,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty,
+        **_SAMPLING.values_in(message),
         logit_bias=tuple(zip(tokens, values, strict=True)),
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
-        min_tokens=message.min_tokens,
-        ignore_eos=message.ignore_eos,
-        stop_token_ids=tuple(message.stop_token_ids),
         grammar=Grammar(message.grammar) if message.grammar else None,
     )
 
 
-def request_to_message(
-    request: Request,
+def request_to_message(request: GenerateRequest) -> worker_pb2.Request:
+    return worker_pb2.Request(
+        **_REQUEST.values_of(request),
+        sampling=sampling_to_message(request.sampling),
+        adapter=adapter_to_message(request.adapter),
+        hints=[worker_pb2.CacheHint(blocks=hint.blocks, seconds=hint.seconds) for hint in request.hints],
+    )
+
+
+def request_from_message(message: worker_pb2.Request) -> GenerateRequest:
+    return GenerateRequest(
+        **_REQUEST.values_in(message),
+        sampling=sampling_from_message(message.sampling),
+        adapter=adapter_from_message(message.adapter) if message.HasField("adapter") else None,
+        hints=tuple(CacheHint(hint.blocks, hint.seconds) for hint in message.hints),
+    )
+
+
+def attempt_to_message(
+    attempt: Attempt,
     *,
     fingerprint: str,
     worker_epoch: str,
@@ -92,49 +96,61 @@ def request_to_message(
     source_forecast: worker_pb2.SourceForecast | None = None,
 ) -> worker_pb2.OpenRequest:
     message = worker_pb2.OpenRequest(
-        request_id=request.request_id,
-        attempt=request.attempt,
-        router_id=request.router_id,
+        request=request_to_message(attempt.request),
+        request_id=attempt.request_id,
+        attempt=attempt.number,
+        router_id=attempt.router_id,
         fingerprint=fingerprint,
         worker_epoch=worker_epoch,
-        prompt=request.prompt,
-        emitted=tokens_to_messages(request.emitted),
-        block_hashes=hashes_to_bytes(request.block_hashes),
-        salt=request.salt,
-        public_blocks=request.public_blocks,
-        sampling=sampling_to_message(request.sampling),
-        deadline_s=request.deadline_s,
+        emitted=tokens_to_messages(attempt.emitted),
+        block_hashes=hashes_to_bytes(attempt.block_hashes),
         source=source,
         source_forecast=source_forecast,
-        traceparent=header_of(request.trace),
-        adapter=adapter_to_message(request.adapter),
-        speculation=request.speculation,
-        tenant=request.hint_tenant,
-        hints=[worker_pb2.CacheHint(blocks=hint.blocks, seconds=hint.seconds) for hint in request.hints],
+        traceparent=header_of(attempt.trace),
     )
     if peer is not None:
         peer.put(message)
     return message
 
 
-def request_from_message(message: worker_pb2.OpenRequest) -> Request:
-    return Request(
+def attempt_from_message(message: worker_pb2.OpenRequest) -> Attempt:
+    return Attempt(
+        request=request_from_message(message.request),
         request_id=RequestId(message.request_id),
-        attempt=message.attempt,
-        prompt=tuple(message.prompt),
+        number=message.attempt,
         emitted=tuple(token_from_message(token) for token in message.emitted),
         block_hashes=tuple(hashes_from_bytes(message.block_hashes)),
-        salt=message.salt,
-        public_blocks=message.public_blocks,
-        sampling=sampling_from_message(message.sampling),
-        deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
         router_id=message.router_id,
         trace=TraceContext.parse(message.traceparent),
-        adapter=adapter_from_message(message.adapter) if message.HasField("adapter") else None,
-        speculation=message.speculation,
-        hint_tenant=message.tenant,
-        hints=tuple(CacheHint(hint.blocks, hint.seconds) for hint in message.hints),
     )
+
+
+class _SameFields:
+    """Fields that a dataclass and its message have under one name and in one form."""
+
+    def __init__(self, of: type, message: type[Message], *, apart: Collection[str]) -> None:
+        """`apart` names the fields that are converted otherwise. Raises KeyError for any other field that
+        the message lacks."""
+        described = message.DESCRIPTOR.fields_by_name
+        self._names = tuple(each.name for each in dataclasses.fields(of) if each.name not in apart)
+        self._lists = tuple(name for name in self._names if described[name].is_repeated)
+        self._optional = tuple(name for name in self._names if described[name].has_presence)
+        self._plain = tuple(name for name in self._names if name not in {*self._lists, *self._optional})
+
+    def values_of(self, value: object) -> dict[str, Any]:
+        return {name: getattr(value, name) for name in self._names}
+
+    def values_in(self, message: Message) -> dict[str, Any]:
+        values: dict[str, Any] = {name: getattr(message, name) for name in self._plain}
+        for name in self._lists:
+            values[name] = tuple(getattr(message, name))
+        for name in self._optional:
+            values[name] = getattr(message, name) if message.HasField(name) else None
+        return values
+
+
+_SAMPLING = _SameFields(SamplingParams, worker_pb2.Sampling, apart={"logit_bias", "grammar"})
+_REQUEST = _SameFields(GenerateRequest, worker_pb2.Request, apart={"sampling", "adapter", "hints"})
 
 
 def adapter_to_message(adapter: AdapterRef | None) -> adapters_pb2.Adapter | None:
@@ -186,7 +202,7 @@ def error_from_message(message: worker_pb2.ErrorInfo) -> ServeError:
 
 
 def rebuild_error(kind: str, message: str, field: str | None) -> ServeError:
-    """The error another process named; one it invented becomes an InternalError."""
+    """Returns the error another process named; one it invented becomes an InternalError."""
     known = {
         cls.__name__: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, ServeError)
     }

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from twostroke.errors import DeadlineExceeded, InvalidRequest
+from twostroke.base.errors import DeadlineExceeded, InvalidRequest
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Admit = Callable[[Context], AbstractContextManager[object]]
@@ -37,10 +37,10 @@ class Entrance(Protocol):
     streaming: Callable[..., grpc.RpcMethodHandler[Any, Any]]
 
     def admit(self, context: Context) -> AbstractAsyncContextManager[object]:
-        """For the time of one call. Raises ServeError."""
+        """Admits one call for the time of the block. Raises ServeError."""
 
     async def message(self, came: Any, context: Context) -> bytes:
-        """The request, from what gRPC gave the handler. Raises ServeError."""
+        """Returns the request, from what gRPC gave the handler. Raises ServeError."""
 
     def check(self, context: Context) -> None:
         """Raises ServeError where a call with a stream of requests must not be."""
@@ -63,7 +63,7 @@ class OwnEntrance:
         return came
 
     def check(self, context: Context) -> None:
-        """Whoever has shown the token may call."""
+        """Checks nothing more: a client that has shown the token may call."""
 
 
 class StrangersEntrance:
@@ -94,7 +94,7 @@ class StrangersEntrance:
 
 
 def message_of(raw: Any) -> bytes:
-    """What gRPC has read, if it is a message."""
+    """Returns what gRPC has read, if it is a message."""
     if not isinstance(raw, bytes):
         raise InvalidRequest("the call has no message")
     return raw

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from twostroke.errors import InvalidRequest
-from twostroke.ids import Epoch, WorkerId
+from twostroke.base.errors import InvalidRequest
+from twostroke.base.ids import Epoch, WorkerId
 from twostroke.kv_cache.events import EventBatch, TierChange
-from twostroke.kv_cache.tier import Group, Tier
+from twostroke.kv_cache.parts import GroupKind
+from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.convert import hashes_from_bytes, hashes_to_bytes
 from twostroke.rpc.v1 import control_pb2
 
@@ -14,7 +15,7 @@ _TIERS = {
     Tier.HOST: control_pb2.TIER_HOST,
     Tier.DISK: control_pb2.TIER_DISK,
 }
-_GROUPS = frozenset(Group)
+_GROUPS = frozenset(GroupKind)
 _FROM_MESSAGE = {said: tier for tier, said in _TIERS.items()}
 
 
@@ -82,5 +83,5 @@ def _change_from_message(message: control_pb2.TierChange) -> TierChange:
         tier_from_message(message.tier),
         tuple(hashes_from_bytes(message.stored)),
         tuple(hashes_from_bytes(message.removed)),
-        Group(message.group),
+        GroupKind(message.group),
     )

@@ -1,11 +1,11 @@
-"""What a process shows the others of its cluster, and what it wants to see of them."""
+"""What a process proves to the others of its cluster, and wants them to prove."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from twostroke.credentials import TlsConfig
-from twostroke.tls import Certificates, CertificateUse
+from twostroke.base.credentials import TlsConfig
+from twostroke.security.tls import Certificates, CertificateUse
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Calls that everybody may make: health and reflection. Few of them stay open, and few messages are waited for.
 
 A call takes a place from its headers to its end. Where all places are taken, the oldest call of the connection that has
-most of them ends, so that a newcomer is served; connections over which somebody was let in keep their calls.
+most of them ends, so that a newcomer is served; connections with an admitted client keep their calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from twostroke.errors import DeadlineExceeded, Overloaded
+from twostroke.base.errors import DeadlineExceeded, Overloaded
 from twostroke.rpc.connections import Connections
 from twostroke.rpc.entrance import Context, message_of
 
@@ -26,9 +26,9 @@ MOST_UNREAD = 4
 """Messages that may take that long. Where more are waited for, the oldest ones have UNREAD_S."""
 UNREAD_S = 0.1
 SHARE = 8
-"""One in so many of the connections that a server takes may have an open call that nobody was let in for."""
+"""One in so many of a server's connections may have an open call without an admitted client."""
 MOST_OF_KNOWN = 16
-"""Open calls of one connection over which somebody was let in."""
+"""Open calls of one connection with an admitted client."""
 
 
 class OpenCalls:
@@ -65,10 +65,10 @@ class OpenCalls:
         return message_of(await self._in_time(context.read()))
 
     def check(self, context: Context) -> None:
-        """Everybody may call."""
+        """Checks nothing: everybody may call."""
 
     def follow(self, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
-        """For a handler that reads its requests itself, as reflection does."""
+        """Returns a handler that reads its requests itself, as reflection does."""
         answer: Any = handler.stream_stream  # the stubs know of no async ones
 
         async def hurried(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[object]:
@@ -105,7 +105,7 @@ class OpenCalls:
             self._unread.pop(number, None)
 
     def _make_room(self) -> None:
-        """End calls of strangers above the share, and those of one connection that has far more than it needs."""
+        """Ends calls of strangers above the share, and those of one connection that has far more than it needs."""
         held = Counter(peer for peer, _ in self._staying.values())
         strangers = {peer: count for peer, count in held.items() if not self._connections.is_known(peer)}
         greedy = [peer for peer, count in held.items() if peer not in strangers and count > MOST_OF_KNOWN]

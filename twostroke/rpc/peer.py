@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from twostroke.rpc.v1 import worker_pb2
 
 ANSWER_S = 0.5
-"""A peer that lives has answered and sent its pages by then, however busy, or there are so many of them that computing
-them takes longer."""
+"""Within this time a live peer has answered and sent its pages, even when it is busy. Only where there are very many
+pages does it take longer, and computing them would take longer still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,17 @@ class PeerPrefix:
 
     @classmethod
     def of(cls, message: worker_pb2.OpenRequest | worker_pb2.PullRequest) -> PeerPrefix | None:
-        """The peer that a message names, if any."""
+        """Returns the peer that a message names, if any."""
         if not message.HasField("peer") or not message.peer_blocks:
             return None
         return cls(message.peer, message.peer_blocks, message.peer_load_s)
 
     def put(self, message: worker_pb2.OpenRequest | worker_pb2.PullRequest) -> None:
-        """Name the peer in a message."""
+        """Names the peer in a message."""
         message.peer.CopyFrom(self.worker)
         message.peer_blocks = self.blocks
         message.peer_load_s = self.load_s
 
     def part_of(self, blocks: Iterable[int]) -> list[int]:
-        """Those of the blocks that it is expected to hold."""
+        """Returns those of the blocks that it is expected to hold."""
         return [block for block in blocks if block < self.blocks]

@@ -9,8 +9,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from twostroke.errors import InvalidRequest
-from twostroke.profiler import Profile, Profiler, Slice, size_bytes_of
+from twostroke.base.errors import InvalidRequest
+from twostroke.observability.profiler import Profile, Profiler, Slice, size_bytes_of
 from twostroke.rpc.traces import span_to_message
 from twostroke.rpc.v1 import control_pb2
 from twostroke.tracing.recorder import Recorder
@@ -20,7 +20,7 @@ MOST_SECONDS = 60.0
 ANSWER_S = 30.0
 """Seconds for an answer after the recording: the first one measures the machine's limits."""
 PART_BYTES = 256 << 10
-"""A message holds so much, so that serving goes on between two of them."""
+"""Most of a profile in one message. Serving continues between two messages."""
 
 
 async def _now_ns() -> int:
@@ -44,7 +44,7 @@ class ProfiledParts:
 
 
 async def profile_here(parts: ProfiledParts, seconds: float) -> AsyncGenerator[control_pb2.ProfilePart, None]:
-    """Record whole steps for some seconds, then yield what was recorded. Raises Overloaded during another profile."""
+    """Records whole steps for some seconds, then yields what was recorded. Raises Overloaded during another profile."""
     if not 0 < seconds <= MOST_SECONDS:
         raise InvalidRequest(f"seconds must be above 0 and at most {MOST_SECONDS:.0f}, got {seconds}", field="seconds")
     with parts.profiler.recording() as profile, parts.recorder.watched(profile.add):
@@ -69,7 +69,7 @@ async def profile_here(parts: ProfiledParts, seconds: float) -> AsyncGenerator[c
 
 
 def _batches(profile: Profile, begin_ns: int, end_ns: int) -> Iterator[Sequence[Slice | Span]]:
-    """Yield what was recorded, without the parts of steps that are not in it as a whole."""
+    """Yields what was recorded, without the parts of steps that are not in it as a whole."""
     items: list[Slice | Span] = []
     size_bytes = 0
     while profile.items:

@@ -35,7 +35,7 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[misc]  # it come
 
 
 def serve_reflection(services: Iterable[str], server: grpc.aio.Server) -> None:
-    """Tell of `services`, of health, and of reflection itself."""
+    """Tells of `services`, of health, and of reflection itself."""
     _describe_v1()
     servicer: Any = aio.ReflectionServicer((*services, HEALTH_NAME, REFLECTION_NAME, reflection.SERVICE_NAME))
     for name in (REFLECTION_NAME, reflection.SERVICE_NAME):
@@ -50,7 +50,7 @@ def serve_reflection(services: Iterable[str], server: grpc.aio.Server) -> None:
 
 
 def _describe_v1() -> None:
-    """Describe v1 by v1alpha's file under the other name."""
+    """Describes v1 by v1alpha's file under the other name."""
     pool = descriptor_pool.Default()
     try:
         pool.FindFileByName(_FILE)

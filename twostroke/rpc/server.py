@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import inspect
 import logging
 import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
@@ -19,8 +18,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from twostroke.credentials import CLUSTER_NAME
-from twostroke.errors import (
+from twostroke.base.credentials import CLUSTER_NAME
+from twostroke.base.errors import (
     ConfigError,
     InternalError,
     InvalidRequest,
@@ -30,16 +29,17 @@ from twostroke.errors import (
     UnsupportedFeature,
     without_frames,
 )
+from twostroke.observability.bug_log import log_bug
 from twostroke.rpc.connections import SPARE, Connections
 from twostroke.rpc.entrance import Context, Entrance, OwnEntrance
 from twostroke.rpc.open_calls import OpenCalls
+from twostroke.rpc.proof import BEGIN, CallVerifier
 from twostroke.rpc.public_services import HealthService, serve_reflection
 from twostroke.rpc.tls import server_credentials
-from twostroke.tls import Certificates
+from twostroke.security.tls import Certificates
 
 log = logging.getLogger(__name__)
 
-TOKEN_KEY = "twostroke-token"
 ERROR_KIND_KEY = "twostroke-error-kind"
 ERROR_CODE_KEY = "twostroke-error-code"
 """OpenAI's `code`, where the error has one over HTTP."""
@@ -72,7 +72,7 @@ class Callers:
     """The options of gRPC."""
     entrance: Entrance = field(default_factory=OwnEntrance)
     open_methods: tuple[str, ...] = ()
-    """Paths of methods that everybody may call, beside health and reflection: "/package.Service/Method"."""
+    """Paths of methods that everybody may call, besides health and reflection: "/package.Service/Method"."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     most_connections: int = MOST_CONNECTIONS
     strangers_bytes: int = 2 * MAX_MESSAGE_BYTES
@@ -89,18 +89,18 @@ _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
 class Funnel(grpc.aio.ServerInterceptor):
-    """Wraps every handler: checks the cluster token (where one is set), maps ServeError to its status.
+    """Wraps every handler: checks that callers have the token (where one is set), maps ServeError to its status.
 
-    The token is looked for in the headers, before gRPC reads the message: a call without it leaves no memory behind.
+    Their proof is looked for in the headers, before gRPC reads the message: a call without one leaves no memory behind.
     """
 
     def __init__(
         self, token: str | None, callers: Callers, connections: Connections, *, refuses_plain: bool = False
     ) -> None:
         """`refuses_plain`: the token is worth nothing on connections without TLS, unless they come from this host."""
-        self._token = token or None
+        self.verifier = CallVerifier(token) if token else None
         self._entrance = callers.entrance
-        self._open_methods = callers.open_methods
+        self._open_methods = (*callers.open_methods, BEGIN)
         self._connections = connections
         self._open_calls = OpenCalls(connections)
         self._refuses_plain = refuses_plain
@@ -117,9 +117,9 @@ class Funnel(grpc.aio.ServerInterceptor):
         is_open = method.startswith(_OPEN_SERVICES) or method in self._open_methods
         if handler.request_streaming and is_open:
             return self._open_calls.follow(handler)
-        if not is_open and self._token is not None:
+        if not is_open and self.verifier is not None:
             try:
-                check_token(handler_call_details.invocation_metadata, self._token)
+                self.verifier.check(handler_call_details.invocation_metadata, method)
             except Unauthenticated as error:
                 return _refusal(method, error)
         if handler.request_streaming:
@@ -170,7 +170,7 @@ class Funnel(grpc.aio.ServerInterceptor):
         return funnelled
 
     def _reading(self, handler: Any, method: str) -> Any:
-        """For a handler that reads its requests from the context and writes its responses itself."""
+        """Returns a handler that reads its requests from the context and writes its responses itself."""
 
         async def funnelled(came: Any, context: Context) -> None:
             del came
@@ -187,16 +187,17 @@ class Funnel(grpc.aio.ServerInterceptor):
         return funnelled
 
     async def _message(self, handler: Any, entrance: Entrance, came: Any, context: Context) -> Any:
-        """The request. No variable of a caller may name it: gRPC keeps the error that `abort` raises, and with it the
-        frames that it came through, until the garbage collector finds them."""
+        """Returns the request. No variable of a caller may name it: gRPC keeps the error that `abort` raises, and with
+        it the frames that it came through, until the garbage collector finds them.
+        """
         return _decoded(handler, await entrance.message(came, context))
 
     def _check_connection(self, context: Context, is_open: bool) -> None:
-        if self._token is not None and not is_open:
+        if self.verifier is not None and not is_open:
             _check_connection(context, self._refuses_plain)
 
     def _counted(self, context: Context, is_open: bool) -> AbstractContextManager[object]:
-        """The connection is that of somebody who was let in."""
+        """Notes that the connection belongs to an admitted client."""
         return contextlib.nullcontext() if is_open else self._connections.calling(context.peer())
 
 
@@ -211,7 +212,7 @@ def _check_connection(context: Context, refuses_plain: bool) -> None:
 
 
 def _refusal(method: str, error: ServeError) -> grpc.RpcMethodHandler[Any, Any]:
-    """Answers a call of any kind, whose message nobody reads."""
+    """Answers a call of any kind without reading its message."""
 
     async def refused(came: Any, context: Context) -> None:
         del came
@@ -220,16 +221,8 @@ def _refusal(method: str, error: ServeError) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.stream_stream_rpc_method_handler(refused)
 
 
-def check_token(metadata: Sequence[tuple[str, str | bytes]] | None, token: str) -> None:
-    """Raises Unauthenticated unless the caller has shown `token`; where there is none, everybody may call."""
-    shown = next((value for key, value in metadata or () if key == TOKEN_KEY), "")
-    shown_bytes = shown.encode() if isinstance(shown, str) else shown
-    if token and not hmac.compare_digest(shown_bytes, token.encode()):
-        raise Unauthenticated(f"{TOKEN_KEY} metadata is missing or is not this cluster's token")
-
-
 def _decoded(handler: Any, raw: bytes) -> Any:
-    """The request message; bytes that are none (text that is not UTF-8, for one) are the caller's mistake."""
+    """Returns the request message; bytes that are none (text that is not UTF-8, for one) are the caller's mistake."""
     if handler.request_deserializer is None:
         return raw
     try:
@@ -242,7 +235,7 @@ async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
     if isinstance(error, NotImplementedError):  # as generated servicers answer
         error = UnsupportedFeature(f"{method} is not offered by this process")
     if not isinstance(error, ServeError):
-        log.exception("internal error method=%s", method, exc_info=error)
+        log_bug(log, "internal error method=%s", method, error=error)
         error = InternalError(f"internal error: {type(error).__name__}: {error}")
     without_frames(error)
     trailing: tuple[tuple[str, str | bytes], ...] = (
@@ -276,9 +269,9 @@ class RpcServer:
         callers: Callers = PEERS,
         shares_port: bool = False,
     ) -> None:
-        """`certificates`: TLS, mutual where they ask clients. `tls_port`: beside a port
-        that is plain for probes. `shares_port`: with others that do, of the same user; the kernel spreads new
-        connections over them."""
+        """`certificates`: TLS, mutual where they ask clients. `tls_port`: in addition to a plain port for probes.
+        `shares_port`: with others that do, of the same user; the kernel spreads new connections over them.
+        """
         ports = [(port, certificates), *([] if tls_port is None else [tls_port])]
         for each, _ in ports:
             check_can_listen(host, each, shares_port)
@@ -286,8 +279,9 @@ class RpcServer:
         self._keeping: asyncio.Task[None] | None = None
         self._offered = {"": True, "ready": True, "live": False}
         """Names that health knows, and whether they wait until the process is ready."""
+        funnel = Funnel(token, callers, self._connections, refuses_plain=tls_port is not None)
         self.server = grpc.aio.server(
-            interceptors=[Funnel(token, callers, self._connections, refuses_plain=tls_port is not None)],
+            interceptors=[funnel],
             options=[
                 ("grpc.max_receive_message_length", callers.max_message_bytes),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -302,18 +296,25 @@ class RpcServer:
         )
         self.addresses = [self._bind(host, *each) for each in ports]
         self.address = self.addresses[0]
+        self.dialled_at = list(self.addresses)
+        """Addresses that callers may dial."""
         self.health = HealthService()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        if funnel.verifier is not None:
+            self._prove_to_callers(funnel.verifier)
 
     def offer(self, *services: str, waits_for_ready: bool = True, is_described: bool = False) -> None:
-        """Say the health of these services by their names: as that of "ready", or always good. `is_described`:
-        whoever asks is told what they are, by reflection. Before serving."""
+        """Says the health of these services by their names: as that of "ready", or always good. `is_described`: clients
+        learn by reflection what they are. Before serving.
+        """
         self._offered |= dict.fromkeys(services, waits_for_ready)
         if is_described:
             serve_reflection(services, self.server)
 
     async def set_serving(self, ready: bool) -> None:
-        """Health of "", "ready" and the services that wait for it; "live" is SERVING as long as the process answers."""
+        """Sets the health of "", "ready" and the services that wait for it. "live" is SERVING as long as the process
+        answers.
+        """
         serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
         for service, waits_for_ready in self._offered.items():
             await self.health.set(service, serving if ready or not waits_for_ready else not_serving)
@@ -330,6 +331,15 @@ class RpcServer:
             if self._keeping is not None:
                 self._keeping.cancel()
 
+    def _prove_to_callers(self, verifier: CallVerifier) -> None:
+        async def begin(request: bytes, context: Context) -> bytes:
+            del context
+            return verifier.begin(request, self.dialled_at)
+
+        service, _, name = BEGIN[1:].rpartition("/")
+        handler = grpc.method_handlers_generic_handler(service, {name: grpc.unary_unary_rpc_method_handler(begin)})
+        self.server.add_generic_rpc_handlers((handler,))
+
     def _bind(self, host: str, port: int, certificates: Certificates | None) -> str:
         try:
             bound = self.server.add_secure_port(host_port(host, port), server_credentials(certificates))
@@ -339,12 +349,14 @@ class RpcServer:
 
 
 def host_port(host: str, port: int) -> str:
-    """Return the address as it is written: IPv6 in brackets."""
+    """Returns the address as it is written: IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_can_listen(host: str, port: int, shares_port: bool) -> None:
-    """Asked before there is a server: one that was never started hangs when it is collected after its event loop."""
+    """Checks that a server can listen, before one is made. A server that was never started hangs when it is collected
+    after its event loop.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

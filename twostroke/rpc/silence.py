@@ -1,4 +1,4 @@
-"""Listening with a limit: for how long somebody is silent, not counting time in which the listener was late itself."""
+"""Listening with a limit: for how long a peer is silent, without time in which the listener was late itself."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ its event loop, has heard nothing of what was said meanwhile and must not blame 
 
 @contextlib.asynccontextmanager
 async def listening(silence_s: float) -> AsyncGenerator[Callable[[], None], None]:
-    """What runs inside calls what it is given whenever it hears something; it ends with TimeoutError once it could
-    have heard something for `silence_s` and did not."""
+    """Yields a function that the block calls whenever it hears something. The block ends with TimeoutError after
+    `silence_s` in which it could have heard something and did not.
+    """
     loop = asyncio.get_running_loop()
     left_s = silence_s
     timer: asyncio.TimerHandle | None = None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from twostroke.credentials import CLUSTER_NAME
-from twostroke.tls import Certificates, Pem
+from twostroke.base.credentials import CLUSTER_NAME
+from twostroke.security.tls import Certificates, Pem
 
 LINGER_S = 24 * 3600.0
 """For calls over a connection of an earlier certificate: longer than any answer; a stream without end begins again."""
@@ -43,7 +43,7 @@ class Renewal:
 
     gRPC (1.85) takes a configuration away from handshakes that are about to use it: where another one came with every
     handshake, some thousand attempts of a stranger ended the process. So another one comes seldom, and after a pause in
-    which those handshakes go on. gRPC asks on one thread at a time.
+    which those handshakes continue. gRPC asks on one thread at a time.
     """
 
     def __init__(self, certificates: Certificates, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,9 @@ class Renewal:
         return _configuration(self._shown)
 
     def next(self) -> grpc.ServerCertificateConfiguration | None:
-        """None: as before. Called on a thread of gRPC's before each handshake."""
+        """Returns the certificates to use. None: the same as before. gRPC calls it on a thread of its own before each
+        handshake.
+        """
         pem = self._certificates.pem
         is_old = self._certificates.asks_clients and self._clock() - self._since_s > SESSIONS_S
         if pem is self._shown and not is_old:
@@ -66,19 +68,19 @@ class Renewal:
         return _configuration(pem)
 
 
-def open_channel(address: str, certificates: Certificates | None, options: Options) -> grpc.aio.Channel:
-    """To another process of the cluster; with certificates, both sides look at each other's."""
-    if certificates is None:
-        return grpc.aio.insecure_channel(address, options=list(options))
-    return RenewingChannel(address, certificates, options)
-
-
 class RenewingChannel(grpc.aio.Channel):
     """gRPC shows the certificate that a channel was opened with for ever. This one opens another channel for the next
     call once the certificate is a new one; calls that are under way end where they began."""
 
-    def __init__(self, address: str, certificates: Certificates, options: Options) -> None:
+    def __init__(
+        self,
+        address: str,
+        certificates: Certificates,
+        options: Options,
+        interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
+    ) -> None:
         self._address = address
+        self._interceptors = list(interceptors)
         self._certificates = certificates
         self._options = [*options, ("grpc.ssl_target_name_override", CLUSTER_NAME)]
         self._shown = certificates.pem
@@ -142,7 +144,9 @@ class RenewingChannel(grpc.aio.Channel):
     def _open(self) -> grpc.aio.Channel:
         pem = self._shown
         credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
-        return grpc.aio.secure_channel(self._address, credentials, options=self._options)
+        return grpc.aio.secure_channel(
+            self._address, credentials, options=self._options, interceptors=self._interceptors
+        )
 
 
 def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:

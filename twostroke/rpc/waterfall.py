@@ -47,7 +47,7 @@ class WaterfallLine:
 
 
 def lines_of(spans: Sequence[control_pb2.TraceSpan]) -> list[WaterfallLine]:
-    """Return the lines in order of their start, children below their parent."""
+    """Returns the lines in order of their start, children below their parent."""
     if not spans:
         return []
     known = {span.span_id: span for span in spans}
@@ -60,7 +60,7 @@ def lines_of(spans: Sequence[control_pb2.TraceSpan]) -> list[WaterfallLine]:
 
 
 def missing_of(spans: Sequence[control_pb2.TraceSpan]) -> list[str]:
-    """Return the workers that a stream was opened at and that sent no span of it."""
+    """Returns the workers that a stream was opened at and that sent no span of it."""
     values = [(span.name, span.process, attributes_of(span.attributes)) for span in spans]
     heard = {(process, facts.get("attempt")) for name, process, facts in values if name == "attempt"}
     opened = {(str(facts["decode"]), facts.get("attempt")) for _, _, facts in values if "decode" in facts}

@@ -5,7 +5,7 @@ T tokens of S sequences lie end to end (ragged). Sequence s owns tokens query_st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,9 +14,9 @@ import numpy.typing as npt
 from twostroke.request import PromptLogprobs, SampledToken, SamplingParams
 
 MOST_EXTRA_LOGITS = 128
-"""Tokens of one step whose logits are wanted besides those of the last token of each sequence: drafted ones, and those
-of prompts whose logprobs are wanted. A float32 for each token of a vocabulary of 152,000 makes 78 MB; and products with
-128 rows are nearly as fast per row as with more."""
+"""Most tokens of one step with wanted logits, besides the last token of each sequence. They are drafted tokens, and
+tokens of prompts with logprobs. A float32 for each token of a vocabulary of 152,000 makes 78 MB; and products with 128
+rows are nearly as fast per row as with more."""
 
 
 class SampleRow(NamedTuple):
@@ -33,9 +33,10 @@ class SampleRow(NamedTuple):
     output: tuple[int, ...] = ()
     """Token ids of the output; empty unless penalties are on."""
     mask: npt.NDArray[np.uint32] | None = None
-    """Tokens that the answer's grammar permits, one bit each (`twostroke.grammar.state.Mask`). None: it has none."""
+    """Tokens that the answer's grammar permits and the request allows, one bit each (`twostroke.grammar.mask.Mask`).
+    None: all."""
     behind: int = 0
-    """Drafted tokens of the sequence's row that stand behind the one that is attended from."""
+    """Number of drafted tokens of the sequence that come after the token at which this row samples."""
 
 
 class ScoreRow(NamedTuple):
@@ -48,13 +49,30 @@ class ScoreRow(NamedTuple):
     """How many of the likeliest tokens are wanted beside it."""
 
 
+@dataclass(slots=True)
+class FeatureRows:
+    """What features add to the rows of a step while it is built."""
+
+    end_tokens: tuple[int, ...]
+    """Token ids that end an answer."""
+    masks: dict[int, list[npt.NDArray[np.uint32]]] = field(default_factory=dict)
+    """Tokens that may come behind the last known token of a row, and behind each drafted one."""
+    scores: list[ScoreRow] = field(default_factory=list)
+    adapters: dict[int, bytes] = field(default_factory=dict)
+    """Digest of the adapter of each row that has one."""
+
+    def adapters_of_all(self, rows: int) -> tuple[bytes | None, ...]:
+        """Returns the adapter of each row; None for one without."""
+        return tuple([self.adapters.get(row) for row in range(rows)])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupPlaces:
     """The places of a step in one page group. A row is a page of the group's own, counted from its first."""
 
     block_tables: npt.NDArray[np.int32]
-    """[S, widest] row of each block's page. What it says of blocks that the group's window hides from all of the step's
-    tokens may be any row that there is: nobody reads those."""
+    """[S, widest] row of each block's page. Blocks that the group's window hides from all tokens of the step are not
+    read: their rows may be any valid ones."""
     write_slots: npt.NDArray[np.int64]
     """[T] row * block_size + offset where the token's KV goes; the scratch row takes what is not kept."""
 
@@ -79,13 +97,13 @@ class Batch:
     adapters: tuple[bytes | None, ...] = ()
     """[S] digest of the adapter of each sequence; empty where none has one."""
     released: tuple[int, ...] = ()
-    """Pages of the first group whose blocks were finished or given up since the step before: what is kept beside them
-    can go."""
+    """Pages of the first group with blocks that were finished or given up since the step before. What is kept for them
+    besides the page can be freed."""
     windows: tuple[GroupPlaces, ...] = ()
-    """Places in each further page group; none where its pages lie where the first group's do."""
+    """Places in each further page group. Empty where a model has one group."""
 
     def without_draws(self) -> Batch:
-        """Return the same step for those who compute logits and draw nothing from them."""
+        """Returns the same step for ranks that compute logits and draw nothing from them."""
         rows = [SampleRow(row.row, row.params, row.position, behind=row.behind) for row in self.samples]
         return replace(self, samples=tuple(rows))
 
@@ -105,12 +123,12 @@ class Batch:
 
     @property
     def scored_tokens(self) -> int:
-        """Tokens whose logits are wanted for logprobs of prompts."""
+        """Number of tokens with logits that are wanted for logprobs of prompts."""
         return sum([len(score.targets) for score in self.scores])
 
     @property
     def logit_rows(self) -> list[int]:
-        """Tokens whose logits are wanted: those of `samples`, then those of `scores`."""
+        """Tokens with wanted logits: those of `samples`, then those of `scores`."""
         starts = self.query_starts.tolist()
         rows = [starts[sample.row + 1] - 1 - sample.behind for sample in self.samples]
         for score in self.scores:

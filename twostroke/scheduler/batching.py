@@ -10,9 +10,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.ids import PageId
-from twostroke.kv_cache.window_parts import WindowShape
-from twostroke.scheduler.batch import Batch, GroupPlaces, SampleRow, ScoreRow
+from twostroke.base.ids import PageId
+from twostroke.grammar.mask import mask_of
+from twostroke.kv_cache.windows.shape import WindowShape
+from twostroke.scheduler.batch import Batch, FeatureRows, GroupPlaces, SampleRow
 from twostroke.scheduler.cost import StepTerms
 from twostroke.scheduler.sequence import HeldWindows, Sequence
 
@@ -38,7 +39,7 @@ class Chunk(NamedTuple):
 
 
 def terms_of(chunks: ListOf[Chunk]) -> StepTerms:
-    """Return what the cost of a step of these chunks depends on, where nobody wants logprobs of prompts."""
+    """Returns the quantities that the cost of a step of these chunks depends on, without logprobs of prompts."""
     streams = context_tokens = prompt_tokens = 0
     pairs = 0.0
     for chunk in chunks:
@@ -61,7 +62,7 @@ class Step:
 
 class StepBuilder(Protocol):
     def build(self, chunks: ListOf[Chunk]) -> Step:
-        """Return the step that runs `chunks` in this order."""
+        """Returns the step that runs `chunks` in this order."""
 
 
 class BatchBuilder:
@@ -95,6 +96,7 @@ class BatchBuilder:
         for sequence, start, end, _, drafts in chunks:
             tokens += sequence.known[start:end]
             tokens += drafts
+        features = self._features(chunks)
         batch = Batch(
             tokens=np.array(tokens, np.int32),
             positions=positions,
@@ -103,16 +105,21 @@ class BatchBuilder:
             block_tables=tables,
             write_slots=slots,
             samples=tuple(
-                [sample for row, each in enumerate(chunks) if each.samples for sample in self._samples(row, each)]
+                [
+                    sample
+                    for row, each in enumerate(chunks)
+                    if each.samples
+                    for sample in self._samples(row, each, features)
+                ]
             ),
-            scores=tuple([_score_row(row, each) for row, each in enumerate(chunks) if each.sequence.needs_scores]),
-            adapters=_adapters(chunks),
+            scores=tuple(features.scores),
+            adapters=features.adapters_of_all(len(chunks)) if features.adapters else (),
             windows=() if self._windows is None else (self._windows.of(chunks, positions, rows, computed, ends),),
         )
         return Step(tuple(chunks), batch)
 
     def _tables(self, chunks: ListOf[Chunk], ends: Ints) -> Ints:
-        """Return the pages that each chunk attends to: [chunks, widest], zero-padded."""
+        """Returns the pages that each chunk attends to: [chunks, widest], zero-padded."""
         used, pages = -(-ends // self._block_size), [chunk.sequence.pages for chunk in chunks]
         width = int(used.max())
         tables = np.zeros((len(chunks), width), np.int32)
@@ -126,8 +133,15 @@ class BatchBuilder:
         self._pages, self._used, self._tables_before = pages, used, tables
         return tables
 
-    def _samples(self, row: int, chunk: Chunk) -> list[SampleRow]:
-        """Return the draws of a sequence: behind its last known token, and behind each drafted one.
+    def _features(self, chunks: ListOf[Chunk]) -> FeatureRows:
+        rows = FeatureRows(self._eos)
+        for row, (sequence, start, end, _, drafts) in enumerate(chunks):
+            for constraint in sequence.constraints:
+                constraint.fill(rows, row, sequence, range(start, end), drafts)
+        return rows
+
+    def _samples(self, row: int, chunk: Chunk, features: FeatureRows) -> list[SampleRow]:
+        """Returns the draws of a sequence: behind its last known token, and behind each drafted one.
 
         Each is as it would be if the drafted tokens before it were known.
         """
@@ -141,13 +155,14 @@ class BatchBuilder:
         if params.has_penalties:
             prompt = tuple(sequence.known[: sequence.prompt_tokens])
             output = tuple(sequence.known[sequence.prompt_tokens :]) + drafts
-        masks = None if sequence.grammar is None else sequence.grammar.masks_along(drafts)
+        masks = features.masks.get(row)
+        allowed = mask_of(params.allowed_tokens) if params.allowed_tokens else None
         known, answered, samples = len(sequence.known), sequence.answer_tokens, []
         for drawn in range(len(drafts) + 1):
             is_early = answered + drawn < params.min_tokens
             banned = self._eos + params.stop_token_ids if is_early else ()
             so_far = output[: answered + drawn] if drafts else output
-            mask = None if masks is None else masks[drawn]
+            mask = allowed if masks is None else masks[drawn]
             behind = len(drafts) - drawn
             samples.append(SampleRow(row, params, known + drawn, banned, prompt, so_far, mask, behind))
         return samples
@@ -160,13 +175,13 @@ class WindowPlaces:
         self._window = window
 
     def kept_tokens(self, chunks: ListOf[Chunk], computed: Ints) -> Ints:
-        """Return how many leading tokens of each sequence are in filled pages: these are not written again."""
+        """Returns how many leading tokens of each sequence are in filled pages: these are not written again."""
         return self._after(computed, [_held(each[0]).full_blocks for each in chunks])
 
     def of(
         self, chunks: ListOf[Chunk], positions: Ints, rows: npt.NDArray[np.int64], computed: Ints, ends: Ints
     ) -> GroupPlaces:
-        """Return the rows of the window parts that each chunk attends to, and where it writes."""
+        """Returns the rows of the window parts that each chunk attends to, and where it writes."""
         size, first = self._window.block_size, self._window.first
         tables = np.zeros((len(chunks), int((-(-ends // size)).max())), np.int32)
         for row, chunk in enumerate(chunks):
@@ -184,7 +199,7 @@ class WindowPlaces:
 
 
 def with_windows(batch: Batch, window: WindowShape | None) -> Batch:
-    """Return a step that belongs to no sequence, where layers with a window keep their parts of blocks apart."""
+    """Returns a step that belongs to no sequence, where layers with a window keep their parts of blocks apart."""
     if window is None:
         return batch
     scratch = window.slots * window.block_size + batch.positions.astype(np.int64) % window.block_size
@@ -194,17 +209,3 @@ def with_windows(batch: Batch, window: WindowShape | None) -> Batch:
 def _held(sequence: Sequence) -> HeldWindows:
     assert sequence.windows is not None, "it holds its window parts while it runs"
     return sequence.windows
-
-
-def _score_row(row: int, chunk: Chunk) -> ScoreRow:
-    sequence, start, end, _, _ = chunk
-    assert sequence.sampling is not None
-    top = sequence.sampling.prompt_logprobs or 0
-    return ScoreRow(row, tuple(sequence.known[start + 1 : min(end + 1, sequence.prompt_tokens)]), top)
-
-
-def _adapters(chunks: ListOf[Chunk]) -> tuple[bytes | None, ...]:
-    adapters = [chunk.sequence.adapter for chunk in chunks]
-    if not any(adapters):
-        return ()
-    return tuple([None if adapter is None else adapter.digest for adapter in adapters])

@@ -14,8 +14,7 @@ MIN_PROMPT_TOKENS = 16
 
 
 SCORED_WEIGHT = 2
-"""Prompt tokens that a token costs as much as whose logprobs are wanted: the head of a model that is served is smaller
-than its layers."""
+"""A prompt token with logprobs counts as this many prompt tokens: the head of a model costs less than its layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,9 @@ class StepTerms:
         lengths = np.diff(batch.query_starts).astype(np.int64) - drawn
         ends -= drawn
         pairs = float((lengths * (2 * ends - lengths)).sum()) / 2
-        return cls(streams, context_tokens, prompt_tokens + (SCORED_WEIGHT - 1) * batch.scored_tokens, pairs)
+        if batch.scores:
+            prompt_tokens += (SCORED_WEIGHT - 1) * batch.scored_tokens
+        return cls(streams, context_tokens, prompt_tokens, pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,11 @@ class StreamStep:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Coefficients whose sum is the length of a step in seconds; 0 while unknown.
+    """Coefficients of the length of a step in seconds. They are 0 while unknown.
 
-    Three coefficients for prompts, constant, linear and in pairs attended to, as Mooncake (FAST '25) fits its prefill
-    time; three for streams, constant, per sequence and per token attended to, as Vidur (MLSys '24) splits decode.
+    There are three for prompts: constant, per token and per attended pair, as Mooncake (FAST '25) fits its prefill
+    time. There are three for streams: constant, per sequence and per attended token, as Vidur (MLSys '24) splits
+    decode.
     """
 
     step_s: float = 0.0
@@ -81,13 +83,13 @@ class StepCost:
     """Seconds for each pair of a prompt token and a token that it attends to."""
 
     def of_streams(self, streams: int, context_tokens: int) -> float:
-        """Return the length of a step in which every sequence runs one token and samples."""
+        """Returns the length of a step in which every sequence runs one token and samples."""
         if not streams:
             return 0.0
         return max(0.0, self.step_s + streams * self.stream_s + context_tokens * self.context_token_s)
 
     def of_prompt(self, tokens: int, context_tokens: int, step_tokens: int) -> float:
-        """Return the time for `tokens` more of a prompt after `context_tokens`, in steps of at most `step_tokens`."""
+        """Returns the time for `tokens` more of a prompt after `context_tokens`, in steps of at most `step_tokens`."""
         if tokens <= 0:
             return 0.0
         steps = -(-tokens // step_tokens) if step_tokens else 1
@@ -97,23 +99,23 @@ class StepCost:
         return max(0.0, steps * self.prompt_step_s + tokens * self.prompt_token_s + pairs * self.prompt_pair_s)
 
     def of(self, terms: StepTerms) -> float:
-        """Return the length of one step."""
+        """Returns the length of one step."""
         streams_s = self.of_streams(terms.streams, terms.context_tokens)
         return streams_s + self.of_prompts(terms.prompt_tokens > 0, terms.prompt_tokens, terms.prompt_pairs)
 
     def with_drafts(self, each: StreamStep) -> StepCost:
-        """Return the costs of steps that do this for each of their streams."""
+        """Returns the costs of steps that do this for each of their streams."""
         return replace(self, step_s=self.step_s + each.draft_s, stream_s=each.rows * self.stream_s)
 
     def per_token(self, tokens: float) -> StepCost:
-        """Return the costs of streams for each token that they get, where a step makes so many of each known."""
+        """Returns the costs of streams for each token that they get, where a step makes so many of each known."""
         step_s, stream_s, context_token_s = self.step_s, self.stream_s, self.context_token_s
         return replace(
             self, step_s=step_s / tokens, stream_s=stream_s / tokens, context_token_s=context_token_s / tokens
         )
 
     def prompt_share(self, terms: StepTerms) -> float:
-        """Return the share of a step's time that its prompt tokens take."""
+        """Returns the share of a step's time that its prompt tokens take."""
         if not terms.prompt_tokens:
             return 0.0
         streams_s = self.of_streams(terms.streams, terms.context_tokens)
@@ -140,7 +142,7 @@ class Queued:
 
 
 LEAST_WEIGHT = 8.0
-"""A second of waiting prompts weighs as much as a second by which so many streams fall behind their own pace."""
+"""Weight of waiting prompts: one second of theirs counts as much as one second of delay of so many streams."""
 WEIGHT_OF_WAITING = 4.0
 """The weight of prompts for each second that they will wait in sum, if that is more than LEAST_WEIGHT."""
 
@@ -154,14 +156,14 @@ class Budget:
     most_prompt_tokens: int
     """Most prompt tokens for which predictions are trusted."""
     waiting_s: float | None = None
-    """Seconds that prompts here will wait, in sum: steps are shorter than the target where that length would help these
-    prompts less than it harms the streams. None keeps to the target."""
+    """Sum of the seconds that prompts here will wait. A step is shorter than the target where the full length would
+    help these prompts less than it harms the streams. None: steps have the target length."""
 
     def step_s(self, streams: int, context_tokens: int) -> float:
-        """Return the best length of a step.
+        """Returns the best length of a step.
 
-        Steps of x times the streams' own length harm each stream by (x - 1)^2 / 2, because a little is hardly noticed,
-        and help the prompts by weight * (x - 1). The x with the least sum is where both grow alike.
+        A step of x times the streams' own length harms each stream by (x - 1)^2 / 2, because a small delay is hardly
+        noticed. It helps the prompts by weight * (x - 1). The best x is where harm and help grow equally fast.
         """
         own_s = self.cost.of_streams(streams, context_tokens)
         if self.waiting_s is None or not own_s:
@@ -170,7 +172,7 @@ class Budget:
         return min(self.target_s, own_s * (1 + weight / streams))
 
     def prompt_tokens(self, streams: int, context_tokens: int, prompt_context_tokens: int = 0) -> int:
-        """Return how many prompt tokens fit beside the streams, which attend to `context_tokens` in all.
+        """Returns how many prompt tokens fit beside the streams, which attend to `context_tokens` in all.
 
         The prompt tokens attend to `prompt_context_tokens` before them.
         """
@@ -182,7 +184,7 @@ class Budget:
         return max(MIN_PROMPT_TOKENS, int(min(fitting, self.most_prompt_tokens)))
 
     def drain_s(self, queued: Queued, step_tokens: int) -> float:
-        """Return the time until all queued tokens are computed, in steps of at most `step_tokens`."""
+        """Returns the time until all queued tokens are computed, in steps of at most `step_tokens`."""
         if not queued.tokens:
             return 0.0
         chunk_tokens = step_tokens
@@ -196,7 +198,7 @@ class Budget:
 
 
 def _most(limit: float, linear: float, quadratic: float) -> float:
-    """Return the greatest x >= 0 with linear * x + quadratic * x^2 <= limit."""
+    """Returns the greatest x >= 0 with linear * x + quadratic * x^2 <= limit."""
     if quadratic <= 0:
         return limit / linear if linear > 0 else math.inf
     return (math.sqrt(linear**2 + 4 * quadratic * limit) - linear) / (2 * quadratic)

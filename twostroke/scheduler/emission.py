@@ -1,4 +1,4 @@
-"""Makes sampled tokens known, and those that grammars force after them."""
+"""Makes sampled tokens known, or what the reader of an answer makes of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Container
 from collections.abc import Sequence as ListOf
 from typing import NamedTuple
 
-from twostroke.grammar.advance import Advance, Advancer, equal_tokens
-from twostroke.request import FinishReason, SampledToken
+from twostroke.request import FinishReason, SampledToken, equal_tokens
+from twostroke.scheduler.reading import Reading, ReadingRunner, TokenReader
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import Emission
 
@@ -28,59 +28,57 @@ class Emitted(NamedTuple):
     drafts: tuple[int, ...]
     """Drafted tokens that ran behind the known ones."""
     equal_drafts: int
-    """Those whose KV is that of tokens which are known now: leading ones."""
+    """Tokens with KV of tokens that are known now: leading ones."""
 
 
 class Emitter:
-    """Forced tokens are what the sampler would draw in steps of their own; they are computed in the next step.
+    """An answer with a slow reader gets its tokens later, and runs in no step until then.
 
-    Where logprobs are asked for, each token has to be drawn: then forced ones are drafted like others, or have steps of
-    their own. An answer whose grammar takes long to go on gets its tokens later, and runs in no step until then.
+    A reader may make more tokens known than were drawn; these are computed in the next step.
     """
 
-    def __init__(self, end_tokens: ListOf[int], max_model_len: int, advancer: Advancer) -> None:
+    def __init__(self, end_tokens: ListOf[int], max_model_len: int, runner: ReadingRunner) -> None:
         self._end_tokens = end_tokens
         self._max_model_len = max_model_len
-        self._advancer = advancer
-        self._late: dict[Sequence, tuple[Drawn, Advance]] = {}
-        """Running sequences, and some that were preempted meanwhile."""
-
-    def is_late(self, sequence: Sequence) -> bool:
-        """Tell whether it is not known yet what may come next in the answer."""
-        return sequence in self._late
+        self._runner = runner
+        self.late: dict[Sequence, tuple[Drawn, Reading]] = {}
+        """Those of which it is not known yet what may come next: running sequences, and some that were preempted
+        meanwhile."""
 
     def emit(self, drawn: ListOf[Drawn]) -> list[Emitted]:
-        """Make tokens known, as far as the drafted ones before them are right and grammars go on within a moment."""
-        emitted = [self._plain(each) for each in drawn if each.sequence.grammar is None]
-        begun = [(each, self._advance(each)) for each in drawn if each.sequence.grammar is not None]
+        """Makes tokens known, as far as the drafted ones before them are right and readers are done within a moment."""
+        emitted = [self._plain(each) for each in drawn if each.sequence.reader is None]
+        begun = [
+            (each, self._reading(each, each.sequence.reader)) for each in drawn if each.sequence.reader is not None
+        ]
         if not begun:
             return emitted
-        self._advancer.run([advance for _, advance in begun])
-        for each, advance in begun:
-            if advance.is_done:
-                emissions = self._of_grammar(each, advance)
+        self._runner.run([reading for _, reading in begun])
+        for each, reading in begun:
+            if reading.is_done:
+                emissions = self._read(each, reading)
                 equal = equal_tokens([emission.token.token for emission in emissions], each.drafts)
                 emitted.append(Emitted(each.sequence, emissions, each.drafts, equal))
             else:
-                self._late[each.sequence] = (each, advance)
+                self.late[each.sequence] = (each, reading)
         return emitted
 
     def emit_late(self, running: Container[Sequence]) -> list[Emitted]:
-        """Make tokens known whose grammars have gone on since the last call.
+        """Makes the tokens known of readers that are done since the last call.
 
         Drafted ones among them run again: the sequence may have lost its pages meanwhile.
         """
         emitted: list[Emitted] = []
-        for sequence, (drawn, advance) in list(self._late.items()):
+        for sequence, (drawn, reading) in list(self.late.items()):
             if sequence.ended:
-                del self._late[sequence]
-            elif advance.is_done and sequence in running:
-                del self._late[sequence]
-                emitted.append(Emitted(sequence, self._of_grammar(drawn, advance), drawn.drafts, 0))
+                del self.late[sequence]
+            elif reading.is_done and sequence in running:
+                del self.late[sequence]
+                emitted.append(Emitted(sequence, self._read(drawn, reading), drawn.drafts, 0))
         return emitted
 
     def _plain(self, drawn: Drawn) -> Emitted:
-        """Make tokens of an answer without a grammar known."""
+        """Makes each token that was drawn known."""
         sequence, emissions, emitted = drawn.sequence, list[Emission](), list[int]()
         for token in drawn.tokens:
             if equal_tokens(emitted, drawn.drafts) < len(emitted):
@@ -94,25 +92,23 @@ class Emitter:
                 break
         return Emitted(sequence, emissions, drawn.drafts, equal_tokens(emitted, drawn.drafts))
 
-    def _of_grammar(self, drawn: Drawn, advance: Advance) -> list[Emission]:
-        emissions = [self._known(drawn.sequence, token) for token in advance.tokens]
-        if advance.failed is not None:
-            emissions.append(Emission(drawn.sequence, advance.failed, FinishReason.ERROR))
+    def _read(self, drawn: Drawn, reading: Reading) -> list[Emission]:
+        emissions = [self._known(drawn.sequence, token) for token in reading.tokens]
+        if reading.failed is not None:
+            emissions.append(Emission(drawn.sequence, reading.failed, FinishReason.ERROR))
         return emissions
 
-    def _advance(self, drawn: Drawn) -> Advance:
-        grammar, params = drawn.sequence.grammar, drawn.sequence.sampling
-        assert grammar is not None
+    def _reading(self, drawn: Drawn, reader: TokenReader) -> Reading:
+        sequence, params = drawn.sequence, drawn.sequence.sampling
         assert params is not None
-        left = min(params.max_tokens - drawn.sequence.answer_tokens, self._max_model_len - len(drawn.sequence.known))
-        ends = {*self._end_tokens, *params.stop_token_ids}
-        return Advance(grammar, drawn.tokens, drawn.drafts, left, params.logprobs is None, ends)
+        left = min(params.max_tokens - sequence.answer_tokens, self._max_model_len - len(sequence.known))
+        return reader.reading(drawn.tokens, drawn.drafts, left, {*self._end_tokens, *params.stop_token_ids})
 
     def _known(self, sequence: Sequence, token: SampledToken) -> Emission:
         known, params, finish = sequence.known, sequence.sampling, None
         assert params is not None
         known.append(token.token)
-        is_end = token.token in self._end_tokens and (not params.ignore_eos or sequence.grammar is not None)
+        is_end = token.token in self._end_tokens and (not params.ignore_eos or sequence.reader is not None)
         if is_end or token.token in params.stop_token_ids:
             finish = FinishReason.STOP
         elif len(known) - sequence.prompt_tokens >= params.max_tokens or len(known) >= self._max_model_len:

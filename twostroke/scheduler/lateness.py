@@ -14,7 +14,7 @@ MARGIN = 1.25
 
 @dataclass(frozen=True, slots=True)
 class WaitingPrompts:
-    """Prompts that wait at one worker, as another worker of its host is told of them."""
+    """Prompts that wait at one worker, as it reports them to other workers of its host."""
 
     count: int = 0
     has_late: bool = False
@@ -24,7 +24,7 @@ class WaitingPrompts:
 
     @classmethod
     def all_of(cls, several: Iterable[WaitingPrompts]) -> WaitingPrompts:
-        """Return the prompts of several workers."""
+        """Returns the prompts of several workers."""
         each = list(several)
         late = any(one.has_late for one in each)
         return cls(sum(one.count for one in each), late, sum(one.waiting_s for one in each))
@@ -43,7 +43,7 @@ class DuePrompt:
 
 
 def waiting_s(prompts: Iterable[DuePrompt], cost: StepCost, step_tokens: int) -> float:
-    """Return the seconds that the prompts wait for their first tokens, in sum, if nothing else is computed."""
+    """Returns the seconds that the prompts wait for their first tokens, in sum, if nothing else is computed."""
     ends_s = itertools.accumulate(
         cost.of_prompts(-(-prompt.tokens // step_tokens), prompt.tokens, prompt.pairs) for prompt in prompts
     )
@@ -51,7 +51,8 @@ def waiting_s(prompts: Iterable[DuePrompt], cost: StepCost, step_tokens: int) ->
 
 
 def has_late(prompts: Iterable[DuePrompt], beside: Queued, budget: Budget, step_tokens: int, now_s: float) -> bool:
-    """Return whether a prompt would be late, where one after the other is computed beside the streams of `beside`.
+    """Returns whether a prompt would be late if the prompts are computed one after the other beside the streams of
+    `beside`.
 
     Steps have at most `step_tokens` tokens, and the length that `budget` allows.
     """

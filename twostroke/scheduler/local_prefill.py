@@ -56,14 +56,14 @@ class PrefillSpeeds:
     def beside(
         cls, streams: int, context_tokens: int, *, budget: Budget, chunk_tokens: int, block_size: int
     ) -> PrefillSpeeds:
-        """Return the pace beside streams that attend to `context_tokens`; the source's steps cost as those here."""
+        """Returns the pace beside streams that attend to `context_tokens`; the source's steps cost as those here."""
         there, here = Queued(chunk_tokens), Queued(chunk_tokens, 0.0, streams, context_tokens)
         source_s, local_s = (budget.drain_s(chunk, chunk_tokens) / chunk_tokens for chunk in (there, here))
         return cls(-(-chunk_tokens // block_size), block_size * source_s, block_size * local_s)
 
 
 def choose(pulls: Sequence[AnyPull], pace: PrefillSpeeds, now_s: float) -> AnyPull | None:
-    """Return the oldest pull that its source has not begun and that would be done sooner here, if any.
+    """Returns the oldest pull that its source has not begun and that would be done sooner here, if any.
 
     The source must have other work for as long: streams here are not slowed down for a source that would be idle.
     """

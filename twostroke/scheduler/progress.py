@@ -1,15 +1,15 @@
-"""How sequences come on through their blocks: which blocks they may compute, write and pass over.
+"""Decides for each sequence which blocks it may compute, which it writes, and which it passes over.
 
-A block that somebody else writes is waited for, and one that is filled is passed over. `WindowProgress` does the same
-where layers with a window keep their parts of blocks apart.
+A sequence waits for a block that has another writer, and passes over a block that is filled. `WindowProgress` does the
+same for models with window parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
-from twostroke.ids import PageId
+from twostroke.base.ids import PageId
+from twostroke.kv_cache.parts import Part, parts_of
 from twostroke.kv_cache.pool import BlockPool, Claim
 from twostroke.scheduler.sequence import Sequence
 
@@ -18,37 +18,39 @@ class BlockProgress(Protocol):
     """What a scheduler asks of the blocks of a sequence."""
 
     def may_begin(self, sequence: Sequence) -> bool:
-        """Tell whether a sequence that waits would find all that it needs besides pages."""
+        """Returns whether a waiting sequence would find all that it needs besides pages."""
 
-    def begin(self, sequence: Sequence, claim: Claim) -> list[int]:
-        """Give a sequence its claim; return the blocks whose window parts are to be pulled."""
+    def begin(self, sequence: Sequence, claim: Claim) -> list[Part]:
+        """Gives a sequence its claim; returns the parts that have no writer, in order."""
 
     def catch_up(self, sequence: Sequence) -> None:
-        """Advance `computed` over blocks that others have filled."""
+        """Advances `computed` over blocks that others have filled."""
 
     def runnable_end(self, sequence: Sequence, end: int) -> int:
-        """Return `end`, or an earlier one before a block that is filled or written by another."""
+        """Returns `end`, or an earlier one before a block that is filled or written by another."""
 
     def take(self, sequence: Sequence, start: int, end: int) -> int:
-        """Take what a chunk needs besides pages; return its end, earlier where there is less."""
+        """Takes what a chunk needs besides pages. Returns the chunk's end, which is earlier where there is
+        too little.
+        """
 
     def begin_writing(self, sequence: Sequence, start: int, end: int) -> None:
-        """Make the sequence the writer of what its chunk computes."""
+        """Makes the sequence the writer of what its chunk computes."""
 
     def make_readable(self, sequence: Sequence, end: int) -> None:
-        """Make blocks readable that a forward pass up to `end` has completed."""
+        """Makes blocks readable that a forward pass up to `end` has completed."""
 
     def grow(self, sequence: Sequence) -> bool:
-        """Give a sequence one more block; return False if there is no room."""
+        """Gives a sequence one more block; returns False if there is no room."""
 
     def again_tokens(self, sequence: Sequence) -> int:
-        """Return the tokens that are to be computed again, although the pages of their blocks are filled."""
+        """Returns the number of tokens that are to be computed again although the pages of their blocks are filled."""
 
-    def pull_to(self, sequence: Sequence, depth: int) -> list[int]:
-        """Prepare for a pull that ends after `depth` blocks; return the blocks whose window parts it is to bring."""
+    def pull_to(self, sequence: Sequence, depth: int) -> list[Part]:
+        """Prepares for a pull that ends after `depth` blocks; returns the parts of these that have no writer."""
 
     def release(self, sequence: Sequence) -> None:
-        """Release all that a sequence holds."""
+        """Releases all that a sequence holds."""
 
 
 class PageProgress:
@@ -61,10 +63,10 @@ class PageProgress:
     def may_begin(self, sequence: Sequence) -> bool:
         return True
 
-    def begin(self, sequence: Sequence, claim: Claim) -> list[int]:
+    def begin(self, sequence: Sequence, claim: Claim) -> list[Part]:
         sequence.pages = claim.pages
         sequence.computed = claim.hits * self._block_size
-        return []
+        return parts_of(claim.missing)
 
     def catch_up(self, sequence: Sequence) -> None:
         block = sequence.computed // self._block_size
@@ -84,7 +86,7 @@ class PageProgress:
         return end
 
     def begin_writing(self, sequence: Sequence, start: int, end: int) -> None:
-        for page in self._pages_of(sequence, start, end):
+        for page in sequence.pages[start // self._block_size : -(-end // self._block_size)]:
             if self._pool.is_arriving(page) and self._pool.writer(page) is None:
                 self._pool.assign_writer(page, sequence.session)
 
@@ -107,8 +109,9 @@ class PageProgress:
     def again_tokens(self, sequence: Sequence) -> int:
         return 0
 
-    def pull_to(self, sequence: Sequence, depth: int) -> list[int]:
-        return []
+    def pull_to(self, sequence: Sequence, depth: int) -> list[Part]:
+        pages = enumerate(sequence.pages[: min(depth, len(sequence.block_hashes))])
+        return parts_of(block for block, page in pages if self._pool.is_unwritten(page))
 
     def release(self, sequence: Sequence) -> None:
         for page in sequence.pages:
@@ -119,6 +122,3 @@ class PageProgress:
 
     def has_other_writer(self, sequence: Sequence, page: PageId) -> bool:
         return self._pool.writer(page) not in (None, sequence.session)
-
-    def _pages_of(self, sequence: Sequence, start: int, end: int) -> Iterable[PageId]:
-        return sequence.pages[start // self._block_size : -(-end // self._block_size)]

@@ -1,4 +1,4 @@
-"""A sequence has known tokens (prompt + emitted) and computed ones (those whose KV lies in its pages).
+"""A sequence has known tokens (prompt + emitted) and computed ones (tokens with KV in its pages).
 
 Everything that happens to a sequence either makes a token known (sampling) or lets computed catch up: a prefix hit, an
 arriving page, a forward pass.
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field
 
-from twostroke.grammar.state import GrammarState
-from twostroke.ids import BlockHash, PageId, RequestId, SessionId
+from twostroke.base.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import extend_hashes, root_hash
-from twostroke.request import AdapterRef, PromptLogprobs, SamplingParams
-from twostroke.speculation.speculation import Speculation
+from twostroke.kv_cache.parts import GroupKind, Part
+from twostroke.request import PromptLogprobs, SamplingParams
+from twostroke.scheduler.batch import FeatureRows
+from twostroke.scheduler.demand import Demand
+from twostroke.scheduler.reading import Proposer, TokenReader
 
 
 @dataclass(slots=True)
@@ -21,27 +23,69 @@ class HeldWindows:
     """The window parts that a running sequence holds, where they lie apart from pages."""
 
     slots: dict[int, PageId]
-    """Slot of each block whose part it holds."""
+    """Slot of each block with a window part that it holds."""
     most: int | None
-    """Slots that it spoke for when it began; None: it takes them one by one."""
+    """Slots that were promised to it when it began. None: nothing was promised, and it takes slots one by one."""
     promised: int
-    """Leading blocks that these slots are for: the parts of later blocks are taken beside them."""
+    """Leading blocks to which the promise applies. Slots for later blocks are taken in addition."""
     pulled_depth: int = 0
-    """Blocks after which it goes on where a pull or a load brings all of them; 0 where none is to."""
+    """Number of leading blocks that a pull or a load is to bring. Computing starts after them. 0: nothing is to be
+    brought."""
     full_blocks: int = 0
-    """Leading blocks whose pages are filled."""
+    """Number of leading blocks with filled pages."""
     filled_parts: int = 0
-    """Block before which the chunk that runs next finds window parts that are filled."""
+    """End of the blocks with window parts that are filled already when the next chunk runs."""
 
     @property
     def committed(self) -> int:
-        """Slots that nobody else may speak for."""
+        """Slots that may not be promised to other sequences."""
         return len(self.slots) if self.most is None else self.most
+
+
+class Constraint:
+    """The influence of one feature on the steps of a sequence. A method does nothing unless a feature overrides it."""
+
+    def may_begin(self, sequence: Sequence) -> bool:
+        """Tells whether a waiting sequence may claim its pages now; it is asked again later."""
+        return True
+
+    def began(self, sequence: Sequence) -> None:
+        """Takes note that the sequence has its pages."""
+
+    def demand(self, sequence: Sequence, demand: Demand) -> Demand:
+        """Returns the demand as this feature changes it."""
+        return demand
+
+    def fill(self, rows: FeatureRows, row: int, sequence: Sequence, tokens: range, proposed: tuple[int, ...]) -> None:
+        """Adds to a step what it needs for this sequence. The sequence's chunk has these positions."""
+
+    def ran(self, sequence: Sequence, start: int, end: int) -> None:
+        """Takes note that a step has computed these tokens; it has not been applied to the sequence yet."""
+
+    def scored(self, scores: PromptLogprobs) -> None:
+        """Takes the logprobs that a step has computed for it."""
+
+    def passed(self, sequence: Sequence, before: int) -> None:
+        """Takes note that blocks of others advanced the sequence. It had computed `before` tokens."""
+
+    def most_ahead(self, sequence: Sequence, most: int) -> int:
+        """Returns how many of `most` proposed tokens may run behind the known ones."""
+        return most
+
+    def permitted(self, tokens: tuple[int, ...]) -> int:
+        """Returns how many leading ones of these proposed tokens may come next."""
+        return len(tokens)
+
+    def releases(self, sequence: Sequence) -> None:
+        """Takes note that the sequence is about to release its pages. It may hold none."""
+
+    def preempted(self, sequence: Sequence) -> None:
+        """Forgets what has to be computed again, after the pages are released."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Owned by one scheduler, which alone changes it."""
+    """One sequence of a scheduler. Only that scheduler changes it."""
 
     request_id: RequestId
     session: SessionId
@@ -54,18 +98,17 @@ class Sequence:
     salt: bytes = b""
     sampling: SamplingParams | None = None
     """None: build pages only (a prefill job)."""
-    grammar: GrammarState | None = None
-    """What may come next, where the answer has to match a grammar."""
-    speculation: Speculation | None = None
+    constraints: tuple[Constraint, ...] = ()
+    """What features want of its steps, in the order in which they change its demand."""
+    reader: TokenReader | None = None
+    """Decides which of the drawn tokens become known. None: each one does."""
+    proposer: Proposer | None = None
     """Proposes its next tokens. None: each step makes one of them known."""
     public_blocks: int = 0
-    """Leading blocks whose hashes carry no salt."""
-    adapter: AdapterRef | None = None
-    needs_scores: bool = False
-    """Logprobs of its prompt are wanted and not complete. Until then it computes all of its tokens itself, into pages
-    of its own: pages that are here, or come from elsewhere, bring no logits."""
-    scores: list[PromptLogprobs] = field(default_factory=list)
-    """Logprobs of its prompt so far, step by step."""
+    """Number of leading blocks with hashes without a salt."""
+    computes_all: bool = False
+    """It computes all tokens of its prompt itself, into pages of its own, and finds none that are here. Its blocks get
+    their hashes as they are computed."""
     computed: int = 0
     pages: list[PageId] = field(default_factory=list)
     windows: HeldWindows | None = None
@@ -75,8 +118,8 @@ class Sequence:
     pulled_blocks: int = 0
     """Leading blocks that are to come from another worker."""
     loaded_blocks: int = 0
-    """Leading blocks after which it can go on once lower tiers have brought what they hold; 0 where they bring nothing,
-    and where window parts do not lie apart from pages."""
+    """Number of leading blocks after which it can continue once lower tiers have brought what they hold; 0 where they
+    bring nothing, and where window parts do not lie apart from pages."""
     pending_tokens: int = 0
     """Last tokens of `known` that will probably be computed here, while it waits."""
     passes: int = 0
@@ -91,10 +134,6 @@ class Sequence:
     ended: bool = False
 
     @property
-    def root(self) -> BlockHash:
-        return root_hash()
-
-    @property
     def answer_tokens(self) -> int:
         return len(self.known) - self.prompt_tokens
 
@@ -103,8 +142,21 @@ class Sequence:
         """Start of the next forward pass. A fully computed sequence that samples runs its last token again."""
         return min(self.computed, len(self.known) - 1) if self.sampling else self.computed
 
+    @property
+    def next_start(self) -> int:
+        """Position of the first token that runs next. Only what is computed whole runs other tokens than it lacks."""
+        return self.computed if self.computed < len(self.known) else self.demand().start
+
+    def demand(self) -> Demand:
+        """Returns what it needs of the next step."""
+        start = self.first_query
+        demand = Demand(start, len(self.known) - start)
+        for constraint in self.constraints:
+            demand = constraint.demand(self, demand)
+        return demand
+
     def set_pending(self, held_blocks: int, block_size: int) -> None:
-        """Set the pending tokens at the begin of a wait, when its first `held_blocks` blocks are here."""
+        """Sets the pending tokens at the begin of a wait, when its first `held_blocks` blocks are here."""
         spared = max(held_blocks, self.pulled_blocks) * block_size
         self.pending_tokens = max(len(self.known) - spared, 1 if self.sampling else 0)
 
@@ -113,12 +165,22 @@ class Sequence:
         return self.pending_tokens * (len(self.known) - self.pending_tokens / 2)
 
     def extend_hashes(self, block_size: int, end: int | None = None) -> None:
-        """Hash the blocks that have become full of known tokens, of the first `end` alone."""
+        """Hashes the blocks that have become full of known tokens, only of the first `end` alone."""
         known = self.known if end is None or end >= len(self.known) else self.known[:end]
         extend_hashes(self.block_hashes, known, block_size, self.salt, self.public_blocks)
 
+    def page_of(self, part: Part) -> PageId | None:
+        """Returns the page in which it holds a part; None where it holds none, as after its end."""
+        if part.group is GroupKind.FULL:
+            return self.pages[part.block] if part.block < len(self.pages) else None
+        return None if self.windows is None else self.windows.slots.get(part.block)
+
+    def pages_of(self, parts: TokenSequence[Part]) -> dict[Part, PageId]:
+        """Returns the pages of parts, all of which it holds."""
+        return {part: page for part in parts if (page := self.page_of(part)) is not None}
+
     def parent_of(self, block: int) -> BlockHash:
-        return self.block_hashes[block - 1] if block else self.root
+        return self.block_hashes[block - 1] if block else root_hash()
 
 
 def building(
@@ -126,7 +188,7 @@ def building(
     session: SessionId,
     tokens: TokenSequence[int],
     hashes: TokenSequence[BlockHash],
-    adapter: AdapterRef | None = None,
+    constraints: tuple[Constraint, ...] = (),
 ) -> Sequence:
-    """Return a sequence that only builds the pages of `hashes`; `tokens` fill them exactly."""
-    return Sequence(request_id, session, list(tokens), len(tokens), list(hashes), adapter=adapter)
+    """Returns a sequence that only builds the pages of `hashes`; `tokens` fill them exactly."""
+    return Sequence(request_id, session, list(tokens), len(tokens), list(hashes), constraints=constraints)

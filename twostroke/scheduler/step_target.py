@@ -32,12 +32,13 @@ class StepTarget:
         return self.given_s is not None or self.usual_s is not None
 
     def most_s(self, cost: StepCost) -> float:
-        """Return the longest step for prompts that will not be late."""
+        """Returns the longest step for prompts that will not be late."""
         longest_s = self.given_s or self.usual_s or _most_of(cost)
         return longest_s if self.limit_s is None else min(longest_s, PLANNED_SHARE * self.limit_s)
 
     def most_for_late_s(self, cost: StepCost) -> float:
-        """Return the longest step while a prompt would be late: streams need no more than what was promised to them."""
+        """Returns the longest step while a prompt would be late: streams need no more than what was promised to
+        them."""
         if self.given_s is not None or self.limit_s is None:
             return self.most_s(cost)
         return PLANNED_SHARE * self.limit_s

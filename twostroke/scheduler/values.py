@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from twostroke.kv_cache.parts import Part
 from twostroke.request import FinishReason, SampledToken
 from twostroke.scheduler.sequence import Sequence
 
@@ -19,19 +20,15 @@ class SchedulerLimits:
     align_chunks: bool
     """End chunks on block boundaries, so that every chunk finishes the blocks it began (prefill workers)."""
     on_gpu: bool = False
-    has_exact_blocks: bool = False
-    """Tokens see their own block exact and earlier ones as stored: a sequence whose blocks are all stored runs the last
-    one again, and what is kept of unfinished blocks is released."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedSequence:
-    """A sequence that got its pages. The `missing` blocks have no writer: pull them now, or they are computed."""
+    """A sequence that got its pages."""
 
     sequence: Sequence
-    missing: list[int]
-    missing_windows: tuple[int, ...] = ()
-    """Blocks whose window parts have no writer either, where a pull is to bring them."""
+    missing: list[Part]
+    """Parts that have no writer, in order: let somebody bring them now, or they are computed."""
 
 
 class Emission(NamedTuple):
@@ -40,5 +37,5 @@ class Emission(NamedTuple):
     sequence: Sequence
     token: SampledToken
     finish: FinishReason | None
-    """Reason of the end, if it ended; ERROR means that there is no token: its logits were not finite, or its grammar
+    """Reason of the end, if it ended; ERROR means that there is no token: its logits were not finite, or its reader
     failed."""

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator
 
 from twostroke.scheduler.sequence import Sequence
 
+ADMISSION_LOOKAHEAD = 16
+"""Waiting sequences that one admission round looks at: short ones can pass, and it is cheap enough for every step."""
+
 
 class WaitingQueue:
     def __init__(self) -> None:
@@ -22,13 +25,13 @@ class WaitingQueue:
         return iter(self._sequences)
 
     def append(self, sequence: Sequence) -> None:
-        """Append a sequence; one that has emitted tokens goes before all that have not: its client is reading."""
+        """Appends a sequence; one that has emitted tokens goes before all that have not: its client is reading."""
         begun = itertools.takewhile(lambda other: other.answer_tokens, self._sequences)
         self._sequences.insert(sum(1 for _ in begun) if sequence.answer_tokens else len(self), sequence)
         self._count(sequence, 1)
 
     def append_first(self, sequences: Iterable[Sequence]) -> None:
-        """Put the sequences before all others, in this order."""
+        """Puts the sequences before all others, in this order."""
         for sequence in reversed(list(sequences)):
             self._sequences.appendleft(sequence)
             self._count(sequence, 1)

@@ -1,15 +1,15 @@
-"""How sequences come on through their blocks where layers with a window keep their parts of blocks apart.
+"""Decides which blocks sequences compute, write and pass over, for models with window parts.
 
-A sequence holds the pages of all of its blocks, and the window parts of those that its next tokens see: as it comes on
-it releases the parts that it has passed. It goes on at the deepest block before which all pages and the last window
-parts are here. From there it needs either
+A sequence holds the pages of all of its blocks, and the window parts of those that its next tokens see. As it advances
+it releases the parts that it has passed. It continues after the deepest block before which all pages and the last
+window parts are here. From there it needs one of the following:
 
 - the window parts of every block that it computes, also of those whose pages are filled: of these it computes the
   window parts alone, and what it computes for their pages is not kept; or
 - all pages up to where a pull or a load ends, and the last window parts there: nothing in between.
 
-Those that begin say how many parts they will hold at most: the parts before the block that they compute, those of one
-chunk, and those at the end of a pull. Once its prompt is computed, a sequence takes slots one by one, as it does pages.
+A sequence that begins commits the most parts that it will hold: the parts before the block that it computes, those of
+one chunk, and those at the end of a pull. Once its prompt is computed, it takes slots one by one, as it does pages.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 
-from twostroke.ids import BlockHash, PageId, SessionId
+from twostroke.base.ids import BlockHash, PageId, SessionId
+from twostroke.kv_cache.parts import Part, parts_of
 from twostroke.kv_cache.pool import BlockPool, Claim
-from twostroke.kv_cache.window_parts import WindowParts
+from twostroke.kv_cache.windows.window_group import WindowGroup
 from twostroke.scheduler.progress import PageProgress
 from twostroke.scheduler.sequence import HeldWindows, Sequence
 
@@ -28,12 +29,12 @@ class WindowProgress:
     def __init__(
         self,
         pool: BlockPool,
-        windows: WindowParts,
+        windows: WindowGroup,
         block_size: int,
         step_tokens: int,
         loaded_depth: Callable[[ListOf[BlockHash]], int],
     ) -> None:
-        """`loaded_depth` returns after how many blocks a sequence goes on once lower tiers have brought theirs."""
+        """`loaded_depth` returns after how many blocks a sequence continues once lower tiers have brought theirs."""
         self._pool = pool
         self._windows = windows
         self._loaded_depth = loaded_depth
@@ -47,7 +48,7 @@ class WindowProgress:
         sequence.loaded_blocks = self._loaded_depth(sequence.block_hashes)
         return self._windows.has_room(self._most_parts(sequence, depth))
 
-    def begin(self, sequence: Sequence, claim: Claim) -> list[int]:
+    def begin(self, sequence: Sequence, claim: Claim) -> list[Part]:
         self._whole.begin(sequence, claim)
         hashes, depth = sequence.block_hashes, claim.hits
         most = self._most_parts(sequence, depth)
@@ -62,7 +63,7 @@ class WindowProgress:
         self._leave_promise(sequence)
         if not sequence.preemptions:
             self._count_blocks_to_compute(sequence, claim)
-        return self._take_tail(sequence)
+        return parts_of(claim.missing, self._take_tail(sequence))
 
     def catch_up(self, sequence: Sequence) -> None:
         held, size, count = _held(sequence), self._block_size, len(sequence.block_hashes)
@@ -110,7 +111,7 @@ class WindowProgress:
             slot = held.slots[block]
             if self._windows.is_filled(slot):
                 held.filled_parts = block + 1
-            elif self._is_unwritten(slot):
+            elif self._windows.is_unwritten(slot):
                 self._windows.assign_writer(slot, sequence.session)
 
     def make_readable(self, sequence: Sequence, end: int) -> None:
@@ -147,20 +148,9 @@ class WindowProgress:
             return 0
         return max(0, held.full_blocks * self._block_size - sequence.computed)
 
-    def pull_to(self, sequence: Sequence, depth: int) -> list[int]:
-        held, shape, size = sequence.windows, self._windows.shape, self._block_size
-        tail = shape.tail(min(depth, len(sequence.block_hashes)))
-        if held is None or held.most is None or tail.stop * size <= sequence.computed:
-            return []
-        if not self._windows.has_room(len(tail)):
-            return []
-        self._windows.commit(len(tail))
-        held.most += len(tail)
-        computed = range(tail.stop, min(held.pulled_depth, sequence.prompt_tokens // size))
-        sequence.computed_blocks.update(computed)  # nobody else brings these
-        held.pulled_depth = tail.stop
-        self._take_tail(sequence)
-        return [block for block in tail if self._is_unwritten(held.slots[block])]
+    def pull_to(self, sequence: Sequence, depth: int) -> list[Part]:
+        pages = self._whole.pull_to(sequence, depth)
+        return sorted([*pages, *parts_of((), self._windows_to(sequence, depth))])
 
     def release(self, sequence: Sequence) -> None:
         held, sequence.windows = sequence.windows, None
@@ -171,31 +161,48 @@ class WindowProgress:
 
     # Internals
 
-    def _count_blocks_to_compute(self, sequence: Sequence, claim: Claim) -> None:
-        """Note which blocks of the prompt are computed for this sequence: those after its hit, pulled ones excepted.
+    def _windows_to(self, sequence: Sequence, depth: int) -> list[int]:
+        """Prepares for a pull that ends after `depth` blocks; returns the blocks whose window parts it is to bring."""
+        held, shape, size = sequence.windows, self._windows.shape, self._block_size
+        tail = shape.tail(min(depth, len(sequence.block_hashes)))
+        if held is None or held.most is None or tail.stop * size <= sequence.computed:
+            return []
+        if not self._windows.has_room(len(tail)):
+            return []
+        self._windows.commit(len(tail))
+        held.most += len(tail)
+        computed = range(tail.stop, min(held.pulled_depth, sequence.prompt_tokens // size))
+        sequence.computed_blocks.update(computed)  # nothing else brings these
+        held.pulled_depth = tail.stop
+        self._take_tail(sequence)
+        return [block for block in tail if self._windows.is_unwritten(held.slots[block])]
 
-        Others compute those that are arriving. Of those that are here it may pass over some: nobody counts on that.
+    def _count_blocks_to_compute(self, sequence: Sequence, claim: Claim) -> None:
+        """Notes which blocks of the prompt are computed for this sequence: those after its hit, pulled ones excepted.
+
+        Others compute those that are arriving. Of those that are here it may pass over some: no sequence relies on
+        that.
         """
         first, missing = max(claim.hits, _held(sequence).pulled_depth), set(claim.missing)
         sequence.computed_blocks.update(
             block
             for block in range(first, sequence.prompt_tokens // self._block_size)
-            if block in missing or self._pool.is_filled(claim.pages[block]) or sequence.needs_scores
+            if block in missing or self._pool.is_filled(claim.pages[block]) or sequence.computes_all
         )
 
     def _pulled_depth(self, sequence: Sequence, depth: int) -> int:
-        """Return where a pull or else a load will end, or 0 if a sequence goes on at `depth` without one."""
+        """Returns where a pull, or else a load, will end. 0 if a sequence continues at `depth` without one."""
         pulled = min(sequence.pulled_blocks, len(sequence.block_hashes))
         if pulled > depth:
             return pulled
         return sequence.loaded_blocks if sequence.loaded_blocks > depth else 0
 
     def _promised_blocks(self, sequence: Sequence) -> int:
-        """Return the blocks whose parts come with the chunks that compute them; further ones are taken one by one.
+        """Returns the blocks with parts that come with the chunks that compute them; further ones are taken one by one.
 
         They have hashes, but where a prompt is scored: its blocks get theirs as they are computed.
         """
-        return sequence.prompt_tokens // self._block_size if sequence.needs_scores else len(sequence.block_hashes)
+        return sequence.prompt_tokens // self._block_size if sequence.computes_all else len(sequence.block_hashes)
 
     def _take_slot(self, sequence: Sequence, block: int) -> PageId | None:
         if block < len(sequence.block_hashes):
@@ -210,7 +217,7 @@ class WindowProgress:
         return min(blocks, tails * tail + self._chunk_blocks) + private
 
     def _take_tail(self, sequence: Sequence) -> list[int]:
-        """Hold the window parts at the end of a pull or load; return the blocks whose parts are to be brought."""
+        """Holds the window parts at the end of a pull or load; returns the blocks with parts that are to be brought."""
         held, missing = _held(sequence), list[int]()
         for block in self._windows.shape.tail(held.pulled_depth):
             if block in held.slots:
@@ -227,7 +234,7 @@ class WindowProgress:
         return all(block in held.slots and self._windows.is_filled(held.slots[block]) for block in tail)
 
     def _hold_filled(self, sequence: Sequence, block: int) -> bool:
-        """Hold the window part of a block if it is filled; return False if it is not."""
+        """Holds the window part of a block if it is filled; returns False if it is not."""
         held = _held(sequence)
         slot = held.slots.get(block)
         if slot is not None:
@@ -238,7 +245,8 @@ class WindowProgress:
         return True
 
     def _is_coming(self, sequence: Sequence) -> bool:
-        """Tell whether others write all that a pulled sequence lacks, as far as it is known without looking at each."""
+        """Tells whether others write all that a pulled sequence lacks, as far as it is known without looking at
+        each."""
         held, depth = _held(sequence), _held(sequence).pulled_depth
         if sequence.computed >= depth * self._block_size:
             return False
@@ -252,7 +260,7 @@ class WindowProgress:
         )
 
     def _is_others_work(self, sequence: Sequence, block: int, first: int) -> bool:
-        """Tell whether a chunk that begins with block `first` ends before this one.
+        """Tells whether a chunk that begins with block `first` ends before this one.
 
         Of a chunk either all pages are filled already or none, and so it is with window parts: what a forward pass
         computes of filled ones is not kept.
@@ -268,14 +276,11 @@ class WindowProgress:
         had_part = self._windows.find(sequence.block_hashes[first]) is not None
         return (is_filled, has_part) != (self._pool.is_filled(sequence.pages[first]), had_part)
 
-    def _is_unwritten(self, slot: PageId) -> bool:
-        return self._windows.is_arriving(slot) and self._windows.writer(slot) is None
-
     def _is_others(self, sequence: Sequence, writer: SessionId | None) -> bool:
         return writer not in (None, sequence.session)
 
     def _passed(self, sequence: Sequence, depth: int) -> None:
-        """Release the window parts that no token after the first `depth` blocks sees."""
+        """Releases the window parts that no token after the first `depth` blocks sees."""
         held, shape = _held(sequence), self._windows.shape
         tail = shape.tail(depth)
         passed = sorted(block for block in held.slots if block < tail.start)
@@ -288,14 +293,14 @@ class WindowProgress:
             self._leave_promise(sequence, depth)
 
     def _let_go(self, sequence: Sequence, slots: ListOf[PageId], *, is_end: bool = True) -> None:
-        """Release slots; those that the sequence had begun to write are left to others."""
+        """Releases slots; those that the sequence had begun to write are left to others."""
         for slot in slots:
             if self._windows.writer(slot) == sequence.session:
                 self._windows.clear_writer(slot)
         self._windows.release(slots, is_end=is_end)
 
     def _leave_promise(self, sequence: Sequence, depth: int | None = None) -> None:
-        """Give back slots that were spoken for and are not held, once all promised blocks are computed."""
+        """Gives back slots that were spoken for and are not held, once all promised blocks are computed."""
         held = _held(sequence)
         reached = sequence.computed // self._block_size if depth is None else depth
         if held.most is not None and reached >= held.promised:

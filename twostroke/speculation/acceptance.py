@@ -25,7 +25,7 @@ nothing new is seen of it; as the past fades, it is tried again."""
 
 
 class Rate:
-    """A share of right tokens whose older part fades."""
+    """A share of right tokens. Older tokens count less and less."""
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
@@ -38,12 +38,12 @@ class Rate:
         self.tried = self.tried * fading + 1.0
 
     def fade(self, share: float) -> None:
-        """Keep a share of what was seen."""
+        """Keeps a share of what was seen."""
         self.right *= share
         self.tried *= share
 
     def blended(self, chance: float, weight: float) -> float:
-        """Return the share of right tokens, as if `weight` more tokens had been right with `chance`."""
+        """Returns the share of right tokens, as if `weight` more tokens had been right with `chance`."""
         return (self.right + weight * chance) / (self.tried + weight)
 
 
@@ -54,12 +54,12 @@ class Acceptance:
         self._kinds: defaultdict[str, Rate] = defaultdict(lambda: Rate(MEMORY))
 
     def chance(self, kind: str) -> float:
-        """Return the chance that one token of this kind is right, if those before it are."""
+        """Returns the chance that one token of this kind is right, if those before it are."""
         return self._kinds[kind].blended(PRIORS.get(kind, PRIOR), PRIOR_WEIGHT)
 
     def observe(self, kind: str, is_right: bool) -> None:
         self._kinds[kind].observe(is_right)
 
     def fade(self, kind: str) -> None:
-        """Let what was seen of a kind count less. It is called when an answer begins."""
+        """Lets what was seen of a kind count less. It is called when an answer begins."""
         self._kinds[kind].fade(FADING)

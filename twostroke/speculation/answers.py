@@ -1,21 +1,26 @@
-"""Finished answers of a worker, each kept for requests with the same salt alone: nobody else's text is ever proposed.
+"""Finished answers of a worker, each kept only for requests with the same salt: the text of others is never proposed.
 
 A tenant could read another's text from how fast its own answers are, if both shared one tree.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.speculation.draft import Proposal
-from twostroke.speculation.suffix_tree import SuffixTree
+from twostroke.speculation.suffix_tree import MOST_NEW_NODES, SuffixTree
 
 MATCHED = (16, 8, 4)
 """Lengths of the last tokens that are looked for in earlier answers, the longest first."""
 MOST_TOKENS = 200_000
-"""Tokens of answers that a worker keeps: about 60 MB of tree, where most of them repeat."""
+"""Tokens of answers that a worker keeps, as far as their trees have room."""
+NODE_BYTES = 240
+"""Memory for one node of a tree, with its share of dicts and of texts. Texts of two words take most: 211 bytes."""
+MOST_BYTES = 64 << 20
+"""Memory for all trees. The oldest answers go where the next suffix might take more."""
 LONGEST = 8192
 """Tokens of one answer that are kept, its first ones."""
 OWN_TOKENS = 16
@@ -34,7 +39,7 @@ class _OfSalt:
 @dataclass(slots=True, eq=False)
 class _Answer:
     salt: bytes
-    tokens: tuple[int, ...]
+    tokens: array[int]
     tree: SuffixTree
     taken: int = 0
     """Suffixes that are in the tree: those that begin before this token."""
@@ -47,22 +52,28 @@ class _Answer:
 
 
 class FinishedAnswers:
-    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+    def __init__(self, most_tokens: int = MOST_TOKENS, most_bytes: int = MOST_BYTES) -> None:
         self._most_tokens = most_tokens
+        self._most_nodes = most_bytes // NODE_BYTES
+        self.nodes = 0
+        """Nodes of all trees."""
         self._by_salt: dict[bytes, _OfSalt] = {}
         self._kept: deque[_Answer] = deque()
         self._tokens = 0
         self._coming: deque[_Answer] = deque()
-        """Kept answers of which some suffixes are not in a tree yet, in the same order."""
+        """Kept answers with suffixes that are not in a tree yet, in the same order."""
         self._leaving: deque[_Answer] = deque()
-        """Forgotten answers of which some suffixes are still in a tree."""
+        """Forgotten answers with suffixes that are still in a tree."""
 
     def add(self, salt: bytes, answer: Sequence[int]) -> None:
-        """Keep an answer; the oldest ones go."""
-        tokens = tuple(answer[:LONGEST])
+        """Keeps an answer; the oldest ones go."""
+        tokens = array("I", answer[:LONGEST])
         if not tokens:
             return
-        of_salt = self._by_salt.setdefault(salt, _OfSalt(SuffixTree()))
+        of_salt = self._by_salt.get(salt)
+        if of_salt is None:
+            of_salt = self._by_salt[salt] = _OfSalt(SuffixTree())
+            self.nodes += of_salt.tree.nodes
         of_salt.answers += 1
         kept = _Answer(salt, tokens, of_salt.tree)
         self._kept.append(kept)
@@ -73,7 +84,7 @@ class FinishedAnswers:
         self._go_on()
 
     def tree(self, salt: bytes) -> SuffixTree | None:
-        """Return the tree of the answers with this salt, as far as they have been taken in."""
+        """Returns the tree of the answers with this salt, as far as they have been taken in."""
         self._go_on()
         found = self._by_salt.get(salt)
         return None if found is None else found.tree
@@ -87,6 +98,8 @@ class FinishedAnswers:
         of_salt.answers -= 1
         if not of_salt.answers:
             del self._by_salt[oldest.salt]  # with its tree, and all that is in it
+            self._leaving = deque(each for each in self._leaving if each.tree is not oldest.tree)
+            self.nodes -= oldest.tree.nodes
         elif oldest.taken:
             self._leaving.append(oldest)
 
@@ -94,13 +107,19 @@ class FinishedAnswers:
         for _ in range(SUFFIXES_AT_ONCE):
             if self._leaving:
                 answer = self._leaving[0]
+                before = answer.tree.nodes
                 answer.tree.remove(answer.tokens, answer.removed)
+                self.nodes += answer.tree.nodes - before
                 answer.removed += 1
                 if answer.removed == answer.taken:
                     self._leaving.popleft()
+            elif self._coming and self.nodes + MOST_NEW_NODES > self._most_nodes:
+                self._forget_oldest()
             elif self._coming:
                 answer = self._coming[0]
+                before = answer.tree.nodes
                 answer.tree.add(answer.tokens, answer.taken)
+                self.nodes += answer.tree.nodes - before
                 answer.taken += 1
                 if answer.taken == len(answer.tokens):
                     self._coming.popleft()

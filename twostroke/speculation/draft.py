@@ -17,11 +17,6 @@ class Proposal(NamedTuple):
     """The sampler will draw each of them, because no other token may come."""
 
 
-def drafter_of(kind: str) -> str:
-    """Return the name of the drafter of such proposals."""
-    return kind.split(maxsplit=1)[0]
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     tokens: tuple[int, ...]
@@ -36,4 +31,4 @@ class Drafter(Protocol):
     """Proposes tokens for one answer. It belongs to the worker's event loop: a proposal takes microseconds."""
 
     def propose(self, known: Sequence[int], most: int) -> Proposal | None:
-        """Return up to `most` tokens that may come after `known`, which only grows; None where it has no idea."""
+        """Returns up to `most` tokens that may come after `known`, which only grows; None where it has no idea."""

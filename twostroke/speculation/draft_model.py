@@ -9,18 +9,18 @@ from twostroke.speculation.draft import Proposal
 
 
 class ModelDrafter:
-    """Holds the drafted tokens of one answer until it goes on."""
+    """Holds the drafted tokens of one answer until the answer grows."""
 
     def __init__(self) -> None:
         self._tokens: tuple[int, ...] = ()
         self._known_tokens = 0
 
     def has_drafted(self, known: Sequence[int]) -> bool:
-        """Return whether tokens were drafted to come after these."""
+        """Returns whether tokens were drafted to come after these."""
         return bool(self._tokens) and self._known_tokens == len(known)
 
     def drafted(self, known: Sequence[int], tokens: tuple[int, ...]) -> None:
-        """Take what the draft model has drawn to come after `known`."""
+        """Takes what the draft model has drawn to come after `known`."""
         self._tokens, self._known_tokens = tokens, len(known)
 
     def propose(self, known: Sequence[int], most: int) -> Proposal | None:

@@ -57,6 +57,6 @@ class PromptLookup:
 
 
 def _repeated(tokens: npt.NDArray[np.int32], place: int, most: int) -> tuple[int, ...]:
-    """Return the tokens from `place` on, over and over where they end before `most`: a loop goes on as it did."""
+    """Returns the tokens from `place` on, over and over where they end before `most`: a loop repeats itself."""
     period = tokens[place:].tolist()
-    return tuple(period[rank % len(period)] for rank in range(most))
+    return tuple(period[position % len(period)] for position in range(most))

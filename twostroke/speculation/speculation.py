@@ -1,4 +1,4 @@
-"""Speculation for one answer: proposals of its drafters, and what became of them."""
+"""Speculation for one answer: the proposals of its drafters, and how many of their tokens were right."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 from twostroke.config import DRAFT_MODEL
 from twostroke.speculation.acceptance import OWN_MEMORY, OWN_WEIGHT, Acceptance, Rate
-from twostroke.speculation.draft import NOTHING, Draft, Drafter, Proposal, drafter_of
+from twostroke.speculation.draft import NOTHING, Draft, Drafter, Proposal
 from twostroke.speculation.draft_model import ModelDrafter
 
 
-class Price(NamedTuple):
+class DraftPrice(NamedTuple):
     """What drafted tokens cost and bring in one step, by the fitted cost of steps."""
 
     row_s: float
     """Seconds that the step takes longer for one drafted token."""
     token_s: float
-    """Seconds of a step without drafts for each token that it makes known: what a token that is kept spares."""
+    """Seconds of a step without drafts for each token that it makes known. A kept token saves as much."""
 
 
 class Outcome(NamedTuple):
@@ -27,9 +27,9 @@ class Outcome(NamedTuple):
     run: int = 0
     """Tokens that were run."""
     kept: int = 0
-    """Those of them that were right."""
+    """Tokens of these that were right."""
     saved_s: float = 0.0
-    """Seconds of steps that tokens which were kept have spared."""
+    """Seconds of steps that kept tokens have saved."""
     spent_s: float = 0.0
     """Seconds that drafted tokens have made steps longer."""
     draft_s: float = 0.0
@@ -46,29 +46,29 @@ class Outcome(NamedTuple):
 
 
 Ran = Callable[[str, Outcome], None]
-"""Gets the drafter of a proposal that was run or computed, and what became of it."""
+"""Gets the drafter of a proposal that was run or computed, and its outcome."""
 MOST_DRAFTED = 32
-"""Most tokens of one draft: where each is right with a chance of 0.9, all of 32 are right one time in thirty."""
+"""Most tokens of one draft. Where each is right with a probability of 0.9, all 32 are right one time in thirty."""
 
 
 class Speculation:
     def __init__(
         self, drafters: Sequence[Drafter], acceptance: Acceptance, ran: Ran = lambda kind, outcome: None
     ) -> None:
-        """`ran` is told of each draft that was run."""
+        """`ran` is called with each draft that was run."""
         self._ran = ran
         self._drafters = drafters
         self._others = [each for each in drafters if not isinstance(each, ModelDrafter)]
         self.of_model = next((each for each in drafters if isinstance(each, ModelDrafter)), None)
-        """Takes what a draft model draws; None where none may propose."""
+        """Takes the tokens that a draft model draws. None where no draft model may propose."""
         self._acceptance = acceptance
         self._own: dict[str, Rate] = {}
-        """What became of proposals of each kind in this answer."""
+        """How often tokens of each drafter were right in this answer."""
         self._proposal: Proposal | None = None
-        """What was proposed for the step that comes or runs, whether or not it was run."""
+        """The proposal for the next or current step, whether or not it is run."""
         self._certain = 0
         """Its leading tokens that a grammar forces: nothing is learned from those."""
-        self._price = Price(0.0, 0.0)
+        self._price = DraftPrice(0.0, 0.0)
         self.outcomes: dict[str, Outcome] = {}
         """What became of all drafts of this answer, by drafter."""
 
@@ -78,12 +78,12 @@ class Speculation:
         return functools.reduce(Outcome.plus, self.outcomes.values(), Outcome())
 
     def propose(self, known: Sequence[int], most: int) -> Draft:
-        """Return the draft with the most tokens that are expected to be right, of at most `most` tokens."""
+        """Returns the draft with the most tokens that are expected to be right, of at most `most` tokens."""
         draft, self._proposal, self._certain = self._best(self._drafters, known, most)
         return draft
 
     def foreseen(self, known: Sequence[int], most: int) -> Draft:
-        """Return what would be proposed without a draft model, and remember nothing of it."""
+        """Returns what would be proposed without a draft model. It keeps nothing."""
         return self._best(self._others, known, most)[0]
 
     @property
@@ -92,25 +92,25 @@ class Speculation:
         return self._chance(DRAFT_MODEL)
 
     def computed(self, seconds: float) -> None:
-        """Note that a draft model has computed for this answer."""
+        """Notes that a draft model has computed for this answer."""
         self._note(DRAFT_MODEL, Outcome(draft_s=seconds))
 
-    def runs(self, price: Price) -> None:
-        """Note the price at which the latest proposal is run."""
+    def runs(self, price: DraftPrice) -> None:
+        """Notes the price at which the latest proposal is run."""
         self._price = price
 
     def drawn(self, tokens: Sequence[int], run: int) -> None:
-        """Learn from the tokens that became known where the latest proposal's first `run` tokens were run.
+        """Learns from the tokens that became known where the latest proposal's first `run` tokens were run.
 
-        The token behind those shows too whether the next proposed one was right, although that was not run. Tokens that
+        The token after those also shows whether the next proposed one was right, although that was not run. Tokens that
         a grammar forces may follow a wrong one.
         """
         proposal, self._proposal = self._proposal, None
         if proposal is None:
             return
         right = 0
-        for rank, (proposed, token) in enumerate(zip(proposal.tokens, tokens, strict=False)):
-            if rank >= self._certain:
+        for position, (proposed, token) in enumerate(zip(proposal.tokens, tokens, strict=False)):
+            if position >= self._certain:
                 self._observe(proposal.kind, proposed == token)
             if proposed != token:
                 break
@@ -120,7 +120,7 @@ class Speculation:
             self._note(proposal.kind, Outcome(run, kept, kept * self._price.token_s, run * self._price.row_s))
 
     def _best(self, drafters: Sequence[Drafter], known: Sequence[int], most: int) -> tuple[Draft, Proposal | None, int]:
-        """Return the draft with the most tokens that are expected to be right, and the proposal behind it.
+        """Returns the draft with the most tokens that are expected to be right, and the proposal behind it.
 
         Where a drafter is certain, other proposals count only if they begin with its tokens. The last value is the
         number of those tokens.
@@ -135,13 +135,13 @@ class Speculation:
                 continue
             chance = self._chance(proposal.kind)
             unsure = range(1, len(proposal.tokens) - len(certain) + 1)
-            chances = (1.0,) * len(certain) + tuple([chance**rank for rank in unsure])
+            chances = (1.0,) * len(certain) + tuple([chance**position for position in unsure])
             if sum(chances) > sum(draft.chances):
                 best, draft = proposal, Draft(proposal.tokens, chances)
         return draft, best, len(certain)
 
     def _note(self, kind: str, outcome: Outcome) -> None:
-        drafter = drafter_of(kind)
+        drafter, _, _ = kind.partition(" ")
         self.outcomes[drafter] = self.outcomes.get(drafter, Outcome()).plus(outcome)
         self._ran(drafter, outcome)
 

@@ -15,6 +15,6 @@ request                     router: received to last token sent; child of the cl
         ├── chunk           prompt tokens that the decode worker computes itself
         └── decode          first token to last: tokens, steps, preemptions
 
-Every process keeps the spans of its latest requests (`twostroke trace REQUEST` asks for them), counts their lengths by
-name, and, where it is told to, sends those of sampled traces to a collector.
+Every process keeps the spans of its latest requests (`twostroke trace REQUEST` asks for them), and counts their lengths
+by name. If a collector is configured, it sends the spans of sampled traces there.
 """

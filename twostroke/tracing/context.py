@@ -12,20 +12,20 @@ HEADER = "traceparent"
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 _RATIO_BITS = 56
-"""The bits of a trace id by which sampling goes: those that the standard asks to be random."""
+"""The bits of a trace id that decide about sampling. The standard asks them to be random."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
     trace_id: int
-    """128 bits, as all others but 0."""
+    """128 bits, not 0."""
     span_id: int
     """64 bits."""
     is_sampled: bool
 
     @classmethod
     def parse(cls, header: str) -> TraceContext | None:
-        """None for what is no valid header: the standard asks to go on as if there were none."""
+        """Returns None for an invalid header: the standard asks to ignore it."""
         matched = _FORM.fullmatch(header.strip())
         if matched is None or matched[1] == "ff" or (matched[1] == "00" and matched[5]):
             return None
@@ -34,7 +34,7 @@ class TraceContext:
 
     @classmethod
     def begin(cls, seed: str, ratio: float) -> TraceContext:
-        """Begin a trace here. Equal seeds make equal traces, whichever process begins them, and the share `ratio` of
+        """Begins a trace here. Equal seeds make equal traces, whichever process begins them, and the share `ratio` of
         all seeds is sampled."""
         trace_id = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=16).digest(), "big") or 1
         is_sampled = trace_id % (1 << _RATIO_BITS) < ratio * (1 << _RATIO_BITS)

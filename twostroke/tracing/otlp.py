@@ -1,6 +1,6 @@
 """Sends spans to a collector over OTLP/gRPC: one thread, so that no request ever waits for it.
 
-What the collector does not take (it is down, or slow) is dropped and counted: serving goes on. OpenTelemetry's own
+What the collector does not take (it is down, or slow) is dropped and counted: serving continues. OpenTelemetry's own
 exporter does the talking; its batching is not used, as it does not count what it drops.
 """
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.tracing.span import Span
 
 if TYPE_CHECKING:  # an extra of the package, and half a second of imports
@@ -39,8 +39,9 @@ CLOSE_S = 2.0
 
 class OtlpExporter:
     def __init__(self, endpoint: str, resource: Mapping[str, str], dropped: Callable[[int], None]) -> None:
-        """`dropped` is told how many spans were lost, on whatever thread. Raises ConfigError where the extra is
-        missing."""
+        """`dropped` is called with the number of lost spans, on any thread. Raises ConfigError where the extra is
+        missing.
+        """
         self._exporter, self._resource = _library(endpoint, resource)
         self._endpoint = endpoint
         self._dropped = dropped
@@ -69,7 +70,7 @@ class OtlpExporter:
             self._send([span for span in batch if span is not None])
 
     def _batch(self) -> list[Span | None]:
-        """At least one; None is the last of all."""
+        """Returns at least one span. None is the last of all."""
         batch, full_s = [self._pending.get()], time.monotonic() + LINGER_S
         with contextlib.suppress(queue.Empty):
             while len(batch) < MAX_BATCH and batch[-1] is not None:
@@ -102,7 +103,7 @@ def _library(endpoint: str, resource: Mapping[str, str]) -> tuple[OTLPSpanExport
         raise ConfigError(
             "--otlp-endpoint needs OpenTelemetry's exporter: pip install 'twostroke[tracing]'", field="otlp_endpoint"
         ) from error
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # a line for each batch; one is said here instead
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # a line for each batch; one is logged here instead
     return OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_S), Resource.create(dict(resource))
 
 

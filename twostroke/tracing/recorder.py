@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import heapq
 import itertools
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from twostroke.tracing.context import TraceContext
-from twostroke.tracing.slowest import SlowestRequests
 from twostroke.tracing.span import OpenSpan, Span
 
 MOST_REQUESTS = 1000
-"""Requests whose spans are kept: some ten kilobytes each."""
+"""Requests with kept spans: some ten kilobytes each."""
 MOST_SPANS = 256
 """Spans of one request. A prompt of many chunks, or a stream that is moved again and again, has more."""
+MOST_KEPT_SPANS = 20_000
+"""Spans of all requests: a thousand requests with the most spans would take some hundred megabytes."""
 MOST_NAMES = 20_000
-"""Names of requests whose spans are kept no longer: it can be said that they were here."""
+"""Names of requests with spans that are kept no longer: it can be said that they were here."""
+
+WINDOW_S = 60.0
+PERIOD_S = 5.0
+"""Time that shares one list: the window moves on by this much."""
+MOST_PER_PERIOD = 16
+"""Requests that are kept of each period: some ten kilobytes each."""
 
 _STREAM = re.compile(r"(?P<stream>.+~[0-9a-f]{16}(\.[0-9a-f]{16})?)(/\d+)?(#\d+)?")
 """Requests of one stream are named after it: STREAM, STREAM/PROMPT#CHOICE. A stream may end in its owner's mark."""
@@ -29,20 +37,57 @@ _ANSWER_ID = re.compile(r"(chatcmpl|cmpl)-(?P<request>.+)")
 """The `id` of an answer of OpenAI's API is made of the request's id."""
 
 
+class Observer(Protocol):
+    def observe(self, amount: float, /) -> None:
+        """Takes the seconds of a span."""
+
+
 class Exporter(Protocol):
     def put(self, span: Span) -> None:
-        """Send it some time later. Never blocks, never fails."""
+        """Sends it some time later. Never blocks, never fails."""
 
     def close(self) -> None:
-        """What is pending is sent, or given up soon."""
+        """Sends what is pending, or gives it up soon."""
 
 
-class NoExporter:
-    def put(self, span: Span) -> None:
-        """Nobody wants it."""
+@dataclass(slots=True)
+class _Period:
+    begin_s: float
+    kept: list[tuple[float, str, Sequence[Span]]] = field(default_factory=list)
+    """A heap: the fastest comes first."""
 
-    def close(self) -> None:
-        """Nothing is pending."""
+
+class SlowestRequests:
+    """The slowest requests of the last minute, so that a busy router still knows them when it forgets the others."""
+
+    def __init__(self) -> None:
+        self._periods: deque[_Period] = deque()
+
+    def ended(self, stream: str, spans: Sequence[Span], seconds: float, now_s: float) -> None:
+        """Takes a request that has ended at `now_s`, if it is among the slowest of its period."""
+        if not self._periods or now_s >= self._periods[-1].begin_s + PERIOD_S:
+            self._forget(now_s)
+            self._periods.append(_Period(now_s))
+        kept = self._periods[-1].kept
+        if len(kept) < MOST_PER_PERIOD:
+            heapq.heappush(kept, (seconds, stream, spans))
+        elif seconds > kept[0][0]:
+            heapq.heapreplace(kept, (seconds, stream, spans))
+
+    def of_the_last_minute(self, now_s: float) -> Iterator[tuple[str, Sequence[Span]]]:
+        """Yields names and spans, in no order."""
+        self._forget(now_s)
+        for period in self._periods:
+            yield from ((stream, spans) for _, stream, spans in period.kept)
+
+    def find(self, is_meant: Callable[[str], bool]) -> tuple[str, Sequence[Span]] | None:
+        """Returns name and spans of one whose name is meant, of the latest period that has any."""
+        kept = (each for period in reversed(self._periods) for each in period.kept)
+        return next(((stream, spans) for _, stream, spans in kept if is_meant(stream)), None)
+
+    def _forget(self, now_s: float) -> None:
+        while self._periods and self._periods[0].begin_s + PERIOD_S + WINDOW_S <= now_s:
+            self._periods.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +105,23 @@ class Recorder:
         *,
         ratio: float = 1.0,
         exporter: Exporter | None = None,
-        measure: Callable[[str, float], None] | None = None,
+        lengths: Mapping[str, Observer] | None = None,
     ) -> None:
-        """`measure` is told of every span's name and seconds."""
+        """Spans of the names in `lengths` are measured there."""
         self.process = process
         self._ratio = ratio
-        self._exporter = exporter or NoExporter()
-        self._measure = measure
+        self._exporter = exporter
+        self._lengths = lengths or {}
         self._kept: OrderedDict[str, list[Span]] = OrderedDict()
+        self._spans = 0
+        """Spans of all kept requests."""
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._slowest = SlowestRequests()
         """The slowest of the requests that came in here."""
         self._watcher: Callable[[Span], None] | None = None
 
     def root(self, name: str, request_id: str, header: str) -> OpenSpan:
-        """Begin the span in which a request comes in; `header` is what the client says of its own trace, if
+        """Begins the span in which a request comes in; `header` is what the client says of its own trace, if
         anything."""
         parent = TraceContext.parse(header) if header else None
         stream = stream_of(request_id)
@@ -82,13 +129,15 @@ class Recorder:
         return self._open(name, stream, context, None if parent is None else parent.span_id, is_root=True)
 
     def begin(self, name: str, request_id: str, parent: TraceContext | None) -> OpenSpan:
-        """Inside of another process's span (or another part's of this one). Without a parent it is measured only."""
+        """Begins a span inside a span of another process, or of another part of this one. Without a parent it is only
+        measured.
+        """
         if parent is None:
             return OpenSpan(name, self.process, TraceContext.begin(request_id, 0.0), None, self._count)
         return self._open(name, stream_of(request_id), parent.child(), parent.span_id)
 
     def find(self, name: str) -> Kept | None:
-        """The latest stream that `name` may mean; None where nothing is kept of any.
+        """Returns the latest stream that `name` may mean; None where nothing is kept of any.
 
         It may be the stream's name or that of one of its requests, the id of the client's request, or an answer's id.
         """
@@ -103,20 +152,20 @@ class Recorder:
         return None
 
     def latest(self, most: int) -> list[Kept]:
-        """The streams that came last, the latest first. One without a root span is still open."""
+        """Returns the streams that came last, the latest first. One without a root span is still open."""
         return [Kept(stream, tuple(self._kept[stream])) for stream in itertools.islice(reversed(self._kept), most)]
 
     def slowest(self) -> list[Kept]:
-        """The slowest of those that came in here and ended within the last minute, in no order."""
+        """Returns the slowest of those that came in here and ended within the last minute, in no order."""
         return [Kept(stream, tuple(spans)) for stream, spans in self._slowest.of_the_last_minute(time.time())]
 
     def has_forgotten(self, name: str) -> bool:
-        """It was here, too long ago."""
+        """Returns whether the spans of this name were here and are forgotten."""
         return any(_is_meant(stream, meaning) for meaning in _meanings(name) for stream in self._gone)
 
     @contextlib.contextmanager
     def watched(self, watcher: Callable[[Span], None]) -> Iterator[None]:
-        """Pass every span that ends within the block to `watcher`, too."""
+        """Passes every span that ends within the block to `watcher`, too."""
         self._watcher = watcher
         try:
             yield
@@ -124,8 +173,9 @@ class Recorder:
             self._watcher = None
 
     def close(self) -> None:
-        """May take a moment: not on an event loop."""
-        self._exporter.close()
+        """Closes the exporter. It may take a moment, so do not call it on an event loop."""
+        if self._exporter is not None:
+            self._exporter.close()
 
     def _open(
         self, name: str, stream: str, context: TraceContext, parent_id: int | None, *, is_root: bool = False
@@ -134,35 +184,34 @@ class Recorder:
             self._kept[stream] = []
             self._gone.pop(stream, None)
             self._forget_some()
-        take = functools.partial(self._take, stream)
-        if is_root:
-            take = functools.partial(self._take_of_root, stream, context.span_id)
+        take = functools.partial(self._take, stream, context.span_id if is_root else None)
         return OpenSpan(name, self.process, context, parent_id, take)
 
-    def _take_of_root(self, stream: str, root_id: int, span: Span) -> None:
-        """Take the root span, or a part of it."""
-        self._take(stream, span)
-        spans = self._kept.get(stream)
-        if span.context.span_id == root_id and spans is not None:
-            self._slowest.ended(stream, spans, span.end_s - span.start_s, span.end_s)
-
-    def _take(self, stream: str, span: Span) -> None:
+    def _take(self, stream: str, root_id: int | None, span: Span) -> None:
+        """`root_id`: the span is the root, which has that id, or a part of it."""
         spans = self._kept.get(stream)
         if spans is not None and len(spans) < MOST_SPANS:
             spans.append(span)
-        if span.context.is_sampled:
+            self._spans += 1
+            self._forget_some()
+        if span.context.is_sampled and self._exporter is not None:
             self._exporter.put(span)
         self._count(span)
+        if span.context.span_id == root_id and stream in self._kept:
+            self._slowest.ended(stream, self._kept[stream], span.end_s - span.start_s, span.end_s)
 
     def _count(self, span: Span) -> None:
-        if self._measure is not None:
-            self._measure(span.name, span.end_s - span.start_s)
+        length = self._lengths.get(span.name)
+        if length is not None:
+            length.observe(span.end_s - span.start_s)
         if self._watcher is not None:
             self._watcher(span)
 
     def _forget_some(self) -> None:
-        while len(self._kept) > MOST_REQUESTS:
-            self._gone[self._kept.popitem(last=False)[0]] = None
+        while len(self._kept) > MOST_REQUESTS or (self._spans > MOST_KEPT_SPANS and len(self._kept) > 1):
+            stream, spans = self._kept.popitem(last=False)
+            self._spans -= len(spans)
+            self._gone[stream] = None
         while len(self._gone) > MOST_NAMES:
             self._gone.popitem(last=False)
 
@@ -173,7 +222,7 @@ def stream_of(request_id: str) -> str:
 
 
 def _meanings(name: str) -> list[str]:
-    """The ids that `name` may stand for, the literal one first: a client may call its own request "cmpl-1"."""
+    """Returns the ids that `name` may stand for, the literal one first: a client may call its own request "cmpl-1"."""
     answer = _ANSWER_ID.fullmatch(name)
     names = [name] if answer is None else [name, answer["request"]]
     return list(dict.fromkeys([*names, *map(stream_of, names)]))

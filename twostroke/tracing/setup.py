@@ -33,7 +33,7 @@ STAGES = {
     "prefill": ("prefill", "queue", "pull"),
     "decode": ("attempt", "queue", "pull", "decode"),
 }
-"""Spans whose lengths are counted. Not those of single chunks: steps are."""
+"""Spans with counted lengths. Not those of single chunks: steps are."""
 
 
 def recorder_of(process: str, role: str, config: TracingConfig, registry: CollectorRegistry) -> Recorder:
@@ -50,12 +50,8 @@ def recorder_of(process: str, role: str, config: TracingConfig, registry: Collec
         "twostroke_spans_dropped", "Spans that the collector did not take.", ("role",), registry=registry
     ).labels(role=role)
 
-    def measure(name: str, length_s: float) -> None:
-        if name in stages:
-            stages[name].observe(length_s)
-
     exporter = None
     if config.otlp_endpoint is not None:
         resource = {"service.name": f"twostroke-{role}", "service.instance.id": process}
         exporter = OtlpExporter(config.otlp_endpoint, resource, dropped.inc)
-    return Recorder(process, ratio=config.ratio, exporter=exporter, measure=measure)
+    return Recorder(process, ratio=config.ratio, exporter=exporter, lengths=stages)

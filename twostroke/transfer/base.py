@@ -13,6 +13,7 @@ import asyncio
 import enum
 import functools
 import os
+import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,11 +23,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from twostroke.errors import InvalidRequest
-from twostroke.ids import Epoch, PageId
+from twostroke.base.errors import InvalidRequest
+from twostroke.base.ids import Epoch, PageId
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import Pages
+from twostroke.security.trusted_paths import private_folder
 
+SOCKETS: Final = "pages"
+"""Name of the user's private folder with the Unix sockets of page transports."""
 MOST_REGIONS: Final = 16
 """Page groups that a peer may have, far more than any model."""
 
@@ -48,9 +52,9 @@ class PageEndpoint:
     transport: str
     """Name of the implementation: "shm", "tcp", ..."""
     address: str
-    """Address for that implementation: host:port, the name of an abstract socket, ..."""
+    """Address for that implementation: host:port, the name of a Unix socket, ..."""
     host_id: str
-    """Boot id of the machine (and its network namespace where that matters): same-host transports compare it."""
+    """What `host_id` says at the owner: same-host transports compare it."""
     epoch: Epoch
     fingerprint: str
     layout: PoolLayout
@@ -73,12 +77,12 @@ class PageEndpoint:
 
 
 def numbers_of(layout: PoolLayout) -> list[int]:
-    """Return what messages say of a layout: the pages of each region and the bytes of one."""
+    """Returns what messages say of a layout: the pages of each region and the bytes of one."""
     return [number for region in layout.regions for number in (region.pages, region.page_bytes)]
 
 
 def layout_of(numbers: Sequence[Any]) -> PoolLayout:
-    """Return the layout of a message. Raises ValueError."""
+    """Returns the layout of a message. Raises ValueError."""
     if not 0 < len(numbers) <= 2 * MOST_REGIONS or len(numbers) % 2 or {type(value) for value in numbers} != {int}:
         raise ValueError(f"it does not say pages and bytes of 1 to {MOST_REGIONS} regions")
     if min(numbers) < 0:
@@ -128,19 +132,19 @@ class PageTransport(abc.ABC):
 
     @abc.abstractmethod
     async def open(self, memory: Pages, identity: Identity) -> PageEndpoint:
-        """Make `memory` readable by peers that show the token and name this epoch and fingerprint. Called once."""
+        """Makes `memory` readable by peers that show the token and name this epoch and fingerprint. Called once."""
 
     @abc.abstractmethod
     def read_into(self, memory: Pages, identity: Identity) -> None:
-        """Let pulls copy into `memory` without making it readable. Called once, and instead of `open`."""
+        """Lets pulls copy into `memory` without making it readable. Called once, and instead of `open`."""
 
     @abc.abstractmethod
     def reaches(self, endpoint: PageEndpoint) -> bool:
-        """Tell whether a peer's endpoint of this kind can be connected to from here."""
+        """Tells whether a peer's endpoint of this kind can be connected to from here."""
 
     @abc.abstractmethod
     async def connect(self, endpoint: PageEndpoint, deadline_s: float) -> Peer:
-        """Reach a peer within `deadline_s` seconds; idempotent per (address, epoch), a new epoch replaces the old.
+        """Reaches a peer within `deadline_s` seconds; idempotent per (address, epoch), a new epoch replaces the old.
 
         Raises PeerLost (no answer), StaleEpoch (another epoch answers), FingerprintMismatch (both values in the
         message) or Unauthenticated.
@@ -148,19 +152,19 @@ class PageTransport(abc.ABC):
 
     @abc.abstractmethod
     def pull(self, peer: Peer, copies: Sequence[PageCopy], deadline_s: float) -> Transfer:
-        """Start copying; it expires `deadline_s` seconds from now. Raises InvalidRequest for pages out of bounds."""
+        """Starts copying; it expires `deadline_s` seconds from now. Raises InvalidRequest for pages out of bounds."""
 
     @abc.abstractmethod
     async def wait(self, transfer: Transfer) -> TransferResult:
-        """Return how the transfer ended, soon after the deadline at the latest. May be awaited once."""
+        """Returns how the transfer ended, soon after the deadline at the latest. May be awaited once."""
 
     @abc.abstractmethod
     async def fence(self, transfer: Transfer) -> None:
-        """After this returns, no byte of the transfer's local pages can change any more."""
+        """Returns when no byte of the transfer's local pages can change any more."""
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """End all connections and threads, ours and served ones."""
+        """Ends all connections and threads, ours and served ones."""
 
     @property
     def refused(self) -> Mapping[str, int]:
@@ -169,17 +173,17 @@ class PageTransport(abc.ABC):
 
 
 def digest(page: npt.NDArray[np.uint8] | bytes | memoryview) -> bytes:
-    """Return the digest of one page's bytes (XXH3, 64 bits). It detects damage and stale pages, not attackers."""
+    """Returns the digest of one page's bytes (XXH3, 64 bits). It detects damage and stale pages, not attackers."""
     return xxhash.xxh3_64_digest(page.data if isinstance(page, np.ndarray) else page)
 
 
 async def fence_for_good(transport: PageTransport, transfer: Transfer) -> None:
-    """Wait for the fence even when cancelled, because the pages may be written to until it has returned."""
+    """Waits for the fence even when cancelled, because the pages may be written to until it has returned."""
     await until_done(transport.fence(transfer))
 
 
 async def until_done(end: Coroutine[Any, Any, object]) -> None:
-    """Wait for `end` even when cancelled; raise CancelledError afterwards then."""
+    """Waits for `end` even when cancelled; raises CancelledError afterwards then."""
     ending = asyncio.ensure_future(end)
     was_cancelled = False
     while not ending.done():
@@ -194,10 +198,21 @@ async def until_done(end: Coroutine[Any, Any, object]) -> None:
 
 @functools.cache
 def host_id() -> str:
-    """Return the kernel's boot id and network namespace.
+    """Returns the kernel's boot id, network namespace, and what tells this user's folder of sockets from others.
 
-    They are equal exactly for processes that can reach each other's abstract Unix sockets.
+    They are equal exactly for processes that can reach each other's Unix sockets and loopback. A process that can have
+    no folder is equal to none.
     """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as text:
         boot_id = text.read().strip()
-    return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}"
+    try:
+        folder = private_folder(SOCKETS).stat()
+        sockets = f"{folder.st_dev}-{folder.st_ino}"
+    except OSError:  # a transport with Unix sockets reports it when it is opened
+        sockets = f"none-{secrets.token_hex(8)}"
+    return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}/{sockets}"
+
+
+def shares_loopback(other: str) -> bool:
+    """Returns whether the process with that host id reaches our loopback, whatever folder its sockets lie in."""
+    return other.rpartition("/")[0] == host_id().rpartition("/")[0]

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import (
     Identity,
@@ -42,11 +42,11 @@ class CopyThreadTransport(PageTransport, abc.ABC, Generic[AnyPeer, AnyPages]):
 
     @abc.abstractmethod
     async def listen(self, validator: ReaderValidator, memory: AnyPages) -> tuple[str, Listener]:
-        """Listen for readers of `memory`; return the address for peers and the listener."""
+        """Listens for readers of `memory`; returns the address for peers and the listener."""
 
     @abc.abstractmethod
     async def reach(self, endpoint: PageEndpoint, identity: Identity, memory: AnyPages, deadline_s: float) -> AnyPeer:
-        """Return a peer that answers; its pages will be copied into `memory`."""
+        """Returns a peer that answers; its pages will be copied into `memory`."""
 
     async def open(self, memory: Pages, identity: Identity) -> PageEndpoint:
         moved = self._checked(memory)

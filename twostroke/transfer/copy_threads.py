@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 async def off_loop(function: Callable[[], Result]) -> Result:
-    """Run a blocking function on a thread of its own."""
+    """Runs a blocking function on a thread of its own."""
     future: Future[Result] = Future()
     thread = threading.Thread(target=_run_job, args=(future, function), name="pages-off-loop", daemon=True)
     thread.start()
@@ -43,9 +43,10 @@ class CopyThreads(Generic[State]):
             thread.start()
 
     def submit(self, job: Callable[[State], Result], future: Future[Result]) -> None:
-        """`future` gets what the job returns or raises, ConnectionAbortedError if they are closed.
+        """Queues a job. `future` gets what the job returns or raises, or ConnectionAbortedError if the threads are
+        closed.
 
-        Cancelling it before the job's turn drops the job.
+        Cancelling it before the job begins drops the job.
         """
         with self._lock:
             if self._closed:
@@ -54,7 +55,7 @@ class CopyThreads(Generic[State]):
                 self._jobs.put((future, job))
 
     def close(self) -> None:
-        """Let the threads end after the jobs that they have; blocks until then."""
+        """Lets the threads end after the jobs that they have; blocks until then."""
         with self._lock:
             self._closed = True
             for _ in self._threads:
@@ -71,13 +72,13 @@ class CopyThreads(Generic[State]):
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Wake every thread that blocks on this socket; its owner closes it."""
+    """Wakes every thread that blocks on this socket; its owner closes it."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TlsSocket's own would end TLS under the reading thread
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Tell whether the other end of an idle connection is gone, or sends unasked."""
+    """Tells whether the other end of an idle connection is gone, or sends unasked."""
     try:
         sock.setblocking(False)
         socket.socket.recv(sock, 1, socket.MSG_PEEK)  # TlsSocket's own cannot peek

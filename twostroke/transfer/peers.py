@@ -8,8 +8,8 @@ import threading
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from twostroke.errors import FingerprintMismatch, PeerLost, StaleEpoch
-from twostroke.ids import Epoch
+from twostroke.base.errors import FingerprintMismatch, PeerLost, StaleEpoch
+from twostroke.base.ids import Epoch
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, Peer
 from twostroke.transfer.copy_threads import off_loop
 from twostroke.transfer.pulls import Pull
@@ -21,7 +21,7 @@ _GRACE_S = 0.02
 
 
 class CopyThreadPeer(Peer, abc.ABC):
-    """A peer whose copies run on threads of its own."""
+    """A peer with its own copy threads."""
 
     def __init__(self, endpoint: PageEndpoint) -> None:
         self.endpoint = endpoint
@@ -31,7 +31,7 @@ class CopyThreadPeer(Peer, abc.ABC):
         self._is_closed = False
 
     def close(self) -> None:
-        """Fail queued pulls, hang up, end the threads. Blocks until that is done."""
+        """Fails queued pulls, closes the connections and ends the threads. It blocks until that is done."""
         with self._close_lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -39,11 +39,11 @@ class CopyThreadPeer(Peer, abc.ABC):
 
     @abc.abstractmethod
     def start_handshake(self, deadline: Deadline) -> Future[Welcome]:
-        """Make sure on the peer's thread that it answers; connect if no connection is alive."""
+        """Makes sure on the peer's thread that it answers; connects if no connection is alive."""
 
     @abc.abstractmethod
     def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
-        """Queue a pull for the peer's threads."""
+        """Queues a pull for the peer's threads."""
 
     @abc.abstractmethod
     def end(self) -> None:
@@ -59,14 +59,16 @@ class Peers(Generic[AnyPeer]):
     def __init__(self) -> None:
         self._peers: dict[tuple[str, Epoch], AnyPeer] = {}
         self._arriving: set[AnyPeer] = set()
-        """Peers whose handshake is under way."""
+        """Peers with an unfinished handshake."""
         self._is_closed = False
 
     def find(self, endpoint: PageEndpoint) -> AnyPeer | None:
         return self._peers.get((endpoint.address, endpoint.epoch))
 
     async def reach(self, peer: AnyPeer, deadline_s: float) -> AnyPeer:
-        """Shake hands, remember the peer and close the one it replaces. Raises what `PageTransport.connect` does."""
+        """Performs the handshake, keeps the peer and closes the one it replaces. Raises what `PageTransport.connect`
+        does.
+        """
         self._arriving.add(peer)
         try:
             peer.worker_id = (await _handshake(peer, deadline_s)).worker_id
@@ -119,7 +121,7 @@ class Peers(Generic[AnyPeer]):
 
 
 def refuse_other_layouts(endpoint: PageEndpoint, identity: Identity, page_sizes: tuple[int, ...]) -> None:
-    """Raise FingerprintMismatch if the endpoint already shows another layout: other `page_sizes` of the groups."""
+    """Raises FingerprintMismatch if the endpoint already shows another layout: other `page_sizes` of the groups."""
     theirs, ours = (endpoint.fingerprint, endpoint.layout.page_sizes), (identity.fingerprint, page_sizes)
     if theirs != ours:
         raise FingerprintMismatch(mismatch(f"the worker at {endpoint.address}", theirs, identity.worker_id, ours))

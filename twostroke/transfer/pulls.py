@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from twostroke.errors import InvalidRequest
+from twostroke.base.errors import InvalidRequest
 from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import PageCopy, PageEndpoint, ReadOutcome, Transfer, TransferResult
 from twostroke.transfer.sockets.frames import Deadline
@@ -46,7 +46,7 @@ class PullTally:
 
 
 def check_copies(copies: Sequence[PageCopy], endpoint: PageEndpoint, memory: Pages) -> None:
-    """Raise InvalidRequest unless all pages lie in their pools, none changes its group, and none is written twice."""
+    """Raises InvalidRequest unless all pages lie in their pools, none changes its group, and none is written twice."""
     theirs, ours = endpoint.layout, memory.layout
     remote_pages, local_pages = theirs.pages, ours.pages
     for copy in copies:

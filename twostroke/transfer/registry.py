@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twostroke.errors import ConfigError, PeerLost
+from twostroke.base.errors import ConfigError, PeerLost
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import PageEndpoint, PageTransport, host_id
 from twostroke.transfer.network.tcp import TcpTransport
@@ -40,14 +40,14 @@ HOST_NAMES = ("shm", "tcp")
 
 
 def default_names(memory: Pages) -> tuple[str, ...]:
-    """Return the default transports for the pages' memory, best first. nixl is none: it needs a trusted network."""
+    """Returns the default transports for the pages' memory, best first. nixl is none: it needs a trusted network."""
     if isinstance(memory, PageMemory):
         return HOST_NAMES
     return ("tcp",) if memory.place is None else ("cuda_ipc", "tcp")
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise ConfigError unless these are known transports, each once."""
+    """Raises ConfigError unless these are known transports, each once."""
     if not names or len(set(names)) != len(names) or not set(names) <= set(_MAKERS):
         known = ", ".join(_MAKERS)
         raise ConfigError(f"--transports must be some of {known}, each once; got {list(names)}", field="transports")
@@ -56,7 +56,7 @@ def check_names(names: Sequence[str]) -> None:
 def open_transports(
     names: Sequence[str], host: str, stall_s: float, wrapper: SocketWrapper = PLAIN, port: int = 0
 ) -> list[PageTransport]:
-    """Return one transport per name, in this order of preference.
+    """Returns one transport per name, in this order of preference.
 
     Network transports bind to `host`, tcp to `port`. A pull without progress for `stall_s` fails, where that can be
     seen. `wrapper` adds TLS to connections that leave the host.
@@ -65,10 +65,10 @@ def open_transports(
     return [_MAKERS[name](host, stall_s, wrapper, port) for name in names]
 
 
-def outranked(
+def better_transports(
     chosen: PageTransport, endpoints: Sequence[PageEndpoint], transports: Sequence[PageTransport]
 ) -> list[str]:
-    """Return better transports than the chosen that should reach the peer; between hosts, not those of one host."""
+    """Returns better transports than the chosen that should reach the peer; between hosts, not those of one host."""
     is_here = any(endpoint.host_id == host_id() for endpoint in endpoints)
     better = [transport.name for transport in transports[: transports.index(chosen)]]
     return [name for name in better if is_here or name not in ONE_HOST]
@@ -77,7 +77,7 @@ def outranked(
 def leading_to(
     endpoints: Sequence[PageEndpoint], transports: Sequence[PageTransport]
 ) -> list[tuple[PageTransport, PageEndpoint]]:
-    """Return our transports that reach the peer, best first, each with its endpoint: at least one.
+    """Returns our transports that reach the peer, best first, each with its endpoint: at least one.
 
     Raises ConfigError if there is no common transport, and PeerLost if the common ones do not reach the peer.
     """

@@ -10,71 +10,58 @@ import asyncio
 import sys
 import time
 
+from twostroke.base.errors import ConfigError, InternalError
+from twostroke.base.ids import BlockHash, Epoch, PageId
 from twostroke.config import WorkerConfig
-from twostroke.engine.build import BuiltEngine, build_runner
-from twostroke.engine.draft_build import build_draft
-from twostroke.engine.draft_engine import DraftEngine
+from twostroke.engine.backends.built import BuiltEngine
+from twostroke.engine.build import build_runner
+from twostroke.engine.drafts.build import build_draft
+from twostroke.engine.drafts.engine import DraftEngine
 from twostroke.engine.loop import EngineThread
-from twostroke.errors import ConfigError, InternalError
-from twostroke.ids import BlockHash, Epoch, PageId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.memory import Pages
+from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.kv_cache.tier import Group
 from twostroke.models.catalog.places import locate
-from twostroke.profiler import Profiler
-from twostroke.worker.steps.rates import Rates
+from twostroke.observability.profiler import Profiler
+from twostroke.worker.measured.rates import Rates
 from twostroke.worker.tiers.group_tiers import GroupTiers
 from twostroke.worker.tiers.opening import open_tiers
-from twostroke.worker.tiers.page_tiers import PageTiers
 
 SWITCH_INTERVAL_S = 0.0005
 """How long the event loop may hold the interpreter while the engine thread waits for it between two operators."""
 
 
-class _PoolListener:
-    """Passes changes of blocks to the event log of the current epoch and the tiers, and new writers to the memory."""
+class _EpochLog:
+    """The event log of the current epoch."""
 
-    def __init__(self, memory: Pages, tiers: GroupTiers) -> None:
+    def __init__(self) -> None:
         self.log = EventLog(Epoch.begin(0))
+
+
+class _GroupListener:
+    """Passes changes of the blocks of a group to the epoch's event log and the tiers, and new writers to the memory."""
+
+    def __init__(self, group: GroupKind, epoch: _EpochLog, memory: Pages, tiers: GroupTiers) -> None:
+        self._group = group
+        self._epoch = epoch
         self._memory = memory
+        self._own = tiers.groups[group]
         self._tiers = tiers
 
     def stored(self, name: BlockHash) -> None:
-        self.log.stored(name)
-        self._tiers.full.saw(name)
+        self._epoch.log.stored(name, group=self._group)
+        self._own.saw(name)
 
     def removed(self, name: BlockHash) -> None:
-        self.log.removed(name)
+        self._epoch.log.removed(name, group=self._group)
 
     def evicting(self, page: PageId, name: BlockHash, parent: BlockHash) -> None:
-        self._tiers.full.evicting(page, name, parent)
+        self._own.evicting(page, name, parent)
 
     def forgotten(self, name: BlockHash) -> None:
         for tiers in self._tiers.groups:
             tiers.forgotten(name)
-
-    def new_writer(self, page: PageId) -> None:
-        self._memory.begin_new_generation(page)
-
-
-class _WindowListener:
-    """Passes changes of window parts to the epoch's event log and the tiers, and new writers to the memory."""
-
-    def __init__(self, pages: _PoolListener, memory: Pages, tiers: PageTiers) -> None:
-        self._pages = pages
-        self._memory = memory
-        self._tiers = tiers
-
-    def stored(self, block_hash: BlockHash) -> None:
-        self._pages.log.stored(block_hash, group=Group.WINDOW)
-        self._tiers.saw(block_hash)
-
-    def removed(self, block_hash: BlockHash) -> None:
-        self._pages.log.removed(block_hash, group=Group.WINDOW)
-
-    def evicting(self, slot: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
-        self._tiers.evicting(slot, block_hash, parent)
 
     def new_writer(self, page: PageId) -> None:
         self._memory.begin_new_generation(page)
@@ -89,7 +76,7 @@ class EngineState:
         self.determinism = built.determinism
         self.kernels = built.kernels
         self.draft = draft
-        """The draft model beside the model, if any."""
+        """The draft model, if any."""
         self.draft_rates = Rates()
         self.memory_use = (*built.memory_use, *(() if draft is None else draft.memory_use))
         self.expert_load = built.expert_load
@@ -100,14 +87,15 @@ class EngineState:
         self.rates = Rates()
         self.is_calibrated = False
         self.tiers = tiers
-        self._listener = _PoolListener(built.memory, tiers)
-        windows = tiers.windows
-        window_listener = None if windows is None else _WindowListener(self._listener, built.memory, windows)
-        self.pool = BlockPool(built.model.pages, self._listener, built.model.window_shape, window_listener)
+        self._epoch = _EpochLog()
+        listeners = [
+            _GroupListener(GroupKind(index), self._epoch, built.memory, tiers) for index in range(len(tiers.groups))
+        ]
+        self.pool = BlockPool(built.model.pages, *listeners, window=built.model.window_shape)
 
     @classmethod
     async def load(cls, config: WorkerConfig) -> EngineState:
-        """Load the model on a thread, because that takes seconds."""
+        """Loads the model on a thread, because that takes seconds."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         profiler = Profiler()
         built = await asyncio.to_thread(_build, config, profiler)
@@ -123,31 +111,26 @@ class EngineState:
         return cls(built, profiler, tiers, draft)
 
     def begin_epoch(self, epoch: Epoch) -> EventLog:
-        """Return the event log of a new epoch; it begins with the cached blocks of all tiers, and without pins.
+        """Returns the event log of a new epoch; it begins with the cached blocks of all tiers, and without pins.
 
         Raises InternalError if the previous epoch still holds pages, because their writers are unknown then.
         """
         pool = self.pool
-        if pool.unheld != pool.total:
-            raise InternalError(
-                f"{pool.total - pool.unheld} pages are still held by the previous epoch: start a new process"
-            )
-        windows = pool.windows
-        if windows is not None and windows.unheld != windows.shape.slots:
-            raise InternalError("window parts are still held by the previous epoch: start a new process")
+        held = sum(group.total - group.unheld for group in pool.groups)
+        if held:
+            raise InternalError(f"{held} pages are still held by the previous epoch: start a new process")
         pool.unpin_all()  # the supervisor gives an epoch its pins
-        log = self._listener.log = EventLog(epoch)
-        for block in pool.cached():
-            log.stored(block.hash)
-        for block_hash in () if windows is None else windows.cached():
-            log.stored(block_hash, group=Group.WINDOW)
+        log = self._epoch.log = EventLog(epoch)
+        for number, group in enumerate(pool.groups):
+            for block_hash in group.unheld_blocks():
+                log.stored(block_hash, group=GroupKind(number))
         self.tiers.begin_epoch(log)
         if log.has_changes:
             log.publish(time.time())
         return log
 
     async def close(self) -> None:
-        """Close engine and memory, unless the engine is lost: its step may still write until the process ends."""
+        """Closes engine and memory, unless the engine is lost: its step may still write until the process ends."""
         if self.engine.is_lost:
             return
         if self.draft is not None:

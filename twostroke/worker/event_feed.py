@@ -28,7 +28,7 @@ class EventFeed:
             self.publish()
 
     async def beat(self) -> None:
-        """Publish a batch at least every `heartbeat_s`, even an empty one."""
+        """Publishes a batch at least every `heartbeat_s`, even an empty one."""
         while True:
             ticket = self._published.ticket()
             try:
@@ -38,9 +38,9 @@ class EventFeed:
                 self.publish()
 
     async def follow(self, epoch: str, start_sequence: int) -> AsyncIterator[EventBatch]:
-        """Yield batches from `start_sequence` of `epoch` on, after a snapshot if the log does not reach back.
+        """Yields batches from `start_sequence` of `epoch` on, after a snapshot if the log does not reach back.
 
-        Long ones come in parts, so that nobody waits long for the event loop.
+        Long ones come in parts, so that they do not block the event loop for long.
         """
         known = epoch == str(self.log.epoch)
         batches = self.log.since(start_sequence) if known else None
@@ -57,7 +57,7 @@ class EventFeed:
             batches = self.log.since(start_sequence)
 
     def _parts(self, batches: Sequence[EventBatch] | None) -> Generator[EventBatch]:
-        """Yield these batches, or a snapshot, in parts."""
+        """Yields these batches, or a snapshot, in parts."""
         if batches is None:
             yield from self.log.snapshot_parts()
             return

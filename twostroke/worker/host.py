@@ -11,18 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke import __version__
+from twostroke.base.errors import EngineLost
+from twostroke.base.ids import BlockHash, Epoch, SessionId
 from twostroke.config import WorkerConfig
-from twostroke.errors import EngineLost
-from twostroke.ids import BlockHash, Epoch, SessionId
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.tier import Tier
-from twostroke.kv_cache.window_parts import WindowParts
+from twostroke.kv_cache.windows.window_group import WindowGroup
+from twostroke.observability.telemetry import MetricsServer
+from twostroke.request import AdapterRef
 from twostroke.rpc.clock import machine_name
 from twostroke.rpc.events import tier_to_message
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
-from twostroke.telemetry import MetricsServer
+from twostroke.scheduler.constraints.adapted import Adapted, with_adapter
+from twostroke.scheduler.sequence import Constraint
+from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.tracing.setup import recorder_of
 from twostroke.transfer.base import Identity
 from twostroke.worker.adapters.cache import AdapterCache
@@ -30,13 +34,14 @@ from twostroke.worker.adapters.metrics import AdapterMetrics
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.event_feed import EventFeed
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.pulls.page_exchange import PageExchange
+from twostroke.worker.page_exchange import PageExchange
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps.engine_steps import EngineSteps
-from twostroke.worker.tiers.eviction_copies import EvictionCopies
-from twostroke.worker.tiers.loads import TierLoads
+from twostroke.worker.supply.supplier import Supplier
+from twostroke.worker.tiers.copies.eviction_copies import EvictionCopies
+from twostroke.worker.tiers.loads.prefetch import Prefetch
+from twostroke.worker.tiers.loads.tier_loads import TierLoads
 from twostroke.worker.tiers.metrics import TierUse
-from twostroke.worker.tiers.prefetch import Prefetch
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +66,7 @@ class ReadyInfo:
 
 
 class WorkerHost:
-    """Owns transports and servers of one epoch, around its engine state; `open` before use, `close` at the end."""
+    """Owns transports and servers of one epoch of a worker. Call `open` before use and `close` at the end."""
 
     def __init__(self, config: WorkerConfig, epoch: Epoch, engine_state: EngineState) -> None:
         facts = engine_state.facts
@@ -84,7 +89,7 @@ class WorkerHost:
         self._sessions = itertools.count(1)
         self.eviction_copies = EvictionCopies(self.tiers, self.pool, self.memory, self._wake, self._loaded_depth)
         self.adapters = self._adapter_cache()
-        self.steps = EngineSteps(config, engine_state, self.metrics, self.eviction_copies, self.adapters)
+        self.steps = EngineSteps(config, engine_state, self.metrics, self.eviction_copies)
         self.scheduler, self.loop, self.progress = self.steps.scheduler, self.steps.loop, self.steps.progress
         self.loads = self._tier_loads()
         self.prefetch = self._prefetch()
@@ -101,17 +106,19 @@ class WorkerHost:
         self._metrics_server = MetricsServer(self.metrics.registry, config.host, config.ports.metrics)
 
     async def open(self) -> None:
-        """Let other workers read pages, and find out what a step costs and what the engine should compute."""
+        """Lets other workers read pages. Then it measures what a step costs and finds out what the engine should
+        compute.
+        """
         identity = Identity(self.config.worker_id, self.epoch, self.facts.page_identity, self.config.cluster_token)
         await self.exchange.open(identity, self._engine_state)
         await self.steps.prepare()
 
     async def close(self) -> None:
-        """Close everything, servers first."""
+        """Closes everything, servers first."""
         await self.rpc.stop(grace_s=0.5)
         self.steps.close()
         self.prefetch.stop()
-        self.loads.stop()
+        self.loads.running.stop()
         self.eviction_copies.stop()
         await self.adapters.close()
         await self.group_tiers.wait_idle()
@@ -120,13 +127,21 @@ class WorkerHost:
         await asyncio.to_thread(self._metrics_server.close)
         await asyncio.to_thread(self.recorder.close)
 
+    def constraints_of(self, adapter: AdapterRef | None) -> tuple[Constraint, ...]:
+        """Returns the constraints of a sequence with this adapter, if any."""
+        return () if adapter is None else (Adapted(adapter, self.adapters),)
+
+    def suppliers_here(self, sequence: KnownSequence) -> Sequence[Supplier]:
+        """Returns the lower tiers of this worker as suppliers of an admitted sequence."""
+        return (self.loads.for_sequences.supplier_of(sequence),)
+
     def _adapter_cache(self) -> AdapterCache:
         return AdapterCache(
             self._engine_state.adapters,
             self.engine,
             self.config.adapters,
             AdapterMetrics(self.config.role.value, self.metrics.registry),
-            is_awaited=lambda digest: bool(self.scheduler.waiting_for(digest)),
+            is_awaited=lambda digest: bool(with_adapter(self.scheduler.waiting_sequences, digest)),
             wake=self._wake,
         )
 
@@ -152,7 +167,7 @@ class WorkerHost:
         )
 
     def _watch(self) -> None:
-        """Report all parts at every scrape."""
+        """Reports all parts at every scrape."""
         self.group_tiers.report_to(self.metrics.of_tiers())
         self.metrics.watch(self.pool, self.scheduler, self.feed.log)
         exchange = self.exchange
@@ -162,13 +177,13 @@ class WorkerHost:
         self.loop.wake()
 
     def _loaded_depth(self, hashes: Sequence[BlockHash]) -> int:
-        return self.loads.depth(hashes)
+        return self.loads.for_sequences.depth(hashes)
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
 
     async def lose_engine(self, error: EngineLost) -> None:
-        """Stop waiting for the engine, and refuse all calls from here on."""
+        """Stops waiting for the engine, and refuses all calls from here on."""
         self.validator.lost = error
         self.engine.give_up()
         await self.rpc.set_serving(False)
@@ -242,7 +257,7 @@ class WorkerHost:
     def load_report(self) -> control_pb2.Load:
         rates, cost = self.loop.rates, self.loop.rates.cost
         links = self.pulls.links.known(asyncio.get_running_loop().time())
-        queued = self.scheduler.queued()
+        queued = self.scheduler.load.queued()
         return control_pb2.Load(
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
@@ -281,7 +296,7 @@ class WorkerHost:
         )
 
 
-def _window_report(windows: WindowParts | None) -> control_pb2.WindowParts | None:
+def _window_report(windows: WindowGroup | None) -> control_pb2.WindowParts | None:
     if windows is None:
         return None
     return control_pb2.WindowParts(

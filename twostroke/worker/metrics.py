@@ -9,30 +9,30 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from twostroke.base.errors import Overloaded, PeerLost, StaleEpoch, TransferFailed
 from twostroke.config import Role
-from twostroke.engine.build import KernelsInUse
+from twostroke.engine.backends.built import KernelsInUse
 from twostroke.engine.determinism import Determinism
 from twostroke.engine.memory_use import MemoryUse
-from twostroke.errors import Overloaded, PeerLost, StaleEpoch, TransferFailed
 from twostroke.kv_cache.events import EventLog
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.models.expert_load import ExpertLoad
+from twostroke.observability.telemetry import ITL_BUCKETS_S, PULL_BUCKETS_S, introduce
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
-from twostroke.telemetry import ITL_BUCKETS_S, PULL_BUCKETS_S, introduce
 from twostroke.transfer.base import PageTransport
-from twostroke.worker.pulls.converted_pages import ConvertedPages
-from twostroke.worker.pulls.digests import PageDigests
-from twostroke.worker.pulls.landing import ConvertingLanding
+from twostroke.worker.landing.converted_pages import ConvertedPages
+from twostroke.worker.landing.digests import PageDigests
+from twostroke.worker.landing.landing import ConvertingLanding
 from twostroke.worker.tiers.metrics import TierMetrics
 
 PULL_TROUBLES = (PeerLost, TransferFailed, StaleEpoch, Overloaded)
 """Error kinds that are exported from 0 on, so that their first occurrence has a rate."""
 
 STEP_OUTCOMES = ("repeated", "request_failed", "engine_lost")
-"""Outcomes of a failed step: its parts succeeded; some sequences failed alone; the worker's epoch ended."""
+"""Outcomes of a failed step: its parts succeeded; some sequences failed by themselves; the worker's epoch ended."""
 
 
 class WorkerMetrics:
@@ -90,15 +90,15 @@ class WorkerMetrics:
         self.served_pages = counter("served_pages_total", "Pages announced to pulling workers.").labels(role_name)
 
     def planned(self, queued_tokens: int, queued_s: float) -> None:
-        """Note what is queued as a step is planned: a scrape, on its own thread, cannot walk through the scheduler."""
+        """Notes what is queued as a step is planned: a scrape, on its own thread, cannot walk through the scheduler."""
         self._queued = queued_tokens, queued_s
 
     def watch(self, pool: BlockPool, scheduler: Scheduler, log: EventLog) -> None:
-        """Report pages by state, queue lengths and the event log's end at every scrape."""
+        """Reports pages by state, queue lengths and the event log's end at every scrape."""
         self.registry.register(_Gauges(self._role, pool, scheduler, log, lambda: self._queued))
 
     def computes(self, determinism: Determinism) -> None:
-        """Report whether a stream's bits depend on others, and why."""
+        """Reports whether a stream's bits depend on others, and why."""
         gauge = Gauge(
             "twostroke_deterministic",
             "1 where a stream's tokens and pages depend, to the bit, on no other stream, chunk or thread.",
@@ -108,7 +108,7 @@ class WorkerMetrics:
         gauge.labels(self._role, determinism.why).set(determinism.holds)
 
     def computes_with(self, kernels: KernelsInUse | None) -> None:
-        """Report what computes the steps on a CPU, and why; nothing where a device computes, or nothing does."""
+        """Reports what computes the steps on a CPU, and why; nothing where a device computes, or nothing does."""
         gauge = Gauge(
             "twostroke_kernels_info",
             "Always 1.",
@@ -120,11 +120,11 @@ class WorkerMetrics:
             gauge.labels(self._role, kernels.variant, kernels.reason, *numbers).set(1)
 
     def of_tiers(self) -> TierMetrics:
-        """Return the metrics of the lower tiers; called once."""
+        """Returns the metrics of the lower tiers; called once."""
         return TierMetrics(self.registry, self._role)
 
     def takes(self, memory: Iterable[MemoryUse]) -> None:
-        """Report what memory was predicted to be, and what the system says."""
+        """Reports what memory was predicted to be, and what the system says."""
         billed, measured = (
             Gauge(f"twostroke_memory_{name}_bytes", text, ("role", "part"), registry=self.registry)
             for name, text in (
@@ -138,12 +138,12 @@ class WorkerMetrics:
                 measured.labels(self._role, use.part).set(use.measured_bytes)
 
     def watch_experts(self, load: ExpertLoad | None) -> None:
-        """Report at every scrape how much each expert had to do; nothing for a model without experts."""
+        """Reports at every scrape how much each expert had to do; nothing for a model without experts."""
         if load is not None:
             self.registry.register(_ExpertLoads(self._role, load))
 
     def watch_draft_pages(self, pages: int, free: Callable[[], int]) -> None:
-        """Report at every scrape how many of a draft model's pages are in use."""
+        """Reports at every scrape how many of a draft model's pages are in use."""
         self.registry.register(_DraftPages(self._role, pages, free))
 
     def watch_pages(
@@ -153,7 +153,7 @@ class WorkerMetrics:
         converted: ConvertedPages | None,
         converting: ConvertingLanding | None,
     ) -> None:
-        """Report at every scrape the cost of digests and conversions, and refused page connections."""
+        """Reports at every scrape the cost of digests and conversions, and refused page connections."""
         self.registry.register(_PageCounters(self._role, digests, transports, converted, converting))
         for transport in transports:
             self._pull_bytes.labels(self._role, transport.name)
@@ -176,7 +176,7 @@ class WorkerMetrics:
         self._sampled.inc(len(step.batch.samples))
 
     def step_failed(self, outcome: str) -> None:
-        """`outcome`: one of STEP_OUTCOMES."""
+        """Counts a failed step. `outcome`: one of STEP_OUTCOMES."""
         self._failed_steps.labels(self._role, outcome).inc()
 
     def pulled(self, transport: str, copied_bytes: int, seconds: float) -> None:
@@ -184,11 +184,11 @@ class WorkerMetrics:
         self._pull_seconds.labels(self._role, transport).observe(seconds)
 
     def fell_back(self, transport: str) -> None:
-        """Count a pull for which this transport could not connect although both ends are on one host."""
+        """Counts a pull for which this transport could not connect although both ends are on one host."""
         self._fallbacks.labels(self._role, transport).inc()
 
     def pulled_from_peer(self, blocks: int, copied_bytes: int) -> None:
-        """Count a pull from a peer, besides `pulled`, which counts all pulls."""
+        """Counts a pull from a peer, besides `pulled`, which counts all pulls."""
         self._peer_blocks.inc(blocks)
         self._peer_bytes.inc(copied_bytes)
 

@@ -10,22 +10,22 @@ import os
 import signal
 import sys
 
-from twostroke import collector
+from twostroke.base import collector
+from twostroke.base.errors import EngineLost, ServeError
 from twostroke.config import WorkerConfig
-from twostroke.errors import EngineLost, ServeError
-from twostroke.telemetry import configure_logging
+from twostroke.observability.telemetry import configure_logging
 from twostroke.worker.worker import BaseWorker
 
 log = logging.getLogger(__name__)
 
 ENGINE_LOST = 3
-"""Exit status of a process whose engine or device has failed: start another one."""
+"""Exit status of a process with a failed engine or device: start another one."""
 DRAIN_S = 30.0
 """How long SIGTERM waits for open requests; a second signal does not wait."""
 
 
 def main(worker_class: type[BaseWorker]) -> int:
-    """Read a WorkerConfig as JSON from stdin (it holds secrets), serve, and print ReadyInfo as JSON once ready."""
+    """Reads a WorkerConfig as JSON from stdin (it holds secrets), serves, and prints ReadyInfo as JSON once ready."""
     try:
         config = WorkerConfig.from_json(sys.stdin.read())
         configure_logging(config.worker_id)
@@ -64,7 +64,7 @@ async def _serve(worker: BaseWorker) -> None:
 
 
 def _end_before_ready() -> None:
-    """End the process at once: nobody has sent it work, and a thread that loads or scans cannot be stopped.
+    """Ends the process at once: it has no work, and a thread that loads or scans cannot be stopped.
 
     The kernel frees its memory and the lock of its folder on disk.
     """

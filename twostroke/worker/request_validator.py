@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from twostroke.errors import Draining, EngineLost, FingerprintMismatch, StaleEpoch
-from twostroke.ids import Epoch
+from twostroke.base.errors import Draining, EngineLost, FingerprintMismatch, StaleEpoch
+from twostroke.base.ids import Epoch
 from twostroke.worker.metrics import WorkerMetrics
 
 
@@ -22,9 +22,9 @@ class RequestValidator:
         self._metrics = metrics
 
     def check(self, fingerprint: str, epoch: str, *, is_work: bool = True) -> None:
-        """Raise FingerprintMismatch, StaleEpoch, EngineLost or Draining; an empty `epoch` means any.
+        """Raises FingerprintMismatch, StaleEpoch, EngineLost or Draining; an empty `epoch` means any.
 
-        Reads of cached pages (`is_work` False) go on while the worker drains, so that others can fetch them.
+        Reads of cached pages (`is_work` False) continue while the worker drains, so that others can fetch them.
         """
         if epoch and epoch != str(self.epoch):
             self._metrics.stale_epochs.inc()

@@ -1,21 +1,25 @@
-"""What a role uses of the worker that it is mounted on: a live worker and a simulated one offer the same."""
+"""The interface of a worker to the role that is mounted on it. Live and simulated workers have the same interface."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence as ListOf
 from typing import Protocol
 
+from twostroke.base.ids import SessionId
 from twostroke.config import WorkerConfig
-from twostroke.engine.build import LoadedModel
+from twostroke.engine.backends.facts import LoadedModel
 from twostroke.engine.determinism import Determinism
-from twostroke.ids import SessionId
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.request import AdapterRef
 from twostroke.scheduler.cost import Budget
 from twostroke.scheduler.scheduler import Scheduler
+from twostroke.scheduler.sequence import Constraint, Sequence
 from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.pulls.link_rates import LinkRates
-from twostroke.worker.pulls.pull_spec import OpenPull, PullReport, PullSpec
+from twostroke.worker.supply.pull_spec import OpenPull
+from twostroke.worker.supply.remote import PullStarter
+from twostroke.worker.supply.supplier import Supplier
 
 
 class Loop(Protocol):
@@ -27,19 +31,14 @@ class Loop(Protocol):
     def queued_s(self) -> float: ...
     @property
     def lends(self) -> bool:
-        """Prompts that wait beside this worker are computed with its cores too."""
+        """Whether other workers use this worker's cores for prompts that wait there."""
 
     def wake(self) -> None: ...
 
 
-class Pulls(Protocol):
+class Pulls(PullStarter, Protocol):
     """The pull client (`twostroke.worker.pulls.pull_client`), as a role sees it."""
 
-    @property
-    def links(self) -> LinkRates:
-        """What was measured on the links from other workers."""
-
-    def start(self, spec: PullSpec, tasks: asyncio.TaskGroup) -> asyncio.Future[PullReport]: ...
     def prune(self) -> None: ...
     def open_pulls(self) -> list[OpenPull]: ...
     def stop_one(self, pull: SessionId) -> None: ...
@@ -54,7 +53,7 @@ class EventPublisher(Protocol):
 
 
 def first_token_due_s(host: RoleHost) -> float | None:
-    """Return when the first token of a request that has come now is due, if the cluster promises a time for that."""
+    """Returns when the first token of a request that arrives now is due, if the cluster promises a time."""
     promised_s = host.config.slo_ttft_s
     return None if promised_s is None else asyncio.get_running_loop().time() + promised_s
 
@@ -83,3 +82,8 @@ class RoleHost(Protocol):
     @property
     def feed(self) -> EventPublisher: ...
     def new_session(self) -> SessionId: ...
+    def suppliers_here(self, sequence: Sequence) -> ListOf[Supplier]:
+        """Returns the suppliers of this worker itself, which are asked before other workers."""
+
+    def constraints_of(self, adapter: AdapterRef | None) -> tuple[Constraint, ...]:
+        """Returns the constraints of a sequence with this adapter, if any."""

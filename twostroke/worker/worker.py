@@ -12,26 +12,27 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from twostroke.base.errors import EngineLost, PeerLost, ServeError
+from twostroke.base.fault_points import Point, reach
+from twostroke.base.ids import Epoch
 from twostroke.config import WorkerConfig
-from twostroke.errors import EngineLost, PeerLost, ServeError
-from twostroke.fault_points import Point, reach
-from twostroke.ids import Epoch
 from twostroke.rpc.v1 import adapters_pb2_grpc, control_pb2, control_pb2_grpc, pins_pb2_grpc, worker_pb2_grpc
+from twostroke.scheduler.constraints.adapted import with_adapter
 from twostroke.worker.adapters.service import WorkerAdaptersService
-from twostroke.worker.control import WorkerControlService
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.host import ReadyInfo, WorkerHost
 from twostroke.worker.pins.handlers import HandlersWithPins
 from twostroke.worker.pins.keeper import PinKeeper
 from twostroke.worker.pins.service import PinsService
-from twostroke.worker.pulls.cache_handoff import hand_off_cache
-from twostroke.worker.pulls.pages_service import PageJobs, PagesService
+from twostroke.worker.services.cache_handoff import hand_off_cache
+from twostroke.worker.services.control import WorkerControlService
+from twostroke.worker.services.pages_service import PageJobs, PagesService
 from twostroke.worker.steps.work_loop import RoleHandlers
 
 log = logging.getLogger(__name__)
 
 CLOSE_LOST_S = 5.0
-"""Time for closing after the engine is lost: a thread that reads pages of a hung device never returns."""
+"""Seconds for closing after the engine is lost: a thread that reads pages of a hung device never returns."""
 
 
 class RoleServices(RoleHandlers, PageJobs, abc.ABC):
@@ -39,16 +40,16 @@ class RoleServices(RoleHandlers, PageJobs, abc.ABC):
 
     @abc.abstractmethod
     def register(self, host: WorkerHost, pins: PinKeeper) -> None:
-        """Add the role's own services to the host's rpc server."""
+        """Adds the role's own services to the host's rpc server."""
 
     @property
     @abc.abstractmethod
     def open_requests(self) -> int:
-        """Requests that a drain waits for, besides open pulls."""
+        """Number of requests that a drain waits for, besides open pulls."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End the role's open work; called when the rpc server no longer takes calls."""
+        """Ends the role's open work; called when the rpc server no longer takes calls."""
 
 
 class BaseWorker(abc.ABC):
@@ -56,7 +57,7 @@ class BaseWorker(abc.ABC):
         """`engine_state` comes from an earlier epoch in this process."""
         self._config = config
         self.engine_state = engine_state
-        """None until it is loaded. A worker that can switch roles keeps it for the next epoch."""
+        """The engine state. None until it is loaded. A worker that can switch roles keeps it for the next epoch."""
         self._ready: asyncio.Future[ReadyInfo] | None = None
         self._host: WorkerHost | None = None
         self._pages: PagesService | None = None
@@ -66,10 +67,10 @@ class BaseWorker(abc.ABC):
 
     @abc.abstractmethod
     def mount(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
-        """Create the role on this host; `tasks` end with the worker."""
+        """Creates the role on this host; `tasks` end with the worker."""
 
     async def run(self, incarnation: int | None = None) -> None:
-        """Load the model and serve until `shutdown`; called once per object.
+        """Loads the model and serves until `shutdown`; called once per object.
 
         Raises ConfigError for what cannot be started, and EngineLost where the process must end without waiting for
         the engine's thread.
@@ -97,11 +98,11 @@ class BaseWorker(abc.ABC):
             ready.cancel()  # changes nothing unless `run` was cancelled while it started
 
     async def ready(self) -> ReadyInfo:
-        """Wait until the worker serves, and return its addresses and epoch. Raises what `run` raised."""
+        """Waits until the worker serves, and returns its addresses and epoch. Raises what `run` raised."""
         return await asyncio.shield(self._ready_future())
 
     async def drain(self, deadline_s: float, successors: Sequence[control_pb2.Successor] = ()) -> int:
-        """Take no new work, wait up to `deadline_s` for open work, then hand the cache to the successors.
+        """Takes no new work, waits up to `deadline_s` for open work, then hands the cache to the successors.
 
         Returns how much was still open at the deadline.
         """
@@ -126,7 +127,7 @@ class BaseWorker(abc.ABC):
         return 0  # at most a successor's pull is open, and it has its pages
 
     async def shutdown(self) -> None:
-        """Let `run` return."""
+        """Lets `run` return."""
         self._stop.set()
 
     def _open_work(self) -> int:
@@ -148,7 +149,7 @@ class BaseWorker(abc.ABC):
             self._pages = self._mount_services(host, role, pins, tasks)
             await host.rpc.start()
             handlers = HandlersWithPins(role, pins)
-            work = partial(host.loop.run, handlers, host.loads.admitting, host.prefetch)
+            work = partial(host.loop.run, handlers, host.prefetch)
             load = partial(host.adapters.run, _without_adapter(host, handlers))
             running = [
                 tasks.create_task(self._until_lost(host, role, work)),
@@ -175,19 +176,19 @@ class BaseWorker(abc.ABC):
                 role.close()
                 host.pulls.stop()
                 host.prefetch.stop()
-                host.loads.stop()
+                host.loads.running.stop()
         if host.validator.lost is not None:
             raise host.validator.lost
 
     async def _until_lost(self, host: WorkerHost, role: RoleServices, use: Callable[[], Awaitable[None]]) -> None:
-        """Use the engine; if it is lost meanwhile, the epoch ends, and open requests go on elsewhere."""
+        """Uses the engine. If it is lost meanwhile, the epoch ends, and open requests continue on other workers."""
         try:
             await use()
         except EngineLost as error:
             await self._end_lost(host, role, error)
 
     async def _watch_engine(self, host: WorkerHost, role: RoleServices) -> None:
-        """Notice a lost engine also while no step runs."""
+        """Notices a lost engine also while no step runs."""
         assert self.engine_state is not None
         if self.engine_state.lost is not None:
             lost = asyncio.shield(asyncio.wrap_future(self.engine_state.lost))
@@ -219,10 +220,10 @@ class BaseWorker(abc.ABC):
 
 
 def _without_adapter(host: WorkerHost, handlers: RoleHandlers) -> Callable[[bytes, ServeError], None]:
-    """Return what ends the sequences that wait for an adapter that cannot be loaded."""
+    """Returns what ends the sequences that wait for an adapter that cannot be loaded."""
 
     def end(digest: bytes, error: ServeError) -> None:
-        sequences = host.scheduler.waiting_for(digest)
+        sequences = with_adapter(host.scheduler.waiting_sequences, digest)
         for sequence in sequences:
             host.scheduler.end(sequence)
         handlers.failed(sequences, error)
@@ -241,7 +242,7 @@ async def _close(host: WorkerHost) -> None:
 
 
 async def _publish_progress(host: WorkerHost) -> None:
-    """Publish changed blocks after each step."""
+    """Publishes changed blocks after each step."""
     while True:
         ticket = host.progress.ticket()
         host.feed.publish_changes()

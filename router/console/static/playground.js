@@ -87,11 +87,11 @@ async function stream(body, signal, reply, asked) {
     if (delta.reasoning_content ?? delta.reasoning) reply.think(delta.reasoning_content ?? delta.reasoning);
     if (delta.content) reply.add(delta.content, (performance.now() - begun) / 1e3);
     for (const part of delta.tool_calls ?? []) {
-      const call = (calls[part.index ?? 0] ??= { id: part.id ?? "", type: "function", function: { name: "", arguments: "" } });
+      const call = (calls[part.number ?? 0] ??= { id: part.id ?? "", type: "function", function: { name: "", arguments: "" } });
       if (part.id) call.id = part.id;
       call.function.name += part.function?.name ?? "";
       call.function.arguments += part.function?.arguments ?? "";
-      reply.call(part.index ?? 0, call.function);
+      reply.call(part.number ?? 0, call.function);
     }
     if (choice.finish_reason) reply.finish(choice.finish_reason);
   }

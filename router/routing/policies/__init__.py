@@ -1,23 +1,22 @@
-"""All routing policies by name (`--policy NAME`): `kv` is ours, the others are what it is measured against."""
+"""All routing policies by name (`--policy NAME`): `kv` is ours, the others go only by load.
+
+Those of other systems are simulated only: `tools.simulate.rivals`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.routing.policies.affinity import LlmdTokenAware, RayPrefixAffinity, SglangCacheAware
 from router.routing.policies.baselines import (
-    choose_by_hash,
     choose_least_requests,
     choose_least_tokens,
     choose_of_two,
     choose_randomly,
     choose_round_robin,
 )
-from router.routing.policies.linear import DynamoLinear, LMetric
 from router.routing.policies.priced import Priced, Prices
-from router.routing.policies.seconds import MooncakeConductor, choose_earliest
 from router.routing.policy import Policy
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "kv": Priced,
@@ -27,24 +26,15 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "power-of-two": lambda: choose_of_two,
     "least-requests": lambda: choose_least_requests,
     "least-tokens": lambda: choose_least_tokens,
-    "consistent-hash": lambda: choose_by_hash,
-    "sglang": SglangCacheAware,
-    "ray-prefix": RayPrefixAffinity,
-    "llm-d": LlmdTokenAware,
-    "dynamo": DynamoLinear,
-    "dynamo-sticky": lambda: DynamoLinear(overlap=5.0),
-    "lmetric": LMetric,
-    "mooncake": MooncakeConductor,
-    "greedy": lambda: choose_earliest,
 }
-"""Makes a new policy, by name: some remember what they chose."""
+"""Makes a new policy, by name."""
 CACHE_BLIND = frozenset({"random", "round-robin", "power-of-two", "least-requests", "least-tokens"})
 """Policies that ask neither which worker holds what nor where equal prompts went."""
 RECONSIDERING = frozenset({"kv", "kv-no-peers"})
-"""Policies that may be asked again about a queued request: their choice depends on the snapshot alone."""
+"""Policies that may be asked again about a queued request: their choice depends only on the snapshot."""
 
 NARROWING = frozenset({"kv", "kv-no-peers"})
-"""Policies that see a few candidates of a large fleet; the others rank all workers, as in the systems they are of."""
+"""Policies that see a few candidates of a large fleet; the others compare all, as in their systems."""
 
 
 def policy_named(name: str) -> Policy:

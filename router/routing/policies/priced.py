@@ -16,13 +16,13 @@ from typing import TypeVar
 
 from router.routing.forecast import Computing, Forecaster, PrefixHolder
 from router.routing.policy import Breakdown, Candidate, Decision, Forecast, Snapshot, WorkerView
-from twostroke.ids import WorkerId
+from twostroke.base.ids import WorkerId
 from twostroke.kv_cache.form import KvForm
 
 Item = TypeVar("Item")
 
 MOST_OTHERS = 4
-"""Candidates that a decision tells beside the one that it takes: enough to see by how much it won."""
+"""Candidates that a decision lists besides the chosen one: enough to see by how much it won."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Prices:
     tie_s: float = 0.005
     """Candidates within this time of the cheapest count as equal, too."""
     shortlist: int = 6
-    """Page sources, decode workers, and decode workers that compute, of which all pairs are priced."""
+    """Page sources, decode workers, and decode workers that compute. All pairs of them are priced."""
     pulls_from_peers: bool = True
     computes_locally: bool = True
     computes_remotely: bool = True
@@ -134,17 +134,17 @@ class _Pricing:
         ]
 
     def _cheapest(self, candidates: Sequence[_Candidate], prices: Sequence[float]) -> _Candidate:
-        """Takes the cheapest; of equals the first by `_rank`, then by the draw.
+        """Takes the cheapest; of equals the first by `_order`, then by the draw.
 
-        Of equals that forget equally much, a request with a key takes the first by `_keyed_rank`.
+        Of equals that forget equally much, a request with a key takes the first by `_keyed_order`.
         """
         least_s = min(prices)
         limit_s = least_s + max(self._prices.tie_s, least_s * self._prices.tie_share)
         equal = [candidate for candidate, price_s in zip(candidates, prices, strict=True) if price_s <= limit_s]
         if key := self._snapshot.cache_key:
-            return min(equal, key=lambda candidate: _keyed_rank(candidate, key))
-        best_rank = min(map(_rank, equal))
-        best = [candidate for candidate in equal if _rank(candidate) == best_rank]
+            return min(equal, key=lambda candidate: _keyed_order(candidate, key))
+        best_order = min(map(_order, equal))
+        best = [candidate for candidate in equal if _order(candidate) == best_order]
         return best[int(self._snapshot.draw * len(best))]
 
     def _candidate(self, decode: WorkerView, source: WorkerView | None, computing: Computing) -> _Candidate:
@@ -153,13 +153,14 @@ class _Pricing:
         damage_pages = _victims(decode, self._snapshot.new_pages(decode) + 1)
         if source is not None:
             damage_pages += _victims(source, self._snapshot.new_pages(source))
+        block_s = self._snapshot.block_size * self._forecaster.cost(decode).prompt_token_s
         why = Breakdown(
             wait_s=max(forecast.queue_s, forecast.fetch_s, forecast.admission_s),
             prefill_s=forecast.prefill_s * price,
             transfer_s=forecast.transfer_s,
             tail_s=forecast.decode_queue_s + forecast.tail_s + forecast.residual_s,
             harm_s=self._harm_s(decode, 0.0 if source is not None else forecast.prefill_s),
-            damage_s=damage_pages * self._snapshot.re_reference_rate * self._block_s(decode) * self._pool_price,
+            damage_s=damage_pages * self._snapshot.re_reference_rate * block_s * self._pool_price,
             damage_pages=damage_pages,
         )
         return _Candidate(decode, source, computing, forecast, why)
@@ -168,8 +169,8 @@ class _Pricing:
         """Prices the delay of running streams: one more stream, and its masks, make every step longer, and prompts
         share their steps.
 
-        Longer steps count the less, the farther they are below their target: nobody needs streams to be faster than
-        that. A prompt is priced by the streams of an average decode worker, as one with fewer now gets the next ones.
+        Longer steps count the less, the farther they are below their target: streams need not be faster than that. A
+        prompt is priced by the streams of an average decode worker, as one with fewer now gets the next ones.
         """
         cost, step_s = self._forecaster.cost(decode), self._forecaster.step_s(decode)
         growth_s = cost.stream_s + cost.context_token_s * self._snapshot.known_tokens + self._snapshot.mask_s
@@ -179,7 +180,7 @@ class _Pricing:
         return delay_s * self._prices.harm_per_stream
 
     def _ways(self, worker: WorkerView, at: Callable[..., Computing]) -> Iterable[Computing]:
-        """Yields how the prompt can be computed there: alone, or after fetching what a best holder has.
+        """Yields how the prompt can be computed there: by itself, or after fetching what a best holder has.
 
         A worker is fetched from where it lacks blocks, or has to load them from a lower tier.
         """
@@ -199,9 +200,6 @@ class _Pricing:
             known = self._holders[form] = _best_of([view for view in views if form.takes(view.kv_form)])
         return known
 
-    def _block_s(self, view: WorkerView) -> float:
-        return self._snapshot.block_size * self._forecaster.cost(view).prompt_token_s
-
     def _price_of_a_second(self, utilisation: float) -> float:
         return 1 / (1 - min(utilisation, self._prices.max_utilisation))
 
@@ -218,8 +216,8 @@ def _best_of(views: Sequence[WorkerView]) -> list[list[PrefixHolder]]:
     return best
 
 
-def _rank(candidate: _Candidate) -> tuple[bool, int, int, int]:
-    """Ranks equal candidates: without a peer, with the least damage, with the fewest tokens to compute at both workers.
+def _order(candidate: _Candidate) -> tuple[bool, int, int, int]:
+    """Orders equal candidates: no peer, the least damage, the fewest tokens to compute at both workers first.
 
     Prices that count as equal may differ by a little work, which later requests would wait for.
     """
@@ -249,11 +247,11 @@ def _pair(candidate: _Candidate) -> tuple[WorkerId, WorkerId | None]:
     return candidate.decode.worker, None if candidate.source is None else candidate.source.worker
 
 
-def _keyed_rank(candidate: _Candidate, key: bytes) -> tuple[bool, int, bytes, bytes]:
-    """Ranks equal candidates for requests with a key, so that requests which bring the same one meet at a worker.
+def _keyed_order(candidate: _Candidate, key: bytes) -> tuple[bool, int, bytes, bytes]:
+    """Orders equal candidates for requests with a key, so that requests which bring the same one meet at a worker.
 
-    This is rendezvous hashing (Thaler and Ravishankar, 1998): every router ranks the workers alike, and a worker that
-    comes or goes moves its own keys alone.
+    This is rendezvous hashing (Thaler and Ravishankar, 1998): every router orders the workers alike, and a worker that
+    joins or leaves moves only its own keys.
     """
     computing = candidate.decode if candidate.source is None else candidate.source
     first, second = (_point(key, view) for view in (computing, candidate.decode))

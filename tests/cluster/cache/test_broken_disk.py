@@ -24,7 +24,7 @@ WITHOUT_DIRECT_IO = "ramfs"
 
 
 def can_mount() -> bool:
-    """Tell whether a process here may mount file systems that nobody else sees."""
+    """Tells whether a process here may mount file systems that nobody else sees."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         return False
     command = ["unshare", "-m", "sh", "-c", "mount -t tmpfs -o size=64k none /mnt"]
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not can_mount(), reason="needs root, and unshare
 
 @pytest.fixture
 def mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
-    """Let workers that start from now on see such a file system at the returned path."""
+    """Lets workers that start from now on see such a file system at the returned path."""
 
     def mount(kind: str) -> Path:
         folder, plain = tmp_path / "disk", processes.command_of
@@ -61,7 +61,7 @@ async def until_off(cluster: ProcessCluster) -> None:
 
 
 def break_segments(folder: Path, process: int) -> None:
-    """Mount a file over each segment that the kernel answers with EIO: nothing is mapped at such low addresses."""
+    """Mounts a file over each segment that the kernel answers with EIO: nothing is mapped at such low addresses."""
     segments = list(Path(f"/proc/{process}/root{folder}").rglob("*.pages"))
     assert segments
     for segment in segments:

@@ -12,7 +12,7 @@ from tests.cluster.cache.test_tiers import of_worker
 from tests.cluster.processes import Client, running_cluster
 from twostroke.config import CacheConfig, Role
 from twostroke.config.cache import form_name
-from twostroke.engine.build import BuiltEngine
+from twostroke.engine.backends.built import BuiltEngine
 from twostroke.kv_cache.form import PageShape, page_form
 
 SMOLLM2 = PageShape(layers=30, kv_heads=3, block=16, head_dim=64)

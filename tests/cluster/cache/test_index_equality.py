@@ -10,11 +10,12 @@ from collections.abc import Iterable
 import grpc.aio
 import pytest
 
-from tests.chaos.injection import event_faults, injector, plan
-from tests.cluster.processes import SHOWN, TOKEN, Client, ProcessCluster, running_cluster
+from tests.cluster.processes import TOKEN, Client, ProcessCluster, running_cluster
 from tests.metrics_page import scraped
+from tests.trials.chaos.injection import event_faults, injector, plan
 from twostroke.config import CacheConfig, ModelConfig
-from twostroke.kv_cache.tier import Group, Tier
+from twostroke.kv_cache.parts import GroupKind
+from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.events import batch_from_message
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
@@ -72,14 +73,6 @@ async def until_equal(cluster: ProcessCluster) -> dict[str, int]:
     return held
 
 
-async def forget_cached(cluster: ProcessCluster) -> int:
-    async with grpc.aio.insecure_channel(cluster.admin) as channel:
-        call = control_pb2_grpc.ControlStub(channel).ForgetCached(
-            control_pb2.ForgetCachedRequest(), timeout=PATIENCE_S, metadata=SHOWN
-        )
-        return (await call).blocks
-
-
 async def ask_many(cluster: ProcessCluster, seeds: Iterable[int]) -> None:
     """Prompts with common beginnings, a few at a time. Answers of a router that dies meanwhile are lost."""
     client, at_once = Client(cluster.grpc), asyncio.Semaphore(8)
@@ -101,7 +94,7 @@ async def ask_many(cluster: ProcessCluster, seeds: Iterable[int]) -> None:
         await client.close()
 
 
-Shown = tuple[str, int, bytes, frozenset[tuple[Tier, Group, bytes]]]
+Shown = tuple[str, int, bytes, frozenset[tuple[Tier, GroupKind, bytes]]]
 """Epoch, size and digest as said, and the blocks on each tier."""
 
 

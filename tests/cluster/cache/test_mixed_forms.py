@@ -14,11 +14,12 @@ from tests.cluster.processes import TOKEN, Client, ProcessCluster, running_clust
 from tests.unit.engine.batches import Stream as Known
 from tests.unit.engine.batches import step
 from tests.unit.worker.callers import Puller
+from twostroke.base.errors import FingerprintMismatch
+from twostroke.base.ids import PageId
 from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
-from twostroke.engine.build import BuiltEngine, build_runner
-from twostroke.errors import FingerprintMismatch
-from twostroke.ids import PageId
-from twostroke.kernels.page_conversion import convert_page
+from twostroke.engine.backends.built import BuiltEngine
+from twostroke.engine.build import build_runner
+from twostroke.kernels.page_forms.page_conversion import convert_page
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.worker.host import ReadyInfo

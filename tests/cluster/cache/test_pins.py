@@ -49,7 +49,7 @@ def test_a_pinned_system_prompt_outlives_a_flood_its_worker_and_the_supervisor(t
         assert next(each for each in pins_of(server) if each["worker_id"] == "decode-0")["hits"] == 1
 
         epochs = server.epochs()
-        os.kill(server.worker_pid("DecodeWorker"), signal.SIGKILL)
+        os.kill(server.worker_pid("DecodeActor"), signal.SIGKILL)
         wait_until(
             lambda: server.epochs().get("decode-0") not in (None, "", epochs["decode-0"]), lambda: server.printed
         )

@@ -7,19 +7,22 @@ import contextlib
 import dataclasses
 import signal
 from collections.abc import AsyncIterator
+from unittest import mock
 
 import pytest
 
-from tests.chaos.injection.plan import ENVIRONMENT
 from tests.cluster.fleet.test_worker_processes import worker_process
+from tests.cluster.processes import PATIENCE_S
 from tests.metrics_page import total
 from tests.process_table import has_stopped
+from tests.trials.chaos.injection.plan import ENVIRONMENT
 from tests.unit.worker.callers import Puller, Router
 from tests.unit.worker.rig import BLOCK, Running, eventually, expected_tokens, prefill, prompt_of, worker_config
+from twostroke.base.errors import ServeError
+from twostroke.base.fault_points import Point
 from twostroke.config import Role, RuntimeConfig
-from twostroke.errors import ServeError
-from twostroke.fault_points import Point
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
+from twostroke.rpc import proof
 from twostroke.worker.host import ReadyInfo
 
 BLOCKS = 8
@@ -38,9 +41,11 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Link]:
+        """It is dialled in place of a server of this process, which would refuse another port than its own."""
         server = await asyncio.start_server(self._join, "127.0.0.1", 0)
         self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        yield self
+        with mock.patch.object(proof, "check_dialled"):
+            yield self
         server.close()
         for pump in self._pumps:
             pump.cancel()
@@ -85,6 +90,7 @@ async def test_a_frozen_puller_that_wakes_after_its_pages_were_used_again_takes_
     memory all the same."""
     async with prefill(pages=2 * BLOCKS, runtime=RuntimeConfig(transports=("shm",))) as source:
         monkeypatch.setenv(ENVIRONMENT, f"{Point.PULL_ANNOUNCED}:stop:1:60")
+        monkeypatch.setattr(proof, "check_dialled", mock.Mock())  # a process with faults dials the ports of proxies
         config = worker_config(Role.DECODE, runtime=RuntimeConfig(transports=("shm",)))
         async with worker_process(config) as (target, info), contextlib.aclosing(Router(info)) as router:
             await router.connect()
@@ -97,7 +103,7 @@ async def test_a_frozen_puller_that_wakes_after_its_pages_were_used_again_takes_
             await router.connect()
             await router.attach(from_position=0)
             got = router.of()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await got.done.wait()
             assert got.tokens[-5:] == expected_tokens(PROMPT, 5)
             assert await metric(info, "twostroke_pull_failures_total") == 1

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.cluster.cache.test_index_equality import shown_by_router, until_equal
-from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.cluster.processes import PATIENCE_S, Client, ProcessCluster, running_cluster
 from tests.metrics_page import scraped
 from twostroke.config import CacheConfig, ModelConfig
 from twostroke.kv_cache.tier import Tier
@@ -53,7 +53,7 @@ async def test_killed_workers_serve_from_the_disk_of_their_last_epoch(tmp_path: 
 
 
 def brought_up(cluster: ProcessCluster, worker: str) -> float:
-    """Return how many pages a worker has read from its tiers for requests, whether they waited or ran."""
+    """Returns how many pages a worker has read from its tiers for requests, whether they waited or ran."""
     return sum(of_worker(cluster, worker, name) for name in ("loaded_pages_total", "prefetched_pages_total"))
 
 
@@ -84,8 +84,11 @@ async def test_a_prompt_that_lies_on_one_disk_alone_is_asked_there(tmp_path: Pat
         cached = [
             each.usage.cached_tokens async for each in client.stream(prompt(0), **OPTIONS) if each.HasField("usage")
         ]
-        after = [await asyncio.to_thread(brought_up, cluster, each) for each in (home, other)]
         assert cached == [16 * BLOCKS]
+        async with asyncio.timeout(PATIENCE_S):  # a page is counted a moment after it has come
+            while await asyncio.to_thread(brought_up, cluster, home) == before[0]:
+                await asyncio.sleep(0.05)
+        after = [await asyncio.to_thread(brought_up, cluster, each) for each in (home, other)]
         assert [later - earlier for earlier, later in zip(before, after, strict=True)] == [BLOCKS, 0]
         assert not wanted & {block for _, block in (await on_tiers())[other]}, "fetched by the other worker"
         await client.close()

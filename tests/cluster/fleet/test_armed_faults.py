@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.injection.control import arm
 from tests.cluster.cache.test_index_equality import until_equal
 from tests.cluster.processes import PATIENCE_S, Client, running_cluster
+from tests.trials.chaos.injection.control import arm
 from twostroke.config import CacheConfig, ModelConfig
 from twostroke.rpc.v1 import control_pb2
 

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 
-from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.cluster.processes import PATIENCE_S, Client, ProcessCluster, running_cluster
 from tests.metrics_page import total
 from twostroke.config import SPECULATE_OFF, CacheConfig, ModelConfig, PatienceConfig, ScheduleConfig
 
@@ -55,7 +55,7 @@ async def test_a_starved_worker_serves_on_and_a_frozen_one_is_replaced_until_it_
         assert counted(cluster, "reopened_requests") > 0
         alive = counted(cluster, "worker_judgements", worker="decode-0", liveness="alive")
         cluster.workers["decode-0"].process.send_signal(signal.SIGCONT)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while counted(cluster, "worker_judgements", worker="decode-0", liveness="alive") == alive:
                 await asyncio.sleep(0.05)
         await client.close()

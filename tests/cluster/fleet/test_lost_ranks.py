@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from tests.cluster.cache.test_index_equality import forget_cached
 from tests.cluster.fleet.test_engine_loss import replaced
+from tests.cluster.lent import forget_cached
 from tests.cluster.processes import PATIENCE_S, ProcessCluster
 from tests.cluster.reference import mismatches
 from tests.cluster.requests.test_families import GROWING, PAGES, answers_of, saved_with_tokenizer, serving
@@ -25,7 +25,7 @@ OTHERS: Final[tuple[Loss, ...]] = (("decode-0", signal.SIGSTOP), ("prefill-0", s
 
 
 def pid_of_other_rank(cluster: ProcessCluster, worker_id: str) -> int:
-    """Return the child process of a worker that is its second rank."""
+    """Returns the child process of a worker that is its second rank."""
     tasks = Path(f"/proc/{cluster.workers[worker_id].process.pid}/task").glob("*/children")
     children = [int(pid) for task in tasks for pid in task.read_text().split()]
     (rank,) = [pid for pid in children if b"twostroke.ranks" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from openai import AsyncOpenAI
@@ -19,10 +21,12 @@ from tests import process_table
 from tests.cluster.fleet.test_rolling import answer, clients
 from tests.cluster.served import PATIENCE_S, TWOSTROKE, Server, starting
 
-MODEL = "paced:step_ms=2,max_model_len=2048,weights={}"
+MODEL = "paced:step_ms=2,max_model_len=8192,weights={}"
 FLAGS = ("--served-model-name", "tiny", "--prefill", "2", "--decode", "2", "--kv-cache-memory", "8M")
 PROMPTS = [f"{number} {'word ' * (30 + 11 * number)}" for number in range(6)]
 TOKENS = 24
+LONG_TOKENS = 7500
+"""Tokens of an answer that takes longer than a reload."""
 SHARED_BYTES = 8 << 20
 
 
@@ -50,6 +54,22 @@ async def under_load(server: Server, is_right: Callable[[str, str], bool]) -> As
 async def all_answers(server: Server) -> dict[str, str]:
     async with clients(server) as opened:
         return {prompt: await answer(opened[0], prompt, TOKENS, False) for prompt in PROMPTS}
+
+
+async def end_of_long_stream(server: Server, *command: str) -> tuple[str, str | None]:
+    """Returns the text of a stream during which a command runs, and the code of the error that ends it."""
+    (address, *_) = [router["http"] for router in json.loads(server.command("status", "--json"))["routers"]]
+    body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": LONG_TOKENS, "temperature": 0, "seed": 1}
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+        asked = client.post(f"http://{address}/v1/completions", json={**body, "stream": True, "ignore_eos": True})
+        stream = asyncio.create_task(asked)
+        await asyncio.sleep(0.5)  # it has tokens
+        await asyncio.to_thread(server.command, *command)
+        answered = await stream
+    chunks = [json.loads(event.removeprefix("data: ")) for event in answered.text.split("\n\n") if event[-1:] == "}"]
+    errors = [chunk["error"]["code"] for chunk in chunks if "error" in chunk]
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks if "error" not in chunk)
+    return text, errors[0] if errors else None
 
 
 def refused(server: Server, *arguments: str) -> str:
@@ -84,15 +104,17 @@ async def test_weights_change_under_load_and_every_answer_is_the_old_or_the_new_
         assert "died" not in server.printed
         wrong = await asyncio.to_thread(refused, server, "reload", MODEL.format(2) + ",vocab=77")
         assert "only weights=N may differ" in wrong
-        await asyncio.to_thread(server.command, "reload", MODEL.format(1))
+        text, error = await end_of_long_stream(server, "reload", MODEL.format(1), "--deadline", "0.2")
         assert await all_answers(server) == old
+        assert error == "weights_changed", "it is longer than the reload"
+        assert text.startswith(new[PROMPTS[0]])
 
 
 async def test_a_sleeping_worker_has_no_pages_and_is_not_missed(tmp_path: Path) -> None:
     with starting(tmp_path, "--model", MODEL.format(1), *FLAGS) as server:
         await asyncio.to_thread(server.until_printed, "Ctrl-C ends it")
         expected = await all_answers(server)
-        process = psutil.Process(server.worker_pid("DecodeWorker"))
+        process = psutil.Process(server.worker_pid("DecodeActor"))
         held = {each.pid: shared_bytes(each) for each in decode_workers(server)}
         assert all(size >= SHARED_BYTES for size in held.values())
         async with under_load(server, lambda prompt, text: text == expected[prompt]):
@@ -115,7 +137,7 @@ def refuse_both(server: Server) -> str:
 
 
 def decode_workers(server: Server) -> list[psutil.Process]:
-    return [each for each in server.processes() if "DecodeWorker" in process_table.title_of(each)]
+    return [each for each in server.processes() if "DecodeActor" in process_table.title_of(each)]
 
 
 def shared_bytes(process: psutil.Process) -> int:

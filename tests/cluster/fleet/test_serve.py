@@ -20,7 +20,7 @@ import grpc
 import psutil
 import pytest
 
-from cluster.clients.admin_access import TOKEN_FILE
+from cluster.clients.admin_access import RAY_TOKEN_FILE, TOKEN_FILE
 from tests import metrics_page
 from tests.cluster.served import (
     CHECKOUT,
@@ -37,8 +37,8 @@ from tests.deploy.documents import commands_in
 from tests.process_table import environment_of, listening_ports, title_of
 from tools.simulate.traces.formats import record_of
 from tools.simulate.traces.trace import read_trace
-from twostroke.event_log import MOST_FILE_BYTES
-from twostroke.request_log import AnswerRecord, WorkerRecord
+from twostroke.observability.event_log import MOST_FILE_BYTES
+from twostroke.observability.request_log import AnswerRecord, WorkerRecord
 from twostroke.rpc.v1 import routing_pb2, routing_pb2_grpc
 
 README = CHECKOUT / "README.md"
@@ -98,10 +98,10 @@ def test_a_worker_serves_in_the_role_that_it_is_given_until_it_is_given_another_
         said = workers.get("prefill-0", {"role": "", "epoch": "0."})
         return said["role"], int(said["epoch"].partition(".")[0] or 0)
 
-    begun, pid = role_and_epoch()[1], server.worker_pid("PrefillWorker")
+    begun, pid = role_and_epoch()[1], server.worker_pid("PrefillActor")
     server.command("role", "prefill-0", "decode")
     wait_until(lambda: role_and_epoch() == ("decode", begun + 1))
-    assert server.worker_pid("PrefillWorker") == pid
+    assert server.worker_pid("PrefillActor") == pid
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: role_and_epoch() == ("decode", begun + 2))
     server.command("role", "prefill-0", "prefill")
@@ -164,7 +164,7 @@ def test_a_request_log_is_written_and_can_be_replayed(server: Server) -> None:
 
 def test_a_killed_decode_worker_comes_back_in_a_new_life(server: Server) -> None:
     before = server.epochs()
-    os.kill(server.worker_pid("ray::DecodeWorker"), signal.SIGKILL)
+    os.kill(server.worker_pid("ray::DecodeActor"), signal.SIGKILL)
     server.until_printed("decode-0 died")
     wait_until(lambda: server.epochs().get("decode-0", "") not in ("", before["decode-0"]), lambda: server.printed)
     after = server.epochs()
@@ -179,7 +179,7 @@ def routers(server: Server) -> list[dict[str, str]]:
 
 
 def pid_of(server: Server, http: str) -> int:
-    """Return the process id of the router that listens there."""
+    """Returns the process id of the router that listens there."""
     port = int(http.rpartition(":")[2])
     return next(
         process.pid
@@ -265,7 +265,7 @@ def test_a_killed_supervisor_comes_back_and_keeps_watch(server: Server) -> None:
         chats_since += supervisor_of(server) not in (None, supervisor)
     assert server.epochs() == before
     assert metrics_page.total(server.address("HTTP"), "twostroke_reopened_requests_total") == moved
-    os.kill(server.worker_pid("ray::PrefillWorker"), signal.SIGKILL)
+    os.kill(server.worker_pid("ray::PrefillActor"), signal.SIGKILL)
     wait_until(lambda: server.epochs().get("prefill-0", "") not in ("", before["prefill-0"]), lambda: server.printed)
 
 
@@ -274,19 +274,20 @@ def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server)
     assert (folder / "ray" / "session_latest").exists()
     worker = psutil.Process(server.worker_pid("ray::SupervisorActor"))
     assert worker.environ()["RAY_AUTH_MODE"] == "token"
-    assert worker.environ()["RAY_AUTH_TOKEN_PATH"] == str(folder / TOKEN_FILE)
+    assert worker.environ()["RAY_AUTH_TOKEN_PATH"] == str(folder / RAY_TOKEN_FILE)
     assert "RAY_ADDRESS" not in worker.environ()
     commands = " ".join(map(title_of, server.processes()))
-    token = (folder / TOKEN_FILE).read_text()
-    assert len(token) == 64
-    assert token not in commands
-    assert token not in server.printed
     assert folder.stat().st_mode & 0o077 == 0
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(files) > 5
-    telling = [path for path in files if token.encode() in path.read_bytes()]
-    assert telling == [folder / TOKEN_FILE]
-    assert telling[0].stat().st_mode & 0o077 == 0
+    for name in (TOKEN_FILE, RAY_TOKEN_FILE):
+        token = (folder / name).read_text()
+        assert len(token) == 64
+        assert token not in commands
+        assert token not in server.printed
+        telling = [path for path in files if token.encode() in path.read_bytes()]
+        assert telling == [folder / name]
+        assert telling[0].stat().st_mode & 0o077 == 0
 
 
 def test_no_client_forges_or_fills_a_log(server: Server) -> None:
@@ -307,7 +308,7 @@ def test_no_client_forges_or_fills_a_log(server: Server) -> None:
 def test_no_log_grows_without_bound(server: Server) -> None:
     """Whatever writes to it: here somebody else, as a library or a kernel's message might."""
     (of_router,) = server.temporary.glob("ts-*/logs/router-0.log")
-    worker = server.worker_pid("ray::DecodeWorker")
+    worker = server.worker_pid("ray::DecodeActor")
     of_worker = [Path(os.readlink(f"/proc/{worker}/fd/{number}")) for number in (1, 2)]
     for path in (of_router, *of_worker):
         with path.open("ab") as file:

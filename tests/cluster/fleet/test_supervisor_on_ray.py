@@ -20,15 +20,15 @@ from ray import cloudpickle
 
 from cluster.ray import session as ray_session
 from cluster.ray.backend import RayBackend
-from cluster.ray.placement import nodes_from_ray
-from cluster.spec import NAMESPACE, SUPERVISOR, FleetSpec, fleet_spec
 from cluster.supervisor.actors import MountedWorker, PlainWorker, Serving
-from cluster.supervisor.plan import WorkerStage
+from cluster.supervisor.reconcile.plan import WorkerStage
 from cluster.supervisor.supervisor import Supervisor
 from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
+from cluster.values.placement import nodes_from_ray
+from cluster.values.spec import NAMESPACE, SUPERVISOR, FleetSpec, fleet_spec
 from tests.process_table import title_of
+from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, Role, WorkerConfig
-from twostroke.errors import ConfigError
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 
@@ -67,12 +67,12 @@ class StandIn:
         self._ended.set()
 
 
-class PrefillWorker(MountedWorker):
+class PrefillActor(MountedWorker):
     def _load(self, config: WorkerConfig, engine_state: object) -> PlainWorker:
         return StandIn(config)
 
 
-class DecodeWorker(MountedWorker):
+class DecodeActor(MountedWorker):
     def _load(self, config: WorkerConfig, engine_state: object) -> PlainWorker:
         return StandIn(config)
 
@@ -100,7 +100,7 @@ def spec(**changes: Any) -> FleetSpec:
 
 @asynccontextmanager
 async def supervising(fleet: FleetSpec) -> AsyncIterator[Any]:
-    mounts: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillWorker, Role.DECODE: DecodeWorker}
+    mounts: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillActor, Role.DECODE: DecodeActor}
     backend = RayBackend(worker_count=2, mounts=mounts, clock=lambda: 1.0)
     supervisor = (
         ray.remote(max_restarts=-1)(Supervisor)
@@ -191,8 +191,8 @@ async def test_processes_are_named_after_their_role_and_none_of_a_stopped_fleet_
             role: psutil.Process(pid_of(await until(supervisor, WorkerStage.SERVING, f"{role}-0", incarnation=1)))
             for role in ("prefill", "decode")
         }
-        assert title_of(processes["prefill"]).startswith("ray::PrefillWorker")
-        assert title_of(processes["decode"]).startswith("ray::DecodeWorker")
+        assert title_of(processes["prefill"]).startswith("ray::PrefillActor")
+        assert title_of(processes["decode"]).startswith("ray::DecodeActor")
     async with asyncio.timeout(PATIENCE_S):
         while ray.util.list_named_actors() or any(map(title_of, processes.values())):  # Ray has no event for it
             await asyncio.sleep(0.05)

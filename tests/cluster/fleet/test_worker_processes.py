@@ -7,87 +7,73 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import IO
 
 import pytest
 
-from tests.chaos.injection.process import command_of
+from tests.cluster.forked import MOST_BYTES, WORKER_MODULES, ForkedProcess, fork
+from tests.cluster.processes import PATIENCE_S
 from tests.process_table import has_stopped
+from tests.trials.chaos.injection.process import command_of
 from tests.unit.worker.callers import Puller, Router, router_to
 from tests.unit.worker.rig import BLOCK, decode, eventually, expected_tokens, paced, prefill, prompt_of, worker_config
-from twostroke.config import Role, RuntimeConfig, ScheduleConfig, WorkerConfig
-from twostroke.kv_cache.page_state import PageState
+from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, ScheduleConfig, WorkerConfig
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.base import Transfer
 from twostroke.worker.host import ReadyInfo
 
 PROMPT = prompt_of(8 * BLOCK + 5)
+LARGE_PAGES = ModelConfig(model="paced:page_bytes=65536,max_model_len=512")
 BY_BLOCK = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=BLOCK)
-
-PULLER = """
-import asyncio, sys
-from tests.unit.worker.callers import Puller
-from tests.unit.worker.rig import BLOCK, prompt_of
-from twostroke.worker.host import ReadyInfo
-
-async def main():
-    puller = Puller(ReadyInfo("prefill-0", "prefill", sys.argv[1], sys.argv[2], sys.argv[3], "", 0))
-    await puller.pages(puller.pull(prompt_of(8 * BLOCK)), 8)
-    print("pulled", flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
 
 
 class Process:
-    """A child whose output is read without blocking the event loop."""
+    """A child that runs a module. Create it with `process`."""
 
-    def __init__(self, *command: str, told: str = "") -> None:
-        """`told` is what it reads from stdin."""
-        self.child = subprocess.Popen(
-            [sys.executable, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.child.stdin is not None
-        self.child.stdin.write(told)
-        self.child.stdin.close()
-        self.child.stdin = None
+    def __init__(self, child: ForkedProcess, errors: IO[bytes]) -> None:
+        self.child = child
+        self._errors = errors
 
     async def line(self) -> str:
-        assert self.child.stdout is not None
-        async with asyncio.timeout(30):
-            return await asyncio.to_thread(self.child.stdout.readline)
+        return (await asyncio.wait_for(self.child.stdout.readline(), PATIENCE_S)).decode()
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.child.pid, number)
+        self.child.send_signal(number)
 
     async def end(self) -> tuple[int, str]:
         """(exit code, stderr) once it has ended by itself."""
-        _, errors = await asyncio.to_thread(self.child.communicate, None, 30)
-        return self.child.returncode, errors
+        code = await asyncio.wait_for(self.child.wait(), PATIENCE_S)
+        return code, self.errors
+
+    @property
+    def errors(self) -> str:
+        """Its stderr so far."""
+        return os.pread(self._errors.fileno(), MOST_BYTES, 0).decode()
 
 
 @contextlib.asynccontextmanager
 async def process(*command: str, told: str = "") -> AsyncIterator[Process]:
-    running = Process(*command, told=told)
-    try:
-        yield running
-    finally:
-        running.child.kill()
-        await asyncio.to_thread(running.child.communicate)
+    """`told` is what it reads from stdin."""
+    with tempfile.TemporaryFile() as errors:
+        child = await fork(*command, loads=WORKER_MODULES, stderr=errors)
+        try:
+            child.stdin.write(told.encode())
+            child.stdin.close()
+            yield Process(child, errors)
+        finally:
+            child.kill()
+            await child.wait()
 
 
 @contextlib.asynccontextmanager
 async def worker_process(config: WorkerConfig) -> AsyncIterator[tuple[Process, ReadyInfo]]:
-    async with process(*command_of(f"{config.role.value}_worker")[1:], told=config.to_json()) as running:
+    async with process(*command_of(f"{config.role.value}_worker"), told=config.to_json()) as running:
         yield running, ReadyInfo(**json.loads(await running.line()))
 
 
@@ -99,7 +85,9 @@ def source_at(info: ReadyInfo) -> worker_pb2.PageSource:
 async def test_a_lease_ends_with_its_puller(end: signal.Signals) -> None:
     async with prefill() as source:
         info = source.info
-        async with process("-c", PULLER, info.address, info.epoch, info.fingerprint) as puller:
+        async with process(
+            sys.executable, "-m", "tests.cluster.puller", info.address, info.epoch, info.fingerprint
+        ) as puller:
             assert await puller.line() == "pulled\n"
             assert source.host.pool.count(PageState.ACTIVE) == 8
             puller.signal(end)
@@ -119,7 +107,7 @@ async def test_a_source_that_ends_during_a_pull_costs_the_client_nothing(end: si
         got = await router.open(PROMPT, 5, source=source_at(info))
         await eventually(lambda: target.metric("pull_bytes_total", transport=transport) > 0)
         source.signal(end)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await got.done.wait()
         assert got.tokens == expected_tokens(PROMPT, 5)
         assert target.metric("pull_failures_total", reason="peer_lost") == 1
@@ -183,7 +171,7 @@ async def test_a_second_signal_does_not_wait() -> None:
         got = await router.open(PROMPT, 1500)
         await eventually(lambda: len(got.tokens) > 1)
         worker.signal(signal.SIGTERM)
-        await asyncio.sleep(0.1)
+        await eventually(lambda: "draining" in worker.errors)  # two that come before the first is seen are one
         worker.signal(signal.SIGTERM)
         code, errors = await worker.end()
         assert code == 0
@@ -210,10 +198,20 @@ async def test_a_prefill_worker_that_is_told_to_end_waits_for_open_pulls() -> No
     [
         ({"host": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
         ({"runtime": RuntimeConfig(transports=("pigeon",))}, "pigeon"),
+        (
+            {"model": LARGE_PAGES, "cache": CacheConfig(kv_cache_memory_bytes=8 << 20, host_cache_bytes=5000)},
+            "--host-cache 5000 holds 0 pages of 65536 bytes; at l",
+        ),
+        (
+            {"cache": CacheConfig(kv_cache_memory_bytes=8 << 20, disk_cache_bytes=1 << 30, disk_cache_dir="/proc/x")},
+            "--disk-cache-dir /proc/x cannot be used: No such file",
+        ),
     ],
 )
 async def test_a_worker_that_cannot_start_says_why_in_one_line(settings: dict, words: str) -> None:
-    async with process("-m", "decode_worker", told=worker_config(Role.DECODE, **settings).to_json()) as worker:
+    """A launcher passes that line on: `test_serve.py`."""
+    config = worker_config(Role.DECODE).replace(**settings)
+    async with process(sys.executable, "-m", "decode_worker", told=config.to_json()) as worker:
         code, errors = await worker.end()
         assert code == 2
         assert "Traceback" not in errors

@@ -1,4 +1,4 @@
-"""`python -m tests.bench policies` on real clusters: one utilisation, one round, one policy."""
+"""`python -m tests.trials.bench policies` on real clusters: one utilisation, one round, one policy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.bench.__main__ import PROGRAM
+from tests.trials.bench.__main__ import PROGRAM
 
 SMALL = ("--workload", "conversation", "--limit", "20", "--rate", "2", "--length-scale", "0.03125", "--seed", "5")
 

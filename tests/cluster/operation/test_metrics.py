@@ -74,7 +74,7 @@ def parted(line: str) -> tuple[str, set[str]]:
 
 
 def named(families: Iterable[Metric]) -> dict[str, Metric]:
-    """Return the metrics by the names that people query: a histogram by its own, a counter with its suffix."""
+    """Returns the metrics by the names that people query: a histogram by its own, a counter with its suffix."""
     return {f"{family.name}_total" if family.type == "counter" else family.name: family for family in families}
 
 

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 import yaml
 
-from router.frontend.auth.api_keys import draw_key
+from router.auth.api_keys import draw_key
 from tests.cluster.processes import SHOWN, TOKEN, ProcessCluster, generate_request, running_cluster
 from tests.metrics_page import scraped
 from tests.process_table import below, title_of
@@ -61,7 +61,9 @@ async def test_neither_tokens_nor_keys_nor_prompts_are_in_arguments_logs_or_metr
     file = tmp_path / "keys.yaml"
     file.write_text(yaml.safe_dump({"keys": entries}))
     endpoints = EndpointsConfig(api_keys=str(file))
-    async with running_cluster(prefill=1, decode=1, model=paced(step_ms=1), endpoints=endpoints) as cluster:
+    async with running_cluster(
+        prefill=1, decode=1, model=paced(step_ms=1), endpoints=endpoints, is_plain=True
+    ) as cluster:
         metadata = (("authorization", f"Bearer {good.key}"),)
         async with grpc.aio.insecure_channel(cluster.grpc) as channel:
             request = generate_request([7] * 40, max_tokens=3)

@@ -15,23 +15,26 @@ import grpc.aio
 import psutil
 import pytest
 
-from cluster.clients.connect import tls_endpoint
-from cluster.clients.credentials import ClientTls
-from cluster.clients.resuming import ResumingClient
+from cluster.flags.client_credentials import ClientTls
 from tests.certificates import DAY, Authority, Issued
-from tests.chaos.fuzz.mutate import frame
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, WorkerProcess, port_of, running_cluster
 from tests.process_table import listening_ports
 from tests.unit.worker.rig import paced, prompt_of
 from tools.cli import main
+from tools.clients.connect import tls_endpoint
+from tools.clients.resuming import ResumingClient
+from twostroke.base.credentials import CLUSTER_NAME
+from twostroke.base.ids import Epoch
 from twostroke.config import ModelConfig
-from twostroke.credentials import CLUSTER_NAME
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
-from twostroke.transfer.sockets.handshake import PROTOCOL
+from twostroke.transfer.base import Identity
+from twostroke.transfer.sockets.frames import Deadline, receive_frame, send_frame
+from twostroke.transfer.sockets.handshake import handshake
+from twostroke.transfer.sockets.tls import TlsSocket
 
-ANSWER_S = 20.0
+ANSWER_S = 90.0
 
 
 class World:
@@ -97,18 +100,22 @@ def asked_over_http(address: str, tls: ClientTls | None) -> str:
 
 
 def page_port_says(worker: WorkerProcess, context: ssl.SSLContext | None, token: str) -> bytes:
-    """To a hello that shows the token; nothing where the connection is ended."""
+    """To a reader that proves the token; nothing where the connection is ended."""
     identity = f"{worker.info['fingerprint']};form={ModelConfig().dtype}"
-    handshake = frame([PROTOCOL, token, "w", "1.1", identity, worker.info["epoch"]])
+    reader, owner = Identity("w", Epoch(1, 1), identity, token), Epoch.parse(str(worker.info["epoch"]))
     listening = listening_ports(psutil.Process(worker.process.pid))
     (port,) = listening - {port_of(str(worker.info[name])) for name in ("address", "metrics_address")}
+    if context is not None:
+        context.sslsocket_class = TlsSocket
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S) as sock:
             encrypted = sock if context is None else context.wrap_socket(sock, server_hostname=CLUSTER_NAME)
             with encrypted:
-                encrypted.sendall(handshake)
+                deadline = Deadline.after(ANSWER_S)
+                _, nonce = receive_frame(encrypted, 4096, deadline)
+                send_frame(encrypted, handshake(reader, owner, nonce, bytes(16)), deadline)
                 return encrypted.recv(4096)
-    except OSError:
+    except (OSError, EOFError):
         return b""
 
 

@@ -16,8 +16,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.cluster.collector import Collector, collecting, values_of
 from tests.cluster.processes import PATIENCE_S, SHOWN, TOKEN, ProcessCluster, generate_request, running_cluster
 from tools.cli import main
+from twostroke.base.credentials import TOKEN_VARIABLE
 from twostroke.config import ModelConfig, ScheduleConfig, TracingConfig
-from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
 
 PACED = ModelConfig(model="paced:step_ms=4,prefill_tokens_per_s=20000,max_model_len=4096", served_model_name="tiny")

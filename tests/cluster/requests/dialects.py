@@ -12,7 +12,7 @@ import httpx
 from tests.hand_cut import messages_of
 from tests.named_events import named_events_of
 from tests.published_api import PublishedApi
-from tests.unit.router.frontend.anthropic.test_content_blocks import put_together
+from tests.unit.router.dialects.anthropic.test_content_blocks import put_together
 
 Json = dict[str, Any]
 

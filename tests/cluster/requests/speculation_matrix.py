@@ -85,7 +85,7 @@ class Outcome:
 async def speculating(
     setting: Speculated, model: ModelConfig, directory: Path, draft_model: Path, kv_format: str | None
 ) -> AsyncIterator[ProcessCluster]:
-    """Start a cluster with two decode workers, one of which may be killed."""
+    """Starts a cluster with two decode workers, one of which may be killed."""
     async with running_cluster(
         prefill=1,
         decode=len(WORKERS),
@@ -102,7 +102,7 @@ async def speculating(
 
 
 async def outcome_of(cluster: ProcessCluster, asking: Asking) -> Outcome:
-    """Ask twice; the second time the busiest decode worker is killed meanwhile."""
+    """Asks twice; the second time the busiest decode worker is killed meanwhile."""
     client = Client(cluster.grpc)
     first = await asking(cluster, client)
     before = {worker: counted(cluster, worker) for worker in WORKERS}
@@ -117,7 +117,7 @@ async def outcome_of(cluster: ProcessCluster, asking: Asking) -> Outcome:
 
 
 def counted(cluster: ProcessCluster, worker: str) -> tuple[Counter[str], Counter[str]]:
-    """Return the drafted and the kept tokens of a worker by drafter."""
+    """Returns the drafted and the kept tokens of a worker by drafter."""
     address = str(cluster.workers[worker].info["metrics_address"])
     drafted, kept = (
         Counter(
@@ -142,7 +142,7 @@ SUBJECTS = ("the sea", "a bridge", "winter wheat", "old maps", "a violin", "the 
 
 
 def texts() -> list[str]:
-    """Return 32 prompts: code to repeat, questions that are nearly the same, prose, and lines with a pattern."""
+    """Returns 32 prompts: code to repeat, questions that are nearly the same, prose, and lines with a pattern."""
     code = [
         f"# Repeat this code.\ndef area_{n}(width, height):\n    return width * height + {n}\n\ndef area_{n}(width,"
         for n in range(8)
@@ -183,7 +183,7 @@ class Matrix:
 
 
 async def called(http: httpx.AsyncClient, text: str, seed: int) -> object:
-    """Return all that an answer says that has to call a tool, but for ids and times."""
+    """Returns all that an answer says that has to call a tool, but for ids and times."""
     body = {
         "messages": [{"role": "user", "content": f"Take a note of this.\n{text}"}],
         "tools": [TOOL],
@@ -204,7 +204,7 @@ async def called(http: httpx.AsyncClient, text: str, seed: int) -> object:
 
 
 def tokens_in(answers: Answers) -> int:
-    """Return how many tokens with logprobs are in the answers."""
+    """Returns how many tokens with logprobs are in the answers."""
     return sum(
         len(json.loads(answer)["logprobs"]["content"])
         if isinstance(answer, str)

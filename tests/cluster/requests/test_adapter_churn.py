@@ -9,10 +9,10 @@ import random
 from functools import partial
 from pathlib import Path
 
-from tests.chaos.adapters.calls import Calls
-from tests.chaos.adapters.churn import Churn, Prompt, Stage
-from tests.chaos.adapters.fleet import BASE, churned, fleet
 from tests.lora import random_tensors, write_adapter
+from tests.trials.chaos.adapters.calls import Calls
+from tests.trials.chaos.adapters.churn import Churn, Prompt, Stage
+from tests.trials.chaos.adapters.fleet import BASE, churned, fleet
 
 PACED = "paced:step_ms=2,max_model_len=512,page_bytes=1024"
 NAMES, SERVED, VERSIONS, SECONDS = 20, 16, 24, 6.0
@@ -31,7 +31,7 @@ async def test_no_answer_is_another_versions_while_adapters_come_and_go(tmp_path
 
 
 def paced_stage(calls: Calls, loras: Path) -> Stage:
-    """Ask for the answer of each version under a name that nobody else uses."""
+    """Asks for the answer of each version under a name that nobody else uses."""
     writers = {f"v{seed}": partial(write_adapter, tensors=random_tensors(seed=seed)) for seed in range(VERSIONS)}
     expected = {(BASE, prompt): calls.ask(BASE, prompt).tokens for prompt in PROMPTS}
     for version, write in writers.items():

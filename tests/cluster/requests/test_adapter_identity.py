@@ -18,7 +18,7 @@ from tests.cluster.reference import Reference, continued, mismatches
 from tests.cluster.requests.test_families import CHUNK, LENGTHS, SAMPLED, counted, first_to_draw, serving
 from tests.lora import random_tensors, write_adapter
 from tests.merged import merged_model
-from tests.unit.models.test_native_transformer import prompt
+from tests.unit.models.decoders.test_native_transformer import prompt
 from tests.unit.models.test_registry import SIZES, saved
 from twostroke.models.adapters.peft import read_adapter
 from twostroke.models.adapters.shapes import ProjectionShapes
@@ -56,7 +56,7 @@ async def test_answers_with_an_adapter_are_those_of_merged_weights_through_hits_
     folders = write_adapters(directory, tmp_path)
     some, growing = references(directory, folders)
     async with serving(directory, PAGES, ranks, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
-        serve(cluster, folders)
+        await serve(cluster, folders)
         assert await wrong(client, some) == []
         assert counted(cluster, "twostroke_pull_bytes_total") > 0, "nothing was pulled: this was not a split run"
         hits = counted(cluster, HITS)
@@ -81,7 +81,7 @@ async def test_a_prefix_of_the_base_is_never_used_for_an_adapter_nor_the_reverse
     folders = write_adapters(directory, tmp_path)
     some, _ = references(directory, folders)
     async with serving(directory, 4 * PAGES) as (cluster, client):
-        serve(cluster, folders)
+        await serve(cluster, folders)
         for number, order in enumerate((tuple(some), tuple(reversed(some)))):
             for model in order:
                 hits = tokens_found(cluster)
@@ -110,7 +110,7 @@ def write_adapters(directory: Path, to: Path) -> dict[str, Path]:
 
 
 def references(directory: Path, folders: Mapping[str, Path]) -> tuple[Models, Models]:
-    """Return the same prompts with the tokens of each model, and few whose answers are long."""
+    """Returns the same prompts with the tokens of each model, and few whose answers are long."""
     torch.set_num_threads(1)
     some, growing = Models(), Models()
     for model in (BASE, *folders):
@@ -127,13 +127,13 @@ def references(directory: Path, folders: Mapping[str, Path]) -> tuple[Models, Mo
     return some, growing
 
 
-def serve(cluster: ProcessCluster, folders: Mapping[str, Path]) -> None:
+async def serve(cluster: ProcessCluster, folders: Mapping[str, Path]) -> None:
     for name, folder in folders.items():
-        cluster.name_adapter(name, read_adapter(folder), folder)
+        await cluster.name_adapter(name, read_adapter(folder), folder)
 
 
 async def wrong(client: Client, expected: Models) -> list[str]:
-    """Ask everything at once; return the answers that are not those of their model."""
+    """Asks everything at once; returns the answers that are not those of their model."""
 
     async def ask(model: str, each: Reference) -> list[int]:
         options = {"max_tokens": len(each.answer), "temperature": 0, "ignore_eos": True}
@@ -149,12 +149,12 @@ async def wrong(client: Client, expected: Models) -> list[str]:
 
 
 def tokens_found(cluster: ProcessCluster) -> float:
-    """Return the tokens that workers of both roles found in their caches."""
+    """Returns the tokens that workers of both roles found in their caches."""
     return sum(cluster.metric(worker, HITS) for worker in cluster.workers)
 
 
 async def restart_all(cluster: ProcessCluster) -> None:
-    """End every process, and start others in their places."""
+    """Ends every process, and starts others in their places."""
     for worker, known in cluster.workers.items():
         if known.process.returncode is None:
             await cluster.kill(worker)

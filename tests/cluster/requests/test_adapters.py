@@ -101,7 +101,7 @@ def test_adapters_are_models_of_their_own_over_replacements_and_restarts(tmp_pat
         os.kill(server.worker_pid("SupervisorActor"), signal.SIGKILL)
         server.until_printed("Ray starts it again")
         epochs = server.epochs()
-        for role in ("DecodeWorker", "PrefillWorker"):
+        for role in ("DecodeActor", "PrefillActor"):
             os.kill(server.worker_pid(role), signal.SIGKILL)
         wait_until(lambda: len(set(server.epochs().values()) - set(epochs.values())) >= 2, lambda: server.printed)
         for name, expected in (("tiny", base), ("first", first), ("second", replaced), ("third", third)):

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.cluster.processes import TOKEN, Client, ProcessCluster, generate_request, running_cluster
+from tests.cluster.processes import PATIENCE_S, TOKEN, Client, ProcessCluster, generate_request, running_cluster
 from twostroke.config import CacheConfig, ListenConfig, ModelConfig, Role, RouterConfig, ScheduleConfig, WorkerConfig
 
 PACED = ModelConfig(model="paced:prefill_tokens_per_s=4000,step_ms=10,vocab=2048,page_bytes=16384,max_model_len=8192")
@@ -121,7 +121,7 @@ async def test_a_worker_with_another_fingerprint_is_refused_loudly(cluster: Proc
         Role.DECODE, "decode-odd", 1, cache=CacheConfig(block_size=32, kv_cache_memory_bytes=1 << 22)
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not ("block_size=32" in cluster.logs() and "decode-odd" in cluster.logs()):
                 await asyncio.sleep(0.05)
         lines = [line for line in cluster.logs().splitlines() if "block_size=32" in line and "block_size=16" in line]

@@ -12,10 +12,10 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.clients.asks import Served
-from tests.clients.stock import ANTHROPIC, OPENAI, TRITONCLIENT, StockClient
 from tests.cluster.processes import ProcessCluster, running_cluster
 from tests.cluster.served import CHECKOUT
+from tests.trials.clients.asks import Served
+from tests.trials.clients.stock import ANTHROPIC, OPENAI, TRITONCLIENT, StockClient
 from twostroke.config import ModelConfig
 
 QUESTION = "What is the capital of France?"
@@ -112,7 +112,11 @@ async def test_a_stub_generated_from_our_proto_by_a_stranger_streams(cluster: Pr
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("client", [OPENAI, ANTHROPIC, TRITONCLIENT], ids=lambda client: client.name)
+@pytest.mark.parametrize(
+    "client",
+    [pytest.param(OPENAI, marks=pytest.mark.slow), ANTHROPIC, TRITONCLIENT],  # the tests before ask openai's package
+    ids=lambda client: client.name,
+)
 async def test_a_stock_client_in_its_own_environment_sees_the_right_texts_and_token_counts(
     cluster: ProcessCluster, client: StockClient, smollm2_dir: Path
 ) -> None:

@@ -42,6 +42,9 @@ MODES: dict[str, dict[str, object]] = {
         "temperature": 0.7,
         "seed": 18,
     },
+    "some tokens alone": LIVELY
+    | {"temperature": 1.0, "seed": 19, "allowed_token_ids": list(range(5, 400, 3))}
+    | {"logprobs": 0, "logprob_token_ids": [7, 5, 30]},
 }
 
 

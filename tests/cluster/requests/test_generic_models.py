@@ -26,7 +26,7 @@ TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 
 
 def saved_with_real_tokenizer(name: str, tokenizer_dir: Path, directory: Path) -> list[Reference]:
-    """Save a model; return prompts with the tokens that transformers continues them with."""
+    """Saves a model; returns prompts with the tokens that transformers continues them with."""
     torch.set_num_threads(1)
     for file in TOKENIZER_FILES:
         if (tokenizer_dir / file).exists():
@@ -43,7 +43,7 @@ def saved_with_real_tokenizer(name: str, tokenizer_dir: Path, directory: Path) -
 
 
 def words(tokenizer: Any, length: int, first: int) -> list[int]:
-    """Return tokens of ordinary text; texts with another `first` word begin otherwise."""
+    """Returns tokens of ordinary text; texts with another `first` word begin otherwise."""
     text = " ".join(CHATS).split()
     encoded = tokenizer(" ".join(text[first % len(text) :] + text), add_special_tokens=False)
     tokens: list[int] = list(encoded["input_ids"])[:length]

@@ -73,7 +73,7 @@ async def ask_all(client: Client, modes: Mapping[str, Mapping[str, object]]) -> 
 
 
 async def ask_until(is_over: asyncio.Event, client: Client) -> list[Answers]:
-    """Ask the same again and again, so that workers are busy whenever one is killed."""
+    """Asks the same again and again, so that workers are busy whenever one is killed."""
     rounds = [await ask_all(client, undrafted(MODES))]
     while not is_over.is_set():
         rounds.append(await ask_all(client, undrafted(MODES)))

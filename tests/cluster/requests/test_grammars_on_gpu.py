@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.chaos.neighbours.site import VOCABULARY, write_tokenizer
 from tests.cluster.processes import Client, running_cluster
 from tests.cluster.requests import test_grammars
 from tests.cluster.requests.test_exact_resume import Answers, ask, busiest
+from tests.trials.chaos.neighbours.site import VOCABULARY, write_tokenizer
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 
 PROMPT = list(range(40, 59))

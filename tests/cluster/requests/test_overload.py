@@ -1,13 +1,13 @@
-"""Three times what the cluster can do, for seconds; `python -m tests.bench overload` does it for minutes."""
+"""Three times what the cluster can do, for seconds; `python -m tests.trials.bench overload` does it for minutes."""
 
 from __future__ import annotations
 
 import argparse
 
-from tests.bench.overload.options import add_arguments, options_from
-from tests.bench.overload.session import measure
-from tests.bench.overload.verdict import End
 from tests.cluster.processes import running_cluster
+from tests.trials.bench.overload.options import add_arguments, options_from
+from tests.trials.bench.overload.session import measure
+from tests.trials.bench.overload.verdict import End
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 
 PACED = ModelConfig(model="paced:step_ms=40,prefill_tokens_per_s=4000,max_model_len=512", served_model_name="tiny")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.cluster.processes import Client, running_cluster
+from tests.cluster.lent import lent
+from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from twostroke.config import CacheConfig, ModelConfig
 
 MODEL = ModelConfig(dtype="float32")
+DECODE = ("decode-0", "decode-1")
 PAGE_BYTES = 737_280
 """The size of a 16-token page of the default model in float32."""
 ROUNDING = 2e-3
@@ -65,15 +69,23 @@ def check(choice: dict[str, Any], each: Scored, expected: dict[str, list[float]]
     np.testing.assert_allclose(logprobs, expected[each.name], atol=ROUNDING)
 
 
-async def test_they_are_those_of_transformers_and_caches_do_not_change_them(
-    smollm2_dir: Path, prompts: list[Scored], expected: dict[str, list[float]]
-) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(smollm2_dir: Path) -> AsyncIterator[ProcessCluster]:
     cache = CacheConfig(kv_cache_memory_bytes=400 * PAGE_BYTES)
-    async with running_cluster(prefill=1, decode=1, model=MODEL, model_dir=smollm2_dir, cache=cache) as cluster:
+    async with running_cluster(prefill=1, decode=2, model=MODEL, model_dir=smollm2_dir, cache=cache) as started:
+        yield started
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_they_are_those_of_transformers_and_caches_do_not_change_them(
+    shared: ProcessCluster, prompts: list[Scored], expected: dict[str, list[float]]
+) -> None:
+    async with lent(shared) as cluster:
         client = Client(cluster.grpc)
         for each in prompts:
             check(await scored(cluster.http, each.prompt), each, expected)
-        assert cluster.metric("decode-0", "twostroke_pull_bytes_total") == 0, "they are computed where they are sampled"
+        pulled = sum(cluster.metric(worker, "twostroke_pull_bytes_total") for worker in DECODE)
+        assert pulled == 0, "they are computed where they are sampled"
         for each in prompts:
             await client.tokens(each.prompt, max_tokens=2, temperature=0)
         again = await asyncio.gather(*(scored(cluster.http, each.prompt, max_tokens=3) for each in prompts))
@@ -85,10 +97,11 @@ async def test_they_are_those_of_transformers_and_caches_do_not_change_them(
         await client.close()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_prompt_has_the_logprob_that_its_last_tokens_had_when_they_were_drawn(
-    smollm2_dir: Path, prompts: list[Scored]
+    shared: ProcessCluster, prompts: list[Scored]
 ) -> None:
-    async with running_cluster(prefill=1, decode=1, model=MODEL, model_dir=smollm2_dir) as cluster:
+    async with lent(shared) as cluster:
         each = next(each for each in prompts if each.name == "length 17")
         drawn = await scored(cluster.http, each.prompt, max_tokens=16, return_token_ids=True)
         whole = await scored(cluster.http, (*each.prompt, *drawn["token_ids"]))
@@ -98,15 +111,24 @@ async def test_a_prompt_has_the_logprob_that_its_last_tokens_had_when_they_were_
         np.testing.assert_allclose(*pairs, atol=ROUNDING)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_decode_worker_that_is_killed_while_it_scores_changes_nothing(
-    smollm2_dir: Path, prompts: list[Scored], expected: dict[str, list[float]]
+    shared: ProcessCluster, prompts: list[Scored], expected: dict[str, list[float]]
 ) -> None:
     longest = max(prompts, key=lambda each: len(each.prompt))
-    cache = CacheConfig(kv_cache_memory_bytes=400 * PAGE_BYTES)
-    async with running_cluster(prefill=0, decode=2, model=MODEL, model_dir=smollm2_dir, cache=cache) as cluster:
-        asked = [asyncio.ensure_future(scored(cluster.http, longest.prompt)) for _ in range(4)]
-        while not (await cluster.load("decode-0")).running:
-            await asyncio.sleep(0.02)
-        await cluster.kill("decode-0")
-        for choice in await asyncio.gather(*asked):
+    async with lent(shared) as cluster:
+        asked = asyncio.gather(*(scored(cluster.http, longest.prompt) for _ in range(4)))
+        victim = await first_to_run(cluster, asked)
+        await cluster.kill(victim)
+        for choice in await asked:
             check(choice, longest, expected)
+        await cluster.restart(victim)
+
+
+async def first_to_run(cluster: ProcessCluster, asked: asyncio.Future[Any]) -> str:
+    while True:
+        for worker in DECODE:
+            if (await cluster.load(worker)).running:
+                return worker
+        assert not asked.done()
+        await asyncio.sleep(0.005)

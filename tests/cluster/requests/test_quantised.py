@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, GptOssConfig, PreTrainedConfig, Q
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.cluster.reference import Reference, continued, mismatches
 from tests.cluster.requests.test_families import BLOCK, CHUNK, PAGES, answers_of, counted
+from tests.unit.models.decoders.test_native_transformer import prompt
 from tests.unit.models.family_configs import OSS
-from tests.unit.models.test_native_transformer import prompt
 from tests.unit.models.test_registry import saved
 from tests.unit.models.weights.stored.coded_models import FORMATS, quantised, with_expert_blocks
 from tests.unit.models.weights.stored.gguf_models import SIZES, written
@@ -37,7 +37,7 @@ MODELS: dict[str, PreTrainedConfig] = {
 
 
 def saved_with_tokenizer(name: str, directory: Path) -> list[Reference]:
-    """Save a quantised model; return prompts with the tokens that transformers continues them with."""
+    """Saves a quantised model; returns prompts with the tokens that transformers continues them with."""
     config, same = MODELS[name], directory / "same numbers"
     if name.endswith("GGUF"):
         written(config, "qwen3moe", directory, meaning=same)

@@ -14,7 +14,7 @@ KINDS = ("phi3", "gemma3", "deepseek_v3", "qwen2_moe")
 """Dense; with windows; with latents and experts; with experts and a shared one."""
 RANKS = ((1, 2), (2, 1), (2, 2))
 """Ranks of the prefill worker, and of each decode worker."""
-IN_GATE = (("gemma3", (1, 2)), ("deepseek_v3", (2, 1)))
+IN_GATE = (("gemma3", (1, 2)),)
 
 
 def case(name: str, ranks: tuple[int, int]) -> ParameterSet:

@@ -8,11 +8,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.clients.recorded import RECORDED, Recorded
 from tests.cluster.processes import ProcessCluster, running_cluster
 from tests.hand_cut import messages_of
-from tests.unit.router.frontend.anthropic.claude_code import CLAUDE_CODE, HEADERS
-from tests.unit.router.frontend.anthropic.test_content_blocks import events_of, put_together
+from tests.trials.clients.recorded import RECORDED, Recorded
+from tests.unit.router.dialects.anthropic.claude_code import CLAUDE_CODE, HEADERS
+from tests.unit.router.dialects.anthropic.test_content_blocks import events_of, put_together
 from twostroke.config import ModelConfig
 from twostroke.config.output import OutputConfig
 

@@ -16,9 +16,9 @@ import aiohttp
 import grpc.aio
 import pytest
 
-from cluster.clients.resuming import ResumingClient
 from tests.cluster.processes import PATIENCE_S, Client, ProcessCluster, generate_request, running_cluster
 from tests.metrics_page import total
+from tools.clients.resuming import ResumingClient
 from twostroke.config import SPECULATE_OFF, ModelConfig, ScheduleConfig
 from twostroke.rpc.v1 import inference_pb2
 
@@ -66,7 +66,7 @@ async def two_routers(decode: int = 2) -> AsyncIterator[tuple[ProcessCluster, Re
 
 
 def new_client(cluster: ProcessCluster) -> ResumingClient:
-    endpoints = [cluster.routers[rank] for rank in sorted(cluster.routers)]
+    endpoints = [cluster.routers[index] for index in sorted(cluster.routers)]
     return ResumingClient(
         grpc=[endpoint.grpc for endpoint in endpoints],
         http=[endpoint.http for endpoint in endpoints],
@@ -210,7 +210,7 @@ async def end_the_first_router(cluster: ProcessCluster, client: ResumingClient) 
     undisturbed = await chat_stream(client, Got(), long)
     sampled = cluster.metric("decode-0", "twostroke_sampled_tokens_total")
     endpoints = ",".join(router.http for router in cluster.routers.values())
-    command = [sys.executable, "-m", "cluster.cli", "chat", "--http", endpoints, "Tell me everything." * 3]
+    command = [sys.executable, "-m", "tools.cli", "chat", "--http", endpoints, "Tell me everything." * 3]
     chat = await asyncio.create_subprocess_exec(
         *command, "--seed", "3", "--max-tokens", "150", stdout=asyncio.subprocess.PIPE
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, running_cluster
-from tests.cluster.reference import NEW_TOKENS, Reference, mismatches, references
+from tests.cluster.reference import NEW_TOKENS, Reference, mismatches, recorded, references
 from tests.unit.worker.callers import Puller, Router
 from tests.unit.worker.rig import BLOCK
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
@@ -29,10 +29,17 @@ PAGE_BYTES = 737_280
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2_dir: Path) -> list[Reference]:
-    found = references(smollm2_dir)
+def expected() -> list[Reference]:
+    found = recorded()
     assert len(found) == 17
     return found
+
+
+@pytest.mark.slow
+def test_the_recorded_answers_are_those_of_transformers(smollm2_dir: Path, expected: list[Reference]) -> None:
+    found = references(smollm2_dir)
+    assert [(each.name, each.prompt) for each in found] == [(each.name, each.prompt) for each in expected]
+    assert mismatches(expected, {each.name: list(each.answer) for each in found}) == []
 
 
 SOME = (1, 15, 16, 17, 33, 64, 100, 200, 300)
@@ -85,6 +92,7 @@ async def test_split_and_then_warm_the_tokens_are_those_of_transformers(
         assert cluster.metric("decode-0", "twostroke_prefix_cache_hits_total") > hits + 1000
 
 
+@pytest.mark.slow
 async def test_prompts_of_a_burst_that_are_taken_over_have_the_tokens_of_transformers(
     smollm2_dir: Path, expected: list[Reference]
 ) -> None:
@@ -159,6 +167,7 @@ HELD = 5
 """Blocks of each prompt that the peer builds before anybody asks for an answer."""
 
 
+@pytest.mark.slow
 async def test_with_prefixes_from_a_peer_the_tokens_are_those_of_transformers_whatever_becomes_of_it(
     smollm2_dir: Path, expected: list[Reference]
 ) -> None:
@@ -194,7 +203,7 @@ def _page_source(worker: ReadyInfo) -> worker_pb2.PageSource:
 
 
 async def _build(worker: ReadyInfo, prompts: list[Reference]) -> None:
-    """Let a prefill worker compute the first blocks of prompts for nobody."""
+    """Lets a prefill worker compute the first blocks of prompts for nobody."""
     async with contextlib.aclosing(Puller(worker, token=TOKEN)) as puller:
         for each in prompts:
             call = puller.pull(each.prompt[: HELD * BLOCK])
@@ -215,7 +224,7 @@ def _since(before: tuple[float, float], now: tuple[float, float]) -> tuple[float
 
 async def _answer(router: Router, asked: Reference, source: ReadyInfo | None, peer: PeerPrefix) -> list[int]:
     message = router.message(asked.prompt, NEW_TOKENS, request_id=asked.name, peer=peer)
-    message.sampling.temperature = 0
+    message.request.sampling.temperature = 0
     if source is not None:
         message.source.CopyFrom(_page_source(source))
     got = await router.send(message)

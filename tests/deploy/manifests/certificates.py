@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tests.deploy.manifests.cluster_files import files_of
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, name_of, namespace_of, where
-from twostroke.credentials import CLUSTER_NAME
+from twostroke.base.credentials import CLUSTER_NAME
 
 _FIELDS = frozenset({
     "additionalOutputFormats", "commonName", "dnsNames", "duration", "emailAddresses", "encodeUsagesInRequest",

@@ -241,7 +241,7 @@ class Checker:
 
 
 def kinds_elsewhere(findings: Iterable[Finding], objects: list[Object]) -> dict[Finding, str]:
-    """Return what names, or selects, a kind of which a part of a deployment has nothing. Such a part brings no
+    """Returns what names, or selects, a kind of which a part of a deployment has nothing. Such a part brings no
     Namespace."""
     bundle = Bundle([item for item in objects if _is_readable(item)])
     if bundle.of("Namespace"):
@@ -273,7 +273,7 @@ def _is_readable(item: Object) -> bool:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return the value as the API server reads it: what is null is not there."""
+    """Returns the value as the API server reads it: what is null is not there."""
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

@@ -16,7 +16,7 @@ from cluster.file.cluster import load as load_cluster_file
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, where
 from tests.deploy.manifests.references import file_complaint
 from tests.deploy.manifests.words import quantity
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 _WORKER_GROUPS = ("prefill", "decode")
 
@@ -144,7 +144,7 @@ def _misfits_of_group(
 
 
 def _room(cpus: Decimal | None, pod: PodTemplate, wanted: Any, gpus: Decimal | int) -> int:
-    """Return the CPUs or GPUs that Ray is told. If nothing tells Ray, KubeRay does: the container's limit or request,
+    """Returns the CPUs or GPUs that Ray is told. If nothing tells Ray, KubeRay does: the container's limit or request,
     rounded up."""
     resources = ((pod.spec.get("containers") or [{}])[0].get("resources")) or {}
     told = (resources.get("limits") or {}).get("cpu") or (resources.get("requests") or {}).get("cpu")

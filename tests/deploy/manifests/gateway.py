@@ -187,7 +187,7 @@ def grpc_services() -> dict[str, frozenset[str]]:
 
 @functools.cache
 def http_paths() -> frozenset[str]:
-    """Return the paths of the router's API and health pages, as their modules have them."""
+    """Returns the paths of the router's API and health pages, as their modules have them."""
     files = sorted(_ROUTER.rglob("*.py"))
     paths = [path for file in files for path in re.findall(r'\bRoute\("(/[^"{]*)', file.read_text())]
     return frozenset(path.rstrip("/") for path in paths)

@@ -60,7 +60,7 @@ def selectors_are_well_formed(item: Object) -> Iterator[Complaint]:
 
 
 def labels_are_the_recommended_ones(bundle: Bundle) -> Iterator[Complaint]:
-    """Check that all objects say the same of where they belong, and each which part it is, once one says who manages
+    """Checks that all objects say the same of where they belong, and each which part it is, once one says who manages
     it."""
     labels = {where(item): (item.get("metadata") or {}).get("labels") or {} for item in bundle.objects}
     first = next((told for told in labels.values() if f"{_RECOMMENDED}managed-by" in told), None)

@@ -240,7 +240,7 @@ def dashboards_can_be_read(item: Object) -> Iterator[Complaint]:
 
 
 def _dashboards(item: Object) -> Iterator[tuple[str, str]]:
-    """Yield the dashboards, found by the label that Grafana's sidecar looks for."""
+    """Yields the dashboards, found by the label that Grafana's sidecar looks for."""
     if item.get("kind") == "ConfigMap" and "grafana_dashboard" in ((item.get("metadata") or {}).get("labels") or {}):
         yield from ((key, text) for key, text in (item.get("data") or {}).items() if key.endswith(".json"))
 
@@ -309,7 +309,7 @@ def matchers_in(query: str) -> Iterator[tuple[str, str, str]]:
 
 @functools.lru_cache(maxsize=256)
 def _errors_of_promtool(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the error of each query, empty if it parses. Without promtool nothing is said (its test is skipped,
+    """Returns the error of each query, empty if it parses. Without promtool nothing is said (its test is skipped,
     loudly)."""
     promtool = find_tool("promtool")
     if promtool is None or not texts:

@@ -110,7 +110,7 @@ def _target(port: Object) -> object:
 
 
 def _numbers_by_name(pod: PodTemplate) -> dict[str, str]:
-    """Return the numbers of the pod's ports, by name."""
+    """Returns the numbers of the pod's ports, by name."""
     return dict(word.split("=") for word in port_words(pod))
 
 

@@ -83,7 +83,7 @@ def words_of_objects_are_known(item: Object) -> Iterator[Complaint]:
 
 
 def pods_have_a_priority(pod: PodTemplate) -> Iterator[Complaint]:
-    """Check that pods of a RayCluster and of our program have a priority: a batch job that came first would keep the
+    """Checks that pods of a RayCluster and of our program have a priority: a batch job that came first would keep the
     node."""
     if (pod.owner == "RayCluster" or any(True for _ in started(pod, hooks=False))) and not pod.spec.get(
         "priorityClassName"

@@ -54,7 +54,7 @@ def pods_are_restricted(pod: PodTemplate) -> Iterator[Complaint]:
 
 
 def root_is_read_only(pod: PodTemplate) -> Iterator[Complaint]:
-    """Check our own images: nothing in them may change while they run."""
+    """Checks our own images: nothing in them may change while they run."""
     for path, container in pod.containers:
         if (container.get("securityContext") or {}).get("readOnlyRootFilesystem") is not True:
             place, what = f"{path}.securityContext.readOnlyRootFilesystem", "the root file system can be written"

@@ -277,7 +277,7 @@ def hooks_end_within_the_grace(pod: PodTemplate) -> Iterator[Complaint]:
 
 
 def longest_s(handler: Object) -> float:
-    """Return how long a hook may take by what it says itself: by sleeping, or by a program's own limit."""
+    """Returns how long a hook may take by what it says itself: by sleeping, or by a program's own limit."""
     if handler.get("sleep"):
         return float(handler["sleep"].get("seconds", 0))
     words = " ".join(map(str, (handler.get("exec") or {}).get("command") or [])).replace("=", " ").split()

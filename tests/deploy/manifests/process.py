@@ -114,7 +114,7 @@ def scratch_can_be_written(pod: PodTemplate) -> Iterator[Complaint]:
 
 
 def pages_of_probes_are_served(pod: PodTemplate) -> Iterator[Complaint]:
-    """Check the probes of routers; what serves a worker's metrics answers every path."""
+    """Checks the probes of routers; what serves a worker's metrics answers every path."""
     for path, args, container in started(pod, hooks=False):
         numbers = {one.get("name"): one.get("containerPort") for one in container.get("ports") or []}
         ports = {word for name in ("http", "metrics") for word in (name, numbers.get(name))}

@@ -14,9 +14,9 @@ from tests.deploy.manifests.cluster_files import files_of
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, name_of, namespace_of, where
 from tests.deploy.manifests.words import is_image
 from tools import cli
+from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, RouterCommand, flags
 from twostroke.config.settings import Settings
-from twostroke.errors import ConfigError
 
 PROGRAM = "twostroke"
 
@@ -41,7 +41,7 @@ _PORT_NAMES = {
 
 
 def commands_parse(pod: PodTemplate) -> Iterator[Complaint]:
-    """Check containers' commands, and hooks that run the program, with the program's own parser."""
+    """Checks containers' commands, and hooks that run the program, with the program's own parser."""
     for path, words, container in runs(pod):
         _args, error = parsed(tuple(_expanded(words, container)))
         if error:

@@ -267,7 +267,7 @@ def head_ports_are_named(bundle: Bundle) -> Iterator[Complaint]:
 
 @functools.cache
 def start_options() -> frozenset[str]:
-    """Return the options of `ray start`, read from Ray's source: importing it takes seconds."""
+    """Returns the options of `ray start`, read from Ray's source: importing it takes seconds."""
     spec = importlib.util.find_spec("ray")
     assert spec is not None
     assert spec.origin is not None

@@ -142,7 +142,7 @@ def _is_dns(rule: Object) -> bool:
 
 
 def role_of(pod: PodTemplate) -> str:
-    """Return the role by what the pod runs: the program's router, Ray's head, or workers."""
+    """Returns the role by what the pod runs: the program's router, Ray's head, or workers."""
     if pod.owner == "RayCluster":
         return HEAD if pod.group == "head" else WORKER
     commands = [[*(box.get("command") or []), *(box.get("args") or [])][:2] for _, box in pod.containers]
@@ -205,7 +205,7 @@ def _shut(bundle: Bundle, source: PodTemplate, target: PodTemplate, number: int)
 
 
 def _invited(bundle: Bundle, source: PodTemplate, target: PodTemplate, number: int) -> bool:
-    """Tell whether the target's policies let the source in by its own labels; another check looks at strangers."""
+    """Tells whether the target's policies let the source in by its own labels; another check looks at strangers."""
     return any(
         _opens(rule, number, target)
         and peer.get("namespaceSelector") is None
@@ -301,7 +301,7 @@ def _chooses(peer: Object) -> bool:
 
 
 def _rules(bundle: Bundle, pod: PodTemplate, kind: str, field: str) -> list[Any]:
-    """Return the rules of all policies that hold the pod in this direction. Without one, a rule lets everything
+    """Returns the rules of all policies that hold the pod in this direction. Without one, a rule lets everything
     through."""
     holders = [
         item

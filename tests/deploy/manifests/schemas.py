@@ -80,7 +80,7 @@ def schema_of(item: Object) -> Object | None:
 
 
 def with_defaults(item: Object) -> Object:
-    """Complete a custom object as the API server does before it validates it."""
+    """Completes a custom object as the API server does before it validates it."""
     completed = copy.deepcopy(item)
     schema = schema_of(item)
     if schema is not None:

@@ -30,7 +30,7 @@ _RBAC = "rbac.authorization.k8s.io"
 
 
 def data_is_well_formed(item: Object) -> Iterator[Complaint]:
-    """Check the data of ConfigMaps and Secrets."""
+    """Checks the data of ConfigMaps and Secrets."""
     if item.get("kind") not in ("ConfigMap", "Secret"):
         return
     size = 0
@@ -51,7 +51,7 @@ def data_is_well_formed(item: Object) -> Iterator[Complaint]:
 
 
 def amounts_are_valid(item: Object) -> Iterator[Complaint]:
-    """Check the amounts of quotas and limit ranges."""
+    """Checks the amounts of quotas and limit ranges."""
     spec, amounts = item.get("spec") or {}, []
     if item.get("kind") == "ResourceQuota":
         amounts = [(f"spec.hard.{name}", amount) for name, amount in (spec.get("hard") or {}).items()]

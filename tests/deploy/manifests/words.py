@@ -31,7 +31,7 @@ def is_label_value(value: Any) -> bool:
 
 
 def is_qualified_name(key: Any) -> bool:
-    """Tell whether it is a key of labels, annotations or resources: an optional DNS prefix, a slash, a name."""
+    """Tells whether it is a key of labels, annotations or resources: an optional DNS prefix, a slash, a name."""
     if not isinstance(key, str):
         return False
     prefix, slash, name = key.rpartition("/")
@@ -54,7 +54,7 @@ def is_slip(text: str, meant: str) -> bool:
 
 
 def is_schedule(text: str) -> bool:
-    """Tell whether it is a schedule of cron: five fields, or a name for them."""
+    """Tells whether it is a schedule of cron: five fields, or a name for them."""
     if text.startswith("@"):
         return text in ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
     fields = text.split()
@@ -91,7 +91,7 @@ def quantity(value: Any) -> Decimal | None:
 
 
 def share(value: Any) -> Decimal | None:
-    """Return the number of an int-or-percentage: "25%" is 0.25, an int is itself, and None is neither."""
+    """Returns the number of an int-or-percentage: "25%" is 0.25, an int is itself, and None is neither."""
     if isinstance(value, int) and not isinstance(value, bool):
         return Decimal(value) if abs(value) <= MOST_INT32 else None
     matched = re.fullmatch(r"(\d+)%", value) if isinstance(value, str) else None

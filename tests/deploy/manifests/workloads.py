@@ -194,7 +194,7 @@ def budgets_allow_evictions(bundle: Bundle) -> Iterator[Complaint]:
 
 
 def budgets_let_the_unhealthy_go(item: Object) -> Iterator[Complaint]:
-    """Check that a budget lets unready pods go. By default they are kept if it has no room, and their node is never
+    """Checks that a budget lets unready pods go. By default they are kept if it has no room, and their node is never
     drained."""
     if item.get("kind") == "PodDisruptionBudget" and item["spec"].get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
         what = "a pod that never gets ready holds up every drain of its node"
@@ -321,7 +321,7 @@ def measured_resources_are_requested(bundle: Bundle) -> Iterator[Complaint]:
 
 
 def scaling_behaviours_are_valid(item: Object) -> Iterator[Complaint]:
-    """Check the scaling behaviours of an HPA, or of the one that KEDA makes."""
+    """Checks the scaling behaviours of an HPA, or of the one that KEDA makes."""
     spec: Any = item.get("spec") or {}
     behaviour, base = spec.get("behavior"), "spec.behavior"
     if item.get("kind") == "ScaledObject":

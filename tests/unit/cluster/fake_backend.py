@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from cluster.ray.backend import AfterDrain, Nodes
-from cluster.scaling.capacity import WorkerCounts
-from cluster.scaling.desired_state import Checkpoint, DesiredState
-from cluster.spec import FleetSpec, fleet_spec
 from cluster.supervisor.actors import ActorLocation, Serving
-from cluster.supervisor.plan import WorkerStage
+from cluster.supervisor.backend import AfterDrain, Nodes
+from cluster.supervisor.reconcile.plan import WorkerStage
 from cluster.supervisor.supervisor import Supervisor
 from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
+from cluster.values.desired_state import Checkpoint, DesiredState
+from cluster.values.spec import FleetSpec, fleet_spec
+from cluster.values.worker_counts import WorkerCounts
+from twostroke.base.errors import PeerLost, ServeError
 from twostroke.config import ClusterConfig, Role, WorkerConfig
-from twostroke.errors import PeerLost, ServeError
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 

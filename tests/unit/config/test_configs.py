@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from twostroke.base.errors import ConfigError
 from twostroke.config import Role, RuntimeConfig, ScheduleConfig, WorkerConfig
-from twostroke.errors import ConfigError
 
 CONFIG = WorkerConfig(
     role=Role.DECODE,
@@ -67,12 +67,8 @@ def test_a_config_comes_back_as_it_was_written() -> None:
             r"hold int4\+2xbfloat16 and decode workers' bfloat16: no worker",
         ),
         ({"schedule": {"speculate": "model"}}, "--speculate model needs --draft-model"),
-        ({"schedule": {"speculate": "eagle3"}}, "--speculate eagle3 needs --draft-model: the checkpoint with the head"),
-        ({"schedule": {"speculate": "mtp"}, "model": {"model": "paced:"}}, "--speculate mtp: a paced model has"),
-        (
-            {"schedule": {"draft_model": "small", "speculate": "mtp"}},
-            "--draft-model small would propose nothing with --speculate mtp, .* leave --draft-model away; a head apart",
-        ),
+        ({"schedule": {"speculate": "eagle3"}}, "^--speculate eagle3: EAGLE-3 heads are not served$"),
+        ({"schedule": {"speculate": "mtp", "draft_model": "small"}}, "^--speculate mtp: MTP heads are not served$"),
         ({"schedule": {"draft_cache_bytes": 1 << 20}}, "--draft-cache-memory would be ignored"),
         ({"schedule": {"speculate": "medusa"}}, "--speculate must be auto, off, grammar, lookup, suff"),
         (
@@ -84,6 +80,8 @@ def test_a_config_comes_back_as_it_was_written() -> None:
             "--draft-model small: a paced model computes nothing",
         ),
         ({"schedule": DRAFTED, "model": {"device": "cuda:1"}}, "computed on CPUs only, and --device is cuda:1"),
+        ({"model": {"weights": "int8", "dtype": "float32"}}, "--weights int8 needs --dtype bfloat16, got float32"),
+        ({"model": {"weights": "int8", "dtype": "float16"}}, "--weights int8 needs --dtype bfloat16, got float16"),
         ({"model": {"model": ""}}, "--model must be the name of a model, got ''"),
         ({"schedule": {"draft_model": ""}}, "--draft-model must be the name of a model, got ''"),
         ({"schedule": DRAFTED, "model": {"model": "small"}}, "--draft-model small is the model itself"),

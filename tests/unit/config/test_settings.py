@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,11 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.file.cluster import leaves
+from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, RouterCommand, RouterConfig, Settings, WorkerConfig, flags, group, setting
 from twostroke.config.leaves import leaves_of
-from twostroke.config.settings import declared
+from twostroke.config.settings import declared, setting_of
 from twostroke.config.table import page
-from twostroke.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 
@@ -47,6 +48,22 @@ def test_a_field_is_a_flag_and_a_key_and_travels_as_json() -> None:
     assert [leaf.key for leaf in leaves_of(Whole)] == [
         "fleet.count", "cache.share", "cache.keep", "cache.name", "cache.kind", "cache.is_shared",
     ]  # fmt: skip
+
+
+class Copy(Settings):
+    count: int = setting_of(Whole, "count", default=7, help="how many are copied")
+    share: float = setting_of(CacheSettings, "share")
+    names: tuple[str, ...] = setting_of(CacheSettings, "names")
+
+
+def test_a_setting_of_another_class_is_that_one_but_for_what_is_said() -> None:
+    copied = declared(Copy)
+    assert copied["share"] == declared(CacheSettings)["share"]
+    assert copied["names"] == declared(CacheSettings)["names"]
+    assert copied["count"] == dataclasses.replace(declared(Whole)["count"], help="how many are copied")
+    assert Copy() == Copy(count=7, share=0.5, names=()) == Copy.from_json('{"names": []}')
+    with pytest.raises(ConfigError, match="--count must be 0"):
+        Copy(count=-1)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +131,8 @@ def test_settings_load_neither_torch_nor_ray() -> None:
 
 
 def test_commands_that_only_ask_a_server_load_no_settings() -> None:
-    code = "import sys, cluster.commands.status, cluster.commands.drain; print('pydantic' in sys.modules)"
+    code = (
+        "import sys, cluster.commands.looking.status, cluster.commands.changing.drain; print('pydantic' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "False\n"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from decode_worker.request_state import RequestState, RequestTrace
-from twostroke.ids import RequestId, SessionId
+from twostroke.base.ids import RequestId, SessionId
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.request import FinishReason, Request, SampledToken, SamplingParams
+from twostroke.request import Attempt, FinishReason, GenerateRequest, SampledToken, SamplingParams
 from twostroke.scheduler.sequence import Sequence
 from twostroke.tracing.recorder import Recorder
 
@@ -16,17 +16,16 @@ def an_answer(
     tokens, sampling = tuple(range(prompt)), SamplingParams(seed=1, max_tokens=100)
     known = [*tokens, *range(emitted)]
     hashes = block_hashes_of(known, 16)
-    request = Request(
+    attempt = Attempt(
+        request=GenerateRequest(prompt=tokens, sampling=sampling),
         request_id=RequestId(request_id),
-        attempt=0,
-        prompt=tokens,
+        number=0,
         emitted=tuple(SampledToken(token) for token in range(emitted)),
         block_hashes=tuple(hashes),
-        sampling=sampling,
         router_id=router_id,
     )
-    sequence = Sequence(request.request_id, SessionId(1), known, prompt, hashes, b"", sampling)
-    return RequestState(request, sequence, None, 16, RequestTrace(Recorder(), request))
+    sequence = Sequence(attempt.request_id, SessionId(1), known, prompt, hashes, b"", sampling)
+    return RequestState(attempt, sequence, None, 16, RequestTrace(Recorder(), attempt))
 
 
 def grow(answer: RequestState, *tokens: int, finish: FinishReason | None = None) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import BLOCK, VOCAB, decode, eventually, paced, prompt_of
+from twostroke.base.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest, Overloaded, ServeError
 from twostroke.config import ModelConfig, ScheduleConfig
-from twostroke.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest, Overloaded, ServeError
 
 PAGES = 8
 MODEL_LEN = 150
@@ -63,7 +63,7 @@ async def test_what_can_never_be_served_is_refused_by_field_and_nothing_is_left(
 async def test_sampling_out_of_range_is_refused_by_field(name: str, value: float) -> None:
     async with decode() as worker, router_to(worker) as router:
         message = router.message([1, 2, 3])
-        setattr(message.sampling, name, value)
+        setattr(message.request.sampling, name, value)
         with pytest.raises(InvalidRequest, match=name) as refusal:
             await router._ask(router._stub.Open(message, metadata=router._peer.metadata))
         assert refusal.value.field == name
@@ -75,10 +75,10 @@ async def test_token_ids_that_the_model_does_not_have_are_refused_by_field(field
     async with decode() as worker, router_to(worker) as router:
         message = router.message([1, 2, 3])
         if field == "logit_bias":
-            message.sampling.bias_tokens.append(VOCAB)
-            message.sampling.bias_values.append(1.0)
+            message.request.sampling.bias_tokens.append(VOCAB)
+            message.request.sampling.bias_values.append(1.0)
         else:
-            message.sampling.stop_token_ids.append(VOCAB)
+            message.request.sampling.stop_token_ids.append(VOCAB)
         with pytest.raises(InvalidRequest, match=f"up to {VOCAB - 1}, got {VOCAB}") as refusal:
             await router._ask(router._stub.Open(message, metadata=router._peer.metadata))
         assert refusal.value.field == field

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from tests.unit.decode_worker.request_states import an_answer
-from twostroke.worker.pulls.pull_spec import PullReport
+from tests.unit.worker.supply.test_supply import Silent
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.worker.supply.pull_spec import PullReport
+from twostroke.worker.supply.supply import Supply
 
 
 async def test_blocks_of_an_open_pull_are_not_cached_until_its_report_says_so() -> None:
@@ -13,8 +16,9 @@ async def test_blocks_of_an_open_pull_are_not_cached_until_its_report_says_so() 
     answer.has_windows = True
     answer.sequence.hit_blocks = 2
     pull: asyncio.Future[PullReport] = asyncio.get_running_loop().create_future()
-    answer.pulls.add(pull)
+    answer.supply = Supply(answer.sequence, BlockPool(1, Silent()), (), (), answer, lambda sequence, depth: [])
+    answer.supply.pulling(0, pull)
     assert answer.cached_tokens == 32
-    answer.pulled(PullReport(pulled=8, computed=5))
-    answer.pulls.remove(pull)
+    pull.set_result(PullReport(pulled=8, computed=5))
+    await asyncio.sleep(0)
     assert answer.cached_tokens == 80

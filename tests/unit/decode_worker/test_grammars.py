@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from typing import Any
 
 import pytest
 
 from decode_worker import grammars
-from tests.unit.grammar.grammars import regex
+from tests.unit.grammar.grammars import lark, regex
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import PAGE_BYTES, decode, prompt_of
+from twostroke.base.errors import InvalidRequest, Overloaded, UnsupportedFeature
 from twostroke.config import ModelConfig
-from twostroke.errors import InvalidRequest, Overloaded, UnsupportedFeature
 from twostroke.grammar.compiler import GrammarCompiler
 from twostroke.grammar.state import GrammarState
-from twostroke.request import Grammar
+from twostroke.request import Grammar, token_bits
 
 EOS = 300
 SPEED = "prefill_tokens_per_s=1e6,step_ms=1,step_us_per_seq=0"
@@ -79,6 +80,39 @@ async def test_emitted_tokens_that_do_not_match_are_refused() -> None:
     async with decode(model=MODEL) as worker, router_to(worker) as router:
         with pytest.raises(InvalidRequest, match="token 33 does not match the answer's grammar"):
             await router.open(PROMPT, 8, attempt=1, emitted=[33], grammar=ANSWER)
+
+
+async def test_only_allowed_tokens_are_drawn_and_where_the_grammar_has_none_of_them_the_error_says_so() -> None:
+    async with decode(model=MODEL) as worker, router_to(worker) as router:
+        few = token_bits(b"abc costs 0123456789 euros and cents.")
+        texts = {
+            text_of((await router.answer(PROMPT, 200, request_id=f"r{seed}", seed=seed, **_allowed(few))).tokens)
+            for seed in range(4)
+        }
+        assert all(
+            re.fullmatch("[abcdenorstu]{2,8} costs [0-9]{1,3} euros and [0-9]{2} cents[.]", text) for text in texts
+        )
+        got = await router.answer(PROMPT, 200, request_id="none", **_allowed(token_bits(b"abc costs 1")))
+        assert got.last.error.field == "allowed_token_ids"
+        assert re.fullmatch("[abcost]{2,8} costs 1{1,3} ", text_of([*got.tokens, EOS])), "no e is allowed"
+        with pytest.raises(InvalidRequest, match="token ids go up to 2047"):
+            await router.open(PROMPT, 8, request_id="beyond", allowed_tokens=token_bits([2048]))
+
+
+def _allowed(tokens: bytes) -> dict[str, Any]:
+    return {"allowed_tokens": tokens, "grammar": ANSWER}
+
+
+async def test_an_answer_that_runs_into_a_dead_end_is_an_error_that_says_so() -> None:
+    dead_end = lark('start: "a" ("b" | "c" X)\nX: /[a-z]/ & /[0-9]/')
+    async with decode(model=MODEL) as worker, router_to(worker) as router:
+        outcomes = set()
+        for seed in range(12):
+            got = await router.answer(PROMPT, 9, request_id=f"r{seed}", seed=seed, grammar=dead_end)
+            text = bytes(token for token in got.tokens if token != EOS).decode()
+            outcomes.add((text, got.last.finish_reason, got.last.error.kind))
+            assert "has a dead end" in got.last.error.message or text == "ab"
+        assert outcomes == {("ab", "stop", ""), ("ac", "error", "InvalidRequest")}
 
 
 async def test_a_model_without_an_end_token_refuses_grammars() -> None:

@@ -10,14 +10,14 @@ import pytest
 from decode_worker import local_prefill
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import BLOCK, decode, eventually, expected_tokens, paced, prefill, prompt_of
+from twostroke.base.ids import RequestId, SessionId
 from twostroke.config import ScheduleConfig
-from twostroke.ids import RequestId, SessionId
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler import local_prefill as choice
 from twostroke.scheduler.lateness import WaitingPrompts
 from twostroke.scheduler.local_prefill import ANSWER_S, PrefillSpeeds, choose
-from twostroke.worker.pulls.pull_spec import OpenPull, PullSpec
-from twostroke.worker.steps.sharing import Sharing
+from twostroke.worker.steps.sharing import TimeSharing
+from twostroke.worker.supply.pull_spec import OpenPull, PullSpec
 
 SAME_PACE = PrefillSpeeds(chunk_blocks=32, source_s=0.01, local_s=0.01)
 
@@ -207,7 +207,7 @@ async def test_streams_go_on_while_a_prompt_is_computed_beside_them() -> None:
 async def test_a_worker_whose_cores_compute_the_prompts_already_takes_none_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Sharing, "prompts_beside", property(lambda sharing: WaitingPrompts(1)))
+    monkeypatch.setattr(TimeSharing, "prompts_beside", property(lambda sharing: WaitingPrompts(1)))
     async with (
         prefill(model=SLOW, schedule=CHUNK) as source,
         decode(model=SLOW, schedule=CHUNK) as target,

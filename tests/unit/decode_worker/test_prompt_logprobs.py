@@ -8,9 +8,9 @@ import pytest
 
 from tests.unit.worker.callers import Received, Router, router_to
 from tests.unit.worker.rig import VOCAB, answers_of, decode, expected_tokens, paced, prompt_of
+from twostroke.base.errors import InvalidRequest
+from twostroke.base.ids import RequestId
 from twostroke.config import ModelConfig, ScheduleConfig
-from twostroke.errors import InvalidRequest
-from twostroke.ids import RequestId
 from twostroke.request import PromptLogprobs
 from twostroke.rpc.convert import prompt_logprobs_from_message
 from twostroke.rpc.v1 import worker_pb2
@@ -20,7 +20,7 @@ PROMPT = prompt_of(300)
 
 def asking(router: Router, count: int = 8, *, top: int = 2, **options: object) -> worker_pb2.OpenRequest:
     message = router.message(PROMPT, count, **options)
-    message.sampling.prompt_logprobs = top
+    message.request.sampling.prompt_logprobs = top
     return message
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import decode, eventually, expected_tokens, paced, prompt_of
+from twostroke.base.errors import Cancelled, InvalidRequest, NotFound
 from twostroke.config import RuntimeConfig
-from twostroke.errors import Cancelled, InvalidRequest, NotFound
 
 PROMPT = prompt_of(100)
 STEADY = paced(step_ms=10)
@@ -25,7 +25,7 @@ async def test_what_is_known_of_a_stream_is_found_whole_also_what_earlier_attemp
         await eventually(lambda: len(got.tokens) >= 3)
         (found,) = await router.find(NAME)
         known = [token.id for token in found.tokens]
-        assert (found.request_id, found.attempt, tuple(found.prompt)) == (f"{NAME}#0", 6, PROMPT)
+        assert (found.request_id, found.attempt, tuple(found.request.prompt)) == (f"{NAME}#0", 6, PROMPT)
         assert known == whole[: len(known)]
         assert len(known) >= 16
         assert not found.finish_reason

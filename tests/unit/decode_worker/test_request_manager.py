@@ -22,8 +22,7 @@ from tests.unit.worker.rig import (
     prefill,
     prompt_of,
 )
-from twostroke.config import ScheduleConfig
-from twostroke.errors import (
+from twostroke.base.errors import (
     Draining,
     FingerprintMismatch,
     InvalidRequest,
@@ -32,7 +31,8 @@ from twostroke.errors import (
     StaleEpoch,
     Unauthenticated,
 )
-from twostroke.ids import RequestId
+from twostroke.base.ids import RequestId
+from twostroke.config import ScheduleConfig
 from twostroke.worker.steps.engine_check import PROBE_TOKENS
 
 PROMPT = prompt_of(100)

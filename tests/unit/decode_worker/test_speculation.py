@@ -10,10 +10,10 @@ import pytest
 from decode_worker.speculations import POSITIONS
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import BLOCK, Running, decode, expected_tokens, paced, prompt_of
+from twostroke.base.errors import InvalidRequest
 from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF, ScheduleConfig
-from twostroke.engine.paced_runner import PacedRunner
-from twostroke.engine.sampler import UNSOUND
-from twostroke.errors import InvalidRequest
+from twostroke.engine.backends.paced.runner import PacedRunner
+from twostroke.engine.sampling.sampler import UNSOUND
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.rpc.convert import hashes_to_bytes
 from twostroke.scheduler.batch import Batch, StepResult

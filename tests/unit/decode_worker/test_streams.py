@@ -8,11 +8,11 @@ import pytest
 
 from tests.unit.worker.callers import Router, router_to
 from tests.unit.worker.rig import decode, eventually, expected_tokens, paced, prompt_of
-from twostroke.config import RuntimeConfig
-from twostroke.errors import (
+from twostroke.base.errors import (
     InvalidRequest,
     NotFound,
 )
+from twostroke.config import RuntimeConfig
 
 PROMPT = prompt_of(100)
 STEADY = paced(step_ms=10)

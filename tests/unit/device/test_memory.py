@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import PageId
 from twostroke.device.memory import DeviceMemory
-from twostroke.errors import ConfigError
-from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool_size import refuse_more_than_free
 from twostroke.kv_cache.shared import GenerationTable

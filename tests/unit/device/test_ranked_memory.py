@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def ranked(ranks: int, ranges: int) -> tuple[RankedDeviceMemory, list[torch.Tensor]]:
-    """Return pages of two groups, and what each rank has of them."""
+    """Returns pages of two groups, and what each rank has of them."""
     own = DeviceMemory(PAGES, PART_BYTES, CPU, PageRegion(2, WINDOW_PART_BYTES))
     layout = PoolLayout.of(PAGES, ranges * PART_BYTES, PageRegion(2, ranges * WINDOW_PART_BYTES))
     others = [torch.zeros_like(own.tensor) for _ in range(ranks - 1)]

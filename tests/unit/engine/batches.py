@@ -26,7 +26,7 @@ class Stream:
 
 
 def step(sequences: Sequence[tuple[Stream, int]], block_size: int = 16) -> Batch:
-    """Advance each sequence by so many tokens; those whose known tokens are then all computed sample."""
+    """Advances each sequence by so many tokens; those whose known tokens are then all computed sample."""
     tokens, positions, slots, starts, contexts, samples = [], [], [], [0], [], []
     window_tables, window_slots = [], []
     widest = max(len(sequence.pages) for sequence, _ in sequences)

@@ -10,12 +10,15 @@ import torch
 
 from tests.unit.engine.reference_attention import reference_attention
 from tests.unit.transfer.makers import HostSharing
-from twostroke.engine import build, device_build, device_fit, device_ranks
-from twostroke.engine.accelerator import CpuAccelerator, Recording
-from twostroke.engine.device_fit import MemoryReading
-from twostroke.engine.device_ranks import DeviceJob
-from twostroke.kernels.attention_rules import AnyRules
-from twostroke.kernels.parted_pool import AnyPool, RecordedAttention
+from twostroke.engine import build
+from twostroke.engine.backends.cuda import fit as device_fit
+from twostroke.engine.backends.cuda import plan as device_build
+from twostroke.engine.backends.cuda.accelerator import CpuAccelerator, Recording
+from twostroke.engine.backends.cuda.fit import MemoryReading
+from twostroke.engine.ranks import cuda as device_ranks
+from twostroke.engine.ranks.cuda import DeviceJob
+from twostroke.kernels.attention.rules import AnyRules
+from twostroke.kernels.pools.parted_pool import AnyPool, RecordedAttention
 from twostroke.ranks.group import RankGroup
 from twostroke.scheduler.batch import Batch
 
@@ -26,11 +29,11 @@ def _attention(pool: AnyPool, *, heads: int, rules: AnyRules, dtype: torch.dtype
 
 
 def take_the_devices_place(patch: Callable[[Any, str, Any], None], job: type[DeviceJob] | None = None) -> None:
-    """Let the CPU answer to the name of CUDA devices. `patch` is `setattr`, or pytest's, which undoes it."""
+    """Lets the CPU answer to the name of CUDA devices. `patch` is `setattr`, or pytest's, which undoes it."""
     patch(device_fit, "resolve_device", lambda _name: torch.device("cpu"))
     patch(device_ranks, "resolve_device", lambda _name: torch.device("cpu"))
-    patch(build, "_build_on_cpu", build._build_on_device)
-    patch(device_build, "read_memory", lambda _device: MemoryReading("cuda:0", 8 << 30, 8 << 30))
+    patch(build, "_cpu_backend", build._cuda_backend)
+    patch(device_fit, "read_memory", lambda _device: MemoryReading("cuda:0", 8 << 30, 8 << 30))
     patch(device_build, "device_attention", _attention)
     patch(device_ranks, "CudaSharing", HostSharing)
     patch(device_ranks, "DeviceJob", job or HostDeviceJob)

@@ -6,17 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from twostroke.engine.device_build import DeviceKernels
+from twostroke.engine.backends.cuda.plan import DeviceKernels
 from twostroke.kernels import reference
-from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.attention_rules import AnyRules, rule_of
+from twostroke.kernels.attention.interface import RaggedBatch
+from twostroke.kernels.attention.rules import AnyRules, rule_of
+from twostroke.kernels.attention.spans import Spans, TokenSlots, span_fields, spans_of
 from twostroke.kernels.choice import device_linears
-from twostroke.kernels.elementwise import TorchElementwise
-from twostroke.kernels.grouped import TorchGrouped
-from twostroke.kernels.nibble_attention import NibbleAttention, NibbleAttentionStep
-from twostroke.kernels.nibble_pool import NibblePool
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.parted_pool import (
+from twostroke.kernels.page_forms.nibble_attention import NibbleAttention, NibbleAttentionStep
+from twostroke.kernels.page_forms.nibble_pool import NibblePool
+from twostroke.kernels.pools.page_pool import PagePool
+from twostroke.kernels.pools.parted_pool import (
     AnyPool,
     PartedDeviceAttention,
     PartedPool,
@@ -24,7 +23,8 @@ from twostroke.kernels.parted_pool import (
     UniformPool,
     rules_of_parts,
 )
-from twostroke.kernels.spans import Spans, TokenSlots, span_fields, spans_of
+from twostroke.kernels.products.elementwise import TorchElementwise
+from twostroke.kernels.products.grouped import TorchGrouped
 from twostroke.models.spec import ModelSpec
 
 

@@ -18,19 +18,25 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.unit.engine.batches import Stream, step
 from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
+from tests.unit.kernels.variants import IN_GATE
 from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_registry import saved
+from twostroke.base import cache_key as keys
+from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, WorkerConfig
 from twostroke.config.cache import KV_FORMATS
-from twostroke.engine.build import NATIVE_ORDER, KernelsInUse, build_runner
-from twostroke.engine.paced_runner import PacedRunner
-from twostroke.engine.runner import ModelRunner
-from twostroke.errors import ConfigError
+from twostroke.engine.backends.built import KernelsInUse
+from twostroke.engine.backends.cpu.runner import ModelRunner
+from twostroke.engine.backends.facts import NATIVE_ORDER
+from twostroke.engine.backends.paced.runner import PacedRunner
+from twostroke.engine.build import build_runner
 from twostroke.kernels.cpu.choice import BY_FLAG, MEASURED, ONLY_ONE
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH, chosen_variants
-from twostroke.kernels.page_conversion import convert_page
+from twostroke.kernels.page_forms.page_conversion import convert_page
 from twostroke.kv_cache.form import Conversion, KvForm
 from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.parts import GroupKind
+from twostroke.worker.tiers.opening import record_format
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def test_workers_whose_pages_have_another_order_do_not_exchange_them(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fingerprints = []
-    for variant in ("portable", TORCH):
+    for variant in (IN_GATE[0], TORCH):
         monkeypatch.setenv(OVERRIDE, variant)
         built = build_runner(config(str(tiny)), tiny)
         fingerprints.append(built.model.fingerprint)
@@ -60,6 +66,52 @@ def test_workers_whose_pages_have_another_order_do_not_exchange_them(
     native, plain = fingerprints
     assert NATIVE_ORDER in native
     assert plain == native.replace(NATIVE_ORDER, "")
+
+
+@pytest.mark.parametrize("cause", ["a kernel", "torch"])
+def test_a_worker_of_a_repaired_program_does_not_take_pages_of_the_broken_one(
+    cause: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(OVERRIDE, TORCH)  # no kernels are compiled for this
+    models = []
+    for model in (str(tiny), "paced:"):
+        for is_repaired in (False, True):
+            with monkeypatch.context() as patch:
+                if is_repaired and cause == "torch":
+                    patch.setattr(keys, "version", lambda library: "99.0")
+                elif is_repaired:
+                    patch.setattr(keys, "_source_digest", lambda program, code: b"repaired")
+                built = build_runner(config(model), None if model == "paced:" else tiny)
+            models.append(built.model)
+            built.close()
+    before, after, paced_before, paced_after = models
+    for old, new in ((before, after), (paced_before, paced_after)):
+        assert old.fingerprint != new.fingerprint
+        assert record_format(old, GroupKind.FULL).identity != record_format(new, GroupKind.FULL).identity, (
+            "on disk, too"
+        )
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json"])
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_files_copied_over_while_a_worker_loads_them_give_no_old_fingerprint_to_new_weights(
+    name: str, is_renamed: bool, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(OVERRIDE, TORCH)
+    load, closed, close = ModelRunner._loaded, [], ModelRunner.close
+    content = (tiny / name).read_bytes()
+
+    def replaced_first(runner: ModelRunner, *arguments: Any, **options: Any) -> Any:
+        where = tiny / "copy" if is_renamed else tiny / name
+        where.write_bytes(content)
+        where.rename(tiny / name)
+        return load(runner, *arguments, **options)
+
+    monkeypatch.setattr(ModelRunner, "_loaded", replaced_first)
+    monkeypatch.setattr(ModelRunner, "close", lambda runner: (closed.append(runner), close(runner)))
+    with pytest.raises(ConfigError, match=rf"{name} changed while it was read"):
+        build_runner(config(str(tiny)), tiny)
+    assert closed
 
 
 def test_workers_whose_pages_have_another_form_have_another_page_identity(tiny: Path) -> None:
@@ -167,7 +219,7 @@ def test_pages_and_window_parts_are_converted_each_in_their_group(tmp_path: Path
     assert prefill.window_shape.tail_blocks == 2
 
 
-@pytest.mark.parametrize("variant", ["portable", TORCH])
+@pytest.mark.parametrize("variant", [IN_GATE[0], TORCH])
 def test_a_converted_page_and_a_computed_one_both_lack_the_centers_that_a_bias_gives_keys(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,19 +259,18 @@ def test_pages_of_another_variant_are_the_same_within_rounding_and_refused_where
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fingerprints: dict[bool, set[str]] = {False: set(), True: set()}
-    variants = [variant.name for variant in chosen_variants()]
-    for variant in variants:
+    for variant in IN_GATE:
         monkeypatch.setenv(OVERRIDE, variant)
         for deterministic, found in fingerprints.items():
             built = build_runner(config(str(tiny), dtype="bfloat16", deterministic=deterministic), tiny)
             found.add(built.model.fingerprint)
             built.close()
     assert len(fingerprints[False]) == 1
-    assert len(fingerprints[True]) == len(variants)
+    assert len(fingerprints[True]) == len(IN_GATE)
 
 
 def test_a_worker_says_what_computes_its_steps_and_why(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variant in ("portable", TORCH):
+    for variant in (IN_GATE[0], TORCH):
         monkeypatch.setenv(OVERRIDE, variant)
         built = build_runner(config(str(tiny)), tiny)
         assert built.kernels == KernelsInUse(variant, BY_FLAG, threads=1)

@@ -10,10 +10,10 @@ import torch
 
 from tests.unit.engine.test_build import config
 from tests.unit.engine.tiny import save_tiny
-from twostroke.engine import device_fit
+from twostroke.base.errors import ConfigError
+from twostroke.engine.backends.cuda import fit as device_fit
 from twostroke.engine.build import build_runner
 from twostroke.engine.determinism import NATIVE, PACED, STEADY, TORCH, check_deterministic
-from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.scheduler.batch import Batch
 

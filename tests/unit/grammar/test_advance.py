@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit.grammar.grammars import byte_compiler, regex
-from twostroke.grammar.advance import WAIT_S, Advance, InlineAdvancer, ThreadedAdvancer
+from twostroke.grammar.advance import WAIT_S, Advance, ThreadedAdvancer
 from twostroke.grammar.compiler import GrammarCompiler
 from twostroke.grammar.state import SLOW_S, GrammarState
 from twostroke.grammar.vocabulary import load_vocabulary
@@ -43,7 +43,7 @@ async def until_done(advance: Advance) -> None:
 async def test_a_slow_grammar_is_not_waited_for_and_comes_to_the_same(compiler: GrammarCompiler) -> None:
     (letter,) = compiler.vocabulary.tokenizer.greedy_tokenize("a")
     expected = advance_of(hostile(compiler), letter)
-    InlineAdvancer().run([expected])
+    expected.run()
     assert expected.state.latest_s > 5 * WAIT_S, "it is slow"
 
     woken = asyncio.Event()

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from twostroke.kernels.layout import SUPER, Layout
-from twostroke.kernels.stored import SCALE_DTYPES, StoredMatrix, StoredNumbers
+from twostroke.kernels.products.stored import SCALE_DTYPES, StoredMatrix, StoredNumbers
 
 LAYOUTS: Final = {
     "Q4_0": Layout(bits=4, group=32, scales="float16", offset=8),
@@ -26,7 +26,7 @@ FP8: Final = Layout(bits=8, group=128, scales="float32", is_fp8=True)
 
 
 def stored(layout: Layout, rows: int, inputs: int, seed: int = 0) -> StoredMatrix:
-    """Return a matrix of random codes and scales."""
+    """Returns a matrix of random codes and scales."""
     draw = torch.Generator().manual_seed(seed)
     groups = layout.groups(inputs)
 

@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Iterable
 
-from twostroke.ids import BlockHash, Epoch
+from twostroke.base.ids import BlockHash, Epoch
 from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of
 from twostroke.kv_cache.events import PART_BLOCKS, RING_BATCHES, EventBatch, EventLog, TierChange, digest_term, parts_of
 from twostroke.kv_cache.tier import Tier

@@ -37,3 +37,16 @@ def test_ranks_that_share_heads_have_fewer_ranges_than_there_are_ranks() -> None
 def test_four_bit_pages_are_a_third_of_sixteen_bit_pages() -> None:
     ratio = FORMS["bfloat16"].page_bytes(SHAPE) / FORMS["int4"].page_bytes(SHAPE)
     assert 2.85 < ratio < 2.95
+
+
+def test_pages_that_may_have_been_converted_never_pass_for_pages_that_were_computed() -> None:
+    forms = [KvForm("int8"), KvForm("bfloat16"), KvForm("int8", "bfloat16"), KvForm("int8", "float16")]
+    assert len({str(form) for form in forms}) == len(forms)
+    assert [str(form) for form in forms[:3]] == ["int8", "bfloat16", "int8 from bfloat16"]
+
+
+def test_pages_become_those_of_a_worker_as_they_are_or_from_the_form_that_it_converts_and_no_other() -> None:
+    computed, original, converted = KvForm("int8"), KvForm("bfloat16"), KvForm("int8", "bfloat16")
+    taken = {(one, other) for one in (computed, original, converted) for other in (computed, original, converted)}
+    taken = {pair for pair in taken if pair[0].takes(pair[1])}
+    assert taken == {(computed, computed), (original, original), (converted, converted), (converted, original)}

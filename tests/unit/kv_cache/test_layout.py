@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from twostroke.errors import ConfigError
-from twostroke.ids import PageId
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import PageId
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool_share import SharedPool

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twostroke.errors import ConfigError
-from twostroke.ids import PageId
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import PageId
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, available_memory_bytes, cgroup_free_bytes
 
@@ -143,7 +143,7 @@ def test_a_view_that_is_still_held_survives_the_closing() -> None:
 
 
 def mappings_of_pages() -> int:
-    """Return how many there are in this process, in which other tests may have left some to the garbage collector."""
+    """Returns how many there are in this process, in which other tests may have left some to the garbage collector."""
     gc.collect()
     return Path("/proc/self/maps").read_text(encoding="utf-8").count("twostroke-pages")
 

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from twostroke.errors import PinRefused
-from twostroke.ids import BlockHash, PageId, PinId
+from twostroke.base.errors import PinRefused
+from twostroke.base.ids import BlockHash, PageId, PinId
 from twostroke.kv_cache import pins
 from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.pins import Pin, PinLimits, PinTable, pin_id_of
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.kv_cache.window_parts import WindowShape
+from twostroke.kv_cache.windows.shape import WindowShape
 
 PAGE_BYTES = 100
 LIMITS = PinLimits.of(20, PAGE_BYTES, 12, share=0.3, tenant_share=0.2)
@@ -171,7 +171,7 @@ class PinHistory(RuleBasedStateMachine):
 
 
 TestPinHistory = PinHistory.TestCase
-TestPinHistory.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPinHistory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_the_cap_is_the_share_or_what_the_longest_request_leaves() -> None:
@@ -223,6 +223,15 @@ def test_one_tenant_cannot_take_the_places_of_all_hints(monkeypatch) -> None:
     table.put(third, 0.0)
 
 
+def test_the_hints_of_one_tenant_keep_no_more_blocks_together_than_its_share() -> None:
+    table = PinTable(BlockPool(20, Silent()), replace(LIMITS, tenant=3))
+    table.put(pin_of(1, 2, owner="", tenant="a", is_hint=True), 0.0)
+    with pytest.raises(PinRefused, match="keep 2 pages and may keep 3"):
+        table.put(pin_of(3, 4, owner="", tenant="a", is_hint=True), 0.0)
+    table.put(pin_of(3, 4, owner="", tenant="b", is_hint=True), 0.0)
+    table.put(pin_of(5, owner="", tenant="a", is_hint=True), 0.0)
+
+
 def test_hints_make_room_for_a_pin_and_for_no_other_hint() -> None:
     table = PinTable(BlockPool(20, Silent()), LIMITS)
     soon = pin_of(1, 2, owner="", tenant="a", is_hint=True, expires_s=5.0)
@@ -245,7 +254,7 @@ def test_owner_and_tenant_cannot_be_chosen_to_make_the_id_of_anothers_pin() -> N
 
 def test_hints_make_room_for_the_window_parts_of_a_pin_too() -> None:
     shape = WindowShape(PageId(20), 9, 2, 1)  # 6 for a sequence, 1 for a chunk: 2 for pins, those of one prefix
-    table = PinTable(BlockPool(20, Silent(), shape, Silent()), LIMITS)
+    table = PinTable(BlockPool(20, Silent(), Silent(), window=shape), LIMITS)
     hint = pin_of(1, 2, owner="", tenant="a", is_hint=True, expires_s=5.0)
     table.put(hint, 0.0)
     with pytest.raises(PinRefused, match="window parts"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from twostroke.ids import BlockHash, PageId, SessionId
+from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool
 
 ROOT = root_hash()
@@ -49,7 +49,7 @@ def pool_of(total: int) -> tuple[BlockPool, Witness]:
 
 
 def cache(pool: BlockPool, hashes: list[BlockHash]) -> list[PageId]:
-    """Claim, fill and release a chain."""
+    """Claims, fills and releases a chain."""
     claim = pool.claim(hashes, ROOT, 0)
     assert claim is not None
     for index in claim.missing:

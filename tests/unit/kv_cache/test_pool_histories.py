@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from twostroke.ids import BlockHash, Epoch, PageId, SessionId
+from twostroke.base.ids import BlockHash, Epoch, PageId, SessionId
 from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of, hash_block, root_hash
 from twostroke.kv_cache.events import EventBatch, EventLog
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool
 
 ROOT = root_hash()
@@ -362,4 +362,4 @@ class PoolHistory(RuleBasedStateMachine):
 
 
 TestPoolHistory = PoolHistory.TestCase
-TestPoolHistory.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestPoolHistory.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)

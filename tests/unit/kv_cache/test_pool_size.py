@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool_size import (
     LengthSpread,

@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from twostroke.ids import BlockHash, PageId, SessionId
+from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.kv_cache.window_parts import WindowShape
+from twostroke.kv_cache.windows.shape import WindowShape
 
 PAGES, SLOTS, TAIL = 9, 6, 2
 chains = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(lambda tokens: block_hashes_of(tokens, 1))
@@ -75,7 +75,7 @@ class WindowHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.listener, self.told = Readable(), Readable()
-        self.pool = BlockPool(PAGES, self.listener, WindowShape(PageId(PAGES), SLOTS, TAIL, 1), self.told)
+        self.pool = BlockPool(PAGES, self.listener, self.told, window=WindowShape(PageId(PAGES), SLOTS, TAIL, 1))
         windows = self.pool.windows
         assert windows is not None
         self.windows = windows
@@ -106,7 +106,7 @@ class WindowHistory(RuleBasedStateMachine):
                 del self.truth[slot]
 
     def expect_taken(self, slot: PageId | None) -> bool:
-        """Tell whether there was a slot; what had to go for it is what the oracle would have evicted."""
+        """Tells whether there was a slot; what had to go for it is what the oracle would have evicted."""
         if len(self.truth) == SLOTS:
             unheld = self.in_state(PageState.CACHED) or self.in_state(PageState.PINNED)
             if not unheld:
@@ -307,4 +307,4 @@ class WindowHistory(RuleBasedStateMachine):
 
 
 TestWindowHistory = WindowHistory.TestCase
-TestWindowHistory.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestWindowHistory.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)

@@ -5,23 +5,24 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.kv_cache.test_window_histories import Readable
-from twostroke.ids import PageId
+from twostroke.base.ids import PageId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.kv_cache.window_parts import WindowParts, WindowShape, deepest
+from twostroke.kv_cache.windows.shape import WindowShape, deepest
+from twostroke.kv_cache.windows.window_group import WindowGroup
 
 HASHES = block_hashes_of(range(6), 1)
 
 
-def pool_of(pages: int = 8, slots: int = 6, tail_blocks: int = 2) -> tuple[BlockPool, WindowParts, Readable]:
+def pool_of(pages: int = 8, slots: int = 6, tail_blocks: int = 2) -> tuple[BlockPool, WindowGroup, Readable]:
     told = Readable()
-    pool = BlockPool(pages, Readable(), WindowShape(PageId(pages), slots, tail_blocks, 1), told)
+    pool = BlockPool(pages, Readable(), told, window=WindowShape(PageId(pages), slots, tail_blocks, 1))
     assert pool.windows is not None
     return pool, pool.windows, told
 
 
-def filled(pool: BlockPool, windows: WindowParts, blocks: range) -> list[PageId]:
+def filled(pool: BlockPool, windows: WindowGroup, blocks: range) -> list[PageId]:
     """All pages of the chain, filled and cached, and the window parts of these blocks."""
     claim = pool.claim(HASHES, root_hash(), 0)
     assert claim is not None

@@ -85,7 +85,7 @@ GPT: Final[dict[str, Any]] = {
 
 
 def longrope(pairs: int) -> dict[str, Any]:
-    """Return Phi's rope for contexts beyond 64 tokens."""
+    """Returns Phi's rope for contexts beyond 64 tokens."""
     return {
         "rope_type": "longrope",
         "rope_theta": 10_000.0,

@@ -12,21 +12,21 @@ import torch
 from transformers import Qwen3Config
 
 from tests.unit.models.test_registry import SIZES, saved
-from twostroke.errors import ConfigError
-from twostroke.kernels.attention import RaggedBatch
+from twostroke.base.errors import ConfigError
+from twostroke.kernels.attention.interface import RaggedBatch
 from twostroke.kernels.choice import choose_attention, pool_over
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.steady import SIZES as TILES
-from twostroke.kernels.steady import agreeing_sizes
+from twostroke.kernels.products.steady import SIZES as TILES
+from twostroke.kernels.products.steady import agreeing_sizes
 from twostroke.kv_cache.form import page_form
-from twostroke.models.choice import LoadOptions, load_model
+from twostroke.models.decoders.choice import LoadOptions, load_model
+from twostroke.models.decoders.transformer import Model
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
-from twostroke.models.transformer import Model
 
 LONGEST, SEQUENCES = 96, 6
 BLOCK, LARGER_BLOCK = 8, 16
-HISTORIES = 2
+HISTORIES = 1
 DEEP = Qwen3Config(**SIZES | {"intermediate_size": 1536, "head_dim": 16, "num_hidden_layers": 3})
 """Sums of 1536 products: long enough for a library to have several ways to add them up."""
 
@@ -47,6 +47,9 @@ PATHS = {
     "float16 without kernels": ("float16", False, False, "float16"),
 }
 """(dtype, native kernels, int8 weights, form of pages)"""
+
+NIGHTLY = ("float16 without kernels", "float32 without kernels, pages of int8")
+"""The slowest of those whose parts others have."""
 
 STALE = 0xFF
 """What lies in pages before they are written: two of it, or four, are no number."""
@@ -122,7 +125,9 @@ def two_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=pytest.mark.slow if path in NIGHTLY else ()) for path in PATHS]
+)
 def test_pages_and_logits_have_the_same_bits_in_any_chunks_and_company(
     path: str, tmp_path: Path, kernels: Kernels
 ) -> None:

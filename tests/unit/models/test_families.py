@@ -11,16 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2Model, PreTrainedConfig
 
+from tests.unit.models.decoders.test_native_transformer import logits_of, native, plain, prompt
 from tests.unit.models.family_configs import CONFIGS, GEMMA, GPT, MIXED, SHORT_LONGROPE, WINDOW
-from tests.unit.models.test_native_transformer import logits_of, native, plain, prompt
 from tests.unit.models.test_registry import our_logits, saved
+from twostroke.base.errors import UnsupportedModel
 from twostroke.config.model import AUTO
-from twostroke.errors import UnsupportedModel
-from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention.interface import RaggedBatch
 from twostroke.kernels.choice import choose_attention, pool_over
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kv_cache.form import page_form
-from twostroke.models.choice import LoadOptions, load_model
+from twostroke.models.decoders.choice import LoadOptions, load_model
 from twostroke.models.families.table import FAMILIES
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
@@ -40,7 +40,7 @@ def one_thread() -> Iterator[None]:
 
 
 def reference(config: PreTrainedConfig, directory: Path) -> Any:
-    """Return the model of transformers, saved. Norms that multiply with 1 + w get weights around 0."""
+    """Returns the model of transformers, saved. Norms that multiply with 1 + w get weights around 0."""
     config._attn_implementation = "eager"
     model = saved(config, directory)
     corrections = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
@@ -85,7 +85,7 @@ class Pages:
         self.angles = rope_tables(spec.ropes, LONGEST)
 
     def step(self, tokens: Sequence[int], start: int) -> torch.Tensor:
-        """Return the logits behind the last token."""
+        """Returns the logits behind the last token."""
         at = torch.arange(start, len(tokens))
         batch = RaggedBatch(
             positions=at.int(),
@@ -101,7 +101,7 @@ class Pages:
         return logits[0]
 
     def prefill(self, tokens: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
-        """Compute the tokens chunk by chunk; the logits behind the last."""
+        """Computes the tokens chunk by chunk; the logits behind the last."""
         end = 0
         for length in _forever(chunks):
             start, end = end, min(len(tokens), end + length)
@@ -111,7 +111,7 @@ class Pages:
         raise AssertionError
 
     def answer(self, tokens: Sequence[int], count: int) -> list[int]:
-        """Return the likeliest continuation; pages of the first half are lost on the way, as by a preemption."""
+        """Returns the likeliest continuation; pages of the first half are lost on the way, as by a preemption."""
         known, logits = list(tokens), self.prefill(tokens, ODD)
         for made in range(count):
             known.append(int(logits.argmax()))
@@ -153,7 +153,7 @@ def test_tokens_equal_transformers_in_odd_chunks_and_after_a_preemption(
 
 
 def greedy(model: Any, tokens: list[int], count: int) -> list[int]:
-    """Return the likeliest continuation by whole forward passes, which no cache and no end of sequence changes."""
+    """Returns the likeliest continuation by whole forward passes, which no cache and no end of sequence changes."""
     known = list(tokens)
     with torch.inference_mode():
         for _ in range(count):

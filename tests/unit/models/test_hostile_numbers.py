@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.models.family_configs import CONFIGS
-from twostroke.errors import ConfigError, UnsupportedModel
+from twostroke.base.errors import ConfigError, UnsupportedModel
 from twostroke.models.registry import read_spec
 
 COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")

@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaConfig
 
 from tests.unit.models.test_registry import SIZES
-from twostroke.errors import UnsupportedModel
+from twostroke.base.errors import UnsupportedModel
 from twostroke.models.known_specs import known_spec
 from twostroke.models.registry import read_spec
 
@@ -51,9 +51,20 @@ def test_another_config_or_served_length_is_read_again(directory: Path, tmp_path
     change(directory, rms_norm_eps=0.125)
     assert known_spec(directory).norm_epsilon == 0.125 != first.norm_epsilon
     (directory / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
-    assert known_spec(directory).eos_token_ids == (3, 5)
+    assert known_spec(directory).eos_token_ids == (3, 5, 2)
     known_spec(directory, max_model_len=64)
     assert len(specs(tmp_path)) == 4
+
+
+def test_another_tokenizer_with_another_end_token_is_read_again(directory: Path) -> None:
+    assert known_spec(directory).eos_token_ids == (2,)
+    (directory / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    for end in (7, 9):
+        (directory / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"content": "<end>", "id": end}]}))
+        assert known_spec(directory).eos_token_ids == (2, end)
+    (directory / "tokenizer_config.json").write_text("{}")
+    (directory / "special_tokens_map.json").write_text('{"eos_token": {"content": "<end>"}}')
+    assert known_spec(directory).eos_token_ids == (2, 9)
 
 
 def test_what_is_damaged_is_read_again_and_what_is_refused_is_not_remembered(directory: Path, tmp_path: Path) -> None:

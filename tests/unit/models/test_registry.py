@@ -17,14 +17,14 @@ from transformers import (
     Qwen3Config,
 )
 
-from twostroke.errors import ConfigError, UnsupportedModel
-from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.torch_attention import TorchAttention
-from twostroke.models.choice import load_weights
+from twostroke.base.errors import ConfigError, UnsupportedModel
+from twostroke.kernels.attention.interface import RaggedBatch
+from twostroke.kernels.pools.page_pool import PagePool
+from twostroke.kernels.torch_attention.gathered import TorchAttention
+from twostroke.models.decoders.choice import load_weights
+from twostroke.models.decoders.transformer import Transformer
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
-from twostroke.models.transformer import Transformer
 
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
@@ -75,7 +75,7 @@ def saved(config: PreTrainedConfig, directory: Path, **save: Any) -> Any:
 
 
 def our_logits(directory: Path, tokens: torch.Tensor, *, max_model_len: int | None = None) -> torch.Tensor:
-    """Return the logits of all positions of one prompt, through pages of 4 tokens."""
+    """Returns the logits of all positions of one prompt, through pages of 4 tokens."""
     spec = read_spec(directory, max_model_len)
     count = len(tokens)
     pool = PagePool.empty(-(-count // 4), "float32", spec.page_shape(4))
@@ -152,13 +152,6 @@ def test_experts_of_a_dense_family_are_refused_by_key(tmp_path: Path) -> None:
     LlamaConfig(**SIZES, num_local_experts=4).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="num_local_experts"):
         read_spec(tmp_path)
-
-
-def test_end_of_sequence_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
-    LlamaConfig(**SIZES, eos_token_id=7).save_pretrained(tmp_path)
-    assert read_spec(tmp_path).eos_token_ids == (7,)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
-    assert read_spec(tmp_path).eos_token_ids == (7, 9)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from tests.unit.worker.callers import Puller, router_to
 from tests.unit.worker.rig import BLOCK, VOCAB, Running, decode, eventually, expected_tokens, paced, prefill, prompt_of
-from twostroke.config import ModelConfig, ScheduleConfig
-from twostroke.errors import (
+from twostroke.base.errors import (
     Draining,
     FingerprintMismatch,
     InvalidRequest,
@@ -20,7 +19,8 @@ from twostroke.errors import (
     TransferFailed,
     Unauthenticated,
 )
-from twostroke.kv_cache.page_state import PageState
+from twostroke.config import ModelConfig, ScheduleConfig
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.transfer.base import digest
 from twostroke.worker.steps.engine_check import PROBE_TOKENS
 

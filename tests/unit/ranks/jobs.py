@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.kernels.cpu.build import load_kernels
 from twostroke.models.catalog.places import cache_dir
 from twostroke.ranks.group import RankGroup
@@ -89,7 +89,7 @@ class WritesTo(RankJob):
 
 
 def main() -> None:
-    """Write the pids of the ranks, and compute a step for each line on stdin, or one that this rank never ends for
+    """Writes the pids of the ranks, and computes a step for each line on stdin, or one that this rank never ends for
     "hang". The number of ranks is on the command line."""
     kernels = load_kernels(cache_dir() / "kernels")
     assert kernels is not None
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def pids_of_children() -> set[int]:
-    """Return the children of this process, zombies among them."""
+    """Returns the children of this process, zombies among them."""
     pids: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended

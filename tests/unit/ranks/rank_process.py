@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 
 from tests.rank_partials import SharedPartials
-from twostroke.errors import RankLost
+from twostroke.base.errors import RankLost
 from twostroke.kernels.cpu.build import Kernels, load_kernels
 from twostroke.models.catalog.places import cache_dir
 from twostroke.ranks.group import RankGroup, create_memory
@@ -128,7 +128,7 @@ def main() -> None:
 
 
 def _forked(fd: int, rank: int, ranks: int, slot_bytes: int) -> int:
-    """Return the pid of a process that is a rank."""
+    """Returns the pid of a process that is a rank."""
     pid = os.fork()
     if pid == 0:
         status = 1

@@ -24,7 +24,7 @@ class Sums(RankJob):
 
 
 def add(group: RankGroup, value: float) -> torch.Tensor:
-    """Return the sum of value * (rank + 1) over all ranks."""
+    """Returns the sum of value * (rank + 1) over all ranks."""
     values = torch.full((5,), value * (group.rank + 1))
     group.all_reduce(values)
     return values

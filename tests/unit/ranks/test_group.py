@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.unit.ranks.rank_process import GATHERED, JOBS, RESIDUAL, ROUNDS, SUMS, digest_of, partial, sum_in_order
-from twostroke.errors import RankLost
+from twostroke.base.errors import RankLost
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.ranks.group import LEAST_SLOT_BYTES, MOST_SLOT_BYTES, RankGroup, create_memory
 

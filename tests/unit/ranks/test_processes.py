@@ -12,17 +12,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.unit.ranks.jobs import FROZEN_S, CannotLoad, LoadsForever, Meetings, WritesTo, fail, meet, pids_of_children
 from tests.unit.ranks.sums_job import Sums, add
-from twostroke.errors import ConfigError, RankLost
+from twostroke.base.errors import ConfigError, RankLost
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.ranks import processes as processes_module
 from twostroke.ranks.processes import RankProcesses
-from twostroke.ranks.rank import RankJob
+from twostroke.ranks.rank import MOST_PROBLEM_BYTES, AsideEnd, RankJob
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_S = 60.0
@@ -32,7 +33,7 @@ WAIT_S = 60.0
 def running(
     kernels: Kernels, ranks: int, job: RankJob | None = None, descriptors: tuple[int, ...] = ()
 ) -> Iterator[tuple[RankProcesses, list[RankLost]]]:
-    """Yield the ranks, and what is told of their loss."""
+    """Yields the ranks, and what is told of their loss."""
     lost: list[RankLost] = []
     processes = RankProcesses(
         kernels, job or Meetings(), ranks, 0, frozen_s=FROZEN_S, descriptors=descriptors, on_lost=lost.append
@@ -91,17 +92,45 @@ def test_ranks_do_large_work_aside_while_steps_go_on(kernels: Kernels) -> None:
         assert not lost
 
 
-@pytest.mark.parametrize("work", ["await_step", "no such work"])
-def test_work_aside_ends_with_the_ranks_and_when_it_fails(kernels: Kernels, work: str) -> None:
+def test_work_aside_that_a_rank_cannot_do_is_refused_and_all_ranks_compute_on(kernels: Kernels) -> None:
+    with running(kernels, 3, Sums()) as (processes, lost):
+        processes.wait_until_ready()
+        descriptors = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with pytest.raises(ConfigError, match="2 of the other ranks could not do it: TypeError"):
+                processes.aside("no number")
+        processes.send(2.0)
+        assert add(processes.group, 2.0).tolist() == [12.0] * 5
+        processes.finish()
+        assert not lost
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_ends_of_work_aside_are_read_as_they_come() -> None:
+    read_end, write_end = os.pipe()
+    told = ["", "too large é" * 400, "", "x"]
+    for problem in told:
+        AsideEnd(problem).write(write_end)
+    os.close(write_end)
+    came, ends = bytearray(), list[str]()
+    while some := os.read(read_end, 7):
+        came += some
+        ends += [end.problem for end in AsideEnd.read(came)]
+    os.close(read_end)
+    assert [len(end) for end in ends] == [0, len(ends[1]), 0, 1]
+    assert told[1].startswith(ends[1][:-1])
+    assert len(ends[1].encode()) <= MOST_PROBLEM_BYTES + 2
+
+
+def test_work_aside_ends_with_the_ranks(kernels: Kernels) -> None:
     before = pids_of_children()
     with running(kernels, 2) as (processes, lost):
         processes.wait_until_ready()
         (pid,) = pids_of_children() - before
         descriptors = len(os.listdir("/proc/self/fd"))
-        if work == "await_step":
-            threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
-        with pytest.raises(RankLost, match=DIED if work == "await_step" else "failed: KeyError"):
-            processes.aside((work, b""))
+        threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+        with pytest.raises(RankLost, match=DIED):
+            processes.aside(("await_step", b""))
         assert wait_for(lost)
         assert len(os.listdir("/proc/self/fd")) <= descriptors
 
@@ -237,20 +266,24 @@ def test_ranks_get_the_descriptors_that_their_job_needs(kernels: Kernels) -> Non
 
 
 def test_closing_leaves_no_process_descriptor_or_thread(kernels: Kernels) -> None:
-    with running(kernels, 2) as (processes, _):
-        processes.wait_until_ready()
-    before = (pids_of_children(), len(os.listdir("/proc/self/fd")), threading.active_count())
+    """What leaks does so in every round; what another test of this process closes or opens late does so once."""
+    children = pids_of_children()
     for is_ready in (True, False):
-        with running(kernels, 3) as (processes, lost):
-            if is_ready:
-                processes.wait_until_ready()
-        assert not lost
-        assert (pids_of_children(), len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+        counts = []
+        for _ in range(4):
+            with running(kernels, 3) as (processes, lost):
+                if is_ready:
+                    processes.wait_until_ready()
+            assert not lost
+            assert pids_of_children() == children
+            counts.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+        for kind, seen in zip(("descriptors", "threads"), zip(*counts, strict=True), strict=True):
+            assert any(later <= earlier for earlier, later in pairwise(seen)), f"{kind} grow in every round: {seen}"
 
 
 @contextmanager
 def first_rank(ranks: int) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Yield a first rank in a process of its own, and descriptors of the processes of the others."""
+    """Yields a first rank in a process of its own, and descriptors of the processes of the others."""
     process = subprocess.Popen(
         [sys.executable, "-c", "from tests.unit.ranks.jobs import main; main()", str(ranks)],
         cwd=ROOT,

@@ -8,7 +8,7 @@ from types import FrameType
 
 
 def calls_of(function: Callable[[], object]) -> int:
-    """Return a measure of work that does not depend on how busy the machine is."""
+    """Returns a measure of work that does not depend on how busy the machine is."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: object) -> None:

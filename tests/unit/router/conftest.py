@@ -12,24 +12,24 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from router.endpoints.app import build_http_app
 from router.fleet.adapters import Adapters
 from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker import Worker
 from router.fleet.worker_link import TokenDelta
-from router.frontend.http.app import build_http_app
-from router.frontend.request_handler import RequestHandler
-from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
+from router.requests.request_handler import RequestHandler
 from router.server import RouterServer
-from router.serving.generate_request import GenerateRequest, Take, take_nothing
+from router.serving.parent_request import ParentRequest, Take, take_none
+from router.text.tokenizer import ByteText
 from tests.hand_cut import HandCutTransport
 from tests.inline_preparer import InlinePreparer
+from twostroke.base.errors import Cancelled, PeerLost, ServeError
+from twostroke.base.ids import BlockHash, WorkerId
 from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig
 from twostroke.config.output import OutputConfig
-from twostroke.errors import Cancelled, PeerLost, ServeError
-from twostroke.ids import BlockHash, WorkerId
 from twostroke.kv_cache.form import KvForm
-from twostroke.request import FinishReason, PromptLogprobs, SampledToken
+from twostroke.request import FinishReason, GenerateRequest, PromptLogprobs, SampledToken
 from twostroke.rpc.traces import known_of
 from twostroke.rpc.v1 import control_pb2
 from twostroke.tracing.recorder import Recorder
@@ -55,7 +55,7 @@ def _plain(text: str) -> list[SampledToken]:
 
 def scores_of(request: GenerateRequest) -> PromptLogprobs:
     """Token i of a prompt has logprob -i and rank i; the likeliest at its place are the tokens behind it."""
-    top = request.sampling[0].prompt_logprobs or 0
+    top = request.sampling.prompt_logprobs or 0
     places = range(1, len(request.prompt))
     likeliest = [request.prompt[place] + rank for place in places for rank in range(1, top + 1)]
     values = [-float(rank) for _ in places for rank in range(top)]
@@ -78,6 +78,8 @@ class ScriptedDispatcher:
     adapters: Adapters = field(default_factory=dict)
     drained_until_s: float | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
+    """What was wanted of each prompt."""
+    parents: list[ParentRequest] = field(default_factory=list)
     fleet: list[Worker] = field(default_factory=list)
     held: dict[WorkerId, tuple[int, ...]] = field(default_factory=dict)
     """Leading blocks of every prompt that workers hold, down to each tier."""
@@ -89,7 +91,7 @@ class ScriptedDispatcher:
     two_open: asyncio.Event = field(default_factory=asyncio.Event)
     _aborted: dict[str, asyncio.Event] = field(default_factory=dict)
 
-    async def until_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
+    async def wait_for_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
         assert holds(self.adapters)
 
     @property
@@ -103,13 +105,12 @@ class ScriptedDispatcher:
         return self.facts_now is not None
 
     @property
-    def hears_workers(self) -> bool:
+    def knows_decode_worker(self) -> bool:
         return self.facts_now is not None
 
-    async def generate(
-        self, request: GenerateRequest, take: Take = take_nothing
-    ) -> AsyncIterator[tuple[int, TokenDelta]]:
-        self.requests.append(request)
+    async def generate(self, request: ParentRequest, take: Take = take_none) -> AsyncIterator[tuple[int, TokenDelta]]:
+        self.parents.append(request)
+        self.requests.append(request.request)
         self.open_ids.add(request.request_id)
         self.all_closed.clear()
         if len(self.open_ids) == 2:
@@ -124,8 +125,8 @@ class ScriptedDispatcher:
             if not self.open_ids:
                 self.all_closed.set()
 
-    async def _play(self, request: GenerateRequest) -> AsyncIterator[tuple[int, TokenDelta]]:
-        answers = {params.choice: list(self.script(request, params.choice)) for params in request.sampling}
+    async def _play(self, request: ParentRequest) -> AsyncIterator[tuple[int, TokenDelta]]:
+        answers = {choice: list(self.script(request.request, choice)) for choice in range(request.n)}
         position = 0
         while answers:
             if position == self.failure_after and self.failure is not None:
@@ -138,16 +139,18 @@ class ScriptedDispatcher:
                 if (request.request_id, index) in self.early:
                     del answers[index]
                     yield index, TokenDelta(position, (), FinishReason.STOP, self.cached_tokens)
-                elif position == min(len(answers[index]), request.sampling[index].max_tokens):
+                elif position == min(len(answers[index]), request.request.sampling.max_tokens):
                     del answers[index]
                     yield index, TokenDelta(position, (), self.reason, self.cached_tokens)
                 else:
-                    scores = scores_of(request) if position == 0 and request.scores_prompt else None
-                    yield index, TokenDelta(position, (answers[index][position],), prompt_logprobs=scores)
+                    scores = scores_of(request.request) if position == 0 and request.request.scores_prompt else None
+                    cached = 0 if position else self.cached_tokens
+                    token = answers[index][position]
+                    yield index, TokenDelta(position, (token,), cached_tokens=cached, prompt_logprobs=scores)
             await asyncio.sleep(0)
             position += 1
 
-    def finish_early(self, request: GenerateRequest, index: int) -> None:
+    def finish_early(self, request: ParentRequest, index: int) -> None:
         self.early.append((request.request_id, index))
 
     async def abort(self, request_id: str) -> bool:
@@ -195,7 +198,7 @@ class Frontend:
     """Address of `admin`."""
 
     def limit(self, **facts: int) -> None:
-        """Change what the workers say about themselves."""
+        """Changes what the workers say about themselves."""
         assert self.dispatcher.facts_now is not None
         self.dispatcher.facts_now = replace(self.dispatcher.facts_now, **facts)
 

@@ -11,8 +11,8 @@ import pytest
 
 from router.fleet.adapters import ServedAdapter
 from tests.unit.router.conftest import FACTS, Frontend, open_frontend
+from twostroke.base.errors import ContextLengthExceeded, InvalidRequest, NotFound, PeerLost, PinRefused, ServeError
 from twostroke.config import EndpointsConfig
-from twostroke.errors import ContextLengthExceeded, InvalidRequest, NotFound, PeerLost, PinRefused, ServeError
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
 from twostroke.kv_cache.pins import pin_id_of
 from twostroke.request import AdapterRef
@@ -79,7 +79,9 @@ async def test_a_pin_has_the_hashes_that_requests_of_its_tenant_have() -> None:
             assert (added.tokens, added.pinned_tokens, added.public_tokens) == (len(TEXT), 16 * len(hashes), 0)
             assert pin.HasField("expires_s")
             await frontend.http.post(
-                "/v1/completions", json={"prompt": TEXT + "Where?", "cache_salt": salt}, headers={"X-Tenant-Id": tenant}
+                "/v1/completions",
+                json={"prompt": TEXT + "Where?", "cache_salt": salt or None},
+                headers={"X-Tenant-Id": tenant},
             )
             sent = frontend.dispatcher.requests[-1]
             assert block_hashes_of(sent.prompt, FACTS.block_size, sent.salt)[: len(hashes)] == hashes

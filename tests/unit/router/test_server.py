@@ -14,10 +14,17 @@ import urllib.request
 from collections.abc import Iterator
 
 import grpc
+import grpc.aio
+import msgpack
 import pytest
 
 from router.addresses import bind_listener
+from router.metrics import RouterMetrics
+from router.server import RouterServer
+from tests.unit.router.conftest import ByteText, InlinePreparer, ScriptedDispatcher
+from twostroke.base.credentials import prove
 from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig
+from twostroke.rpc.proof import BEGIN
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 HEAVY = ("torch", "ray", "transformers", "triton")
@@ -171,3 +178,19 @@ def test_a_life_that_another_one_replaces_refuses_nobody_and_ends():
                 with grpc.insecure_channel(f"127.0.0.1:{ports['admin']}") as channel:
                     control = control_pb2_grpc.ControlStub(channel)
                     assert control.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=10).role == "router"
+
+
+@pytest.mark.parametrize(("dialled", "is_taken"), [("203.0.113.9", True), ("127.0.0.1", True), ("203.0.113.8", False)])
+async def test_other_routers_may_dial_it_where_it_says_that_they_reach_it(
+    dialled: str, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twostroke.rpc.proof._host_address", lambda host: host)  # loopback would be taken anyhow
+    told = config(fleet_address="", served_model_name="toy", cluster_token="secret", peer_host="203.0.113.9")
+    dispatcher = ScriptedDispatcher()
+    text = InlinePreparer(ByteText())
+    server = RouterServer(told, dispatcher, text, RouterMetrics(), router_id="r", recorder=dispatcher.recorder)
+    async with server.serving(), grpc.aio.insecure_channel(server.addresses.admin) as channel:
+        nonce, address = bytes(16), f"{dialled}:{server.peer_address.rpartition(':')[2]}"
+        opening = msgpack.packb([nonce, address, prove("secret", "caller", nonce, address)])
+        code = await channel.unary_unary(BEGIN)(opening).code()
+    assert code is (grpc.StatusCode.OK if is_taken else grpc.StatusCode.UNAUTHENTICATED)

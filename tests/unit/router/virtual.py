@@ -16,8 +16,9 @@ from router.routing.policy import Policy
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
 from router.routing.selector import Selector, Shape, Workers
+from tests.unit.router.queued import queued_request
+from twostroke.base.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.config import Role
-from twostroke.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.rpc.v1 import control_pb2
 
 BLOCK = 16
@@ -121,8 +122,7 @@ class VirtualFleet:
 
     def queued(self, name: str, tokens: int = 160, most_output_tokens: int = 8, **queued) -> QueuedRequest:
         hashes = tuple(BlockHash(next(self._names).to_bytes(16, "big")) for _ in range(tokens // BLOCK))
-        needs = {"known_tokens": tokens, "block_hashes": hashes, "most_output_tokens": most_output_tokens}
-        return QueuedRequest(request_id=RequestId(name), **needs, **{"arrived_s": self.now_s, **queued})
+        return queued_request(name, tokens, hashes, most_output_tokens, **{"arrived_s": self.now_s, **queued})
 
     def leave(self, name: str) -> None:
         self.admission.leave(RequestId(name), self.now_s)

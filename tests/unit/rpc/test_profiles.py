@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from twostroke.errors import InvalidRequest, Overloaded
-from twostroke.profiler import ENGINE, Profiler
+from twostroke.base.errors import InvalidRequest, Overloaded
+from twostroke.observability.profiler import ENGINE, Profiler
 from twostroke.rpc import profiles
 from twostroke.rpc.profiles import ProfiledParts, profile_here
 from twostroke.rpc.v1 import control_pb2

@@ -9,7 +9,7 @@ import pytest
 from tests.certificates import Authority
 from twostroke.rpc import tls
 from twostroke.rpc.tls import SESSIONS_S, Renewal
-from twostroke.tls import Certificates, CertificateUse
+from twostroke.security.tls import Certificates, CertificateUse
 
 
 class Shown:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.commands.trace import merged
+from cluster.commands.looking.trace import merged
 from twostroke.rpc.traces import attributes_of, span_to_message
 from twostroke.rpc.v1 import control_pb2
 from twostroke.rpc.waterfall import lines_of, missing_of

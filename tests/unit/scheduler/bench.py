@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.unit.scheduler.features import all_branches
 from tests.unit.scheduler.symbolic import (
     ExactRunner,
     SymbolicMemory,
@@ -11,10 +12,10 @@ from tests.unit.scheduler.symbolic import (
     prefilling,
 )
 from twostroke.config import ScheduleConfig
-from twostroke.grammar.advance import Advancer
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SamplingParams
 from twostroke.scheduler.cost import Budget
+from twostroke.scheduler.reading import ReadingRunner
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission, SchedulerLimits
@@ -27,14 +28,21 @@ class Bench:
     """A scheduler with a pool and the symbolic model."""
 
     def __init__(
-        self, pages: int = 64, *, of: SchedulerLimits | None = None, advancer: Advancer | None = None, **config: int
+        self,
+        pages: int = 64,
+        *,
+        of: SchedulerLimits | None = None,
+        has_exact_blocks: bool = False,
+        readings: ReadingRunner | None = None,
+        **config: int,
     ) -> None:
         self.limits = of or limits(BLOCK)
         self.memory = SymbolicMemory(pages, self.limits.block_size)
         self.pool = BlockPool(pages, self.memory)
-        runner = ExactRunner if self.limits.has_exact_blocks else SymbolicRunner
+        runner = ExactRunner if has_exact_blocks else SymbolicRunner
         self.runner = runner(self.memory, self.pool)
-        self.scheduler = Scheduler(self.pool, ScheduleConfig(**config), self.limits, advancer=advancer)
+        self.branches = all_branches(self.pool, self.limits, has_exact_blocks=has_exact_blocks, readings=readings)
+        self.scheduler = Scheduler(self.pool, ScheduleConfig(**config), self.limits, branches=self.branches)
         self.numbers = 0
 
     def answer(self, prompt: list[int], params: SamplingParams = FOREVER) -> Sequence:
@@ -79,7 +87,7 @@ class Bench:
         return [(chunk.sequence, chunk.start, chunk.end) for chunk in step.chunks]
 
     def finish(self, sequence: Sequence) -> tuple[list[int], FinishReason]:
-        """Run until `sequence` has ended."""
+        """Runs until `sequence` has ended."""
         for _ in range(10_000):
             self.admit()
             for emission in self.step():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from tests.unit.scheduler.features import grammar_of, match, released_pages, score, scores_found
 from tests.unit.scheduler.history_begin import MAX_MODEL_LEN, BegunHistory, Flight, Pull
 from tests.unit.scheduler.symbolic import (
     COMPILER,
@@ -19,8 +20,9 @@ from tests.unit.scheduler.symbolic import (
     pulling,
     scores_of,
 )
-from twostroke.ids import PageId
-from twostroke.request import FinishReason, Grammar, PromptLogprobs, SamplingParams
+from twostroke.base.ids import PageId
+from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
+from twostroke.request import FinishReason, Grammar, SamplingParams
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence
 from twostroke.speculation.acceptance import Acceptance
@@ -83,13 +85,12 @@ class SchedulerHistory(BegunHistory):
         sequence = answering(self.number(), prompt, params, self.block_size)
         if grammar is not None:
             self.grammars[sequence] = grammar
-            sequence.grammar = COMPILER.state(grammar)
+            match(sequence, COMPILER.state(grammar), self.block_size)
         sequence.pulled_blocks = min(pulled, len(sequence.block_hashes)) if self.pool.windows is not None else 0
         if scored and len(prompt) > 1:
-            sequence.needs_scores = True
+            score(sequence)
             self.scored.add(sequence)
-            sequence.block_hashes = []
-        sequence.speculation = speculation_of(sequence, wrong)
+        sequence.proposer = speculation_of(sequence, wrong)
         self.texts.append(prompt)
         self.answers[sequence] = []
         self.live.append(sequence)
@@ -119,7 +120,7 @@ class SchedulerHistory(BegunHistory):
         resumed.prompt_tokens = sequence.prompt_tokens
         if sequence in self.grammars:
             self.grammars[resumed] = self.grammars[sequence]
-            resumed.grammar = COMPILER.state(self.grammars[sequence], emitted)
+            match(resumed, COMPILER.state(self.grammars[sequence], emitted), self.block_size)
             self.seen["answer with a grammar resumed"] += 1
         self.answers[resumed] = emitted
         self.live.append(resumed)
@@ -131,7 +132,7 @@ class SchedulerHistory(BegunHistory):
         """An answer gets other drafters, or none, also while drafts of the earlier ones run."""
         sequence = self.live[pick % len(self.live)]
         if sequence.sampling is not None:
-            sequence.speculation = speculation_of(sequence, wrong)
+            sequence.proposer = speculation_of(sequence, wrong)
             self.seen["speculation switched"] += 1
 
     # Work is done
@@ -145,14 +146,16 @@ class SchedulerHistory(BegunHistory):
     def begin_pull(self, admission: AdmittedSequence, pull: list[bool]) -> None:
         sequence = admission.sequence
         self.learn(sequence.known, sequence.block_hashes)
-        assert all(self.pool.is_arriving(sequence.pages[index]) for index in admission.missing)
-        assert all(self.pool.writer(sequence.pages[index]) is None for index in admission.missing)
-        chosen = [index for index in admission.missing if pull[index % len(pull)]]
-        self.write(sequence, chosen, [index for index in admission.missing_windows if pull[index % len(pull)]])
+        assert all(
+            self.pool.groups[part.group].is_unwritten(page)
+            for part, page in sequence.pages_of(admission.missing).items()
+        )
+        self.write(sequence, [part for part in admission.missing if pull[part.block % len(pull)]])
 
-    def write(self, sequence: Sequence, pages: list[int], parts: list[int]) -> None:
-        """A pull writes the pages of these blocks, and these window parts."""
-        if not pages and not parts:
+    def write(self, sequence: Sequence, missing: list[Part]) -> None:
+        """A pull writes these parts."""
+        pages, parts = blocks_of(missing, GroupKind.FULL), blocks_of(missing, GroupKind.WINDOW)
+        if not missing:
             return
         session, hashes = pulling(self.number()), sequence.block_hashes
         for index in pages:
@@ -169,8 +172,7 @@ class SchedulerHistory(BegunHistory):
         sequence = self.live[pick % len(self.live)]
         depth = min(depth, len(sequence.block_hashes))
         if sequence.pages and depth:
-            parts = self.scheduler.pull_to(sequence, depth)
-            self.write(sequence, self.pool.unwritten_blocks(sequence.pages, range(depth)), parts)
+            self.write(sequence, self.scheduler.pull_to(sequence, depth))
 
     @precondition(lambda self: self.flight is None)
     @rule(runs_at_once=st.booleans())
@@ -195,7 +197,8 @@ class SchedulerHistory(BegunHistory):
             drafted = step.batch.drafted_tokens
             assert len(step.batch.tokens) - drafted - beside <= self.beside.most_prompt_tokens + over
         for chunk in step.chunks:
-            run = () if chunk.sequence.grammar is None else tuple(chunk.sequence.grammar.forced_run(len(chunk.drafts)))
+            state = grammar_of(chunk.sequence)
+            run = () if state is None else tuple(state.forced_run(len(chunk.drafts)))
             self.seen["forced tokens drafted"] += bool(run) and chunk.drafts[: len(run)] == run
         self.flight = Flight(step)
         if runs_at_once:
@@ -238,13 +241,14 @@ class SchedulerHistory(BegunHistory):
         so_far = self.answers[sequence]
         assert so_far == answer[: len(so_far)]
         if sequence in self.scored:
-            assert PromptLogprobs.joined(sequence.scores) == scores_of(prompt[:-1], prompt[1:], 0)
+            assert scores_found(sequence) == scores_of(prompt[:-1], prompt[1:], 0)
             self.seen["prompt scored after preemption" if sequence.preemptions else "prompt scored"] += 1
         assert finish == (reason if len(so_far) == len(answer) else None)
         if finish is not None:
             assert sequence.ended
             self.seen["answer done after preemption" if sequence.preemptions else "answer done"] += 1
-            if sequence.grammar is not None and sequence.grammar.forced_tokens:
+            state = grammar_of(sequence)
+            if state is not None and state.forced_tokens:
                 self.seen["forced tokens after preemption" if sequence.preemptions else "forced tokens"] += 1
             self.live.remove(sequence)
             self.texts.append(list(sequence.known))
@@ -382,7 +386,7 @@ class SchedulerHistory(BegunHistory):
             if sequence.pages
         )
         waiting = sum(sequence.pending_tokens for sequence in self.live if not sequence.pages)
-        assert self.scheduler.queued_tokens == waiting + written + unpaged + len(unwritten) * self.block_size
+        assert self.scheduler.load.queued_tokens == waiting + written + unpaged + len(unwritten) * self.block_size
 
     def is_unwritten(self, page: PageId) -> bool:
         return self.pool.is_arriving(page) and self.pool.writer(page) is None
@@ -404,7 +408,7 @@ class SchedulerHistory(BegunHistory):
             assert self.windows.unheld == self.windows.shape.slots
             assert self.windows.has_room(self.windows.shape.slots), "slots are spoken for that nobody can hold"
         if isinstance(self.runner, ExactRunner):
-            assert self.runner.unfinished <= self.scheduler._released.keys(), "what is kept of a block never goes"
+            assert self.runner.unfinished <= released_pages(self.branches), "what is kept of a block never goes"
 
     def come_to_rest(self) -> None:
         """No more work comes in; what is here must end, whether pulls arrive or fail."""
@@ -425,7 +429,7 @@ class SchedulerHistory(BegunHistory):
         raise AssertionError(f"no rest after {MAX_TURNS} turns")
 
     def nudge(self, turn: int) -> bool:
-        """Let the outside world do one thing; False where it has nothing to do."""
+        """Lets the outside world do one thing; False where it has nothing to do."""
         if self.pulls:
             (self.page_arrives if turn % 3 else self.pull_fails)(turn)
         elif self.pins:
@@ -436,11 +440,13 @@ class SchedulerHistory(BegunHistory):
 
 
 def speculation_of(sequence: Sequence, wrong: int) -> Speculation | None:
-    """Return who proposes: nobody for 1, the grammar alone for 0, else also a drafter wrong at one place in `wrong`."""
+    """Returns who proposes: nobody for 1, the grammar alone for 0, else also a drafter wrong at one place in
+    `wrong`."""
     assert sequence.sampling is not None
     if wrong == 1:
         return None
     drafters: list[Drafter] = [GuessingDrafter(sequence.sampling.seed, wrong)] if wrong else []
-    if sequence.grammar is not None and sequence.sampling.logprobs is not None:
-        drafters.append(ForcedTokens(sequence.grammar.forced_run))
+    state = grammar_of(sequence)
+    if state is not None and sequence.sampling.logprobs is not None:
+        drafters.append(ForcedTokens(state.forced_run))
     return Speculation(drafters, Acceptance())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
+from tests.unit.scheduler.features import all_branches
 from tests.unit.scheduler.symbolic import (
     ExactRunner,
     ExactWindowedRunner,
@@ -16,10 +17,11 @@ from tests.unit.scheduler.symbolic import (
     WindowedRunner,
     limits,
 )
+from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.config import ScheduleConfig
-from twostroke.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.kv_cache.window_parts import WindowParts, WindowShape
+from twostroke.kv_cache.windows.shape import WindowShape
+from twostroke.kv_cache.windows.window_group import WindowGroup
 from twostroke.request import Grammar
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Step
@@ -89,16 +91,15 @@ class BegunHistory(RuleBasedStateMachine):
         else:
             least = WindowShape(PageId(pages), 0, window, block_size, has_exact_blocks).least_slots
             shape = WindowShape(PageId(pages), least + spare_slots, window, block_size, has_exact_blocks)
-            self.pool = BlockPool(pages, self.memory, shape, self.parts)
+            self.pool = BlockPool(pages, self.memory, self.parts, window=shape)
             windowed = ExactWindowedRunner if has_exact_blocks else WindowedRunner
             self.runner = windowed(self.memory, self.pool, self.parts, window)
         config = ScheduleConfig(
             max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, max_passes=max_passes, max_waiting=10**6
         )
-        of = limits(
-            block_size, max_model_len=MAX_MODEL_LEN, align_chunks=align_chunks, has_exact_blocks=has_exact_blocks
-        )
-        self.scheduler = Scheduler(self.pool, config, of)
+        of = limits(block_size, max_model_len=MAX_MODEL_LEN, align_chunks=align_chunks)
+        self.branches = all_branches(self.pool, of, has_exact_blocks=has_exact_blocks)
+        self.scheduler = Scheduler(self.pool, config, of, branches=self.branches)
         self.flight: Flight | None = None
         self.live: list[Sequence] = []
         self.answers: dict[Sequence, list[int]] = {}
@@ -128,6 +129,6 @@ class BegunHistory(RuleBasedStateMachine):
             self.content[name] = [(p, known[p]) for p in range(start, start + self.block_size)]
 
     @property
-    def windows(self) -> WindowParts:
+    def windows(self) -> WindowGroup:
         assert self.pool.windows is not None
         return self.pool.windows

@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Sequence as ListOf
 
 from tests.unit.grammar.grammars import byte_compiler, regex
+from twostroke.base.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.grammar.mask import Mask, candidates
-from twostroke.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, Grammar, PromptLogprobs, SampledToken, SamplingParams
@@ -35,10 +35,8 @@ GRAMMARS = (
 Fact = tuple[int, int]
 
 
-def limits(
-    block_size: int = 4, *, max_model_len: int = 4096, align_chunks: bool = False, has_exact_blocks: bool = False
-) -> SchedulerLimits:
-    return SchedulerLimits(block_size, max_model_len, (EOS,), align_chunks, has_exact_blocks=has_exact_blocks)
+def limits(block_size: int = 4, *, max_model_len: int = 4096, align_chunks: bool = False) -> SchedulerLimits:
+    return SchedulerLimits(block_size, max_model_len, (EOS,), align_chunks)
 
 
 def next_token(context: ListOf[int], seed: int, banned: ListOf[int] = (), mask: Mask | None = None) -> int:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.unit.grammar.grammars import byte_compiler, regex
+from tests.unit.scheduler.features import match
 from tests.unit.scheduler.symbolic import EOS, VOCABULARY, answering
-from twostroke.ids import PageId
+from twostroke.base.ids import PageId
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batching import BatchBuilder, Chunk
 from twostroke.scheduler.cost import StepTerms
@@ -31,7 +32,7 @@ def stream(known: list[int], params: SamplingParams, *, has_grammar: bool) -> Se
     sequence.computed = len(known) - 1
     sequence.pages = [PageId(page) for page in range(8)]
     if has_grammar:
-        sequence.grammar = byte_compiler(VOCABULARY, (EOS,)).state(ANSWERS, known[len(PROMPT) :])
+        match(sequence, byte_compiler(VOCABULARY, (EOS,)).state(ANSWERS, known[len(PROMPT) :]), BLOCK)
     return sequence
 
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from tests.unit.scheduler.bench import BLOCK, FOREVER, Bench, tokens
-from tests.unit.scheduler.symbolic import limits
 from twostroke.request import SamplingParams
 from twostroke.scheduler.scheduler import Step
 
-EXACT = replace(limits(BLOCK), has_exact_blocks=True)
-
 
 class ExactBlocks:
-    """Which positions of which page are kept exact, as `twostroke.kernels.exact_pages` keeps them."""
+    """Which positions of which page are kept exact, as `twostroke.kernels.page_forms.exact_pages` keeps them."""
 
     def __init__(self) -> None:
         self.kept: dict[int, set[int]] = {}
 
     def run(self, step: Step) -> None:
-        """Check that every row finds its own block up to itself, in its own step or kept from an earlier one."""
+        """Checks that every row finds its own block up to itself, in its own step or kept from an earlier one."""
         for page in step.batch.released:
             self.kept.pop(page, None)
         for chunk in step.chunks:
@@ -41,7 +37,7 @@ def run(bench: Bench, step: Step, exact: ExactBlocks) -> None:
 
 
 def run_in_parts(bench: Bench, step: Step, exact: ExactBlocks, draw: random.Random) -> None:
-    """Let a step fail before or after it was run, then run its sequences one by one, of which some fail again."""
+    """Lets a step fail before or after it was run, then runs its sequences one by one, of which some fail again."""
     if draw.random() < 0.5:
         exact.run(step)
     for chunk in step.chunks:
@@ -55,7 +51,7 @@ def run_in_parts(bench: Bench, step: Step, exact: ExactBlocks, draw: random.Rand
 
 
 def test_a_prompt_whose_blocks_are_all_cached_runs_its_last_block_again() -> None:
-    bench = Bench(of=EXACT)
+    bench = Bench(has_exact_blocks=True)
     bench.finish_prefill(tokens(3 * BLOCK))
     sequence = bench.answer(tokens(3 * BLOCK))
     assert bench.admitted() == [sequence]
@@ -64,7 +60,7 @@ def test_a_prompt_whose_blocks_are_all_cached_runs_its_last_block_again() -> Non
 
 
 def test_a_block_that_runs_again_is_not_cut_by_what_streams_leave() -> None:
-    bench = Bench(of=EXACT, max_num_batched_tokens=2)
+    bench = Bench(has_exact_blocks=True, max_num_batched_tokens=2)
     stream = bench.answer(tokens(1, 2))
     bench.admit()
     bench.planned()
@@ -76,7 +72,7 @@ def test_a_block_that_runs_again_is_not_cut_by_what_streams_leave() -> None:
 
 
 def test_what_a_failed_step_was_to_let_go_of_is_told_to_the_next_one_until_one_succeeds() -> None:
-    bench = Bench(of=EXACT)
+    bench = Bench(has_exact_blocks=True)
     gone, others = bench.answer(tokens(2, 1)), [bench.answer(tokens(2, seed)) for seed in (2, 3)]
     bench.admit()
     bench.planned()
@@ -101,7 +97,7 @@ def test_what_a_failed_step_was_to_let_go_of_is_told_to_the_next_one_until_one_s
 def test_every_row_finds_its_own_block_and_little_is_kept(seed: int) -> None:
     """Prompts that share prefixes, in chunks of any size, some preempted and some ended in the middle."""
     draw = random.Random(seed)
-    bench = Bench(draw.choice((12, 20, 64)), of=EXACT, max_num_batched_tokens=draw.choice((1, 3, 7, 64)))
+    bench = Bench(draw.choice((12, 20, 64)), has_exact_blocks=True, max_num_batched_tokens=draw.choice((1, 3, 7, 64)))
     exact, open_ = ExactBlocks(), []
     for _ in range(150):
         if draw.random() < 0.2:

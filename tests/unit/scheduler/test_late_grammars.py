@@ -24,7 +24,7 @@ class LateAdvancer:
         self.held += advances
 
     def do(self, share: float = 1.0, draw: random.Random | None = None) -> None:
-        """Do all of them, or a drawn share."""
+        """Does all of them, or a drawn share."""
         for advance in [each for each in self.held if draw is None or draw.random() < share]:
             self.held.remove(advance)
             advance.run()
@@ -32,7 +32,7 @@ class LateAdvancer:
 
 def test_a_late_answer_misses_steps_and_others_go_on() -> None:
     late = LateAdvancer()
-    bench = Bench(advancer=late)
+    bench = Bench(readings=late)
     held, other = grammatical(bench, tokens(3)), bench.answer(tokens(5))
     bench.admit()
     bench.step()
@@ -56,14 +56,14 @@ def test_late_grammars_change_no_answer(seed: int, pages: int) -> None:
     prompts = [[1, 2, 3, 5, 2, first] for first in range(3)]
     alone = [_finish(Bench(), [prompt])[0] for prompt in prompts]
     draw, late = random.Random(seed), LateAdvancer()
-    bench = Bench(pages, advancer=late)
+    bench = Bench(pages, readings=late)
     assert _finish(bench, prompts, late, draw) == alone
     assert bench.is_clean()
 
 
 def test_an_answer_that_is_ended_meanwhile_is_forgotten() -> None:
     late = LateAdvancer()
-    bench = Bench(advancer=late)
+    bench = Bench(readings=late)
     held = grammatical(bench, tokens(3))
     bench.admit()
     bench.step()

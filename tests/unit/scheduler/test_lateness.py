@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.scheduler.bench import Bench, tokens
-from twostroke.ids import SessionId
+from twostroke.base.ids import SessionId
 from twostroke.scheduler.cost import Budget, Queued, StepCost
 from twostroke.scheduler.lateness import MARGIN, DuePrompt, has_late, waiting_s
 
@@ -50,7 +50,7 @@ def test_a_scheduler_says_what_is_left_of_each_prompt_and_when_it_is_due(is_buil
         sequence.due_s = float(due_s)
     bench.admit()
     bench.step()
-    assert list(bench.scheduler.due_prompts()) == [
+    assert list(bench.scheduler.load.due_prompts()) == [
         DuePrompt(16, 16 * (8 + 8), 0.0), DuePrompt(24, 24 * 12, 1.0), DuePrompt(24, 24 * 12, 2.0)
     ], "two of three run"  # fmt: skip
 
@@ -61,11 +61,11 @@ def test_a_stream_and_a_prompt_that_is_written_elsewhere_are_none_that_this_work
     stream.due_s = pulled.due_s = 1.0
     for admission in bench.admit():
         if admission.sequence is pulled:
-            for block in admission.missing:
+            for block, _ in admission.missing:
                 bench.pool.assign_writer(pulled.pages[block], SessionId(99))
     bench.step()
     assert stream.answer_tokens == 1
-    assert list(bench.scheduler.due_prompts()) == []
+    assert list(bench.scheduler.load.due_prompts()) == []
 
 
 def test_prompts_wait_for_those_before_them_and_for_themselves() -> None:

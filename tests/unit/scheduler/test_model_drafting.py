@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 
+from twostroke.scheduler.constraints.model_drafting import Asking, model_lengths, pays_catching_up
 from twostroke.scheduler.cost import StepCost, StepTerms
-from twostroke.scheduler.model_drafting import Asking, model_lengths, pays_catching_up
 from twostroke.speculation.draft import Draft
 
 MODEL = StepCost(step_s=0.1, stream_s=0.002, prompt_token_s=0.005)

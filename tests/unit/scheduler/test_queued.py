@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.scheduler.bench import BLOCK, Bench, tokens
 from tests.unit.scheduler.symbolic import limits
-from twostroke.ids import SessionId
+from twostroke.base.ids import SessionId
 from twostroke.scheduler.cost import Budget, Queued, StepCost, StepTerms
 from twostroke.scheduler.sequence import Sequence
 
@@ -17,16 +17,16 @@ BUDGET = Budget(0.06, COST, 1000)
 
 
 def predicted_s(bench: Bench) -> float:
-    return BUDGET.drain_s(bench.scheduler.queued(), bench.scheduler.step_tokens)
+    return BUDGET.drain_s(bench.scheduler.load.queued(), bench.scheduler.step_tokens)
 
 
 def drained_s(bench: Bench, jobs: list[Sequence]) -> float:
-    """Return the seconds until no prompt token is left to compute, at each step's cost. Jobs end when they are
+    """Returns the seconds until no prompt token is left to compute, at each step's cost. Jobs end when they are
     computed."""
     passed_s = 0.0
     while True:
         bench.admit()
-        if not bench.scheduler.queued().tokens:
+        if not bench.scheduler.load.queued().tokens:
             return passed_s
         step = bench.scheduler.plan(BUDGET)
         assert step is not None
@@ -61,11 +61,11 @@ def test_prompts_that_a_decode_worker_computes_beside_streams_take_as_long_as_pr
     bench = Bench(2000, max_num_batched_tokens=64)
     for _ in range(streams):
         bench.answer(prompt(random, 30))
-    while bench.admit() or bench.scheduler.queued().tokens:
+    while bench.admit() or bench.scheduler.load.queued().tokens:
         bench.step()
     jobs = [bench.prefill(prompt(random, BLOCK * 40)) for _ in range(3)]
     bench.admit()
-    assert bench.scheduler.queued().streams == streams
+    assert bench.scheduler.load.queued().streams == streams
     assert predicted_s(bench) == pytest.approx(drained_s(bench, jobs), rel=0.1)
 
 
@@ -76,7 +76,7 @@ def test_equal_prompts_are_computed_once_and_so_predicted() -> None:
     once.prefill(tokens(10 * BLOCK))
     bench.admit()
     once.admit()
-    assert bench.scheduler.queued() == once.scheduler.queued() == Queued(40, 800.0, 0, 0)
+    assert bench.scheduler.load.queued() == once.scheduler.load.queued() == Queued(40, 800.0, 0, 0)
 
 
 def test_half_of_a_prompt_in_a_step_is_still_queued_and_attends_to_what_lies_before() -> None:
@@ -84,9 +84,9 @@ def test_half_of_a_prompt_in_a_step_is_still_queued_and_attends_to_what_lies_bef
     bench.prefill(tokens(4 * BLOCK))
     bench.admit()
     bench.step()
-    assert bench.scheduler.queued() == Queued(10, 10 * (6 + 5.0), 0, 0)
+    assert bench.scheduler.load.queued() == Queued(10, 10 * (6 + 5.0), 0, 0)
     assert bench.scheduler.plan() is not None
-    assert bench.scheduler.queued() == Queued(10, 10 * (6 + 5.0), 0, 0)
+    assert bench.scheduler.load.queued() == Queued(10, 10 * (6 + 5.0), 0, 0)
 
 
 def test_what_waits_owes_what_is_neither_cached_nor_to_be_pulled() -> None:
@@ -95,17 +95,17 @@ def test_what_waits_owes_what_is_neither_cached_nor_to_be_pulled() -> None:
     running = bench.prefill(tokens(2 * BLOCK, token=2))
     bench.admit()
     bench.prefill(tokens(8 * BLOCK))
-    assert bench.scheduler.queued_tokens == (2 + 3) * BLOCK
+    assert bench.scheduler.load.queued_tokens == (2 + 3) * BLOCK
     bench.answer(tokens(5 * BLOCK))
-    assert bench.scheduler.queued_tokens == (2 + 3) * BLOCK + 1, "the last token runs again"
+    assert bench.scheduler.load.queued_tokens == (2 + 3) * BLOCK + 1, "the last token runs again"
     bench.scheduler.end(running)
-    assert bench.scheduler.queued_tokens == 3 * BLOCK + 1
+    assert bench.scheduler.load.queued_tokens == 3 * BLOCK + 1
     pulled = bench.sequence(tokens(3 * BLOCK + 2, token=3))
     pulled.pulled_blocks = 3
     bench.scheduler.enqueue(pulled)
-    assert bench.scheduler.queued_tokens == 3 * BLOCK + 3
+    assert bench.scheduler.load.queued_tokens == 3 * BLOCK + 3
     bench.scheduler.end(pulled)
-    assert bench.scheduler.queued_tokens == 3 * BLOCK + 1
+    assert bench.scheduler.load.queued_tokens == 3 * BLOCK + 1
 
 
 def test_a_pull_takes_its_blocks_off_the_queue_and_gives_back_what_it_leaves() -> None:
@@ -114,11 +114,11 @@ def test_a_pull_takes_its_blocks_off_the_queue_and_gives_back_what_it_leaves() -
     bench.admit()
     for page in sequence.pages[:3]:
         bench.pool.assign_writer(page, SessionId(99))
-    assert bench.scheduler.queued() == Queued(BLOCK, BLOCK * (3 * BLOCK + BLOCK / 2), 0, 0)
+    assert bench.scheduler.load.queued() == Queued(BLOCK, BLOCK * (3 * BLOCK + BLOCK / 2), 0, 0)
     bench.pool.fill(sequence.pages[0])
     bench.pool.clear_writer(sequence.pages[1])
     bench.pool.clear_writer(sequence.pages[2])
-    assert bench.scheduler.queued().tokens == 3 * BLOCK
+    assert bench.scheduler.load.queued().tokens == 3 * BLOCK
 
 
 def test_nothing_queued_takes_no_time_and_unknown_costs_predict_none() -> None:

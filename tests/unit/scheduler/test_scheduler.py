@@ -12,8 +12,9 @@ from tests.unit.scheduler.symbolic import (
     answering,
     limits,
 )
-from twostroke.errors import Overloaded
-from twostroke.ids import SessionId
+from twostroke.base.errors import Overloaded
+from twostroke.base.ids import SessionId
+from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.request import FinishReason, SamplingParams
 from twostroke.scheduler.cost import MIN_PROMPT_TOKENS, Budget, StepCost
 
@@ -63,7 +64,7 @@ def test_an_admission_tells_which_blocks_are_missing() -> None:
     bench.finish(bench.answer(tokens(8), SamplingParams(seed=0, max_tokens=1)))
     bench.answer([*tokens(8), 2, 2, 2, 2, 3])
     (admission,) = bench.admit()
-    assert admission.missing == [2]
+    assert admission.missing == [Part(2, GroupKind.FULL)]
     assert (admission.sequence.hit_blocks, admission.sequence.computed) == (2, 8)
 
 
@@ -211,30 +212,30 @@ def test_queued_tokens_are_those_known_and_not_computed() -> None:
     bench = Bench(max_num_batched_tokens=8, max_num_seqs=1)
     bench.answer(tokens(10))
     bench.answer(tokens(5))
-    assert bench.scheduler.queued_tokens == 15
+    assert bench.scheduler.load.queued_tokens == 15
     bench.admit()
     bench.step()
-    assert bench.scheduler.queued_tokens == 7
+    assert bench.scheduler.load.queued_tokens == 7
 
 
 def test_blocks_that_a_pull_or_another_sequence_is_writing_are_not_queued() -> None:
     bench = Bench(max_num_batched_tokens=BLOCK)
     first, second = bench.answer(tokens(3 * BLOCK + 1)), bench.answer(tokens(3 * BLOCK + 2))
     bench.admit()
-    assert bench.scheduler.queued_tokens == 3 * BLOCK + 3, "equal blocks are computed once for both"
+    assert bench.scheduler.load.queued_tokens == 3 * BLOCK + 3, "equal blocks are computed once for both"
     pull = SessionId(99)
     for page in first.pages[1:3]:
         bench.pool.assign_writer(page, pull)
-    assert bench.scheduler.queued_tokens == BLOCK + 3
+    assert bench.scheduler.load.queued_tokens == BLOCK + 3
     bench.pool.fill(first.pages[1])
     step = bench.scheduler.plan()
     assert step is not None
     assert [chunk.sequence for chunk in step.chunks] == [first]
-    assert bench.scheduler.queued_tokens == BLOCK + 3, "the first block is in a step"
+    assert bench.scheduler.load.queued_tokens == BLOCK + 3, "the first block is in a step"
     bench.pool.clear_writer(first.pages[2])
-    assert bench.scheduler.queued_tokens == 2 * BLOCK + 3, "the pull failed"
+    assert bench.scheduler.load.queued_tokens == 2 * BLOCK + 3, "the pull failed"
     bench.scheduler.end(second)
-    assert bench.scheduler.queued_tokens == 2 * BLOCK + 1
+    assert bench.scheduler.load.queued_tokens == 2 * BLOCK + 1
 
 
 # The tail

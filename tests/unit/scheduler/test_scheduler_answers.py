@@ -11,7 +11,7 @@ from tests.unit.scheduler.symbolic import (
     answer_alone,
     limits,
 )
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.request import FinishReason, SamplingParams
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from tests.unit.grammar.grammars import byte_compiler, regex
 from tests.unit.scheduler.bench import BLOCK, Bench, tokens
+from tests.unit.scheduler.features import grammar_of, match
 from tests.unit.scheduler.symbolic import EOS, VOCABULARY, limits
 from tests.unit.scheduler.test_scheduler_windows import WindowBench
-from twostroke.ids import PageId
-from twostroke.kv_cache.window_parts import WindowShape
+from twostroke.base.ids import PageId
+from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.request import FinishReason, Grammar, SamplingParams
 from twostroke.scheduler.cost import Budget, StepCost
 from twostroke.scheduler.sequence import Sequence
@@ -35,7 +36,7 @@ def grammatical(
     bench: Bench, prompt: list[int], grammar: Grammar = FORCING, params: SamplingParams = PARAMS
 ) -> Sequence:
     sequence = bench.sequence(prompt, params)
-    sequence.grammar = COMPILER.state(grammar)
+    match(sequence, COMPILER.state(grammar), BLOCK)
     bench.scheduler.enqueue(sequence)
     return sequence
 
@@ -54,8 +55,9 @@ def test_forced_tokens_change_no_answer_and_save_steps(prompt: list[int]) -> Non
     assert (len(answer), answer[-1], finish) == (ANSWER_TOKENS, EOS, FinishReason.STOP)
     assert single.steps == ANSWER_TOKENS
     assert run.steps == 1 + 4 + 1, "one for each token that was a choice"
-    assert run.grammar is not None
-    assert run.grammar.forced_tokens == ANSWER_TOKENS - run.steps
+    state = grammar_of(run)
+    assert state is not None
+    assert state.forced_tokens == ANSWER_TOKENS - run.steps
     assert fast.is_clean()
 
 
@@ -64,8 +66,9 @@ def test_forced_tokens_whose_logprobs_are_asked_for_are_drafted_and_all_kept(pro
     """Whatever the rates of other proposals: each row draws the one token that may come, with its own logprob."""
     drafted, single = Bench(), Bench()
     run, alone = grammatical(drafted, prompt, params=one_by_one()), grammatical(single, prompt, params=one_by_one())
-    assert run.grammar is not None
-    run.speculation = Speculation([ForcedTokens(run.grammar.forced_run)], Acceptance())
+    state = grammar_of(run)
+    assert state is not None
+    run.proposer = speculation = Speculation([ForcedTokens(state.forced_run)], Acceptance())
     cost = StepCost(step_s=1.0, stream_s=0.1)
     emissions = {}
     for bench, sequence in ((drafted, run), (single, alone)):
@@ -79,7 +82,7 @@ def test_forced_tokens_whose_logprobs_are_asked_for_are_drafted_and_all_kept(pro
         (each.token, each.finish) for each in emissions[alone]
     ]
     assert all(each.token.logprob is not None for each in emissions[run])
-    assert run.speculation.outcome.run == run.speculation.outcome.kept == alone.steps - run.steps
+    assert speculation.outcome.run == speculation.outcome.kept == alone.steps - run.steps
     assert run.steps == 1 + 1 + 4 + 1, "two choices, each forced run with the choice behind it, and the end"
     assert drafted.is_clean()
 
@@ -102,7 +105,7 @@ def test_an_answer_goes_on_after_each_of_its_tokens_as_if_nothing_had_happened()
         other = Bench()
         resumed = other.sequence([*prompt, *whole[:cut]], PARAMS)
         resumed.prompt_tokens = len(prompt)
-        resumed.grammar = COMPILER.state(FORCING, whole[:cut])
+        match(resumed, COMPILER.state(FORCING, whole[:cut]), BLOCK)
         other.scheduler.enqueue(resumed)
         answer, finish = other.finish(resumed)
         assert (answer, finish) == (whole, FinishReason.STOP), f"after {cut} tokens"
@@ -182,8 +185,9 @@ def test_a_token_outside_the_grammar_fails_its_answer_alone() -> None:
     broken, sound = grammatical(bench, [1, 2, 3]), grammatical(bench, [4, 5, 6])
     bench.admit()
     bench.step()
-    assert broken.grammar is not None
-    broken.grammar.consume(EOS)
+    state = grammar_of(broken)
+    assert state is not None
+    state.consume(EOS)
     emissions = list(itertools.chain(bench.step(), bench.step()))
     failed = [each for each in emissions if each.sequence is broken]
     assert failed[-1].finish is FinishReason.ERROR
@@ -200,7 +204,7 @@ def test_forced_tokens_change_no_answer_whatever_pages_hold(has_exact_blocks: bo
 
     def fresh() -> Bench:
         if window is None:
-            return Bench(of=limits(BLOCK, has_exact_blocks=has_exact_blocks))
+            return Bench(has_exact_blocks=has_exact_blocks)
         slots = WindowShape(PageId(0), 0, window, BLOCK, has_exact_blocks).least_slots + 6
         return WindowBench(slots=slots, window=window, has_exact_blocks=has_exact_blocks)
 

@@ -11,7 +11,7 @@ from tests.unit.scheduler.history import SchedulerHistory
 from tests.unit.scheduler.symbolic import GRAMMARS
 
 TestSchedulerHistory = SchedulerHistory.TestCase
-TestSchedulerHistory.settings = settings(max_examples=150, stateful_step_count=70, deadline=None)
+TestSchedulerHistory.settings = settings(max_examples=60, stateful_step_count=70, deadline=None)
 
 
 def busy_history(seed: int, events: int) -> Counter[str]:
@@ -87,9 +87,9 @@ def busy_history(seed: int, events: int) -> Counter[str]:
 
 def test_long_busy_histories_see_every_mishap_and_no_wrong_answer() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(20):
+    for seed in range(8):
         seen += busy_history(seed, 4000)
-    assert min(seen.values()) >= 10, seen
+    assert min(seen.values()) >= 4, seen
     assert len(seen) == 17, seen
 
 

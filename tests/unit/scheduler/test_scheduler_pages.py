@@ -11,7 +11,7 @@ from tests.unit.scheduler.symbolic import (
     prefilling,
     pulling,
 )
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.request import FinishReason, SamplingParams
 
 # Pages that others write
@@ -21,7 +21,7 @@ def test_nothing_is_computed_for_blocks_that_a_pull_writes() -> None:
     bench = Bench()
     sequence = bench.answer([*tokens(8), 2])
     (admission,) = bench.admit()
-    for index in admission.missing:
+    for index, _ in admission.missing:
         bench.pool.assign_writer(sequence.pages[index], pulling(1))
     assert bench.scheduler.plan() is None
     for index, page in enumerate(sequence.pages[:2]):
@@ -83,7 +83,7 @@ def test_who_waits_takes_over_when_the_computing_sequence_is_aborted_mid_block(i
 
 
 def test_what_is_kept_of_an_unfinished_block_stays_when_one_that_waits_for_it_goes() -> None:
-    bench = Bench(of=limits(BLOCK, has_exact_blocks=True), max_num_batched_tokens=6)
+    bench = Bench(has_exact_blocks=True, max_num_batched_tokens=6)
     bench.answer([*tokens(8), 2])
     waiting = bench.answer([*tokens(8), 3])
     bench.admit()
@@ -93,7 +93,7 @@ def test_what_is_kept_of_an_unfinished_block_stays_when_one_that_waits_for_it_go
 
 
 def test_a_last_block_that_runs_again_does_not_wait_for_a_long_prompt() -> None:
-    bench = Bench(of=limits(BLOCK, has_exact_blocks=True), max_num_batched_tokens=8)
+    bench = Bench(has_exact_blocks=True, max_num_batched_tokens=8)
     bench.finish_prefill(tokens(8))
     long, cached = bench.answer(tokens(40, token=2)), bench.answer(tokens(8))
     bench.admit()

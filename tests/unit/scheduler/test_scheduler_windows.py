@@ -5,20 +5,21 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.scheduler.bench import BLOCK, Bench, tokens
+from tests.unit.scheduler.features import all_branches, released_pages
 from tests.unit.scheduler.symbolic import (
     ExactWindowedRunner,
     SymbolicMemory,
     WindowedRunner,
     answer_alone,
-    limits,
     pulling,
 )
+from twostroke.base.ids import PageId
 from twostroke.config import ScheduleConfig
-from twostroke.ids import PageId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.kv_cache.window_parts import WindowParts, WindowShape
+from twostroke.kv_cache.windows.shape import WindowShape
+from twostroke.kv_cache.windows.window_group import WindowGroup
 from twostroke.request import SamplingParams
 from twostroke.scheduler.scheduler import Scheduler
 
@@ -31,16 +32,17 @@ class WindowBench(Bench):
     def __init__(
         self, *, slots: int, window: int, pages: int = 200, has_exact_blocks: bool = False, **config: int
     ) -> None:
-        super().__init__(pages, of=limits(BLOCK, has_exact_blocks=has_exact_blocks))
+        super().__init__(pages)
         self.parts = SymbolicMemory(0, BLOCK)
         shape = WindowShape(PageId(pages), slots, window, BLOCK, has_exact_blocks)
-        self.pool = BlockPool(pages, self.memory, shape, self.parts)
+        self.pool = BlockPool(pages, self.memory, self.parts, window=shape)
         runner = ExactWindowedRunner if has_exact_blocks else WindowedRunner
         self.runner = runner(self.memory, self.pool, self.parts, window)
-        self.scheduler = Scheduler(self.pool, ScheduleConfig(**config), self.limits)
+        self.branches = all_branches(self.pool, self.limits, has_exact_blocks=has_exact_blocks)
+        self.scheduler = Scheduler(self.pool, ScheduleConfig(**config), self.limits, branches=self.branches)
 
     @property
-    def windows(self) -> WindowParts:
+    def windows(self) -> WindowGroup:
         assert self.pool.windows is not None
         return self.pool.windows
 
@@ -106,7 +108,7 @@ def test_a_part_that_a_sequence_had_begun_to_compute_again_is_free_once_it_goes_
     assert bench.windows.count(PageState.QUARANTINED) == 0
     assert bench.windows.has_room(40)
     if isinstance(bench.runner, ExactWindowedRunner):
-        assert bench.runner.unfinished <= bench.scheduler._released.keys(), "what is kept of block 2 never goes"
+        assert bench.runner.unfinished <= released_pages(bench.branches), "what is kept of block 2 never goes"
 
 
 def test_what_is_kept_of_a_block_whose_part_is_computed_again_stays_when_one_that_waits_for_it_goes() -> None:

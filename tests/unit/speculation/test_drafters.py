@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import tracemalloc
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -126,6 +129,7 @@ def test_a_suffix_tree_proposes_the_most_frequent_continuation_of_what_it_holds(
         else:
             texts.append(tuple(draw.choices(range(3), k=draw.randint(1, 30))))
             add(tree, texts[-1])
+        assert tree.nodes == nodes_of(tree)
         if turn % 5 or not texts:
             continue
         text = draw.choice(texts)
@@ -141,6 +145,67 @@ def test_a_suffix_tree_proposes_the_most_frequent_continuation_of_what_it_holds(
         for start in range(len(text)):
             tree.remove(text, start)
     assert not tree._root.children, "nothing is left of texts that were removed"
+    assert tree.nodes == 1
+
+
+def nodes_of(tree: SuffixTree) -> int:
+    waiting, count = [tree._root], 0
+    while waiting:
+        node = waiting.pop()
+        waiting += (node.children or {}).values()
+        count += 1
+    return count
+
+
+def test_a_draft_of_several_tokens_is_made_of_the_most_frequent_continuations() -> None:
+    draw = random.Random(7)
+    texts = [tuple(draw.choices(range(2), k=40)) for _ in range(30)]
+    tree = SuffixTree()
+    for text in texts:
+        add(tree, text)
+    for _ in range(300):
+        text = draw.choice(texts)
+        start = draw.randrange(len(text) - 4)
+        last = text[start : start + draw.randint(1, 4)]
+        known = last
+        for token in tree.continued(last, 6):
+            continuations = counted(texts, known)
+            assert continuations[token] == max(continuations.values())
+            known = (*known, token)
+
+
+def settled(answers: FinishedAnswers, texts: Iterable[Sequence[int]]) -> int:
+    """Returns the bytes that answers take once all suffixes are in their trees, or out of them."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number, text in enumerate(texts):
+            answers.add(bytes([number % 2]), text)
+            while answers._coming or answers._leaving:
+                answers.tree(b"")
+                assert answers.nodes <= answers._most_nodes
+        assert answers.nodes == sum(each.tree.nodes for each in answers._by_salt.values())
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_answer_that_comes_again_adds_nothing_but_its_tokens() -> None:
+    draw = random.Random(1)
+    text = draw.choices(range(50_000), k=400)
+    once = settled(FinishedAnswers(), [text] * 2)
+    again = settled(FinishedAnswers(), [text] * 12)
+    assert again < once + 10 * (4 * len(text) + 1000)
+
+
+@pytest.mark.parametrize("words", [2, 50, 50_000])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_answers_take_no_more_memory_than_they_may(words: int, copies: int) -> None:
+    draw, most = random.Random(words), 100_000
+    texts = (text for _ in range(8) for text in [draw.choices(range(words), k=100)] * copies)
+    answers = FinishedAnswers(most_bytes=most)
+    assert settled(answers, texts) < 1.1 * most
+    assert len(answers._kept) > 1, "what there is room for is kept"
 
 
 def test_a_draft_goes_on_beyond_the_depth_of_the_tree() -> None:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import pytest
 
 from twostroke.config import DRAFT_MODEL
+from twostroke.scheduler.constraints.drafting import MOST_HARM, draft_lengths
 from twostroke.scheduler.cost import StepCost, StepTerms
-from twostroke.scheduler.drafting import MOST_HARM, draft_lengths
 from twostroke.speculation.acceptance import PRIOR, Acceptance
 from twostroke.speculation.draft import NOTHING, Draft, Proposal
 from twostroke.speculation.draft_model import ModelDrafter
-from twostroke.speculation.speculation import Outcome, Price, Speculation
+from twostroke.speculation.speculation import DraftPrice, Outcome, Speculation
 
 
 class Scripted:
@@ -91,7 +91,7 @@ def test_what_was_run_and_kept_is_told() -> None:
     speculation = Speculation([drafter], Acceptance(), lambda kind, outcome: told.append(outcome))
     for drawn, run in (((1, 2, 9), 3), ((1, 2, 3, 4), 3), ((9,), 2), ((1,), 0)):
         speculation.propose([0], 3)
-        speculation.runs(Price(row_s=0.25, token_s=2.0))
+        speculation.runs(DraftPrice(row_s=0.25, token_s=2.0))
         speculation.drawn(drawn, run)
     speculation.drawn((1, 2), 1)
     expected = [Outcome(3, 2, 4.0, 0.75), Outcome(3, 3, 6.0, 0.75), Outcome(2, 0, 0.0, 0.5)]
@@ -135,7 +135,7 @@ def test_a_draft_behind_which_nothing_sound_was_drawn_kept_nothing() -> None:
     drafter = Scripted(Proposal((1, 2), "kind"))
     speculation = Speculation([drafter], Acceptance(), lambda kind, outcome: told.append(outcome))
     speculation.propose([0], 2)
-    speculation.runs(Price(row_s=0.25, token_s=2.0))
+    speculation.runs(DraftPrice(row_s=0.25, token_s=2.0))
     speculation.drawn((), 2)
     assert (told[0].run, told[0].kept, told[0].saved_s) == (2, 0, 0.0)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 
+import prometheus_client
 import pytest
 
+from twostroke.base.errors import ConfigError
 from twostroke.config import TracingConfig
-from twostroke.errors import ConfigError
 from twostroke.tracing import otlp
 from twostroke.tracing.context import TraceContext
-from twostroke.tracing.parts import MOST_CHUNKS, Chunks
-from twostroke.tracing.recorder import MOST_REQUESTS, MOST_SPANS, Recorder, stream_of
-from twostroke.tracing.span import Span
+from twostroke.tracing.recorder import MOST_KEPT_SPANS, MOST_REQUESTS, MOST_SPANS, Recorder, stream_of
+from twostroke.tracing.span import MOST_CHUNKS, Chunks, Span
 
 HEADER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -119,10 +119,11 @@ def test_what_is_kept_is_bounded_and_what_was_forgotten_is_told_from_what_never_
 
 
 def test_a_span_without_a_parent_is_measured_and_leaves_nothing() -> None:
-    exported, measured = Sink(), []
-    recorder = Recorder("decode-0", exporter=exported, measure=lambda name, _: measured.append(name))
+    exported, queues = Sink(), prometheus_client.Histogram("queues", "", registry=None)
+    recorder = Recorder("decode-0", exporter=exported, lengths={"queue": queues})
     recorder.begin("attempt", "r", None).begin("queue").end()
-    assert (measured, exported.spans, recorder.find("r")) == (["queue"], [], None)
+    (queued,) = [sample.value for sample in queues.collect()[0].samples if sample.name == "queues_count"]
+    assert (queued, exported.spans, recorder.find("r")) == (1, [], None)
 
 
 def test_of_a_very_long_prompt_the_last_chunks_are_one_span() -> None:
@@ -173,3 +174,15 @@ class Sink:
 
     def close(self) -> None:
         """Nothing is pending."""
+
+
+def test_spans_of_all_requests_are_bounded_however_many_each_has() -> None:
+    recorder = Recorder("router-0")
+    for number in range(MOST_KEPT_SPANS // MOST_SPANS + 20):
+        context = TraceContext.begin(f"stream-{number}", 0.0)
+        for _ in range(MOST_SPANS + 5):
+            recorder.begin("answer", f"stream-{number}", context).end()
+    kept = recorder.latest(MOST_REQUESTS)
+    assert MOST_KEPT_SPANS - MOST_SPANS <= sum(len(each.spans) for each in kept) <= MOST_KEPT_SPANS
+    assert recorder.has_forgotten("stream-0")
+    assert recorder.find(f"stream-{MOST_KEPT_SPANS // MOST_SPANS + 19}") is not None

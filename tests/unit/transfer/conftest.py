@@ -28,7 +28,7 @@ from tests.unit.transfer.makers import (
     make_memory,
     make_transport,
 )
-from twostroke.ids import Epoch, PageId
+from twostroke.base.ids import Epoch, PageId
 from twostroke.kv_cache.layout import PageRegion
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, Peer, TransferResult
 
@@ -140,7 +140,7 @@ class Reader:
         return await self.transport.connect(owner.endpoints[self.transport.name], 5.0)
 
     async def pull(self, peer: Peer, pairs: list[tuple[int, int]], deadline_s: float = 20.0) -> TransferResult:
-        """Pull (remote, local) pairs of generation 0."""
+        """Pulls (remote, local) pairs of generation 0."""
         return await self.transport.wait(self.transport.pull(peer, copies(pairs), deadline_s))
 
     def page(self, page: int) -> npt.NDArray[np.uint8]:

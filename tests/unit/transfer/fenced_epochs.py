@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from twostroke.base.errors import Overloaded, PeerLost, ServeError
+from twostroke.base.ids import BlockHash, Epoch, PageId
 from twostroke.config import Role
-from twostroke.errors import Overloaded, PeerLost, ServeError
-from twostroke.ids import BlockHash, Epoch, PageId
 from twostroke.kv_cache.block import HASH_BYTES, root_hash
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.layout import PoolLayout
@@ -24,10 +24,10 @@ from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.base import Identity, PageEndpoint
 from twostroke.transfer.sockets import handshake
 from twostroke.worker.condition import Condition
+from twostroke.worker.landing.digests import PageDigests
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.pulls.digests import PageDigests
-from twostroke.worker.pulls.pages_service import PagesService, RequestedBlocks
 from twostroke.worker.request_validator import RequestValidator
+from twostroke.worker.services.pages_service import PagesService, RequestedBlocks
 
 SOURCE_PAGES = 4
 SOURCE_LAYOUT = PoolLayout.of(SOURCE_PAGES, HASH_BYTES)
@@ -107,7 +107,7 @@ class WorkerEpoch(Bytes):
             facts=SimpleNamespace(block_size=1, kv_form=KvForm("")),
             memory=self.memory,
             exchange=SimpleNamespace(digests=PageDigests(self.memory), converted=None, endpoints=[self.endpoint]),
-            loads=None,
+            loads=SimpleNamespace(for_others=None),
             config=SimpleNamespace(patience=SimpleNamespace(heartbeat_s=0.5)),
         )
         self.service = PagesService(cast(Any, host), self, cast(Any, None))
@@ -123,7 +123,7 @@ class WorkerEpoch(Bytes):
         return _Job(self, claim.pages)
 
     def compute(self) -> None:
-        """Compute one of the blocks that somebody waits for."""
+        """Computes one of the blocks that somebody waits for."""
         for name, page in self.pool._by_hash.items():
             if self.pool.is_arriving(page):
                 self.write(page, name)
@@ -132,7 +132,7 @@ class WorkerEpoch(Bytes):
                 return
 
     def use(self, names: Sequence[BlockHash]) -> None:
-        """Compute these for nobody: whatever is pinned stays, other pages are given new lives."""
+        """Computes these for nobody: whatever is pinned stays, other pages are given new lives."""
         claim = self.pool.claim(names, root_hash(), 0)
         if claim is not None:
             for index in claim.missing:

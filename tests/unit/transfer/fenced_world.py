@@ -15,15 +15,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
-from tests.chaos.fuzz.wire import Wire
+from tests.trials.chaos.fuzz.wire import Wire
 from tests.unit.transfer.fenced_epochs import SOURCE_PAGES, Bytes, Call, StillLoop, WorkerEpoch, metrics
+from twostroke.base.errors import PeerLost, ServeError, TransferFailed
+from twostroke.base.ids import BlockHash, Epoch, PageId, RequestId, SessionId
 from twostroke.config import Role
-from twostroke.errors import PeerLost, ServeError, TransferFailed
-from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of, root_hash
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.base import (
@@ -39,12 +41,12 @@ from twostroke.transfer.base import (
 from twostroke.transfer.same_host import same_host_transport as same_host
 from twostroke.transfer.sockets import handshake
 from twostroke.transfer.sockets.frames import Deadline
+from twostroke.worker.landing.digests import PageDigests
+from twostroke.worker.landing.landing import DirectLanding
 from twostroke.worker.pulls import pull_client
-from twostroke.worker.pulls.digests import PageDigests
-from twostroke.worker.pulls.landing import DirectLanding
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
-from twostroke.worker.pulls.pull_spec import PullSpec
 from twostroke.worker.request_validator import RequestValidator
+from twostroke.worker.supply.pull_spec import PullSpec
 
 TARGET_PAGES = 5
 HALF = HASH_BYTES // 2
@@ -154,19 +156,30 @@ class PlayedTransport(PageTransport):
             same_host.refuse_changed(copy, theirs.generation(PageId(copy.remote)), after=True)
 
 
+NONCE = bytes(16)
+
+
+def _said_by(validator: handshake.ReaderValidator, owner: Wire) -> bytes:
+    with contextlib.suppress(ServeError, EOFError), patch.object(handshake, "draw_nonce", lambda: NONCE):
+        validator.admit(owner.sock, Deadline.after(9.0))
+    return bytes(owner.sent)
+
+
+def _greeting(validator: handshake.ReaderValidator) -> bytes:
+    return _said_by(validator, Wire(b""))
+
+
 class Line(Wire):
-    """The owner answers when the reader has spoken and listens."""
+    """The owner draws NONCE, and answers when the reader has spoken and listens."""
 
     def __init__(self, validator: handshake.ReaderValidator) -> None:
-        super().__init__(b"")
+        super().__init__(_greeting(validator))
         self._validator: handshake.ReaderValidator | None = validator
 
     def recvmsg_into(self, buffers: Sequence[memoryview]) -> tuple[int, list[Any], int, None]:
-        if self._validator is not None:
+        if self._validator is not None and self.sent:
             owner, validator, self._validator = Wire(bytes(self.sent)), self._validator, None
-            with contextlib.suppress(ServeError):
-                validator.admit(owner.sock, Deadline.after(9.0))
-            self._left = memoryview(bytes(owner.sent))
+            self._left = memoryview(_said_by(validator, owner)[len(_greeting(validator)) :])
         return super().recvmsg_into(buffers)
 
 
@@ -253,7 +266,7 @@ class World(Bytes):
                 source,
                 held.tokens,
                 held.block_hashes,
-                orphans,
+                {Part(block, GroupKind.FULL): page for block, page in orphans.items()},
                 cached_within_s=5.0 if from_cache else None,
             )
             self.loop.call_soon(self.client.start, spec, self.loop)

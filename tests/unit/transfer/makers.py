@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from tests.certificates import Authority
-from tests.chaos.injection.fake_transport import FakeTransport
-from twostroke.credentials import TlsConfig
+from tests.trials.chaos.injection.fake_transport import FakeTransport
+from twostroke.base.credentials import TlsConfig
 from twostroke.device.memory import DeviceMemory
-from twostroke.device.sharing import Sharing
+from twostroke.device.sharing import MemorySharing
 from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import PageTransport
@@ -53,7 +53,7 @@ def make_certificates(folder: Path) -> None:
     os.environ[CERTIFICATES] = json.dumps(asdict(authority.config(authority.issue("worker"))))
 
 
-class HostSharing(Sharing):
+class HostSharing(MemorySharing):
     """Stands in for CUDA's: the tensor lies in shared memory, which another process opens through /proc."""
 
     def device_name(self, device: torch.device) -> str:
@@ -106,7 +106,7 @@ def all_bytes(memory: Pages) -> np.ndarray:
 
 
 def fill(memory: Pages, pages: Iterable[int], content: Callable[[int], np.ndarray]) -> None:
-    """Write to pages as a window does."""
+    """Writes to pages as a window does."""
     with contextlib.closing(memory.window(1)) as window:
         for page in pages:
             window.landing([page])[0][:] = content(page).data

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.unit.transfer.makers import fill, group_of, make_memory, make_transport
-from twostroke.ids import Epoch, PageId
+from twostroke.base.ids import Epoch, PageId
 from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
@@ -24,7 +24,7 @@ def content(page: int, page_bytes: int, seed: int) -> np.ndarray:
 
 @functools.cache
 def column(page_bytes: int) -> np.ndarray:
-    """Return what the bytes of all pages of one size differ in by their places."""
+    """Returns what the bytes of all pages of one size differ in by their places."""
     at = np.arange(page_bytes, dtype=np.uint32)
     return ((at * 31 + (at >> 8)) & 0xFF).astype(np.uint8)
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from tests.unit.transfer.makers import ONE_SIDED, STAGED
-from twostroke.errors import FingerprintMismatch, InvalidRequest, PeerLost, StaleEpoch, Unauthenticated
-from twostroke.ids import Epoch, PageId
+from twostroke.base.errors import FingerprintMismatch, InvalidRequest, PeerLost, StaleEpoch, Unauthenticated
+from twostroke.base.ids import Epoch, PageId
 from twostroke.kv_cache.layout import PageRegion
 from twostroke.transfer.base import PageCopy, ReadOutcome, digest
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.chaos.injection.fake_transport import (
+from tests.trials.chaos.injection.fake_transport import (
     Delay,
     Expire,
     Fail,
@@ -19,8 +19,8 @@ from tests.chaos.injection.fake_transport import (
     FlipByte,
     WriteLate,
 )
-from twostroke.errors import PeerLost
-from twostroke.ids import Epoch, PageId
+from twostroke.base.errors import PeerLost
+from twostroke.base.ids import Epoch, PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Identity, PageCopy, ReadOutcome, digest
 from twostroke.transfer.same_host.shm import ShmTransport

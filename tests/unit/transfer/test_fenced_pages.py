@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.unit.transfer.fenced_epochs import WorkerEpoch
 from tests.unit.transfer.fenced_world import Copying, Held, World, greet, play_in
-from twostroke.errors import PeerLost, StaleEpoch
-from twostroke.ids import PageId
+from twostroke.base.errors import PeerLost, StaleEpoch
+from twostroke.base.ids import PageId
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.transfer.base import ReadOutcome
 from twostroke.transfer.same_host import same_host_transport as same_host

@@ -12,19 +12,29 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.fuzz.mutate import frame
-from twostroke.ids import Epoch, PageId
+from tests.trials.chaos.fuzz.mutate import frame
+from twostroke.base.ids import Epoch, PageId
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, ReadOutcome
+from twostroke.security.trusted_paths import private_folder
+from twostroke.transfer.base import SOCKETS, Identity, PageCopy, PageEndpoint, ReadOutcome
 from twostroke.transfer.copy_thread_transport import CopyThreadTransport
 from twostroke.transfer.network.tcp import TcpTransport
 from twostroke.transfer.same_host.shm import ShmTransport
 from twostroke.transfer.sockets import listener
-from twostroke.transfer.sockets.handshake import PROTOCOL
+from twostroke.transfer.sockets.handshake import PROTOCOL, handshake
 
 OWNER = Identity("owner", Epoch(1, 7), "f", "secret")
 READER = Identity("reader", Epoch(1, 8), "f", "secret")
-HANDSHAKE = frame([PROTOCOL, "secret", "other", str(READER.epoch), "f", str(OWNER.epoch)])
+NONCE = bytes(16)
+GREETING = frame([PROTOCOL, NONCE])
+
+
+def shown(token: str = "secret", fingerprint: str = "f", meant: Epoch = OWNER.epoch) -> bytes:
+    """A reader's handshake."""
+    return frame(handshake(Identity("other", READER.epoch, fingerprint, token), meant, NONCE, NONCE))
+
+
+HANDSHAKE = shown()
 
 
 @dataclass
@@ -36,12 +46,14 @@ class Listening:
     def knock(self, said: bytes = b"") -> socket.socket:
         if self.owner.name == "shm":
             sock = socket.socket(socket.AF_UNIX)
-            sock.connect("\0" + self.endpoint.address)
+            sock.connect(str(private_folder(SOCKETS) / self.endpoint.address))
         else:
             host, _, port = self.endpoint.address.rpartition(":")
             sock = socket.create_connection((host, int(port)))
         sock.settimeout(10.0)
-        sock.sendall(said)
+        sock.recv(len(GREETING), socket.MSG_WAITALL)
+        if said:
+            sock.sendall(said)
         return sock
 
     async def pulls(self) -> bool:
@@ -53,6 +65,11 @@ class Listening:
         async with asyncio.timeout(20.0):
             while self.owner.refused.get(reason, 0) < count:
                 await asyncio.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def no_nonces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twostroke.transfer.sockets.handshake.draw_nonce", lambda: NONCE)
 
 
 @pytest.fixture(params=[lambda: TcpTransport("127.0.0.1"), ShmTransport], ids=["tcp", "shm"])
@@ -107,9 +124,9 @@ async def test_a_hello_that_does_not_come_in_time_ends_the_connection(
     [
         (b"GET / HTTP/1.1\r\n", "garbage"),
         (HANDSHAKE + b"\xff" * 64, "garbage"),
-        (HANDSHAKE.replace(b"secret", b"guess?"), "unauthenticated"),
-        (HANDSHAKE.replace(b"1.0000000000000007", b"1.0000000000000009"), "stale_epoch"),
-        (HANDSHAKE.replace(b"\xa1f", b"\xa1g"), "fingerprint_mismatch"),
+        (shown(token="guess?"), "unauthenticated"),
+        (shown(meant=Epoch(1, 9)), "stale_epoch"),
+        (shown(fingerprint="g"), "fingerprint_mismatch"),
     ],
 )
 async def test_whoever_is_shown_out_is_counted_by_reason(listening: Listening, said: bytes, reason: str) -> None:

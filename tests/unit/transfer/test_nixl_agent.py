@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from twostroke.errors import PeerLost
+from twostroke.base.errors import PeerLost
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, PoolLocation
 from twostroke.transfer.network import nixl_agent

@@ -11,8 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from twostroke.errors import PeerLost
-from twostroke.ids import Epoch, PageId
+from twostroke.base.errors import PeerLost
+from twostroke.base.ids import Epoch, PageId
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, PoolLocation
 from twostroke.transfer.base import Identity, PageEndpoint
@@ -25,7 +25,7 @@ PAGES, READER_PAGES, PAGE_BYTES = 8, 5, 64
 
 
 def counts_of(*pages: int) -> bytes:
-    """Say how many pages a reader has in each group."""
+    """Says how many pages a reader has in each group."""
     return np.array(pages, "<u4").tobytes()
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.unit.transfer.makers import HostSharing, make_memory
+from twostroke.base.errors import PeerLost, ServeError
+from twostroke.base.ids import Epoch
 from twostroke.device.memory import DeviceMemory
-from twostroke.errors import PeerLost, ServeError
-from twostroke.ids import Epoch
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint

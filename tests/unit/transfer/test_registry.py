@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.unit.transfer.makers import HostSharing
+from twostroke.base.errors import ConfigError, PeerLost
+from twostroke.base.ids import Epoch
 from twostroke.device.memory import DeviceMemory
 from twostroke.device.ranked_memory import RankedDeviceMemory
-from twostroke.errors import ConfigError, PeerLost
-from twostroke.ids import Epoch
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import Identity, PageEndpoint, host_id
@@ -67,7 +67,7 @@ def test_transports_follow_the_memory_that_the_pages_are_in() -> None:
 
 
 def in_parts(own: DeviceMemory) -> RankedDeviceMemory:
-    """Return pages of two ranks."""
+    """Returns pages of two ranks."""
     return RankedDeviceMemory(PoolLayout.of(1, 16), 2, own, [torch.zeros_like(own.tensor)])
 
 

@@ -13,24 +13,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twostroke.errors import ConfigError, PeerLost, StaleEpoch
-from twostroke.ids import Epoch
+from twostroke.base.errors import ConfigError, PeerLost, StaleEpoch
+from twostroke.base.ids import Epoch
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.transfer.base import Identity
+from twostroke.security.trusted_paths import private_folder
+from twostroke.transfer.base import SOCKETS, Identity
 from twostroke.transfer.same_host.shm import ShmTransport
 from twostroke.transfer.sockets.frames import Deadline
 from twostroke.transfer.sockets.handshake import introduce
+from twostroke.transfer.sockets.same_user import SUFFIX
 
 
 def unix_sockets() -> str:
-    """Return the Unix sockets of this network namespace, abstract ones by name."""
+    """Returns the Unix sockets of this network namespace, abstract ones by name."""
     return Path("/proc/net/unix").read_text(encoding="utf-8")
 
 
 async def handed_over(endpoint: Any, reader: Identity) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.connect("\0" + endpoint.address)
+        sock.connect(str(private_folder(SOCKETS) / endpoint.address))
         introduce(sock, reader, endpoint, Deadline.after(5.0))
         _, descriptors, _, _ = socket.recv_fds(sock, 1, 4)
     assert len(descriptors) == 1
@@ -83,9 +85,10 @@ async def test_no_memory_is_handed_to_whoever_means_another_epoch(steady_owner: 
 async def test_a_socket_without_its_owner_leaves_no_trace(start_owner: Callable[..., Any]) -> None:
     owner = start_owner()
     name = owner.endpoints["shm"].address
-    assert name in unix_sockets()
+    bound_as = name.removesuffix(SUFFIX)  # the kernel knows a socket by the name that it was bound to
+    assert bound_as in unix_sockets()
     owner.kill()
-    assert name not in unix_sockets()
+    assert bound_as not in unix_sockets()
     transport, memory = ShmTransport(), PageMemory(64, 5000)
     await transport.open(memory, Identity("reader", Epoch(1, 1), "fingerprint-a", "secret"))
     with pytest.raises(PeerLost, match=name):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from twostroke.errors import ConfigError, FingerprintMismatch, PeerLost, ServeError, StaleEpoch, Unauthenticated
-from twostroke.ids import Epoch, PageId
+from twostroke.base.credentials import prove
+from twostroke.base.errors import ConfigError, FingerprintMismatch, PeerLost, ServeError, StaleEpoch, Unauthenticated
+from twostroke.base.ids import Epoch, PageId
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, ReadOutcome
+from twostroke.transfer.network.connection import MAX_PAGES
 from twostroke.transfer.network.tcp import TcpTransport
 from twostroke.transfer.sockets.handshake import PROTOCOL
 
@@ -57,6 +59,18 @@ def frame(fields: Any) -> bytes:
     return struct.pack("!I", len(body)) + body
 
 
+NONCE = bytes(16)
+"""What both sides draw here, so that a handshake can be written before the owner has spoken."""
+GREETING = frame([PROTOCOL, NONCE])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_nonces() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("twostroke.transfer.sockets.handshake.draw_nonce", lambda: NONCE)
+        yield
+
+
 def handshake(**changes: str) -> bytes:
     facts = {
         "protocol": PROTOCOL,
@@ -66,7 +80,9 @@ def handshake(**changes: str) -> bytes:
         "fingerprint": "fingerprint",
         "meant": str(OWNER.epoch),
     }
-    return frame(list((facts | changes).values()))
+    protocol, token, *said = (facts | changes).values()
+    proof = prove(token, "pages reader", NONCE, NONCE, protocol, *said)
+    return frame([protocol, NONCE, *said, proof])
 
 
 def request(pages: list[int], generations: list[int] | None = None, seconds: float = 5.0) -> bytes:
@@ -75,7 +91,7 @@ def request(pages: list[int], generations: list[int] | None = None, seconds: flo
 
 
 def all_that_comes(sock: socket.socket, sent: bytes) -> bytes:
-    """Send, say no more, and read until the owner hangs up."""
+    """Sends, say no more, and reads until the owner hangs up."""
     answer = b""
     with sock, contextlib.suppress(ConnectionError):
         sock.sendall(sent)
@@ -95,8 +111,9 @@ def read_frame(data: bytes) -> list[Any]:
 async def test_the_owner_says_who_it_is_and_sends_what_is_asked_for() -> None:
     async with serving() as served:
         answer = all_that_comes(served.dial(), handshake() + request([2, 0]))
-    welcome = frame(["welcome", "owner", str(OWNER.epoch), "fingerprint", PAGES, PAGE_BYTES])
-    assert answer == welcome + b"\0" + b"\3" * PAGE_BYTES + b"\1" * PAGE_BYTES + b"\0"
+    said = ["owner", str(OWNER.epoch), "fingerprint", PAGES, PAGE_BYTES]
+    welcome = frame(["welcome", prove("secret", "pages owner", NONCE, NONCE, *map(str, said)), *said])
+    assert answer == GREETING + welcome + b"\0" + b"\3" * PAGE_BYTES + b"\1" * PAGE_BYTES + b"\0"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +123,8 @@ async def test_the_owner_says_who_it_is_and_sends_what_is_asked_for() -> None:
         ({"token": "", "protocol": "other/9"}, Unauthenticated),
         ({"protocol": "other/9"}, FingerprintMismatch),
         ({"fingerprint": "else"}, FingerprintMismatch),
+        ({"meant": "1.6"}, StaleEpoch),
+        ({"meant": "0.7"}, StaleEpoch),
         ({"meant": "1.8"}, StaleEpoch),
         ({"meant": "2.7"}, StaleEpoch),
     ],
@@ -116,9 +135,9 @@ async def test_a_refusal_is_typed_counted_and_ends_the_connection(
     async with serving() as served:
         answer = all_that_comes(served.dial(), handshake(**changes) + request([0]))
         assert served.transport.refused == {error.label(): 1}
-    fields = read_frame(answer)
+    fields = read_frame(answer.removeprefix(GREETING))
     assert fields[:2] == ["refused", error.__name__]
-    assert answer == frame(fields)
+    assert answer == GREETING + frame(fields)
     assert "secret" not in fields[2]
 
 
@@ -130,6 +149,7 @@ async def test_a_refusal_is_typed_counted_and_ends_the_connection(
         struct.pack("!I", 1 << 31),
         frame({"token": "secret"}),
         frame(["a"] * 5),
+        frame([PROTOCOL, "secret", "reader", str(READER.epoch), "fingerprint", str(OWNER.epoch)]),
         frame(["a", "b", "c", "d", "e", 6]),
         handshake(epoch="not an epoch"),
         handshake(meant="x.y"),
@@ -138,7 +158,7 @@ async def test_a_refusal_is_typed_counted_and_ends_the_connection(
 )
 async def test_a_stranger_that_speaks_garbage_gets_no_answer(garbage: bytes) -> None:
     async with serving() as served:
-        assert all_that_comes(served.dial(), garbage) == b""
+        assert all_that_comes(served.dial(), garbage) in (GREETING, b"")
 
 
 @pytest.mark.parametrize(
@@ -179,6 +199,26 @@ async def test_a_page_that_is_reused_while_it_is_sent_is_reported() -> None:
             (length,) = struct.unpack("!I", sock.recv(4, socket.MSG_WAITALL))
             reason = msgpack.unpackb(sock.recv(length, socket.MSG_WAITALL))
     assert reason == ["page 1 has generation 1, not 0"]
+
+
+async def test_a_pull_of_more_pages_than_one_request_may_have_brings_them_all() -> None:
+    pages = MAX_PAGES + 100
+    ours, theirs = PageMemory(pages, 8), PageMemory(pages, 8)
+    theirs.data[:] = np.arange(pages + 1, dtype=np.uint64)[:, None].view(np.uint8)
+    owner, reader = TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1")
+    try:
+        endpoint = await owner.open(theirs, OWNER)
+        reader.read_into(ours, READER)
+        peer = await reader.connect(endpoint, 10.0)
+        copies = [PageCopy(PageId(pages - 1 - page), PageId(page), 0) for page in range(pages)]
+        result = await reader.wait(reader.pull(peer, copies, 10.0))
+        assert (result.outcome, result.copied_bytes) == (ReadOutcome.DONE, 8 * pages)
+        assert (ours.data[:pages] == theirs.data[:pages][::-1]).all()
+    finally:
+        for transport in (reader, owner):
+            await transport.close()
+        for memory in (ours, theirs):
+            memory.close()
 
 
 async def test_a_reader_that_stops_reading_loses_its_connection_at_its_deadline() -> None:
@@ -262,8 +302,12 @@ async def test_a_reader_hangs_up_at_its_deadline_without_being_fenced() -> None:
     hung_up = asyncio.Event()
 
     async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        welcome = ["welcome", "owner", str(OWNER.epoch), "fingerprint", PAGES, PAGE_BYTES]
-        writer.write(frame(welcome) + b"\0" + b"half a page")
+        writer.write(GREETING)
+        (length,) = struct.unpack("!I", await reader.readexactly(4))
+        said = ["owner", str(OWNER.epoch), "fingerprint", PAGES, PAGE_BYTES]
+        readers = msgpack.unpackb(await reader.readexactly(length))[1]
+        proof = prove("secret", "pages owner", NONCE, readers, *map(str, said))
+        writer.write(frame(["welcome", proof, *said]) + b"\0" + b"half a page")
         with contextlib.suppress(ConnectionError):
             await reader.read()
         hung_up.set()

@@ -11,12 +11,12 @@ import grpc.aio
 
 from tests.unit.worker.rig import BLOCK, TOKEN, Running
 from tests.unit.worker.token_batches import TokenBatches
-from twostroke.errors import ServeError
-from twostroke.ids import RequestId
+from twostroke.base.errors import ServeError
+from twostroke.base.ids import RequestId
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.request import Grammar, Request, SampledToken, SamplingParams
+from twostroke.request import Attempt, GenerateRequest, Grammar, SampledToken, SamplingParams
 from twostroke.rpc.channel import PeerChannel, error_of
-from twostroke.rpc.convert import hashes_to_bytes, request_to_message
+from twostroke.rpc.convert import attempt_to_message, hashes_to_bytes
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.worker.host import ReadyInfo
@@ -50,7 +50,7 @@ class Router:
         self._reader: asyncio.Task[None] | None = None
 
     async def connect(self) -> Router:
-        """Begin a (new) token stream; returns when the worker has greeted it."""
+        """Begins a (new) token stream; returns when the worker has greeted it."""
         self.stream_ended = asyncio.Event()
         request = worker_pb2.TokensRequest(router_id=self.router_id)
         self._call = self._stub.Tokens(request, metadata=self._peer.metadata)
@@ -103,20 +103,20 @@ class Router:
         deadline_s: float | None = None,
         seed: int = 1,
         grammar: Grammar | None = None,
+        allowed_tokens: bytes = b"",
         **changes,
     ) -> worker_pb2.OpenRequest:
-        request = Request(
+        sampling = SamplingParams(seed=seed, max_tokens=max_tokens, grammar=grammar, allowed_tokens=allowed_tokens)
+        opened = Attempt(
+            request=GenerateRequest(prompt=tuple(prompt), sampling=sampling, deadline_s=deadline_s),
             request_id=RequestId(request_id),
-            attempt=attempt,
-            prompt=tuple(prompt),
+            number=attempt,
             emitted=tuple(SampledToken(token) for token in emitted),
             block_hashes=tuple(block_hashes_of([*prompt, *emitted], BLOCK)),
-            sampling=SamplingParams(seed=seed, max_tokens=max_tokens, grammar=grammar),
-            deadline_s=deadline_s,
             router_id=self.router_id,
         )
-        message = request_to_message(
-            request,
+        message = attempt_to_message(
+            opened,
             fingerprint=self.worker.fingerprint,
             worker_epoch=self.worker.epoch,
             source=source.source if isinstance(source, Running) else source,
@@ -124,10 +124,11 @@ class Router:
             source_forecast=source_forecast,
         )
         for name, value in changes.items():
+            changed = message.request if name in GenerateRequest.__slots__ else message
             if isinstance(value, list):
-                getattr(message, name)[:] = value
+                getattr(changed, name)[:] = value
             else:
-                setattr(message, name, value)
+                setattr(changed, name, value)
         return message
 
     async def open(self, prompt: Sequence[int], max_tokens: int = 8, **options) -> Received:
@@ -154,7 +155,7 @@ class Router:
         return list((await self._ask(call)).requests)
 
     async def answer(self, prompt: Sequence[int], max_tokens: int = 8, **options) -> Received:
-        """Open, and wait for the end."""
+        """Opens, and waits for the end."""
         got = await self.open(prompt, max_tokens, **options)
         async with asyncio.timeout(10):
             await got.done.wait()

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from decode_worker.request_manager import RequestManager
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
-from tests.chaos.injection.fake_transport import FakeTransport, FaultPlan
+from tests.trials.chaos.injection.fake_transport import FakeTransport, FaultPlan
+from twostroke.base.ids import PageId, RequestId, SessionId
 from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.build import build_runner
-from twostroke.ids import PageId, RequestId, SessionId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
+from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import SamplingParams
 from twostroke.rpc.v1 import worker_pb2
@@ -26,7 +27,7 @@ from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.scheduler.values import SchedulerLimits
 from twostroke.worker.host import ReadyInfo, WorkerHost
-from twostroke.worker.pulls.pull_spec import PullSpec
+from twostroke.worker.supply.pull_spec import PullSpec
 from twostroke.worker.worker import BaseWorker, RoleServices
 
 BLOCK = 16
@@ -103,7 +104,7 @@ class Running:
         return self.host.metrics.registry.get_sample_value(f"twostroke_{name}", labels) or 0.0
 
     async def idle(self) -> None:
-        """Wait until nothing is held, then prove that the books are right."""
+        """Waits until nothing is held, then proves that the books are right."""
         await eventually(lambda: self.is_idle)
         self.host.pool.check_integrity()
 
@@ -199,10 +200,11 @@ def claimed(running: Running, source: worker_pb2.PageSource, prompt: Sequence[in
     claim = running.host.pool.claim(hashes, root_hash(), 0)
     assert claim is not None
     session = running.host.new_session()
-    return claim.pages, PullSpec(RequestId("r"), session, source, prompt, hashes, dict(enumerate(claim.pages)))
+    parts = {Part(block, GroupKind.FULL): page for block, page in enumerate(claim.pages)}
+    return claim.pages, PullSpec(RequestId("r"), session, source, prompt, hashes, parts)
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.002)

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 
 from tests.lora import random_tensors, write_adapter
 from tests.unit.worker.rig import eventually
+from twostroke.base.errors import ServeError
+from twostroke.base.ids import RequestId, SessionId
 from twostroke.config.adapters import AdapterConfig
+from twostroke.engine.backends.paced.runner import PacedAdapters, PacedRunner, PacedSpec
 from twostroke.engine.loop import EngineThread
-from twostroke.engine.paced_runner import PacedAdapters, PacedRunner, PacedSpec
-from twostroke.errors import ServeError
-from twostroke.ids import RequestId, SessionId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.adapters.peft import WEIGHTS_FILE, read_adapter
 from twostroke.request import AdapterRef
@@ -43,10 +43,10 @@ class Worker:
         return self.cache.is_loaded(adapter)
 
     async def use(self, adapter: AdapterRef) -> Sequence:
-        """Return a sequence that has begun with this adapter."""
+        """Returns a sequence that has begun with this adapter."""
         await eventually(lambda: self.want(adapter))
-        sequence = building(RequestId("r"), SessionId(1), [], [], adapter)
-        self.cache.hold(sequence)
+        sequence = building(RequestId("r"), SessionId(1), [], [])
+        self.cache.hold(sequence, adapter)
         self.waiting.discard(adapter.digest)
         return sequence
 
@@ -158,5 +158,24 @@ async def test_an_adapter_that_cannot_be_read_ends_who_waits_for_it_in_one_line(
         assert digest == adapters[0].digest
         assert "is broken" in error.message
         assert "\n" not in error.message
+        assert worker.counted("adapter_load_failures_total") == 1
+        await worker.use(adapters[1])
+
+
+async def test_whatever_goes_wrong_while_an_adapter_is_prepared_costs_that_adapter_alone(
+    adapters: list[AdapterRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with worker_with(2) as worker:
+
+        def no_memory(adapter: object) -> None:
+            raise MemoryError("no room for it")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(worker.slots, "prepare", no_memory)
+            worker.want(adapters[0])
+            await eventually(lambda: worker.failed)
+        digest, error = worker.failed[0]
+        assert digest == adapters[0].digest
+        assert error.message == "the adapter could not be prepared: MemoryError: no room for it"
         assert worker.counted("adapter_load_failures_total") == 1
         await worker.use(adapters[1])

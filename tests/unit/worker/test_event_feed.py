@@ -10,8 +10,8 @@ import pytest
 
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import TOKEN, decode, eventually, prefill, prompt_of
+from twostroke.base.ids import BlockHash, Epoch
 from twostroke.config import PatienceConfig
-from twostroke.ids import BlockHash, Epoch
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.events import RING_BATCHES, EventBatch, EventLog
 from twostroke.rpc.channel import PeerChannel

@@ -12,10 +12,10 @@ import numpy as np
 from prometheus_client import generate_latest
 
 from tests.unit.scheduler.bench import Bench
+from twostroke.base.ids import Epoch
 from twostroke.config import Role
-from twostroke.engine.build import KernelsInUse
+from twostroke.engine.backends.built import KernelsInUse
 from twostroke.engine.memory_use import MemoryUse
-from twostroke.ids import Epoch
 from twostroke.kv_cache.events import EventLog
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.worker.metrics import WorkerMetrics

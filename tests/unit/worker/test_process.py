@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker.rig import worker_config
+from twostroke.base.errors import InternalError
 from twostroke.config import Role
-from twostroke.errors import InternalError
 from twostroke.worker.host import ReadyInfo
 from twostroke.worker.process import DRAIN_S, _serve
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.pins.test_pins import pin_of, pins_at
-from tests.unit.worker.pulls.test_fetch import fetch
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, VOCAB, Running, decode, eventually, prefill, prompt_of
+from tests.unit.worker.services.test_fetch import fetch
+from twostroke.base.ids import Epoch
 from twostroke.config import ModelConfig
-from twostroke.ids import Epoch
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.kv_cache.page_state import PageState
-from twostroke.kv_cache.tier import Group
-from twostroke.kv_cache.window_parts import WindowParts
+from twostroke.kv_cache.groups.page_state import PageState
+from twostroke.kv_cache.parts import GroupKind
+from twostroke.kv_cache.windows.window_group import WindowGroup
 
 TAIL, BLOCKS = 4, 8
 WINDOWED = ModelConfig(
@@ -22,7 +22,7 @@ PROMPT = prompt_of(BLOCKS * BLOCK + 5)
 HASHES = block_hashes_of(PROMPT, BLOCK)
 
 
-def windows_of(worker: Running) -> WindowParts:
+def windows_of(worker: Running) -> WindowGroup:
     windows = worker.host.pool.windows
     assert windows is not None
     return windows
@@ -84,9 +84,9 @@ async def test_a_pin_keeps_the_last_window_parts_and_brings_them_back() -> None:
         await eventually(lambda: windows_of(worker).count(PageState.PINNED) == TAIL)
         assert worker.host.pool.hits(HASHES) == BLOCKS
         await worker.idle()
-        windows_of(worker).unpin(HASHES)
+        windows_of(worker).unpin_blocks(windows_of(worker).last_of(HASHES))
         windows_of(worker).forget_cached()
-        windows_of(worker).pin(HASHES)
+        windows_of(worker).pin_blocks(windows_of(worker).last_of(HASHES))
         await eventually(lambda: windows_of(worker).count(PageState.PINNED) == TAIL)
 
 
@@ -94,7 +94,9 @@ async def test_a_new_epoch_has_the_cached_window_parts() -> None:
     async with decode(model=WINDOWED) as worker, router_to(worker) as router:
         await router.answer(PROMPT, 2)
         await worker.idle()
-        cached = set(windows_of(worker).cached())
+        cached = set(windows_of(worker).unheld_blocks())
         assert set(HASHES[-TAIL:]) <= cached
         snapshot = worker.host._engine_state.begin_epoch(Epoch.begin(2)).snapshot()
-        assert {each for change in snapshot.changes if change.group is Group.WINDOW for each in change.stored} == cached
+        assert {
+            each for change in snapshot.changes if change.group is GroupKind.WINDOW for each in change.stored
+        } == cached

@@ -18,10 +18,10 @@ from prefill_worker.worker import PrefillWorker
 from tests.lora import random_tensors, write_adapter
 from tests.unit.worker.callers import Router, router_to
 from tests.unit.worker.rig import TOKEN, decode, eventually, expected_tokens, paced, prefill, prompt_of, worker_config
+from twostroke.base.errors import ConfigError, EngineLost, PeerLost, RankLost
+from twostroke.base.ids import Epoch
 from twostroke.config import ModelConfig, Role, WorkerPorts
-from twostroke.engine.paced_runner import PacedAdapters
-from twostroke.errors import ConfigError, EngineLost, PeerLost, RankLost
-from twostroke.ids import Epoch
+from twostroke.engine.backends.paced.runner import PacedAdapters
 from twostroke.models.adapters.peft import read_adapter
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import adapters_pb2, control_pb2, control_pb2_grpc
@@ -119,7 +119,7 @@ async def test_ranks_that_are_lost_by_an_adapter_end_the_epoch_as_ranks_that_are
     run_task = asyncio.create_task(worker.run())
     router = await Router(await worker.ready()).connect()
     message = router.message(PROMPT, 5)
-    message.adapter.CopyFrom(adapter)
+    message.request.adapter.CopyFrom(adapter)
     await router.send(message)
     with pytest.raises(EngineLost, match="rank 1 of 2 died: signal 9"):
         await run_task

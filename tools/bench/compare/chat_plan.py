@@ -1,4 +1,4 @@
-"""The requests of chats that go on side by side, planned as segments."""
+"""Plans the requests of parallel chats as segments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tools.bench.load import PlannedRequest, Segment, Stream
 
 
 def chat_plan(chats: Chats, due_s: Sequence[float | None]) -> list[PlannedRequest]:
-    """Return the turns of all chats: every chat's first one of `chats.turns`, then every chat's next one."""
+    """Returns the turns of all chats: every chat's first one of `chats.turns`, then every chat's next one."""
     numbers = [(turn, chat) for turn in chats.turns for chat in range(chats.count)]
     return [
         PlannedRequest(index, _history(chats, chat, turn), chats.answer_tokens, due)
@@ -18,7 +18,7 @@ def chat_plan(chats: Chats, due_s: Sequence[float | None]) -> list[PlannedReques
 
 
 def _history(chats: Chats, chat: int, turn: int) -> tuple[Segment, ...]:
-    """The system prompt, what was said in each turn, and the answers to all but the last."""
+    """Returns the system prompt, what was said in each turn, and the answers to all but the last."""
     system = Segment(Stream.PREFIX, chat % chats.system_prompts, chats.system_tokens)
     said: list[Segment] = []
     for earlier in range(turn + 1):

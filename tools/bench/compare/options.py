@@ -9,9 +9,10 @@ from typing import Any
 from cluster.flags.checks import STDOUT, file_can_be_made
 from tools.bench.compare.scenario import Scenario, parse_scenario
 from tools.bench.endpoints import Endpoints, add_endpoint_arguments, endpoints_from
+from tools.output import page_can_be_made
+from twostroke.base.errors import ConfigError
 from twostroke.config import flags
 from twostroke.config.settings import Settings, group, setting
-from twostroke.errors import ConfigError
 
 EPILOG = """examples:
   twostroke bench compare http://127.0.0.1:8000 http://127.0.0.1:8001 --names ours,other --html report.html
@@ -27,7 +28,7 @@ DEFAULT_LOADS = (
     "burst:1056x128x16",
     "shared:1056/1024x128x16",
 )
-"""Short and long prompts, alone and together, distinct and with a prefix in common."""
+"""Short and long prompts, one at a time and together, distinct and with a common prefix."""
 
 
 class Rounds(Settings):
@@ -52,7 +53,7 @@ class Rounds(Settings):
     warmup: int = setting(1, least=0, help="short requests before each run")
 
 
-class Reports(Settings):
+class ResultFiles(Settings):
     """The file that results are written to, beside the table."""
 
     json_path: str | None = setting(None, flag="--json", unit="FILE", help='"-": to standard output')
@@ -62,12 +63,12 @@ class Reports(Settings):
         file_can_be_made("--json", self.json_path)
         if self.html_path == STDOUT:
             raise ConfigError("--html needs a file's name", field="--html")
-        file_can_be_made("--html", self.html_path)
+        page_can_be_made(self.html_path)
 
 
 class _Flags(Settings):
     rounds: Rounds = group(Rounds, "loads", "loads; PxO is prompt x output tokens")
-    reports: Reports = group(Reports, "reports", "reports beside the table")
+    reports: ResultFiles = group(ResultFiles, "reports", "reports beside the table")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

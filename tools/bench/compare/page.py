@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -11,23 +12,18 @@ from tools.bench.compare.rounds import CompareRun
 from tools.bench.measure import Record
 from tools.bench.ratios import CLEARLY, LoadOutcome, ratio_grid
 from tools.figures.charts import (
-    BOTTOM,
-    LEAST_STEP,
-    LEFT,
-    RIGHT,
-    TOP,
-    Axis,
+    INK,
+    PALETTE,
     Figure,
     Head,
     Section,
     Series,
+    Words,
     colours_of,
-    grid,
-    label,
     latency_figure,
-    linear_axis,
+    new_axes,
     render,
-    svg,
+    svg_of,
 )
 
 
@@ -75,21 +71,31 @@ MOST_LANES = 32
 """Requests drawn of one run."""
 
 
-def timeline_figure(records: Sequence[Record], endpoint: int, span_s: float, width: int = 960) -> str:
-    """A lane per request: a bar from its sending to its first token, then a tick per event with tokens."""
+LEAST_STEP = 1 / 2000
+"""Part of a figure's width: events that are nearer to the one before are not drawn."""
+
+
+def timeline_figure(records: Sequence[Record], endpoint: int, span_s: float) -> str:
+    """Returns a lane per request: a bar from its sending to its first token, then a tick per event with tokens."""
     shown = sorted(records, key=lambda record: record.answer.sent_at_s)[:MOST_LANES]
     start_s = shown[0].answer.sent_at_s if shown else 0.0
-    lane = 13 if len(shown) <= 16 else 8
-    height = TOP + lane * len(shown) + BOTTOM
-    x = linear_axis(span_s, (LEFT, width - RIGHT))
-    parts = [grid(x, None, width, height), label(width - RIGHT, height - 2, "seconds", "end")]
+    axes = new_axes(Words("requests over time", "seconds", ""), (9.6, 0.5 + 0.12 * len(shown)))
     for row, record in enumerate(shown):
-        parts += _lane(record, endpoint, start_s, TOP + lane * row, lane - 3, x)
-    return svg(parts, width, height, "requests over time")
+        answer = record.answer
+        first_s = answer.event_times_s[0] if answer.event_times_s else answer.ended_at_s
+        wait_s = first_s - answer.sent_at_s
+        axes.barh(row, wait_s, 0.8, answer.sent_at_s - start_s, color=PALETTE[endpoint], alpha=0.28)
+        ticks = [at - start_s for at in _apart(answer.event_times_s, span_s * LEAST_STEP)]
+        axes.plot(ticks, [row] * len(ticks), "|", color=PALETTE[endpoint], markersize=6, markeredgewidth=0.8)
+        if answer.failure is not None:
+            said = f"failed: {answer.failure.kind}"
+            axes.text(answer.ended_at_s - start_s, row, said, ha="right", va="center", fontsize=7, color=INK)
+    axes.set(xlim=(0, span_s or 1.0), ylim=(max(1, len(shown)) - 0.5, -0.5), yticks=[])
+    return svg_of(axes)
 
 
 def span_of(records: Iterable[Record]) -> float:
-    """Seconds from the first request sent to the last answer's end."""
+    """Returns seconds from the first request sent to the last answer's end."""
     answers = [record.answer for record in records]
     return max(answer.ended_at_s for answer in answers) - min(answer.sent_at_s for answer in answers)
 
@@ -104,29 +110,9 @@ def first_token_samples(records: Iterable[Record]) -> tuple[float, ...]:
     return tuple(answer.event_times_s[0] - answer.sent_at_s for answer in done)
 
 
-def _lane(record: Record, endpoint: int, start_s: float, top: float, tall: float, x: Axis) -> list[str]:
-    answer = record.answer
-    sent = x.at(answer.sent_at_s - start_s)
-    first_s = answer.event_times_s[0] if answer.event_times_s else answer.ended_at_s
-    first = x.at(first_s - start_s)
-    title = f"request {record.planned.index}: first token after {1e3 * (first_s - answer.sent_at_s):.0f} ms"
-    parts = [
-        f'<rect class="wait e{endpoint}" x="{sent:.1f}" y="{top:.1f}" width="{max(0.5, first - sent):.1f}" '
-        f'height="{tall:.1f}"><title>{title}</title></rect>'
-    ]
-    ticks = "".join(f"M{at:.1f} {top:.1f}v{tall:.1f}" for at in _apart(x.at(t - start_s) for t in answer.event_times_s))
-    if ticks:
-        parts.append(f'<path class="tick e{endpoint}" d="{ticks}"/>')
-    if answer.failure is not None:
-        parts.append(
-            label(x.at(answer.ended_at_s - start_s), top + tall, f"failed: {answer.failure.kind}", "end", "bad")
-        )
-    return parts
-
-
-def _apart(places: Iterable[float]) -> Iterable[float]:
-    last = -1.0
+def _apart(places: Iterable[float], least: float) -> Iterable[float]:
+    last = -math.inf
     for place in places:
-        if place - last >= LEAST_STEP:
+        if place - last >= least:
             last = place
             yield place

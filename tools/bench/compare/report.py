@@ -42,7 +42,7 @@ def explanation(options: CompareOptions, runs: Sequence[CompareRun]) -> str:
 
 
 def as_json(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequence[CompareRun]) -> dict[str, Any]:
-    """All ratios, and every run's report. No keys of servers."""
+    """Returns all ratios, and every run's report. No keys of servers."""
     return {
         "schema_version": SCHEMA_VERSION,
         "endpoints": [_described(endpoint) for endpoint in options.endpoints.all],
@@ -70,7 +70,7 @@ def _of(found: Distribution | None, read: Callable[[Distribution], float]) -> fl
 
 
 def _cached_share(report: Report) -> float | None:
-    """Prompt tokens that were not computed, of those of completed requests."""
+    """Returns prompt tokens that were not computed, of those of completed requests."""
     return (
         None
         if report.cached_tokens is None or not report.prompt_tokens
@@ -93,13 +93,13 @@ METRICS: tuple[Metric[Report], ...] = (
 
 
 def compared(runs: Sequence[CompareRun], names: Sequence[str], baseline: str) -> list[LoadOutcome]:
-    """Return the outcome of each load, with every endpoint in the order of the names."""
+    """Returns the outcome of each load, with every endpoint in the order of the names."""
     samples = [Sample(run.round, run.load.name, run.endpoint, run.report) for run in runs]
     return outcomes_of(samples, names, baseline, METRICS)
 
 
 def notes_of(runs: Sequence[CompareRun]) -> list[str]:
-    """What the runs themselves had to say, and their failures, each once per endpoint and load."""
+    """Returns what the runs themselves had to say, and their failures, each once per endpoint and load."""
     said = [(f"{run.endpoint}: {note}", run.load.name) for run in runs for note in run.report.notes]
     said += [
         (f"{run.endpoint}: {error.kind} ({error.example})", run.load.name)

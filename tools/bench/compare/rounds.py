@@ -51,7 +51,7 @@ def plan_of(load: ScenarioLoad, seed: int) -> list[PlannedRequest]:
 
 
 def warmup_of(load: ScenarioLoad, count: int) -> list[PlannedRequest]:
-    """Return requests as long as the load's, with short answers; none of their tokens is in a cache later."""
+    """Returns requests as long as the load's, with short answers; none of their tokens is in a cache later."""
     tokens = load.prompt_tokens, min(load.output_tokens, WARMUP_OUTPUT_TOKENS)
     return even_plan([None] * count, tokens, stream=Stream.WARMUP, first=load.first)
 
@@ -81,8 +81,9 @@ ContestantT = TypeVar("ContestantT")
 def in_turns(
     rounds: int, loads: Sequence[LoadT], contestants: Sequence[ContestantT]
 ) -> Iterator[tuple[int, int, LoadT, ContestantT]]:
-    """(round, number of round and load, load, contestant). The order of the contestants turns with every round and
-    every load, so that slow drift cancels."""
+    """Yields (round, number of round and load, load, contestant). The order of the contestants turns with every round
+    and every load, so that slow drift cancels.
+    """
     for number in range(rounds * len(loads)):
         round_number, which = divmod(number, len(loads))
         order = contestants if (round_number + which) % 2 == 0 else tuple(reversed(contestants))

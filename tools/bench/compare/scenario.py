@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 PER_LANE = 2
 FEWEST = 6
@@ -29,7 +29,7 @@ _CHATS = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chats:
-    """Conversations that go on side by side: each turn repeats all that was said in its chat before.
+    """Parallel conversations: each turn repeats all that was said in its chat before.
 
     Answers are taken to be as long as asked for, and are repeated as planned tokens, not as the server's own: prompts
     are then the same for every server.
@@ -105,7 +105,9 @@ def parse_scenario(text: str) -> Scenario:
 
 
 def _chats(name: str, parts: dict[str, int]) -> Scenario:
-    """The first turns are one run, all later ones are another: what they reuse was sent by then."""
+    """Returns the scenario of chats. The first turns are one run, and all later ones are another: what they reuse was
+    sent by then.
+    """
     if parts["chats"] * parts["turns"] > MOST:
         raise ConfigError(
             f"--load {name}: {parts['chats']} chats of so many turns are more than {MOST:,}", field="load"

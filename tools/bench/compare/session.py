@@ -16,7 +16,9 @@ from tools.tables import console_for
 
 
 def run_session(options: CompareOptions) -> int:
-    """Exit code: 1 if some run completed no request. Who interrupts it gets what has been measured until then."""
+    """Returns the exit code: 1 if some run completed no request. After an interrupt it reports what was measured until
+    then.
+    """
     runs: list[CompareRun] = []
     try:
         asyncio.run(measure(options, runs))
@@ -39,7 +41,7 @@ def _report(options: CompareOptions, runs: Sequence[CompareRun]) -> None:
 
 
 async def measure(options: CompareOptions, runs: list[CompareRun]) -> None:
-    """Add each run to `runs` when it has ended, and say so on standard error: a comparison takes minutes."""
+    """Adds each run to `runs` when it has ended, and prints a line on standard error: a comparison takes minutes."""
     await all_ready(options.endpoints)
     for turn in turns_of(options.rounds, options.scenarios, options.endpoints.all):
         for load in turn.scenario.loads:

@@ -9,9 +9,9 @@ from typing import Any
 from cluster.flags.checks import file_can_be_made
 from tools.bench.endpoints import Endpoints, add_endpoint_arguments, endpoints_from
 from tools.rate_search import SearchLimits
+from twostroke.base.errors import ConfigError
 from twostroke.config import flags
 from twostroke.config.settings import Settings, group, setting
-from twostroke.errors import ConfigError
 
 EPILOG = """examples:
   twostroke bench goodput http://127.0.0.1:8000 --slo-ttft 3 --slo-itl 80

@@ -23,7 +23,7 @@ Trials = dict[str, list[RateTrial]]
 
 
 def run_session(options: GoodputOptions) -> int:
-    """Exit code: 1 if some endpoint keeps the promise at no rate that was tried."""
+    """Returns the exit code: 1 if some endpoint keeps the promise at no rate that was tried."""
     trials = asyncio.run(find(options))
     console = console_for(options.search.json_path)
     console.print(table_of(_grid(trials, options), "goodput, requests/s"))
@@ -33,7 +33,7 @@ def run_session(options: GoodputOptions) -> int:
 
 
 async def find(options: GoodputOptions) -> Trials:
-    """One trial at each server in turn, so that a slow minute of the machine does not meet one server alone."""
+    """Runs one trial at each server in turn, so that a slow minute of the machine does not affect only one server."""
     endpoints = options.endpoints
     await all_ready(endpoints)
     trials: Trials = {endpoint.name: [] for endpoint in endpoints.all}
@@ -59,7 +59,7 @@ def found(trials: list[RateTrial], votes: int) -> Bracket:
 
 
 def ratio_of(own: Bracket, base: Bracket) -> dict[str, float | None] | None:
-    """Over the baseline, and how far the brackets let it be from that. None where either passed nowhere."""
+    """Returns the ratio to the baseline, and its range by the brackets. None where either passed at no rate."""
     if own.passing is None or base.passing is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""One rate at one server, until its verdict is certain."""
+"""Tries one rate at one server until the verdict is certain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tools.bench.load import PlannedRequest, Stream, constant_arrivals, even_pla
 from tools.bench.measure import Answer, Record
 
 QUIET_S = 60.0
-"""For a server to answer again after it was overloaded."""
+"""Seconds for a server to answer again after it was overloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,9 @@ class RateTrial:
 
 
 def arrivals_at(rate: float, count: int, kind: str, seed: int) -> list[float]:
-    """`count` arrivals within count/rate seconds. A Poisson process that is known to have so many in that time spreads
-    them uniformly: the rate is exactly the one asked for, however few they are."""
+    """Returns `count` arrivals within count/rate seconds. A Poisson process with a given number of arrivals spreads
+    them uniformly. So the rate is exactly the one asked for, however few they are.
+    """
     if kind == "constant":
         return constant_arrivals(rate, count)
     places = np.sort(np.random.default_rng((seed, Stream.ARRIVALS)).uniform(0, count / rate, count))
@@ -44,7 +45,9 @@ def arrivals_at(rate: float, count: int, kind: str, seed: int) -> list[float]:
 
 
 async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, number: int, vote: int) -> RateTrial:
-    """`number` keeps the prompts of this trial apart from all others of the session; `vote` draws the arrivals."""
+    """Tries one rate. `number` makes the prompts of this trial differ from all others of the session. `vote` draws the
+    arrivals.
+    """
     endpoints = options.endpoints
     count = options.search.requests_at(rate)
     arrivals = arrivals_at(rate, count, options.requests.arrivals, endpoints.seed + vote)
@@ -72,7 +75,7 @@ async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, num
 
 
 async def _run_until_certain(client: Client, plan: Sequence[PlannedRequest], verdict: SloVerdict) -> int:
-    """How many requests have ended."""
+    """Returns how many requests have ended."""
     certain = asyncio.Event()
     ended = 0
 
@@ -99,7 +102,9 @@ async def _run_until_certain(client: Client, plan: Sequence[PlannedRequest], ver
 
 
 class SloVerdict:
-    """Counts as requests end. A run passes or fails as soon as the rest of it cannot change that."""
+    """Counts the requests that end. A run passes or fails as soon as the remaining requests cannot change
+    the verdict.
+    """
 
     def __init__(self, promise: Slo, requests: int) -> None:
         self._promise = promise
@@ -111,7 +116,7 @@ class SloVerdict:
         self.failed = 0
 
     def add(self, answer: Answer) -> None:
-        """A request that misses both counts for its first token."""
+        """Counts an answer. A request that misses both promises counts as one that missed its first token."""
         if answer.failure is not None or not answer.event_times_s:
             self.failed += 1
         elif answer.event_times_s[0] - answer.sent_at_s > self._promise.ttft_s:
@@ -123,7 +128,7 @@ class SloVerdict:
 
     @property
     def passed(self) -> bool | None:
-        """None while both are possible."""
+        """Whether the run has passed. None while both verdicts are possible."""
         missed = self.failed + self.missed_ttft + self.missed_inter_token
         if self.met >= self._needed:
             return True
@@ -131,6 +136,6 @@ class SloVerdict:
 
 
 def own_inter_token_p99_s(answer: Answer) -> float:
-    """0 for a single event: there is nothing to wait for."""
+    """Returns the p99 of the answer's own gaps between tokens. It is 0 for a single event."""
     gaps = np.diff(answer.event_times_s)
     return float(np.percentile(gaps, 99)) if gaps.size else 0.0

@@ -1,8 +1,8 @@
 """What steps cost on cores that workers share, from a `twostroke profile` of a real host under load.
 
 A profile says of every kernel when it ran, on how many threads, and what it did. So the same kernel can be compared
-with itself: on one thread while the host computed nothing else, beside another worker's step, and with a borrowed core.
-From these ratios follows what each step would have taken alone, and from that what its terms cost.
+with itself: on one thread while the host computed nothing else, during another worker's step, and with a borrowed core.
+These ratios give what each step would have taken on an idle host. From that follows what its terms cost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tools.simulate.fleet.shape import CoreSpeeds, SharedCores
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.scheduler.cost import StepCost
 
 ALONE, BESIDE, BORROWED = range(3)
@@ -42,7 +42,7 @@ Kind = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class ProfiledKernel:
     start_us: float
     end_us: float
     kind: Kind
@@ -59,7 +59,7 @@ class ProfiledStep:
     start_us: float
     end_us: float
     facts: Mapping[str, float]
-    kernels: list[Kernel] = field(default_factory=list)
+    kernels: list[ProfiledKernel] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class FittedCores:
 
 
 def read_steps(path: Path) -> list[list[ProfiledStep]]:
-    """Return the steps of each worker of a trace that `twostroke profile` wrote. Raises ConfigError."""
+    """Returns the steps of each worker of a trace that `twostroke profile` wrote. Raises ConfigError."""
     try:
         packed = path.read_bytes()
         events = json.loads(gzip.decompress(packed) if path.suffix == ".gz" else packed)["traceEvents"]
@@ -81,7 +81,7 @@ def read_steps(path: Path) -> list[list[ProfiledStep]]:
 
 
 def steps_of(events: Iterable[Mapping[str, Any]]) -> list[list[ProfiledStep]]:
-    """Return the steps of each worker, in order, with their kernels; a worker's last may lack some."""
+    """Returns the steps of each worker, in order, with their kernels; a worker's last may lack some."""
     steps: dict[int, list[ProfiledStep]] = defaultdict(list)
     for event in events:
         if event["ph"] != "X":
@@ -92,18 +92,18 @@ def steps_of(events: Iterable[Mapping[str, Any]]) -> list[list[ProfiledStep]]:
         elif event.get("cat") == "kernel" and steps[event["pid"]] and facts["rows"] > 0:
             kind = (event["name"], int(facts["rows"]).bit_length())
             work = facts["flops"] or facts["bytes"]
-            steps[event["pid"]][-1].kernels.append(Kernel(start_us, end_us, kind, int(facts["threads"]), work))
+            steps[event["pid"]][-1].kernels.append(ProfiledKernel(start_us, end_us, kind, int(facts["threads"]), work))
     return [each for each in steps.values() if each]
 
 
 def fitted_cores(workers: Sequence[list[ProfiledStep]], reported: StepCost) -> FittedCores:
-    """Fit costs and speeds. Raises ConfigError where the profile shows no prompts or no streams.
+    """Fits costs and speeds. Raises ConfigError where the profile shows no prompts or no streams.
 
     `reported` is what the workers say of their costs. It decides what steps that are all alike leave open: how their
     length is split over the terms.
     """
     modes = [_modes(steps, [other for other in workers if other is not steps]) for steps in workers]
-    ran: dict[Kind, dict[int, list[Kernel]]] = defaultdict(lambda: defaultdict(list))
+    ran: dict[Kind, dict[int, list[ProfiledKernel]]] = defaultdict(lambda: defaultdict(list))
     for steps, of_steps in zip(workers, modes, strict=True):
         for step, of_kernels in zip(steps, of_steps, strict=True):
             for kernel, mode in zip(step.kernels, of_kernels, strict=True):
@@ -127,18 +127,18 @@ def fitted_cores(workers: Sequence[list[ProfiledStep]], reported: StepCost) -> F
 
 
 def _of_steps(kernels: CoreSpeeds, steps: Sequence[ProfiledStep]) -> CoreSpeeds:
-    """Return the speeds of whole steps: what is not in kernels takes as long with borrowed cores."""
+    """Returns the speeds of whole steps: what is not in kernels takes as long with borrowed cores."""
     taken_s = sum(step.end_us - step.start_us for step in steps) / 1e6
     share = sum(kernel.seconds for step in steps for kernel in step.kernels) / taken_s
     return replace(kernels, borrowed=1 - share * (1 - kernels.borrowed))
 
 
 def _modes(steps: Sequence[ProfiledStep], others: Sequence[list[ProfiledStep]]) -> list[list[int]]:
-    """Return how each kernel of each step ran."""
+    """Returns how each kernel of each step ran."""
     busy = sorted((step.start_us, step.end_us) for other in others for step in other)
     starts = [start for start, _ in busy]
 
-    def mode(kernel: Kernel) -> int:
+    def mode(kernel: ProfiledKernel) -> int:
         if kernel.threads > 1:
             return BORROWED
         middle_us = (kernel.start_us + kernel.end_us) / 2
@@ -148,8 +148,8 @@ def _modes(steps: Sequence[ProfiledStep], others: Sequence[list[ProfiledStep]]) 
     return [[mode(kernel) for kernel in step.kernels] for step in steps]
 
 
-def _speeds(ran: Mapping[Kind, Mapping[int, Sequence[Kernel]]]) -> CoreSpeeds:
-    """Compare each kind of kernel with itself; kinds count by the time that they take."""
+def _speeds(ran: Mapping[Kind, Mapping[int, Sequence[ProfiledKernel]]]) -> CoreSpeeds:
+    """Compares each kind of kernel with itself; kinds count by the time that they take."""
     usual = CoreSpeeds()
     borrowed, beside = (_times(ran, mode) for mode in (BORROWED, BESIDE))
     return CoreSpeeds(
@@ -158,8 +158,8 @@ def _speeds(ran: Mapping[Kind, Mapping[int, Sequence[Kernel]]]) -> CoreSpeeds:
     )
 
 
-def _times(ran: Mapping[Kind, Mapping[int, Sequence[Kernel]]], mode: int) -> float | None:
-    """Return how many times as long kernels took in this mode as alone; None where too few can be compared."""
+def _times(ran: Mapping[Kind, Mapping[int, Sequence[ProfiledKernel]]], mode: int) -> float | None:
+    """Returns how many times as long kernels took in this mode as alone; None where too few can be compared."""
     so_s = alone_s = 0.0
     for by_mode in ran.values():
         alone, so = by_mode.get(ALONE, ()), by_mode.get(mode, ())
@@ -170,12 +170,12 @@ def _times(ran: Mapping[Kind, Mapping[int, Sequence[Kernel]]], mode: int) -> flo
     return so_s / alone_s if alone_s else None
 
 
-def _per_work_s(kernels: Sequence[Kernel]) -> float:
+def _per_work_s(kernels: Sequence[ProfiledKernel]) -> float:
     return sum(kernel.seconds for kernel in kernels) / sum(kernel.work for kernel in kernels)
 
 
 def _alone_s(step: ProfiledStep, modes: Sequence[int], speeds: CoreSpeeds) -> float:
-    """Return what the step would have taken on one thread alone on the host."""
+    """Returns what the step would have taken on one thread of an idle host."""
     times = {ALONE: 1.0, BESIDE: speeds.beside, BORROWED: speeds.borrowed}
     taken_s = (step.end_us - step.start_us) / 1e6
     return taken_s + sum(
@@ -184,7 +184,7 @@ def _alone_s(step: ProfiledStep, modes: Sequence[int], speeds: CoreSpeeds) -> fl
 
 
 def _cost_of(rows: Sequence[tuple[Mapping[str, float], float]], reported: StepCost) -> tuple[StepCost, float]:
-    """Fit the terms by least squares of relative errors, none below 0; and return the errors' usual size.
+    """Fits the terms by least squares of relative errors, none below 0. Returns the errors' usual size, too.
 
     Raises ConfigError where steps of a kind miss.
     """
@@ -211,7 +211,7 @@ def _cost_of(rows: Sequence[tuple[Mapping[str, float], float]], reported: StepCo
 
 
 def _quantities(facts: Mapping[str, float]) -> tuple[float, ...]:
-    """Return what each of `TERMS` is multiplied by."""
+    """Returns what each of `TERMS` is multiplied by."""
     has_streams, has_prompt = float(facts["streams"] > 0), float(facts["prompt_tokens"] > 0)
     return (
         has_streams, facts["streams"], has_streams * facts["context_tokens"],
@@ -220,6 +220,6 @@ def _quantities(facts: Mapping[str, float]) -> tuple[float, ...]:
 
 
 def _gaps_s(steps: Sequence[ProfiledStep]) -> list[float]:
-    """Return the seconds between steps of a worker that had more to run."""
+    """Returns the seconds between steps of a worker that had more to run."""
     gaps_us = [later.start_us - earlier.end_us for earlier, later in itertools.pairwise(steps)]
     return [gap_us / 1e6 for gap_us in gaps_us if 0 <= gap_us < MOST_BETWEEN_US]

@@ -15,11 +15,11 @@ from tools.simulate.fleet.shape import Delays, FleetShape, SharedCores, TierShap
 from tools.simulate.options import profile_text
 from tools.simulate.traces.formats import lines_of, record_of
 from tools.tables import console_for
+from twostroke.base.errors import ConfigError
+from twostroke.base.lifetime import Instant
 from twostroke.config import Role, ScheduleConfig
-from twostroke.errors import ConfigError
 from twostroke.kv_cache.tier import Tier
-from twostroke.lifetime import Instant
-from twostroke.request_log import AnswerRecord, WorkerRecord
+from twostroke.observability.request_log import AnswerRecord, WorkerRecord
 from twostroke.scheduler.cost import StepCost
 
 
@@ -89,9 +89,9 @@ def parse_log(lines: Iterable[str], name: str) -> Log:
 
 
 def fitted(*logs: Log, steps: Sequence[list[ProfiledStep]] = ()) -> FleetShape:
-    """From one run or several of one fleet, and the steps of workers that share cores.
+    """Fits a fleet from one or several runs of it, and from the steps of workers that share cores.
 
-    Raises ConfigError where the logs do not say enough.
+    Raises ConfigError where the logs have too little.
     """
     latest_of = [_latest(log) for log in logs]
     latest = [worker for workers in latest_of for worker in workers]
@@ -116,7 +116,7 @@ def fitted(*logs: Log, steps: Sequence[list[ProfiledStep]] = ()) -> FleetShape:
         decode_pages=_usual([worker.pages_total for worker in decode], shape.decode_pages),
         step_tokens=step_tokens,
         decode_step_tokens=decode_step_tokens,
-        # No line says these: they are as live workers have them that nobody told otherwise.
+        # No line says these: they are the defaults of live workers.
         max_num_seqs=min(LIVE.max_num_seqs, max(1, min(step_tokens, decode_step_tokens) - 1)),
         local_prefill=LIVE.local_prefill,
         step_target_s=_middle([worker.step_target_s for worker in decode], shape.step_target_s),
@@ -139,7 +139,7 @@ def fitted(*logs: Log, steps: Sequence[list[ProfiledStep]] = ()) -> FleetShape:
 
 
 def _latest(log: Log) -> list[WorkerRecord]:
-    """The last line of each worker that serves at the end."""
+    """Returns the last line of each worker that serves at the end."""
     last: dict[str, WorkerRecord] = {}
     for worker in log.workers:
         last[worker.worker] = worker
@@ -152,7 +152,7 @@ def _latest(log: Log) -> list[WorkerRecord]:
 
 
 def _cost(name: str, prompts: Sequence[WorkerRecord], streams: Sequence[WorkerRecord]) -> StepCost:
-    """Prompt terms of those who compute prompts, the others of those who sample."""
+    """Returns the costs: prompt terms from workers that compute prompts, the others from workers that sample."""
     terms = {term: _term(term, prompts) for term in PROMPT_TERMS} | {
         term: _term(term, streams) for term in STREAM_TERMS
     }
@@ -165,24 +165,24 @@ def _cost(name: str, prompts: Sequence[WorkerRecord], streams: Sequence[WorkerRe
 
 
 def _know_prompts(workers: Sequence[WorkerRecord]) -> bool:
-    """Tell whether a worker has said what a prompt costs it."""
+    """Tells whether a worker has said what a prompt costs it."""
     return any(worker.costs.get(term, 0.0) > 0 for worker in workers for term in PROMPT_TERMS)
 
 
 def _page_s(workers: Sequence[WorkerRecord], tier: Tier) -> float | None:
-    """The seconds to bring up one page, where a worker has such a tier."""
+    """Returns the seconds to bring up one page, where a worker has such a tier."""
     known = [seconds for worker in workers if (seconds := worker.tiers.get(tier.name.lower()))]
     return median(known) if known else None
 
 
 def _term(term: str, workers: Sequence[WorkerRecord]) -> float:
-    """Zero is known only beside other terms that are not."""
+    """Returns a term. A zero is known only where other terms are not zero."""
     known = [worker.costs.get(term, 0.0) for worker in workers if any(worker.costs.values())]
     return max(0.0, median(known)) if known else 0.0
 
 
 def _delays(answers: Sequence[AnswerRecord], shape: FleetShape) -> Delays:
-    """Each the median of what was seen; as usual where nothing was."""
+    """Returns the delays, each the median of what was seen, or the usual one where nothing was seen."""
     usual = Delays()
     smooth = [answer for answer in answers if answer.attempts == 1 and answer.ttft_s is not None]
     return replace(
@@ -201,8 +201,8 @@ def _between(answers: Iterable[AnswerRecord], start: Instant, end: Instant) -> l
 
 
 def _pull_residuals(answers: Iterable[AnswerRecord], shape: FleetShape) -> list[float]:
-    """From the claim of pages to the first page, without its way over the wire and what its source did before, where
-    nothing was loaded from lower tiers.
+    """Returns seconds from the claim of pages to the first page, without its transfer and without what its source did
+    before. Requests that loaded from lower tiers are left out.
 
     They are of sources that held the first pages, if there were any: no step's length is guessed there.
     """
@@ -223,12 +223,12 @@ def _pull_residuals(answers: Iterable[AnswerRecord], shape: FleetShape) -> list[
 
 
 def _held_s(pages: int, shape: FleetShape) -> float:
-    """Seconds until a source announces pages that it has."""
+    """Returns seconds until a source announces pages that it has."""
     return shape.conversion_page_s * pages
 
 
 def _computed_s(tokens: int, shape: FleetShape) -> float:
-    """Seconds until a source announces the first ones of so many tokens that it computes."""
+    """Returns seconds until a source announces the first ones of so many tokens that it computes."""
     times = 1.0 if shape.cores is None else shape.cores.prompts.borrowed
     chunk = min(tokens, shape.step_tokens)
     chunk_s = times * shape.cost.of_prompt(chunk, 0, shape.step_tokens)
@@ -236,7 +236,7 @@ def _computed_s(tokens: int, shape: FleetShape) -> float:
 
 
 def _token_residuals(answers: Iterable[AnswerRecord]) -> list[float]:
-    """From the decode worker's first token to the router's."""
+    """Returns the seconds from the decode worker's first token to the router's."""
     residuals = []
     for answer in answers:
         routed, first = answer.instants.get(Instant.ROUTED), answer.instants.get(Instant.FIRST_TOKEN)
@@ -251,7 +251,7 @@ def _middle(values: Sequence[float], otherwise: float) -> float:
 
 
 def _centre(residuals: Sequence[float], otherwise: float) -> float:
-    """The median of what is left over, which is below zero wherever work took less than predicted."""
+    """Returns the median of what is left over, which is below zero wherever work took less than predicted."""
     middle = median(residuals) if residuals else 0.0
     return middle if middle > 0 else otherwise
 

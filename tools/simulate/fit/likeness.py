@@ -15,7 +15,7 @@ from tools.simulate.fleet.results import SimulatedRun, percentile, token_hit_rat
 from tools.simulate.reports.report import percent, seconds
 from tools.simulate.traces.formats import is_record
 from tools.tables import table_of, text_grid, text_row
-from twostroke.request_log import AnswerRecord
+from twostroke.observability.request_log import AnswerRecord
 
 SHARES = (0.5, 0.9)
 SINCE_DECISION = "from the decision to the first token, simulated over real"
@@ -40,7 +40,7 @@ class Likeness:
 
 
 def real_answers(path: str | None, limit: int | None) -> tuple[AnswerRecord, ...]:
-    """Return the first `limit` answers of a request log that is replayed; none of any other trace."""
+    """Returns the first `limit` answers of a request log that is replayed; none of any other trace."""
     if path is None or not _is_log(Path(path)):
         return ()
     rows = [answer for answer in read_log(Path(path)).answers if answer.output_tokens]
@@ -52,7 +52,7 @@ def policies_of(answers: Sequence[AnswerRecord]) -> tuple[str, ...]:
 
 
 def likeness(answers: Sequence[AnswerRecord], run: SimulatedRun) -> Likeness:
-    """Compare the answers that the run's policy placed with the simulated ones."""
+    """Compares the answers that the run's policy placed with the simulated ones."""
     real = [answer.ttft_s for answer in answers if answer.policy == run.policy and answer.ttft_s is not None]
     simulated = [outcome.since_decision_s for outcome in run.outcomes if outcome.since_decision_s is not None]
     return Likeness(

@@ -1,7 +1,7 @@
 """Prompts that repeat an earlier answer: their blocks have the hashes that the simulated answer's blocks got.
 
-A request log names the blocks of prompts alone. Where a later prompt begins with all blocks of an earlier one, what
-follows is taken to be the answer to that one, as in a chat, so the worker that gave the answer holds these blocks.
+A request log names only the blocks of prompts. A later prompt may begin with all blocks of an earlier one, as in a
+chat. What follows is taken to be the answer to the earlier one. So the worker that gave the answer holds these blocks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tools.simulate.fleet.worker.steps import TOKEN
-from twostroke.ids import BlockHash
+from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.block import hash_block
 
 
@@ -22,11 +22,11 @@ class Continuations:
         self._named: dict[int, BlockHash] = {}
         """Hashes of the numbers that stand for blocks of answers."""
         self._answers: dict[BlockHash, int] = {}
-        """The last block before an answer that nobody has continued yet, or before the rest of it, to the blocks that
-        the answer fills from there on."""
+        """The blocks that an answer fills, by the last block before them. It holds answers that no prompt has continued
+        yet, or the rest of them."""
 
     def named(self, numbers: Sequence[int], input_tokens: int, output_tokens: int) -> list[BlockHash]:
-        """Return the hashes of a prompt's full blocks, given their numbers in the trace."""
+        """Returns the hashes of a prompt's full blocks, given their numbers in the trace."""
         hashes: list[BlockHash] = []
         for number in numbers:
             hashes.append(self._hash(number, hashes[-1] if hashes else None))

@@ -15,7 +15,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from twostroke.errors import InternalError
+from twostroke.base.errors import InternalError
 
 MOST_AT_ONCE = 1_000_000
 """Actions at one instant: more are one that calls itself again without time passing."""
@@ -45,7 +45,7 @@ class EventQueue:
         self._is_over = False
 
     def at(self, when_s: float, action: Action) -> QueuedEvent:
-        """Not before now."""
+        """Queues an event for a time, which is not before now."""
         entry = QueuedEvent(action)
         heapq.heappush(self._entries, (max(when_s, self.now_s), next(self._numbers), entry))
         return entry
@@ -54,11 +54,11 @@ class EventQueue:
         return self.at(self.now_s + delay_s, action)
 
     def stop(self) -> None:
-        """Nothing more happens."""
+        """Stops the queue: no further event happens."""
         self._is_over = True
 
     def run(self) -> None:
-        """Run until stopped. Raises InternalError where nothing is left to happen before, or time stands still."""
+        """Runs until stopped. Raises InternalError where nothing is left to happen before, or time stands still."""
         entries, at_once = self._entries, 0
         while not self._is_over:
             if not entries:
@@ -81,7 +81,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Make it the running loop of this thread."""
+        """Makes it the running loop of this thread."""
         outer = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
@@ -103,7 +103,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """All that is simulated runs on one thread."""
+        """Calls a function soon. Everything simulated runs on one thread."""
         return self.call_soon(callback, *args, context=context)
 
     def call_later(
@@ -141,10 +141,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """End the run: what a callback raises is a mistake."""
+        """Ends the run: what a callback raises is a mistake."""
         error = context.get("exception")
         if error is not None:
             raise error
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers stay in the queue and do nothing."""
+        """Does nothing: cancelled timers stay in the queue and do nothing."""

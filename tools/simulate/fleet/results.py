@@ -87,7 +87,7 @@ class Gaps:
         return sum(self.counts.values())
 
     def percentile(self, share: float) -> float | None:
-        """Upper bound of the bucket in which this share of the gaps ends; None without any."""
+        """Returns upper bound of the bucket in which this share of the gaps ends; None without any."""
         left = share * self.tokens
         for bucket, count in sorted(self.counts.items()):
             left -= count
@@ -117,7 +117,7 @@ class WorkerUse:
     served_pages: int = 0
     evicted_pages: int = 0
     loaded_tokens: dict[Tier, int] = field(default_factory=lambda: {Tier.HOST: 0, Tier.DISK: 0})
-    """Tokens whose pages lower tiers brought up and that were of use, by tier."""
+    """Tokens of pages that were loaded from lower tiers and used, by tier."""
     preemptions: int = 0
     epochs: int = 0
     pages: int = 0
@@ -165,7 +165,7 @@ class SimulatedRun:
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """The value below which this share of them lies, interpolated; None without any."""
+    """Returns the value below which this share of them lies, interpolated; None without any."""
     listed = list(values)
     return float(np.quantile(listed, share)) if listed else None
 
@@ -175,13 +175,13 @@ def ttfts(run: SimulatedRun) -> list[float]:
 
 
 def utilisation(run: SimulatedRun, role: Role = Role.PREFILL) -> float:
-    """Share of the time between first and last arrival that workers of a role spent on prompt tokens."""
+    """Returns share of the time between first and last arrival that workers of a role spent on prompt tokens."""
     uses = [use for use in run.workers if use.role is role]
     return sum(use.prefill_span_s for use in uses) / (len(uses) * run.span_s) if uses and run.span_s else 0.0
 
 
 def token_hit_rate(run: SimulatedRun) -> float:
-    """Prompt tokens that were not computed, of those of answered requests."""
+    """Returns prompt tokens that were not computed, of those of answered requests."""
     answered = [outcome for outcome in run.outcomes if outcome.ttft_s is not None]
     asked = sum(outcome.prompt_tokens for outcome in answered)
     return sum(outcome.cached_tokens for outcome in answered) / asked if asked else 0.0
@@ -194,7 +194,9 @@ def tier_hit_rate(run: SimulatedRun, tier: Tier) -> float:
 
 
 def meets(outcome: RequestOutcome, slo_ttft_s: float | None, slo_itl_s: float | None) -> bool:
-    """Answered in full, the first token in time and the others often enough on average; None asks for nothing."""
+    """Returns whether a request was answered in full, with its first token in time and the others often enough on
+    average. None asks for nothing.
+    """
     if outcome.status is not Status.DONE or outcome.ttft_s is None:
         return False
     if slo_ttft_s is not None and outcome.ttft_s > slo_ttft_s:
@@ -209,13 +211,13 @@ def goodput(run: SimulatedRun, slo_ttft_s: float | None, slo_itl_s: float | None
 
 
 def attainment(run: SimulatedRun, slo_ttft_s: float | None, slo_itl_s: float | None) -> float:
-    """Share of all requests, refused ones included, that met their objectives."""
+    """Returns share of all requests, refused ones included, that met their objectives."""
     good = sum(meets(outcome, slo_ttft_s, slo_itl_s) for outcome in run.outcomes)
     return good / len(run.outcomes) if run.outcomes else 0.0
 
 
 def prediction_errors(outcomes: Sequence[RequestOutcome]) -> list[float]:
-    """Signed and relative, of the time to first token: above 0 where the router expected too much."""
+    """Returns signed and relative, of the time to first token: above 0 where the router expected too much."""
     return [
         outcome.predicted_ttft_s / outcome.since_decision_s - 1
         for outcome in outcomes

@@ -1,4 +1,4 @@
-"""Simulated workers that come and go: as many of each role as somebody wants, who is asked every so often.
+"""Simulated workers that come and go: as many of each role as a plan wants, which is asked at regular intervals.
 
 A worker that comes serves after its start-up time. One that goes gets nothing new, ends what it has, and is gone; its
 memory is lost, where a live one would leave it to successors. A worker that becomes the other role is such a pair,
@@ -15,8 +15,8 @@ from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.results import RequestOutcome
 from tools.simulate.fleet.worker.host import SimulatedHost
 from tools.simulate.fleet.worker.worker_lifecycle import WorkerLifecycle
+from twostroke.base.ids import WorkerId
 from twostroke.config import Role
-from twostroke.ids import WorkerId
 from twostroke.rpc.v1.control_pb2 import Load
 
 
@@ -37,7 +37,7 @@ class Look:
 class Scaler(Protocol):
     @property
     def begin(self) -> dict[Role, int]:
-        """Return how many workers there are at first; `FleetShape` says how many there may be."""
+        """Returns how many workers there are at first; `FleetShape` says how many there may be."""
 
     @property
     def tick_s(self) -> float: ...
@@ -51,7 +51,7 @@ class Scaler(Protocol):
         """Seconds until a worker of the other role serves in its new role."""
 
     def __call__(self, look: Look) -> dict[Role, int]:
-        """Return how many workers of each role there are to be from now on."""
+        """Returns how many workers of each role there are to be from now on."""
 
 
 class ScaledWorkers:
@@ -97,7 +97,7 @@ class ScaledWorkers:
                 at_s=self._queue.now_s,
                 arrived=self.arrived,
                 ended=ended,
-                loads={str(host.worker): (host.role, host.load_report()) for host in listed},
+                loads={str(host.worker): (host.role, host.feed.load_report()) for host in listed},
                 serving={role: sum(host.role is role for host in listed) for role in desired},
                 desired=desired,
             )
@@ -133,7 +133,7 @@ class ScaledWorkers:
         self._queue.after(start_s, lambda: self._serve(worker))
 
     def _keep(self, role: Role) -> None:
-        """Keep one of the workers that leave: there are no more workers than have names."""
+        """Keeps one of the workers that leave: there are no more workers than have names."""
         worker = next(w for w in self._workers.leaving if w.startswith(role.value))
         then = self._workers.leaving.pop(worker)
         if then is not None:
@@ -146,7 +146,7 @@ class ScaledWorkers:
             self._join(self._workers.begin(worker))
 
     def _go(self, role: Role, then: Role | None) -> None:
-        """One that still starts, or else the one with least to do."""
+        """Removes a worker that still starts, or else the one with the least to do."""
         desired = self._staying(role)
         if not desired:
             return  # they still are of the other role; the next look comes

@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from twostroke.config import Role
-from twostroke.errors import ConfigError
-from twostroke.ids import WorkerId
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import WorkerId
+from twostroke.config import CacheConfig, PatienceConfig, Role, ScheduleConfig
+from twostroke.config.schedule import GPU_STEP_TOKENS
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.cost import StepCost
+from twostroke.scheduler.step_target import USUAL_S
 from twostroke.speculation.speculation import MOST_DRAFTED
 
 GPU_LIKE = StepCost(
@@ -22,13 +24,14 @@ GPU_LIKE = StepCost(
     prompt_step_s=0.0,
     prompt_pair_s=1.9e-9,
 )
-"""About 10,000 prompt tokens a second and decode steps from 15 ms on: a group of large GPUs with a model of 70B, whose
-attention to one token costs 1.9e-5 of what else a token does (80 layers of 8192, 4 operations each, over 2 * 70B)."""
+"""About 10,000 prompt tokens a second and decode steps from 15 ms on: a group of large GPUs with a model of 70B. Its
+attention to one token costs 1.9e-5 of all other work for a token (80 layers of 8192, 4 operations each, over 2 * 70B).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """One way each, in seconds, where nothing else is said."""
+    """One way each, in seconds, by default."""
 
     frontend_s: float = 0.002
     """From the client to the router's decision: parsing, tokenizing, naming."""
@@ -99,17 +102,17 @@ class TierShape:
     prefill_host_page_s: float | None = None
     """The same of a prefill worker; None: by the bytes of its pages as on decode workers."""
     prefill_disk_page_s: float | None = None
-    disk_write_bytes_per_s: float = 100e6
+    disk_write_bytes_per_s: float = 1e6 * CacheConfig().disk_write_mb_s
     """Budget of written bytes, as `--disk-write-mb-s` of a worker."""
 
     def scaled(self, scale: float) -> TierShape:
-        """Return the same with pages of so many times the size."""
+        """Returns the same with pages of so many times the size."""
         times = ("host_page_s", "disk_page_s", "prefill_host_page_s", "prefill_disk_page_s")
         known = {name: seconds for name in times if (seconds := asdict(self)[name]) is not None}
         return replace(self, **{name: seconds * scale for name, seconds in known.items()})
 
     def of_prefill(self, scale: float) -> TierShape:
-        """Return those of prefill workers, whose pages have so many times the size."""
+        """Returns those of prefill workers, whose pages have so many times the size."""
         own = self.scaled(scale)
         host_s, disk_s = self.prefill_host_page_s or own.host_page_s, self.prefill_disk_page_s or own.disk_page_s
         return replace(own, host_page_s=host_s, disk_page_s=disk_s)
@@ -133,7 +136,7 @@ class TierShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSpeeds:
-    """How long a step takes on cores that others use too, relative to one thread alone on the host."""
+    """How long a step takes on cores that others use too, relative to one thread on an idle host."""
 
     borrowed: float = 0.6
     """Share of that time which it takes with two threads, one of them on a borrowed core."""
@@ -175,10 +178,10 @@ class DraftShape:
 
     @classmethod
     def of_chances(cls, acceptance: Sequence[float], share: float = 1.0) -> DraftShape:
-        """Return drafts as long as may be, in a share of all steps: the first token of a draft is right with the first
+        """Returns drafts as long as may be, in a share of all steps: the first token of a draft is right with the first
         chance, each later one with its own where those before it are right. The last chance holds for all others.
         """
-        chances = (acceptance[min(rank, len(acceptance) - 1)] for rank in range(MOST_DRAFTED))
+        chances = (acceptance[min(place, len(acceptance) - 1)] for place in range(MOST_DRAFTED))
         right = tuple(itertools.accumulate(chances, lambda all_of, one: all_of * one, initial=share))
         return cls(proposed=(share,) * MOST_DRAFTED, right=right[1:])
 
@@ -213,22 +216,23 @@ class FleetShape:
     """Cost of a step: of prompts as on prefill workers, of streams as on decode workers."""
     decode_cost: StepCost | None = None
     """Cost of a decode worker's step, where prompts cost it something else than a prefill worker."""
-    step_tokens: int = 4096
+    step_tokens: int = GPU_STEP_TOKENS
     decode_step_tokens: int | None = None
     """Most tokens of a decode worker's step, where that is another number than a prefill worker's."""
-    step_target_s: float = 0.04
+    step_target_s: float = USUAL_S
     """Target length of a decode worker's steps in which streams run."""
     local_prefill: bool = False
     """Decode workers compute prompts that would wait at their page source, as live ones do unless told not to: off, so
     that a policy's choices are what is seen."""
-    max_num_seqs: int = 256
+    max_num_seqs: int = ScheduleConfig().max_num_seqs
+    """Most sequences that hold pages at once on one worker, as `--max-num-seqs`."""
     drafts: DraftShape | None = None
     """What decode workers draft. None: each step makes one token of a stream known."""
     cores: SharedCores | None = None
     """All workers compute on the cores of one host. None: each has a device of its own."""
     noise: float = 0.0
     """Sigma of a step's length, log-normal."""
-    heartbeat_s: float = 0.5
+    heartbeat_s: float = PatienceConfig().heartbeat_s
     routers: int = 1
     routers_by_turn: bool = True
     """Requests go to routers in turns, or at random."""
@@ -280,7 +284,7 @@ class FleetShape:
         return self.decode_pages * self.block_size
 
     def of_role(self, role: Role) -> FleetShape:
-        """Return the same with the costs, steps and pages of one role's workers."""
+        """Returns the same with the costs, steps and pages of one role's workers."""
         if role is Role.DECODE:
             step_tokens = self.decode_step_tokens or self.step_tokens
             return replace(self, cost=self.decode_cost or self.cost, step_tokens=step_tokens)
@@ -288,13 +292,13 @@ class FleetShape:
         return replace(self, page_bytes=page_bytes, tiers=self.tiers.of_prefill(page_bytes / self.page_bytes))
 
     def kv_form(self, role: Role) -> KvForm:
-        """The form of a role's pages; what numbers they hold is of no account here."""
+        """Returns the form of a role's pages; what numbers they hold is of no account here."""
         if self.prefill_page_bytes is None:
             return KvForm("one")
         return KvForm("prefill") if role is Role.PREFILL else KvForm("decode", "prefill")
 
     def tier_page_s(self, tier: Tier) -> float:
-        """Seconds to bring up one page from a lower tier."""
+        """Returns seconds to bring up one page from a lower tier."""
         if tier is Tier.HOST:
             return self.tiers.host_page_s or self.page_bytes / HOST_BYTES_PER_S
         return self.tiers.disk_page_s or self.page_bytes / DISK_BYTES_PER_S

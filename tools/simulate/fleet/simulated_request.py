@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from router.admission.queued_request import Placement
 from tools.simulate.fleet.results import RequestOutcome, Status
 from tools.simulate.fleet.worker.steps import SAMPLED, TOKEN
-from twostroke.ids import BlockHash, RequestId
-from twostroke.request import Request, SamplingParams
+from twostroke.base.ids import BlockHash, RequestId
+from twostroke.request import Attempt, GenerateRequest, SamplingParams
 
 
 @dataclass(slots=True, eq=False)
@@ -33,11 +33,11 @@ class SimulatedRequest:
     """Cached tokens of the first attempt that answered; `pulled_tokens` is of the same one."""
     pulled_tokens: int = 0
     peer_pages: int = 0
-    """Pages that came from a peer in this attempt, to whoever computed."""
+    """Pages that the computing worker got from a peer in this attempt."""
     has_begun: bool = False
     """This attempt has its first token."""
     heard_attempt: int = 0
-    """The latest attempt of which its router has had a token."""
+    """The latest attempt that brought its router a token."""
     was_lost: bool = False
     """Before it had its first token."""
 
@@ -45,20 +45,20 @@ class SimulatedRequest:
     def known_tokens(self) -> int:
         return self.prompt_tokens + self.emitted
 
-    def to_open(self, router_id: str) -> Request:
-        """The request as a decode worker is asked for it."""
-        return Request(
+    def attempt(self, router_id: str) -> Attempt:
+        """Returns the attempt as a router queues it, and as a decode worker is asked for it."""
+        sampling = SamplingParams(seed=0, max_tokens=self.answer_tokens, ignore_eos=True)
+        return Attempt(
+            request=GenerateRequest(prompt=(TOKEN,) * self.prompt_tokens, sampling=sampling),
             request_id=self.request_id,
-            attempt=self.attempts,
-            prompt=(TOKEN,) * self.prompt_tokens,
+            number=self.attempts,
             emitted=(SAMPLED,) * self.emitted,
             block_hashes=tuple(self.block_hashes),
-            sampling=SamplingParams(seed=0, max_tokens=self.answer_tokens, ignore_eos=True),
             router_id=router_id,
         )
 
     def heard_first(self, cached_tokens: int, block_size: int) -> None:
-        """The first token of an attempt has come."""
+        """Notes that the first token of an attempt has come."""
         if not self.heard_attempt:
             self.cached_tokens = cached_tokens
             self.pulled_tokens = min(self.peer_pages * block_size, cached_tokens)
@@ -76,7 +76,7 @@ class SimulatedRequest:
     def outcome(
         self, status: Status, token_s: float, ended_s: float, retry_after_s: float | None = None
     ) -> RequestOutcome:
-        """`token_s`: from the decode worker to the client."""
+        """Returns the outcome. `token_s`: seconds from the decode worker to the client."""
         first_s, last_s, placement = self.first_token_s, self.last_token_s, self.placement
         decision = placement.decision if placement is not None else None
         gaps = self.emitted - 1

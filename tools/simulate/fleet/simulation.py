@@ -19,10 +19,10 @@ from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.worker.host import Parts, SharedFleet, SimulatedHost, parts_of
 from tools.simulate.fleet.worker.worker_lifecycle import WorkerLifecycle
 from tools.simulate.traces.trace import Trace, TraceRow
-from twostroke.errors import ConfigError, InternalError
-from twostroke.ids import BlockHash, RequestId
+from twostroke.base.errors import ConfigError, InternalError
+from twostroke.base.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 
 WARM_UP_S = 0.1
 """Routers have met their workers before the first request comes."""
@@ -31,7 +31,7 @@ QUIET_S = 2.0
 END_S = 0.01
 """Seconds in which tasks that are cancelled end."""
 MOST_SPAN_S = 1e7
-"""Longest span of a trace: more is a mistake in one of its times, and heartbeats would go on for hours."""
+"""Longest span of a trace: more is a mistake in one of its times, and heartbeats would be simulated for hours."""
 STUCK_S = 3600.0
 """No request of any trace takes that long after the one before it has ended."""
 
@@ -43,8 +43,9 @@ def simulate(
     scaler: Scaler | None = None,
     parts: Parts | None = None,
 ) -> SimulatedRun:
-    """`trace` must be in order (see tools.simulate.traces.trace.replayed), its blocks of the fleet's size. `scaler`
-    says how many of the shape's workers there are; without one, all."""
+    """Simulates a trace. `trace` must be in order (see tools.simulate.traces.trace.replayed), with blocks of the
+    fleet's size. `scaler` says how many of the shape's workers there are; without one, all.
+    """
     if trace.block_tokens != shape.block_size:
         raise ConfigError(
             f"{trace.name} has blocks of {trace.block_tokens} tokens; this fleet's have {shape.block_size}",
@@ -59,7 +60,7 @@ def simulate(
 
 
 def _check_lengths(trace: Trace, shape: FleetShape) -> None:
-    """Refuse what can never fit, as a live decode worker does (decode_worker.request_manager)."""
+    """Refuses what can never fit, as a live decode worker does (decode_worker.request_manager)."""
     longest, fits = max(trace.rows, key=lambda row: row.input_tokens + row.output_tokens), shape.decode_pool_tokens
     if longest.input_tokens + longest.output_tokens > fits:
         raise ConfigError(
@@ -70,7 +71,7 @@ def _check_lengths(trace: Trace, shape: FleetShape) -> None:
 
 
 def check_span(trace: Trace) -> None:
-    """Raises ConfigError for a trace whose silence alone would take hours to play."""
+    """Raises ConfigError for a trace with so much silence that it would take hours to simulate."""
     span_s = trace.rows[-1].timestamp_s - trace.rows[0].timestamp_s
     if span_s > MOST_SPAN_S:
         raise ConfigError(
@@ -193,12 +194,12 @@ class _Simulation:
 
     def _end(self) -> None:
         """Nobody reads tokens any more: those tasks end before the run does."""
-        for host in self._workers.alive:
-            host.end_streams()
+        for service in self._workers.decode_services:
+            service.end_streams()
         self._queue.after(END_S, self._queue.stop)
 
     def _watch(self) -> None:
-        """Heartbeats go on for ever: a request that is never answered must end the run."""
+        """Heartbeats never end: a request that is never answered must end the run."""
         waits_s = self._queue.now_s - self._last_end_s
         arrived = sum(WARM_UP_S + row.timestamp_s <= self._queue.now_s - STUCK_S for row in self._trace.rows)
         if waits_s >= STUCK_S and arrived > len(self._outcomes):
@@ -228,7 +229,7 @@ class _Simulation:
         return replace(host.use, pages=pool.total, pages_cached=pool.count(PageState.CACHED))
 
     def _unequal_indexes(self) -> list[str]:
-        """What the routers have of each worker, held against its own log."""
+        """Returns what the routers have of each worker, held against its own log."""
         unequal: list[str] = []
         for router in self._routers:
             for host in self._workers.listed:
@@ -240,5 +241,5 @@ class _Simulation:
 
 @lru_cache(maxsize=1 << 18)
 def name_of(number: int) -> BlockHash:
-    """Return the hash of the block that has this number in a trace."""
+    """Returns the hash of the block that has this number in a trace."""
     return BlockHash(hashlib.blake2b(b"trace %d" % number, digest_size=HASH_BYTES).digest())

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from cluster.flags.checks import field_of
-from cluster.scaling.capacity import (
-    ExpectedLoad,
-    LatencyTargets,
-    MeasuredCapacity,
-    RequestDemand,
-    check_possible,
-    first_tokens_alone_s,
-)
+from cluster.scaling.capacity import ExpectedLoad, MeasuredCapacity, RequestDemand, check_possible, first_tokens_alone_s
+from cluster.values.worker_counts import LatencyTargets
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.worker.drafts import lone_stream_step
 from tools.simulate.runs import span_s
 from tools.simulate.traces.oracle import LeastRecent, found_in_turns
 from tools.simulate.traces.trace import Trace
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 BURST_S = 10.0
 """Length of the windows in which arrivals are counted. Their variance over their mean says how bursty a trace is."""
 
 
 def load_of(trace: Trace, capacity_blocks: int, rate_scale: float = 1.0) -> ExpectedLoad:
-    """Return what the trace asks of a fleet, at `rate_scale` times its own pace.
+    """Returns what the trace asks of a fleet, at `rate_scale` times its own pace.
 
     Tokens count as cached where one cache of `capacity_blocks`, which sees every request, would hold them: good
     placement comes near to that. Raises ConfigError for requests that all come at once.
@@ -43,7 +37,7 @@ def load_of(trace: Trace, capacity_blocks: int, rate_scale: float = 1.0) -> Expe
 
 
 def capacity_of(shape: FleetShape) -> MeasuredCapacity:
-    """Return what each worker of a simulated fleet can do, as the planner measures it on live ones.
+    """Returns what each worker of a simulated fleet can do, as the planner measures it on live ones.
 
     Where tokens are drafted, streams cost for each token what a stream that is alone costs: no more are right.
     """
@@ -62,7 +56,7 @@ def capacity_of(shape: FleetShape) -> MeasuredCapacity:
 
 
 def check_objectives(trace: Trace, shape: FleetShape, promise: LatencyTargets, flag: str = "--slo-ttft") -> None:
-    """Check that some request could meet the objectives if it had the fleet for itself and every earlier token were
+    """Checks that some request could meet the objectives if it had the fleet for itself and every earlier token were
     cached. Raises ConfigError that names `flag` where none could."""
     if promise.ttft_s is None and promise.itl_s is None:
         return
@@ -78,7 +72,7 @@ def check_objectives(trace: Trace, shape: FleetShape, promise: LatencyTargets, f
 
 
 def _dispersion(trace: Trace, rate_scale: float) -> float:
-    """Return the index of dispersion of counts in windows; 1 where requests come as in a Poisson process."""
+    """Returns the index of dispersion of counts in windows; 1 where requests come as in a Poisson process."""
     window_s = BURST_S * rate_scale
     windows = max(1, int(span_s(trace) / window_s))
     counts = [0] * (windows + 1)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.scaling.capacity import LatencyTargets, WorkerCounts
+from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from tools.figures.charts import Figure, Head, Line, Section, Words, line_figure, render
 from tools.output import write_json, write_text
 from tools.simulate.options import FleetQuestion, Output, Promise, numbers
@@ -16,9 +16,9 @@ from tools.simulate.planning.sizing import LoadPoint, Sizing, crossing, crossove
 from tools.simulate.reports.report import percent, seconds
 from tools.simulate.runs import runner
 from tools.tables import Grid, console_for, table_of, text_grid, text_row
+from twostroke.base.errors import ConfigError
 from twostroke.config import flags
 from twostroke.config.settings import group, setting
-from twostroke.errors import ConfigError
 
 BOTH, SPLIT = "colocated", "split"
 
@@ -71,7 +71,7 @@ def answer(sizing: Sizing) -> str:
 
 
 def pays(points: Sequence[LoadPoint]) -> str:
-    """Say in a line at which load splitting begins to pay."""
+    """Says in a line at which load splitting begins to pay."""
     found = crossing(points)
     if found is not None:
         rate, above = found

@@ -7,9 +7,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from cluster.scaling.autoscaler import seen_from
-from cluster.scaling.capacity import LatencyTargets, RequestDemand, WorkerCounts
+from cluster.scaling.capacity import RequestDemand
 from cluster.scaling.planner import Planner, ScalingDecision
+from cluster.supervisor.reconcile.autoscaler import seen_from
+from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from tools.output import JsonFile, write_json
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import RequestOutcome, SimulatedRun, Status
@@ -23,9 +24,9 @@ from tools.simulate.reports.report import percent
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import OURS, policy_of
 from tools.tables import Grid, console_for, table_of, text_grid, text_row
+from twostroke.base.errors import ConfigError
 from twostroke.config import Role, ScalingConfig, flags
 from twostroke.config.settings import group, setting
-from twostroke.errors import ConfigError
 
 SWITCH_S = 1.0
 """Seconds that a change of role takes on live workers (docs/scaling.md)."""
@@ -71,7 +72,7 @@ class Fared:
 
     name: str
     attainment: float
-    """Share of all requests whose first token and answer came as promised."""
+    """Share of all requests with a first token and an answer within the promised times."""
     ttft_p90_s: float | None
     worker_s: float
     changes: int
@@ -118,7 +119,7 @@ def run_session(args: argparse.Namespace) -> int:
 def compared(
     trace: Trace, shape: FleetShape, promise: LatencyTargets, pace: ScalingConfig, start_s: float
 ) -> tuple[Planned, list[Fared]]:
-    """The scaled fleet, one that stays as it begins, and one with all that there may be."""
+    """Returns the scaled fleet, one that stays as it begins, and one with all that there may be."""
     first = WorkerCounts(shape.prefill, shape.decode)
     prefill, decode = pace.prefill_bounds(first.prefill), pace.decode_bounds(first.decode)
     planner = Planner(promise, prefill, decode, pace, may_switch=pace.may_switch(*first.pair))
@@ -137,7 +138,7 @@ def compared(
 
 
 def surged(trace: Trace, factor: float) -> Trace:
-    """The requests of the middle third follow one another `factor` times as fast. Raises ConfigError."""
+    """Returns a trace with requests of the middle third `factor` times as fast. Raises ConfigError."""
     if not 0 < factor < float("inf"):
         raise ConfigError(f"--surge must be positive, got {factor:g}", field="surge")
     third = len(trace.rows) // 3

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cluster.scaling.capacity import LatencyTargets, WorkerCounts, counts_for, prefill_workers_busy
+from cluster.scaling.capacity import counts_for, prefill_workers_busy
+from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import SimulatedRun, Status
 from tools.simulate.fleet.shape import FleetShape
@@ -15,7 +16,7 @@ from tools.simulate.planning.demand import capacity_of, load_of
 from tools.simulate.runs import Runner, Trial
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import OURS
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 MOST_WORKERS = 256
 """Workers of a fleet that is simulated: each run of a larger one takes minutes."""
@@ -93,7 +94,7 @@ def smallest_fleet(trace: Trace, shape: FleetShape, promise: LatencyTargets, run
 def crossover(
     trace: Trace, shape: FleetShape, promise: LatencyTargets, scales: Iterable[float], run_all: Runner
 ) -> list[LoadPoint]:
-    """At each pace the goodput of splits of `shape`'s workers, and of as many workers that do both strokes."""
+    """Returns at each pace the goodput of splits of `shape`'s workers, and of as many workers that do both phases."""
     whole = shape.prefill + shape.decode
     splits = [WorkerCounts(0, whole), *splits_of(whole, WorkerCounts(shape.prefill, shape.decode))]
     paces = list(scales)
@@ -127,14 +128,14 @@ def crossing(points: Sequence[LoadPoint]) -> tuple[float, bool] | None:
 
 
 def splits_near(counts: WorkerCounts, total: int) -> list[WorkerCounts]:
-    """Return splits of a smaller total: first one worker less of either role, then those beside."""
+    """Returns splits of a smaller total: first one worker less of either role, then their neighbours."""
     wanted = counts.prefill * total / counts.total
     able = [WorkerCounts(prefill, total - prefill) for prefill in range(1, total)]
     return sorted(able, key=lambda each: abs(each.prefill - wanted))[:NEIGHBOURS]
 
 
 def splits_of(total: int, around: WorkerCounts) -> list[WorkerCounts]:
-    """Return `around` and splits with more of either role, up to a spread of quarters of the whole."""
+    """Returns `around` and splits with more of either role, up to a spread of quarters of the whole."""
     step = max(1, total // 8)
     wanted = {around.prefill + step * number for number in (-2, -1, 0, 1, 2)}
     return [WorkerCounts(prefill, total - prefill) for prefill in sorted(wanted) if 0 < prefill < total]
@@ -143,7 +144,7 @@ def splits_of(total: int, around: WorkerCounts) -> list[WorkerCounts]:
 def _grown(
     counts: WorkerCounts, tried: dict[WorkerCounts, TriedFleet], promise: LatencyTargets, keeps: Keeps
 ) -> WorkerCounts:
-    """More of the role that misses its promise more often, until there is enough."""
+    """Adds workers of the role that misses its promise more often, until there are enough."""
     for _ in range(MOST_GROWTHS):
         if keeps([counts]) is not None:
             return counts
@@ -161,7 +162,7 @@ def _grown(
 
 
 def _shrunk(counts: WorkerCounts, keeps: Keeps) -> WorkerCounts:
-    """Fewer while that is enough: steps double until one is too large, and are halved from then on."""
+    """Removes workers while there are enough. Steps double until one is too large, and are halved from then on."""
     step, was_too_large = 1, False
     while step:
         smaller = keeps(splits_near(counts, counts.total - step))
@@ -173,7 +174,7 @@ def _shrunk(counts: WorkerCounts, keeps: Keeps) -> WorkerCounts:
 
 
 def _check_can_be_simulated(formula: WorkerCounts, busy: float) -> None:
-    """Raises ConfigError for a load whose fleet would take hours to simulate."""
+    """Raises ConfigError for a load that needs a fleet which would take hours to simulate."""
     if formula.total > MOST_WORKERS:
         raise ConfigError(
             f"this load needs {formula} workers by formula, and fleets of more than {MOST_WORKERS} are not simulated: "
@@ -189,8 +190,8 @@ def _check_can_be_simulated(formula: WorkerCounts, busy: float) -> None:
 
 
 def _trial(trace: Trace, shape: FleetShape, counts: WorkerCounts) -> Trial:
-    """Give each worker the pages that its role has in `shape`; without prefill workers, all of a worker's memory is its
-    own prefix cache."""
+    """Gives each worker the pages that its role has in `shape`; without prefill workers, all of a worker's memory is
+    its own prefix cache."""
     pages = shape.decode_pages if counts.prefill else max(shape.decode_pages, shape.prefill_pages)
     fleet = dataclasses.replace(shape, prefill=counts.prefill, decode=counts.decode, decode_pages=pages)
     return Trial(variant=OURS, trace=trace, shape=fleet)

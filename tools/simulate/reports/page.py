@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.scaling.capacity import LatencyTargets
+from cluster.values.worker_counts import LatencyTargets
 from tools.figures.charts import (
     Figure,
     Head,

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cluster.scaling.capacity import LatencyTargets
+from cluster.values.worker_counts import LatencyTargets
 from tools.simulate.loads import FoundRate
 from tools.simulate.reports.summary import Summary
 from tools.tables import Grid, table_of, text_grid, text_row
@@ -61,7 +61,7 @@ def tokens(count: int) -> str:
 
 
 def print_summaries(summaries: Sequence[Summary], console: Console) -> None:
-    """A table for each pace."""
+    """Prints a table for each pace."""
     for scale in dict.fromkeys(each.rate_scale for each in summaries):
         here = [each for each in summaries if each.rate_scale == scale]
         title = f"{here[0].requests_per_s:.2f} requests/s (x{scale:.3g})"

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.scaling.capacity import LatencyTargets
+from cluster.values.worker_counts import LatencyTargets
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import SimulatedRun, Status, percentile
 from tools.simulate.fleet.shape import FleetShape
@@ -67,7 +67,7 @@ class Summary:
 
 
 def summarise(run: SimulatedRun, rate_scale: float, promise: LatencyTargets, oracle: float) -> Summary:
-    """Without its ratio, which takes another run: see `with_ratios`."""
+    """Summarises a run, without its ratio. The ratio takes another run: see `with_ratios`."""
     ttfts = results.ttfts(run)
     errors = results.prediction_errors(run.outcomes)
     hit_rate = results.token_hit_rate(run)
@@ -118,7 +118,7 @@ def with_ratios(summaries: Sequence[Summary]) -> list[Summary]:
 
 
 def oracle_rate_of(trace: Trace, shape: FleetShape) -> float:
-    """Return the hit rate of one cache with the pages of all prefill workers (without any, of all decode workers)."""
+    """Returns the hit rate of one cache with the pages of all prefill workers (without any, of all decode workers)."""
     pages = shape.prefill * shape.prefill_pages or shape.decode * shape.decode_pages
     return oracle_rate(trace, pages)
 

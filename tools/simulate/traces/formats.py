@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from twostroke.errors import ConfigError
-from twostroke.json_values import from_values
-from twostroke.request_log import LOGGED_HASH_BYTES, AnswerRecord, Record, WorkerRecord
+from twostroke.base.errors import ConfigError
+from twostroke.base.json_values import from_values
+from twostroke.observability.request_log import LOGGED_HASH_BYTES, AnswerRecord, Record, WorkerRecord
 
 MOONCAKE_BLOCK_TOKENS = 512
 """Tokens behind one hash id, fixed by the format."""
@@ -65,10 +65,10 @@ class Format(Protocol):
 
     @property
     def repeats_answers(self) -> bool:
-        """A row that begins with all blocks of an earlier one goes on with the answer to that one."""
+        """A row that begins with all blocks of an earlier one continues with the answer to that one."""
 
     def row(self, line: str, where: str) -> TraceRow | None:
-        """None: the line says something else."""
+        """Returns the row of a line. None: the line says something else."""
 
 
 def format_of(first_line: str, where: str) -> Format:
@@ -197,7 +197,7 @@ def _instant(text: str, where: str) -> float:
 
 
 def _integer(text: str) -> object:
-    """The number, or the text where it is none."""
+    """Returns the number, or the text where it is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MAX_TOKENS)) else text
 
 
@@ -295,7 +295,7 @@ def record_of(line: str, where: str) -> Record:
 
 
 def _check(record: AnswerRecord, where: str) -> None:
-    """Refuse numbers that no router writes."""
+    """Refuses numbers that no router writes."""
     if not 0 <= record.arrival_s < float("inf"):
         raise ConfigError(f"{where}: arrival_s must be seconds since 1970, got {record.arrival_s}", field="arrival_s")
     for name, value, least, most in (

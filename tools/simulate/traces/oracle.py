@@ -18,7 +18,9 @@ class Cache(Protocol):
     def __contains__(self, block: int) -> bool: ...
 
     def use(self, blocks: Sequence[int], at: int) -> None:
-        """All of a request's, which is the trace's `at`-th; those that are missing come in, others may have to go."""
+        """Uses all blocks of a request, which is the trace's `at`-th. Missing blocks come in, and others may be
+        evicted.
+        """
 
 
 class LeastRecent:
@@ -40,7 +42,7 @@ class LeastRecent:
 
 
 def found_in_turns(trace: Trace, caches: Sequence[Cache]) -> list[int]:
-    """Return the tokens of every row that its cache has, where caches take turns: what round-robin finds if every
+    """Returns the tokens of every row that its cache has, where caches take turns: what round-robin finds if every
     request ends before its cache's next one."""
     found = []
     for at, row in enumerate(trace.rows):
@@ -53,7 +55,7 @@ def found_in_turns(trace: Trace, caches: Sequence[Cache]) -> list[int]:
 
 
 def oracle_rate(trace: Trace, capacity_blocks: int) -> float:
-    """Return the share of prompt tokens that one cache for all rows has, in their order."""
+    """Returns the share of prompt tokens that one cache for all rows has, in their order."""
     return sum(found_in_turns(trace, [LeastRecent(capacity_blocks)])) / sum(row.input_tokens for row in trace.rows)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tools.simulate.traces.formats import TraceRow, format_of, lines_of
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 __all__ = ["Replay", "Trace", "TraceRow", "parse_trace", "read_trace", "replayed"]
 
@@ -25,7 +25,7 @@ class Trace:
     rows: tuple[TraceRow, ...]
     """Rows as they were recorded: `replayed` puts them in order."""
     repeats_answers: bool = False
-    """A row that begins with all blocks of an earlier one goes on with the answer to that one."""
+    """A row that begins with all blocks of an earlier one continues with the answer to that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def read_trace(path: Path, limit: int | None = None) -> Trace:
 
 
 def parse_trace(lines: Iterable[str], name: str, limit: int | None = None) -> Trace:
-    """The first `limit` rows. Raises ConfigError naming line and field of the first malformed one."""
+    """Returns the first `limit` rows. Raises ConfigError naming line and field of the first malformed one."""
     numbered = _numbered(lines)
     first = next(numbered, None)
     if first is None:
@@ -68,7 +68,7 @@ def parse_trace(lines: Iterable[str], name: str, limit: int | None = None) -> Tr
 
 
 def replayed(trace: Trace, replay: Replay) -> Trace:
-    """The rows in the order in which they come, the first one at 0 s."""
+    """Returns the rows in the order in which they come, the first one at 0 s."""
     draws = random.Random(f"trace jitter {replay.seed}")
     times_s = [row.timestamp_s + replay.jitter_s * draws.random() for row in trace.rows]
     begin_s = min(times_s)
@@ -87,7 +87,9 @@ def replayed(trace: Trace, replay: Replay) -> Trace:
 
 
 def _scaled_input(row: TraceRow, recorded_block: int, block: int) -> int:
-    """Every block scales alike, so that what two rows share they still share; no prompt loses its last token."""
+    """Returns the scaled input. Every block scales alike, so that two rows still share what they shared. No prompt
+    loses its last token.
+    """
     whole = len(row.blocks) - 1
     tail = row.input_tokens - whole * recorded_block
     return whole * block + max(1, round(tail * block / recorded_block))

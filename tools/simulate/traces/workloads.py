@@ -1,4 +1,4 @@
-"""Requests that nobody recorded: seeded sessions whose turns share prefixes, as rows of a trace.
+"""Generates requests: seeded sessions whose turns share prefixes, as rows of a trace.
 
 A session opens with one of the fleet's shared prefixes, and every further turn repeats what was said before. Lengths
 are log-normal, as the tails of recorded ones are.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tools.simulate.traces.formats import MOONCAKE_BLOCK_TOKENS, TraceRow
 from tools.simulate.traces.trace import Trace
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 _SPAN = 1 << 32
 """Block numbers that one stretch of shared tokens may take."""
@@ -101,7 +101,7 @@ def workload_named(name: str) -> Habit:
 
 
 def generated(name: str, requests: int, rate: float, seed: int) -> Trace:
-    """`requests` rows at `rate` per second on average, from a time on at which sessions have been going on."""
+    """Generates `requests` rows at `rate` per second on average. Sessions have been running before the first row."""
     habit = workload_named(name)
     if requests < 1:
         raise ConfigError(f"--limit must be 1 or more, got {requests}", field="limit")
@@ -128,7 +128,7 @@ class _Sessions:
         self._draws = random.Random(f"workload {seed}")
         self._sessions_per_s = rate / habit.turns
         self._prefix_tokens = [int(habit.prefix_tokens.draw(self._draws)) for _ in range(habit.prefixes)]
-        weights = (1 / (rank + 1) ** habit.popularity for rank in range(habit.prefixes))
+        weights = (1 / (number + 1) ** habit.popularity for number in range(habit.prefixes))
         self._weights = list(itertools.accumulate(weights))
         self._own = itertools.count(1)
 
@@ -153,7 +153,9 @@ class _Sessions:
             at_s += habit.pause_s.draw(draws)
 
     def _blocks(self, tokens: int, prefix: int, session: int) -> tuple[int, ...]:
-        """A block that two stretches share belongs to the later one; one that is not full, to this request alone."""
+        """Returns the blocks. A block that two stretches share belongs to the later one. One that is not full belongs
+        only to this request.
+        """
         size = MOONCAKE_BLOCK_TOKENS
         full = tokens // size
         common = min(full, self._habit.common_tokens // size)
@@ -167,7 +169,7 @@ class _Sessions:
 
 
 def _in_order(sessions: _Sessions) -> Iterator[TraceRow]:
-    """All rows by time: those of sessions that have begun, as far as no session to come can be earlier."""
+    """Yields all rows by time: those of sessions that have begun, as far as no session to come can be earlier."""
     waiting: list[tuple[float, int, TraceRow]] = []
     numbers = itertools.count()
     for session in sessions:

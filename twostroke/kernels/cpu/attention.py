@@ -9,13 +9,13 @@ from typing import Final
 
 import torch
 
-from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.attention_rules import AnyRules, AttentionRule
+from twostroke.kernels.attention.interface import RaggedBatch
+from twostroke.kernels.attention.rules import AnyRules, AttentionRule
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
-from twostroke.kernels.nibble_pool import NibblePool
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.parted_pool import (
+from twostroke.kernels.page_forms.nibble_pool import NibblePool
+from twostroke.kernels.pools.page_pool import PagePool
+from twostroke.kernels.pools.parted_pool import (
     AnyPool,
     UniformPool,
     first_exact,
@@ -168,7 +168,7 @@ class NativeAttentionStep:
         self.places_address = backend.places_address
 
     def _step(self, part: UniformPool, rules: Rules, batch: RaggedBatch, query_starts: torch.Tensor) -> NativeStep:
-        """Return the native step of a part of the layers."""
+        """Returns the native step of a part of the layers."""
         native = _native_step(self._backend, part, batch, query_starts)
         native.rules, native.ropes = rules, 2 * batch.cosines.shape[1] // part.rope_dim
         if isinstance(part, NibblePool):
@@ -227,13 +227,13 @@ class NativeAttentionStep:
         return out.flatten(1)
 
     def _place(self, layer: int) -> tuple[int, int]:
-        """Return the address of the native step that a layer belongs to, and which of its layers it is."""
+        """Returns the address of the native step that a layer belongs to, and which of its layers it is."""
         step, index = self._backend.places[layer]
         return ctypes.addressof(self._natives[step]), index
 
 
 def _native_rules(rules: Sequence[AttentionRule]) -> Rules:
-    """Return the rules as the kernels take them."""
+    """Returns the rules as the kernels take them."""
     for rule in rules:
         assert rule.scale > 0, "the kernel looks for the highest score before it scales"
     return (NativeRule * len(rules))(
@@ -248,7 +248,7 @@ def _dtype_of(pool: UniformPool) -> torch.dtype:
 def _native_step(
     backend: NativeAttention, pool: UniformPool, batch: RaggedBatch, query_starts: torch.Tensor
 ) -> NativeStep:
-    """Return the step without what says where pages lie."""
+    """Returns the step without what says where pages lie."""
     for tensor in (batch.cosines, batch.sines, batch.write_slots, batch.positions, batch.block_tables):
         assert tensor.is_contiguous(), "the kernel reads these as flat arrays"
     assert batch.positions.dtype == batch.block_tables.dtype == torch.int32
@@ -274,7 +274,7 @@ def _native_step(
 
 
 def _strides(pool: PagePool) -> tuple[int, int, int, int]:
-    """Return the bytes from page to page, layer to layer, keys to values and head to head."""
+    """Returns the bytes from page to page, layer to layer, keys to values and head to head."""
     page, layer, value, head, *_ = (each * pool.numbers.element_size() for each in pool.numbers.stride())
     return page, layer, value, head
 

@@ -22,7 +22,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Final
 
+from twostroke.base.cache_key import cache_key, content_digest
 from twostroke.kernels.cpu.variants import VARIANTS, Variant, chosen_variants, cpu_features
+from twostroke.security.trusted_paths import OURS_TO_WRITE, check_cache, make_folder
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +57,12 @@ class Kernels:
     library: ctypes.CDLL
     variant: str
     build: str
-    """What it was made of and by: sources and flags, machine, compiler. The same for equal libraries alone."""
+    """What it was made of and by: sources and flags, machine, compiler. The same only for equal libraries."""
     reason: str = ""
     """Why this variant, where it was chosen among several."""
 
     def function(self, name: str, arguments: tuple[Any, ...], result: Any = None) -> Callable[..., Any]:
-        """The exported C function `name`, which from here on checks and converts its arguments."""
+        """Returns the exported C function `name`, which from here on checks and converts its arguments."""
         function = self.library[name]
         function.argtypes = list(arguments)
         function.restype = result
@@ -68,7 +70,8 @@ class Kernels:
 
 
 def load_kernels(folder: Path, variants: Sequence[Variant] | None = None) -> Kernels | None:
-    """The library of the first of `variants` that there is, built if `folder` does not hold it yet; None without any.
+    """Returns the library of the first of `variants` that there is, built if `folder` does not hold it yet; None
+    without any.
 
     None for `variants`: what this CPU can run, the preferred one first. One warning where it is not the first.
     """
@@ -113,11 +116,13 @@ def arithmetic_identity(kernels: Kernels | None) -> str:
 class Compiler:
     command: tuple[str, ...]
     name: str
-    """Its kind and version, fit for a file's name: "gcc-12.2.0"."""
+    """Its kind and version, fit for a file's name, and a digest of its defaults: "gcc-12.2.0-1f0c9a2b4d6e8071"."""
 
 
 def find_compiler() -> Compiler:
-    """$CXX, else the first C++ compiler on the path. Raises OSError where there is none, or it does not work."""
+    """Returns $CXX, else the first C++ compiler on the path. Raises OSError where there is none, or it does
+    not work.
+    """
     chosen = shlex.split(os.environ.get("CXX", ""))
     usual = ([name] for name in ("c++", "g++", "clang++"))
     command = next((each for each in ([chosen] if chosen else usual) if shutil.which(each[0])), None)
@@ -128,11 +133,13 @@ def find_compiler() -> Compiler:
     if version is None:
         raise OSError(f"{shlex.join(command)} does not say which version it is")
     kind = "clang" if "#define __clang__ " in macros else "gcc"
-    return Compiler(tuple(command), f"{kind}-{re.sub('[^0-9A-Za-z.]+', '_', version[1])}")
+    options = "\0".join([*command[1:], macros])  # $CXX may have options: those that change no macro count, too
+    defaults = hashlib.blake2b(options.encode(), digest_size=8).hexdigest()
+    return Compiler(tuple(command), f"{kind}-{re.sub('[^0-9A-Za-z.]+', '_', version[1])}-{defaults}")
 
 
 def _built(folder: Path, variant: Variant) -> Path:
-    """What was built before; or built again, where a machine went down before all of it was on its disk.
+    """Returns what was built before; or built again, where a machine went down before all of it was on its disk.
 
     Without a compiler, what another one has built for such machines: so images bring libraries along.
     """
@@ -140,23 +147,25 @@ def _built(folder: Path, variant: Variant) -> Path:
         compiler = find_compiler()
     except (OSError, subprocess.SubprocessError):
         for library in sorted(folder.glob(f"{_stem(variant)}-*.so")):
+            check_cache(library)
             return library
         raise
     library = folder / f"{_stem(variant)}-{compiler.name}.so"
     if not _is_loadable(library):
         with _only_builder(folder):
-            if not _is_loadable(library):  # nobody has built it while this process waited
+            if not _is_loadable(library):  # no other process has built it meanwhile
                 _compile(library, variant, compiler)
     return library
 
 
 @contextlib.contextmanager
 def _only_builder(folder: Path) -> Iterator[None]:
-    """Let one process build at a time. Workers that start together would take each other's cores, and time out.
+    """Lets one process build at a time. Workers that start together would take each other's cores, and time out.
 
-    Who has waited too long builds beside the other, which harms neither.
+    After waiting too long this process builds at the same time, which harms neither.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    check_cache(folder)
     with (folder / LOCK).open("a") as file:
         end_s = time.monotonic() + LOCKED_S
         while not _has_locked(file) and time.monotonic() < end_s:
@@ -173,6 +182,11 @@ def _has_locked(file: IO[str]) -> bool:
 
 
 def _is_loadable(library: Path) -> bool:
+    """Raises UntrustedPath where others may have put it there: loading runs its code."""
+    try:
+        check_cache(library)
+    except FileNotFoundError:
+        return False
     try:
         ctypes.CDLL(str(library))
     except OSError:
@@ -181,16 +195,16 @@ def _is_loadable(library: Path) -> bool:
 
 
 def _stem(variant: Variant) -> str:
-    """A library serves exactly these sources and these flags, on every machine of this architecture whose CPU has what
-    the variant needs. A folder may be shared by machines of several."""
+    """Returns the library's file name. A library serves exactly these sources and flags. It runs on every machine of
+    this architecture with a CPU that has what the variant needs. A folder may be shared by machines of several.
+    """
     return f"kernels-{variant.name}-{os.uname().machine}-{source_key(variant)}"
 
 
 def source_key(variant: Variant) -> str:
-    """A hash of the sources and flags of a variant."""
-    sources = [path.name + "\0" + path.read_text(encoding="utf-8") for path in _sources("*.h") + _sources("*.cpp")]
-    facts = (*sources, FLAGS, variant.flags)
-    return hashlib.blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
+    """Returns the key of a variant's library, whichever compiler makes it: sources, flags, and how it is built."""
+    sources = content_digest((path.name, path) for path in _sources("*.h") + _sources("*.cpp"))
+    return cache_key("native kernels", sources=sources, flags=FLAGS, variant_flags=variant.flags)
 
 
 def _sources(pattern: str) -> list[Path]:
@@ -198,9 +212,9 @@ def _sources(pattern: str) -> list[Path]:
 
 
 def _compile(library: Path, variant: Variant, compiler: Compiler) -> None:
-    """Compile beside the final place and rename, so that nobody loads a part of a file."""
+    """Compiles into another file and renames it, so that no process loads a part of a file."""
     command = compiler.command
-    library.parent.mkdir(parents=True, exist_ok=True)  # `build_all` comes without the lock
+    make_folder(library.parent)  # `build_all` comes without the lock
     _remove_abandoned(library.parent)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as scratch:
         flags = [*FLAGS.split(), *variant.flags.split()]
@@ -213,6 +227,7 @@ def _compile(library: Path, variant: Variant, compiler: Compiler) -> None:
             list(workers.map(_run, jobs))
         built = Path(scratch) / library.name
         _run([*command, *flags, "-shared", *objects, "-o", str(built)])
+        built.chmod(OURS_TO_WRITE)  # the compiler goes by the umask
         built.rename(library)
         log.info("native kernels built path=%s variant=%s", library, variant.name)
 
@@ -225,7 +240,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _run(arguments: list[str]) -> str:
-    """What it says. A compiler that hangs goes together with the passes that it started."""
+    """Returns what it says. A compiler that hangs goes together with the passes that it started."""
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True

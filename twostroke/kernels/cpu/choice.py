@@ -5,7 +5,6 @@ An instruction set that a processor has need not be its fastest: one runs BF16 a
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import statistics
 import subprocess
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from twostroke.base.cache_key import cache_key
 from twostroke.kernels.cpu.build import Kernels, find_compiler, load_kernels, load_variant, source_key
 from twostroke.kernels.cpu.trial import trial_seconds
 from twostroke.kernels.cpu.variants import (
@@ -41,7 +41,9 @@ NOT_BUILT, NOTHING_BUILT, NOT_KEPT = "faster ones not built", "no native kernels
 
 
 def choose_kernels(folder: Path) -> Kernels | None:
-    """The library that all workers of this machine use, built if `folder` does not hold it yet; None without any."""
+    """Returns the library that all workers of this machine use, built if `folder` does not hold it yet; None without
+    any.
+    """
     order, reason = _in_turn(folder, chosen_variants())
     kernels = load_kernels(folder, order)
     if kernels is None:
@@ -50,22 +52,23 @@ def choose_kernels(folder: Path) -> Kernels | None:
 
 
 def variant_and_reason(kernels: Kernels | None) -> tuple[str, str]:
-    """What computes on the CPU, and why, where these kernels were chosen."""
+    """Returns what computes on the CPU, and why, where these kernels were chosen."""
     if kernels is None:
         return TORCH, BY_FLAG if is_overridden() else NOTHING_BUILT
     return kernels.variant, kernels.reason
 
 
 def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
-    """The variant that takes least for the same tasks, in the geometric mean. At least one, the preferred one first:
-    it stays unless another is clearly faster."""
+    """Returns the variant that takes least for the same tasks, in the geometric mean. At least one, the preferred one
+    first: it stays unless another is clearly faster.
+    """
     means = {name: statistics.geometric_mean(tasks) for name, tasks in seconds.items()}
     preferred, best = next(iter(means)), min(means, key=lambda name: means[name])
     return best if means[best] * CLEARLY < means[preferred] else preferred
 
 
 def _in_turn(folder: Path, able: tuple[Variant, ...]) -> tuple[tuple[Variant, ...], str]:
-    """All variants in the order in which to try them, and why the first is the first."""
+    """Returns all variants in the order in which to try them, and why the first is the first."""
     if is_overridden():
         return able, BY_FLAG
     contenders = tuple(variant for variant in able if variant.needs)[:CONTENDERS]
@@ -96,10 +99,17 @@ def _measured(folder: Path, contenders: Sequence[Variant]) -> dict[str, Any]:
 
 
 def _key(contenders: Sequence[Variant]) -> str:
-    """What a measurement holds for: this kind of processor, this compiler, these sources and flags."""
+    """Returns what a measurement holds for: this kind of processor, this compiler, these sources and flags,
+    this trial.
+    """
     try:
         compiler = find_compiler().name
     except (OSError, subprocess.SubprocessError):
         compiler = "none"
-    facts = (cpu_model(), cpu_features(), compiler, *(variant.name + source_key(variant) for variant in contenders))
-    return hashlib.blake2b("\0".join(facts).encode(), digest_size=16).hexdigest()
+    return cache_key(
+        "kernel choice",
+        processor=cpu_model(),
+        features=cpu_features(),
+        compiler=compiler,
+        contenders=[(variant.name, source_key(variant)) for variant in contenders],
+    )

@@ -14,7 +14,7 @@ from twostroke.kernels.cpu.attention import NativeAttentionStep
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import NativeLinear, PanelLinear
 from twostroke.kernels.cpu.team import Team
-from twostroke.profiler import KernelRecords
+from twostroke.observability.profiler import KernelRecords
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
@@ -201,7 +201,7 @@ class ForwardLayer:
     """RMS norms of what attention and MLP add to the residual stream: both or neither."""
     down_norm: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
-    """[heads] one more score of each head's softmax, whose value is zero."""
+    """[heads] one more score of each head's softmax. The value of that score is zero."""
     latents: ForwardLatents | None = None
     """None where pages hold keys and values."""
 
@@ -290,7 +290,7 @@ class NativeForward:
         kernels: KernelRecords | None = None,
         adapters: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """float32 logits [len(sampled), vocab] of those rows; None for `sampled` ends with the last layer's KV.
+        """Returns float32 logits [len(sampled), vocab] of those rows; None for `sampled` ends with the last layer's KV.
 
         `steps` are those of the attention. Each kernel is recorded in `kernels`. `adapters`: int64
         [tokens], the address of each row's `NativeAdapter`, 0 for none.

@@ -11,14 +11,14 @@ import torch
 from torch.nn import functional
 
 from twostroke.kernels.activation import ACTIVATIONS, Activation
-from twostroke.kernels.cpu.arena import Arena, PrivateArena
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.cpu.packing import GROUP, PANEL, is_quantised
-from twostroke.kernels.cpu.stored_packing import PackedMatrix, ordered
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.cpu.weights.arena import Arena, PrivateArena
+from twostroke.kernels.cpu.weights.packing import GROUP, PANEL, is_quantised
+from twostroke.kernels.cpu.weights.stored_packing import PackedMatrix, ordered
 from twostroke.kernels.layout import MINS, SCALES, Layout
-from twostroke.kernels.linear import Adjust, unchanged
-from twostroke.kernels.stored import Matrix, StoredMatrix, Weight, can_stack, stacked
+from twostroke.kernels.products.linear import Adjust, unchanged
+from twostroke.kernels.products.stored import Matrix, StoredMatrix, Weight, can_stack, stacked
 
 BFLOAT16, INT8, CODES, FP8 = 0, 1, 2, 3
 """`Kind` of native/linear.h."""
@@ -93,7 +93,7 @@ class PanelLinear:
         keep: Any,
         outputs: int | None = None,
     ) -> None:
-        """`outputs`: those of a chain of products; of the first alone where it is None."""
+        """`outputs`: those of a chain of products; only of the first where it is None."""
         self.native = native
         self.outputs: int = native.outputs if outputs is None else outputs
         self._product = product
@@ -102,7 +102,7 @@ class PanelLinear:
         """The tensors that `native` points into."""
 
     def __call__(self, x: torch.Tensor, adjust: Adjust = unchanged) -> torch.Tensor:
-        """The native forward pass adjusts rows by itself."""
+        """Computes the product. The native forward pass adjusts rows by itself."""
         assert adjust is unchanged
         assert x.dtype == SERVED, "these kernels are for bfloat16"
         short = self.native.inputs - x.shape[1]
@@ -148,11 +148,13 @@ class NativeLinears:
         return PanelLinear(self._product, self._team, first.native, products, sum(sizes))
 
     def exact(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PanelLinear:
-        """Return the product in bfloat16 even where others are int8. Whoever multiplies asks for float32 sums."""
+        """Returns the product in bfloat16 even where others are int8. Whoever multiplies asks for float32 sums."""
         return self._pack(weight, bias, len(weight), None, may_be_int8=False)
 
     def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> PanelLinear:
-        """The activation of x W^T + b. If it is gated, the first half of those are gates, the second half values."""
+        """Returns the activation of x W^T + b. If it is gated, the first half of those are gates, the second half
+        values.
+        """
         if not isinstance(weight, torch.Tensor):
             merged = _merged(weight)
             if len(merged) == 1 and isinstance(merged[0], StoredMatrix):
@@ -237,7 +239,7 @@ def _merged(parts: Sequence[Matrix]) -> list[Matrix]:
 
 
 def _alike(parts: Sequence[Matrix]) -> list[list[Matrix]]:
-    """Cut the parts where one is stored in another way than the one before it."""
+    """Cuts the parts where one is stored in another way than the one before it."""
     cut: list[list[Matrix]] = []
     for part in parts:
         if cut and can_stack(cut[-1][-1], part):
@@ -248,7 +250,7 @@ def _alike(parts: Sequence[Matrix]) -> list[list[Matrix]]:
 
 
 def _stacked_plain(parts: Sequence[Matrix]) -> torch.Tensor:
-    """Return the parts one below the other as plain numbers; their shape alone where one part is a shape alone."""
+    """Returns the parts one below the other as plain numbers; only their shape where one part is only a shape."""
     is_meta = any(isinstance(part, torch.Tensor) and part.is_meta for part in parts)
     counts = [_rows(part) for part in parts]
     width = parts[0].inputs if isinstance(parts[0], StoredMatrix) else parts[0].shape[1]
@@ -271,10 +273,10 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def _with_zeros(weight: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """`weight` with so many rows and columns of zeros behind it; itself where there are none.
+    """Returns `weight` with so many rows and columns of zeros after it, or `weight` itself where there are none.
 
-    What packs weights works on shapes alone, too (device meta), and there torch loads its compiler for most operators,
-    `pad`, `cat` and `stack` among them: a second of time.
+    Code that packs weights must also run on shapes only (device meta). There torch loads its compiler for most
+    operators, `pad`, `cat` and `stack` among them: a second of time.
     """
     if not rows and not columns:
         return weight
@@ -295,7 +297,9 @@ def _interleaved(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """int8 [rows, inputs], and per panel, group and row the scale and what makes up for inputs shifted by 128."""
+    """Returns int8 [rows, inputs], and per panel, group and row the scale and what makes up for inputs
+    shifted by 128.
+    """
     groups = weight.float().view(len(weight), -1, GROUP)
     scales = groups.abs().amax(-1) / 127
     values = (groups / scales.clamp_min(1e-30)[..., None]).round().to(torch.int8)

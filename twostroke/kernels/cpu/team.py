@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ BORROW_AFTER_US: Final = 3000
 """A core is borrowed once its owner has been without a step for this long: the pause between two steps is shorter."""
 
 PATIENCE_US: Final = 50_000
-"""How long a step waits for a borrower to yield: it does so between two kernels, unless somebody stopped it."""
+"""How long a step waits for a borrower to yield: it does so between two kernels, unless its process is stopped."""
 
 _POINTER, _NUMBER, _TEXT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
 
@@ -67,7 +67,7 @@ class Team:
 
     @contextmanager
     def step(self, *, borrows: bool = True) -> Iterator[None]:
-        """Hold the home cores, and borrow those that can be had, unless told not to.
+        """Holds the home cores, and borrow those that can be had, unless told not to.
 
         Waits for home cores that are lent out, though not for a borrower that was stopped.
         """
@@ -79,7 +79,7 @@ class Team:
             self._end(self.address)
 
     def lend(self) -> None:
-        """Let others borrow the home cores at once, not only after `borrow_after_us`: no step follows soon."""
+        """Lets others borrow the home cores at once, not only after `borrow_after_us`: no step follows soon."""
         if self.address is not None:
             self._lend(self.address)
 
@@ -94,7 +94,7 @@ class Team:
         return 0 if self.address is None else int(self._most_borrowed(self.address))
 
     def borrow_from(self, borrowable: tuple[int, ...]) -> None:
-        """From now on these cores may be borrowed; where that fails, the same as before. No step is open."""
+        """Lets the team borrow these cores from now on. Where that fails, nothing changes. No step may be open."""
         if borrowable == self._borrowable:
             return
         self._borrowable = borrowable
@@ -106,7 +106,7 @@ class Team:
             self._free(address)
 
     def close(self) -> None:
-        """End the helper threads. No step is open."""
+        """Ends the helper threads. No step is open."""
         address, self.address = self.address, None
         self._free(address)
 

@@ -9,11 +9,11 @@ from typing import Final
 
 import torch
 
-from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.attention.interface import RaggedBatch
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import SERVED, NativeLinears
-from twostroke.kernels.page_pool import PagePool
+from twostroke.kernels.pools.page_pool import PagePool
 
 ROUNDS: Final = 6
 """How often each task runs. The first time does not count, and of the others the least does."""
@@ -29,7 +29,7 @@ HEADS: Final = 9
 
 
 def trial_seconds(loaded: Sequence[Kernels]) -> dict[str, tuple[float, ...]]:
-    """Seconds of each task with each variant. They take turns, so that all meet the same disturbances."""
+    """Returns seconds of each task with each variant. They take turns, so that all meet the same disturbances."""
     with torch.inference_mode():
         tasks = [_tasks_of(kernels) for kernels in loaded]
         least_s = [[math.inf] * len(each) for each in tasks]
@@ -54,7 +54,7 @@ def _tasks_of(kernels: Kernels) -> list[Callable[[], object]]:
 
 
 def _batch(pages: int) -> RaggedBatch:
-    """The last token of every sequence."""
+    """Returns the last token of every sequence."""
     tables = torch.arange(pages, dtype=torch.int32).view(SEQUENCES, -1)
     angles = torch.zeros(SEQUENCES, HEAD_DIM // 2)
     return RaggedBatch(

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,9 @@ VARIANTS: Final = (
 
 
 def chosen_variants() -> tuple[Variant, ...]:
-    """What to try in turn: all that this CPU can run, or what `OVERRIDE` asks for; nothing where it asks for torch."""
+    """Returns what to try in turn: all that this CPU can run, or what `OVERRIDE` asks for; nothing where it asks for
+    torch.
+    """
     features = usable_features()
     able = tuple(variant for variant in VARIANTS if variant.needs <= features)
     asked = os.environ.get(OVERRIDE)
@@ -80,7 +82,7 @@ def is_overridden() -> bool:
 
 
 def usable_features() -> frozenset[str]:
-    """What the processor has and the system lets this process use."""
+    """Returns what the processor has and the system lets this process use."""
     features = frozenset(cpu_features().split())
     if features >= TILES and not may_use_tiles():
         features -= TILES
@@ -88,7 +90,7 @@ def usable_features() -> frozenset[str]:
 
 
 def cpu_features() -> str:
-    """The line of /proc/cpuinfo that lists instruction sets: "flags" on x86, "Features" on ARM.
+    """Returns the line of /proc/cpuinfo that lists instruction sets: "flags" on x86, "Features" on ARM.
 
     ARM's says that there is SVE, and not how wide it is: "sve256" is added for vectors of 256 bits.
     """
@@ -97,12 +99,12 @@ def cpu_features() -> str:
 
 
 def cpu_model() -> str:
-    """The processor's name; on ARM, which gives it none, the numbers of its maker and its kind."""
+    """Returns the processor's name; on ARM, which gives it none, the numbers of its maker and its kind."""
     return _fact_of_cpu("model name") or f"{_fact_of_cpu('cpu implementer')} {_fact_of_cpu('cpu part')}"
 
 
 def _fact_of_cpu(*keys: str) -> str:
-    """The first line of /proc/cpuinfo under one of these names, or nothing."""
+    """Returns the first line of /proc/cpuinfo under one of these names, or nothing."""
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         return next((line.strip() for line in lines if line.lower().startswith(keys)), "")
 
@@ -115,7 +117,7 @@ _XFEATURE_XTILEDATA: Final = 18
 
 @functools.cache
 def may_use_tiles() -> bool:
-    """Ask Linux for the state of AMX's tiles, for all threads of this process. One line in the log if it refuses.
+    """Asks Linux for the state of AMX's tiles, for all threads of this process. One line in the log if it refuses.
 
     A system refuses that is older than Linux 5.16, or where a thread has a signal stack too small for the state.
     """

@@ -1,4 +1,4 @@
-"""Attention over pages on a CUDA device, written in Triton, each kernel beside its twin in `kernels/reference.py`.
+"""Attention over pages on a CUDA device, written in Triton. Each kernel has a reference in `kernels/reference.py`.
 
 store.py        rope on q and k; k and v into their slots
 decode.py       few query rows over long contexts: the context is split among programs, a second kernel merges
@@ -12,7 +12,7 @@ rules.py        windows, soft caps and sinks of layers
 attention.py    the backend: which span goes to which kernel
 nibbles.py, nibble_spans.py, nibble_attention.py    the same for pages of 4-bit numbers, whose blocks are stored whole
 
-Every launch reads slots, lengths and block tables on the device and never waits for it, so all of them can be captured
-in a CUDA graph. What a captured graph keeps: the grid (how many tokens, spans and splits), the layer and the addresses
-of its tensors. What may change between replays: the content of those tensors, within the bounds that `Spans` names.
+Every launch reads slots, lengths and block tables on the device and never waits for the device. So all launches can be
+captured in a CUDA graph. A captured graph keeps the grid (how many tokens, spans and splits), the layer, and the
+addresses of its tensors. The content of those tensors may change between replays, within the bounds of `Spans`.
 """

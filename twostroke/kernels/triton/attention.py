@@ -1,8 +1,8 @@
 """Attention over pages on a CUDA device: which span goes to which kernel.
 
-Spans of one row, and short spans whose packed heads still fit (the tail of a prompt), read the cache in place with the
-context split among programs; longer spans are prefill. A step of any mix is at most three launches per layer, plus the
-merges.
+Short spans are those of one row, and those whose packed heads still fit, such as the tail of a prompt. They read the
+cache in place, and their context is split among programs. Longer spans are prefill. A step of any mix is at most three
+launches per layer, plus the merges.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 
 import torch
 
-from twostroke.errors import ConfigError
-from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.attention_rules import AnyRules, AttentionRule, rules_of
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.spans import FIELDS, Spans, TokenSlots, cut_into_tiles, spans_by_length, spans_on
+from twostroke.base.errors import ConfigError
+from twostroke.kernels.attention.interface import RaggedBatch
+from twostroke.kernels.attention.rules import AnyRules, AttentionRule, rules_of
+from twostroke.kernels.attention.spans import FIELDS, Spans, TokenSlots, cut_into_tiles, spans_by_length, spans_on
+from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kernels.triton.checks import WIDEST_HEAD, check_pool
 from twostroke.kernels.triton.decode import (
     HOPPER_SHARED_BYTES,
@@ -32,7 +32,7 @@ from twostroke.kernels.triton.prefill import PrefillTuning, prefill_attention, p
 from twostroke.kernels.triton.store import rotate_and_store
 
 INTERPRETED_MULTIPROCESSORS: Final = 1
-"""The count without a device to ask: kernels run one program after the other."""
+"""The number of multiprocessors where no device is there: kernels run one program after the other."""
 
 LIKE_HOPPER: Final = (9, 10)
 """Major compute capabilities with as much shared memory per program."""
@@ -41,9 +41,9 @@ LEAST_SHARED_BYTES: Final = 99 * 1024
 
 
 class TritonAttention:
-    """Over a pool on the device where it lies. `dtype` is by default that of the pool's numbers.
+    """Attention over a pool, on the pool's device. `dtype` is that of the pool's numbers by default.
 
-    `has_sinks` says whether layers give `attend` sinks.
+    `has_sinks` says whether layers pass sinks to `attend`.
     """
 
     def __init__(
@@ -72,11 +72,13 @@ class TritonAttention:
         self.decode = decode or decode_tuning(dim, self.dtype, shared)
         self.prefill = prefill or prefill_tuning(dim, self.dtype, shared)
         self.short_rows = max(1, MOST_PACKED // (heads // kv_heads))
-        """Spans of more query rows are prefill."""
+        """Most query rows of a short span. Longer spans are prefill."""
         self.multiprocessors = multiprocessors_of(pool.device)
 
     def begin(self, batch: RaggedBatch) -> TritonStep:
-        """A step of any mix of spans, planned on the host: one small copy to the device, no waiting for it."""
+        """Returns a step of any mix of spans. The host plans it, copies it to the device once, and does not wait for
+        the device.
+        """
         single, short, long = spans_by_length(batch, self.short_rows)
         tiles = cut_into_tiles(long, self.prefill.rows)
         *decodes, prefill = spans_on(self.pool.device, [single, short, tiles], batch.block_tables)
@@ -84,10 +86,11 @@ class TritonAttention:
         return TritonStep(self, TokenSlots(batch.write_slots, batch.cosines, batch.sines), plans, prefill)
 
     def begin_decode(self, spans: Spans, placement: TokenSlots) -> TritonStep:
-        """A step of spans of at most `short_rows` rows over tensors that are rewritten in place before each replay.
+        """Returns a step of spans of at most `short_rows` rows over tensors that are rewritten in place before each
+        replay.
 
         What a CUDA graph captures: keep the step as long as the graph, which uses its workspace. A span that pads the
-        batch has one row and a context of 0; its output is 0, and its token's slot must be in a page nobody reads.
+        batch has one row and a context of 0; its output is 0, and its token's slot must be in a page that is not read.
         """
         assert spans.most_rows <= self.short_rows, f"{spans.most_rows} rows per span are prefill"
         return TritonStep(self, placement, (self.plan(spans),), None)
@@ -96,7 +99,7 @@ class TritonAttention:
         return planned(spans, self.pool, self.heads, self.multiprocessors, self.decode, self.rules)
 
     def warm_up(self) -> None:
-        """Compile every kernel that a step can need: none of them runs, since a launch of nothing only compiles."""
+        """Compiles every kernel that a step can need: none of them runs, since a launch of nothing only compiles."""
         pool = self.pool
         kv_heads, block, dim = pool.kv_heads, pool.block, pool.head_dim
         widest = -(-2 * self.decode.least_share // block)
@@ -122,11 +125,11 @@ class TritonAttention:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decode:
-    """One launch over spans of few rows."""
+    """The plan of one launch over spans of few rows."""
 
     spans: Spans
     plans: Mapping[int | None, DecodePlan]
-    """One for each window that layers have."""
+    """One plan for each window that layers have."""
 
 
 def planned(
@@ -137,7 +140,7 @@ def planned(
     tuning: DecodeTuning,
     rules: Sequence[AttentionRule],
 ) -> Decode:
-    """Return the launch with a plan for each window."""
+    """Returns the launch with a plan for each window."""
     windows = {rule.window for rule in rules}
     return Decode(
         spans, {window: plan_decode(spans, pool, heads, multiprocessors, tuning, window) for window in windows}
@@ -145,13 +148,15 @@ def planned(
 
 
 def telling_layers(rules: Sequence[AttentionRule]) -> list[int]:
-    """Return a layer of each kind that kernels are compiled for: scales are not what they differ in."""
+    """Returns one layer for each kind of layers that kernels are compiled for. Layers that differ only in scale are one
+    kind.
+    """
     kinds = [replace(rule, scale=1.0) for rule in rules]
     return [layer for layer, kind in enumerate(kinds) if kind not in kinds[:layer]]
 
 
 def warm_up_rows(short_rows: int) -> set[int]:
-    """Return query rows of which each makes kernels of its own."""
+    """Returns numbers of query rows that each need their own kernels."""
     return {short_rows, *(1 << power for power in range(short_rows.bit_length()))}
 
 
@@ -189,7 +194,7 @@ def multiprocessors_of(device: torch.device) -> int:
 
 
 def shared_bytes_of(device: torch.device) -> int:
-    """Shared memory that a program can count on."""
+    """Returns the bytes of shared memory that a program can count on."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] not in LIKE_HOPPER:
         return LEAST_SHARED_BYTES
     return HOPPER_SHARED_BYTES

@@ -1,7 +1,7 @@
-"""Numbers of one byte, as pages keep them: decoded beside a load, encoded with their scale before a store.
+"""Numbers of one byte, as pages keep them: they are decoded after a load, and encoded with their scale before a store.
 
-Both are bit operations and single roundings, the same as in `kernels/page_pool.py` and in the native kernels, so they
-need no type that only newer devices have.
+Both are bit operations and single roundings. `kernels/pools/page_pool.py` and the native kernels do the same. So no
+number type is needed that only newer devices have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def kind_of(form: str) -> int:
 
 @triton.jit
 def decoded(numbers, KIND: tl.constexpr):
-    """Numbers as float32, for uint8 of a kind; others as they are."""
+    """Returns numbers as float32 for uint8 of a kind, and others as they are."""
     if KIND == 0:
         result = numbers
     else:
@@ -38,7 +38,9 @@ def decoded(numbers, KIND: tl.constexpr):
 
 @triton.jit
 def small_float(x, FRACTION: tl.constexpr, BIAS: tl.constexpr, MAGIC: tl.constexpr):
-    """x as uint8 with so many bits of fraction, rounded to nearest, ties to even; x rounds to a finite number."""
+    """Returns x as uint8 with so many bits of fraction, rounded to nearest, ties to even. x rounds to a
+    finite number.
+    """
     DROPPED: tl.constexpr = 23 - FRACTION
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
@@ -51,13 +53,15 @@ def small_float(x, FRACTION: tl.constexpr, BIAS: tl.constexpr, MAGIC: tl.constex
 
 @triton.jit
 def size_bits(x):
-    """The sizes of float32 as integers in the same order, of which what is no number is the highest."""
+    """Returns the sizes of float32 as integers in the same order. NaN is the highest."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def scale_of(peak_bits, LARGEST: tl.constexpr):
-    """The scale of rows by the highest of their `size_bits`, and its inverse; zero for rows as good as zero."""
+    """Returns the scale of rows by the highest of their `size_bits`, and its inverse. Both are zero for rows close to
+    zero.
+    """
     peak = peak_bits.to(tl.float32, bitcast=True)
     largest = tl.full(peak.shape, LARGEST, tl.float32)
     is_zero = peak < 1e-30
@@ -67,7 +71,7 @@ def scale_of(peak_bits, LARGEST: tl.constexpr):
 
 @triton.jit
 def encoded(x, KIND: tl.constexpr):
-    """x, multiplied by the inverse of its scale, as uint8."""
+    """Returns x, multiplied by the inverse of its scale, as uint8."""
     if KIND == 1:
         magic = tl.full(x.shape, 12582912.0, tl.float32)
         digits = (x + magic).to(tl.int32, bitcast=True) - magic.to(tl.int32, bitcast=True)

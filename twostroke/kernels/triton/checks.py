@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import torch
 
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.spans import FIELDS, Spans, TokenSlots
+from twostroke.kernels.attention.spans import FIELDS, Spans, TokenSlots
+from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kernels.triton.bytes import kind_of
 
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
@@ -15,7 +15,9 @@ WIDEST_HEAD: Final = 256
 
 
 def check_pool(pool: PagePool, layer: int) -> None:
-    """A page contiguous, or its numbers and scales as `PagePool.over` lays them; pages any distance apart."""
+    """Checks that a page is contiguous, or has numbers and scales as `PagePool.over` lays them. Pages may lie any
+    distance apart.
+    """
     numbers = pool.numbers
     assert numbers.ndim == 6, f"pool must be [pages, layers, 2, kv_heads, block, head_dim], got {tuple(numbers.shape)}"
     _, layers, pair, _, block, dim = numbers.shape
@@ -28,7 +30,7 @@ def check_pool(pool: PagePool, layer: int) -> None:
 
 
 def check_heads(name: str, x: torch.Tensor, pool: PagePool, dtype: torch.dtype, heads: int | None = None) -> None:
-    """x [T, heads, head_dim] in `dtype`, heads side by side, rows any distance apart."""
+    """Checks x [T, heads, head_dim] in `dtype`: heads lie side by side, and rows any distance apart."""
     kv_heads, dim = pool.kv_heads, pool.head_dim
     assert x.ndim == 3, f"{name} must be [T, heads, head_dim], got {tuple(x.shape)}"
     assert x.shape[2] == dim, f"head_dim of {name} must be the pool's {dim}, got {x.shape[2]}"
@@ -80,7 +82,8 @@ def check_placement(placement: TokenSlots, tokens: int, pool: PagePool, rope: in
 
 
 def pool_arguments(pool: PagePool) -> dict[str, Any]:
-    """What kernels are told of a pool besides the addresses: strides in numbers, and how a number is read.
+    """Returns the arguments of kernels about a pool, besides the addresses: strides in numbers, and how a number is
+    read.
 
     A kernel of numbers with scales finds those at a quarter of the distances: four bytes each.
     """
@@ -89,15 +92,15 @@ def pool_arguments(pool: PagePool) -> dict[str, Any]:
 
 
 def centers_of(pool: PagePool) -> torch.Tensor:
-    """The centers of keys, or for a kernel that looks at none any tensor of float32."""
+    """Returns the centers of keys, or for a kernel that looks at none any tensor of float32."""
     return torch.empty(0, device=pool.device) if pool.key_centers is None else pool.key_centers
 
 
 def sinks_of(sinks: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:
-    """The sinks, or for a kernel that looks at none any tensor of float32."""
+    """Returns the sinks, or for a kernel that looks at none any tensor of float32."""
     return torch.empty(0, device=q.device) if sinks is None else sinks
 
 
 def scales_of(pool: PagePool) -> torch.Tensor:
-    """The scales, or for a kernel that looks at none any tensor of float32."""
+    """Returns the scales, or for a kernel that looks at none any tensor of float32."""
     return torch.empty(0, device=pool.device) if pool.scales is None else pool.scales

@@ -2,9 +2,9 @@
 
 Weights are the left operand, so that they go from codes through registers to the tensor cores: codes lie in memory as
 the threads of a product hold them, so no thread needs the codes of another. A program walks all inputs in order,
-whatever its tiles are: a row's bits depend neither on its place in a tile nor on who is beside it, and not on how many
-rows there are. Each weight has the bits that expanding it to the rows' dtype would give. Many rows are multiplied by
-a library with weights that were expanded for them; an H100's products of either kind have the same bits.
+whatever its tiles are: a row's bits do not depend on its place in a tile, on the rows beside it, or on the number of
+rows. Each weight has the bits that expanding it to the rows' dtype would give. Many rows are multiplied by a library
+with weights that were expanded for them; an H100's products of either kind have the same bits.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import torch
 import triton
 import triton.language as tl
 
-from twostroke.kernels.device_codes import KINDS, DeviceMatrix
 from twostroke.kernels.layout import DEVICE_TILE, EXPANDED_BYTES
+from twostroke.kernels.products.device_codes import KINDS, DeviceMatrix
 from twostroke.kernels.triton.checks import DTYPES
 
 TWO_TO_23: Final = 150 << 23
-"""The bits of 2^23 as a float32, whose last bit is 1. An argument, since one instruction takes one constant only."""
+"""The bits of 2^23 as a float32. Its last bit has the value 1. An argument, since one instruction takes one constant
+only."""
 EXPANDED_ROWS: Final = 1024
 """Rows from which a library multiplies plain numbers: expanding the matrix once is faster than once for each tile."""
 
@@ -45,7 +46,9 @@ class CodesTuning:
 
 
 def codes_tuning(rows: int, outputs: int, dtype: torch.dtype) -> CodesTuning:
-    """For Hopper: many programs for few rows, and each code expanded for as many rows as registers have room for."""
+    """Returns the tuning for Hopper: many programs for few rows. Each code is expanded for as many rows as the
+    registers hold.
+    """
     if dtype == torch.float32:
         return CodesTuning(rows=16 if rows <= 16 else 64, outputs=64, inputs=64, warps=4, stages=2)
     if rows <= 16:
@@ -72,7 +75,7 @@ class TritonCodeProducts:
 def product_of_codes(
     x: torch.Tensor, matrix: DeviceMatrix, bias: torch.Tensor | None, out: torch.Tensor, tuning: CodesTuning
 ) -> None:
-    """Multiply columns in the order of codes."""
+    """Multiplies columns in the order of codes."""
     rows, outputs = out.shape
     # outputs fastest: programs that run together share the rows of x, and each code is read once by a tile of rows
     codes_kernel[(triton.cdiv(outputs, tuning.outputs), triton.cdiv(rows, tuning.rows))](
@@ -85,7 +88,7 @@ def product_of_codes(
 
 
 def product_of_expanded(x: torch.Tensor, matrix: DeviceMatrix, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """Expand some outputs at a time, as plain numbers that torch multiplies."""
+    """Expands some outputs at a time into plain numbers, which torch multiplies."""
     most = max(DEVICE_TILE, EXPANDED_BYTES // (matrix.inputs * x.itemsize) // DEVICE_TILE * DEVICE_TILE)
     weights = x.new_empty(min(most, matrix.outputs), matrix.inputs)
     for first in range(0, matrix.outputs, most):
@@ -99,7 +102,7 @@ def product_of_expanded(x: torch.Tensor, matrix: DeviceMatrix, bias: torch.Tenso
 
 
 def expand(matrix: DeviceMatrix, first: int, weights: torch.Tensor) -> None:
-    """Write the weights [outputs, inputs] of the outputs from `first` on, which is a multiple of 64."""
+    """Writes the weights [outputs, inputs] of the outputs from `first` on, which is a multiple of 64."""
     expand_kernel[(triton.cdiv(len(weights), DEVICE_TILE), triton.cdiv(matrix.inputs, EXPAND_INPUTS))](
         weights, matrix.codes, matrix.scales, matrix.scales if matrix.mins is None else matrix.mins,
         first // DEVICE_TILE, first + len(weights), matrix.outputs, matrix.inputs, matrix.codes.shape[1], TWO_TO_23,
@@ -108,7 +111,7 @@ def expand(matrix: DeviceMatrix, first: int, weights: torch.Tensor) -> None:
 
 
 def constants_of(matrix: DeviceMatrix, step: int) -> dict[str, int | bool]:
-    """Return what a kernel is compiled for that takes `step` inputs at a time."""
+    """Returns what a kernel is compiled for that takes `step` inputs at a time."""
     return {
         "KIND": KINDS.index(matrix.kind),
         "OFFSET": matrix.offset,
@@ -133,7 +136,7 @@ def _check(x: torch.Tensor, matrix: DeviceMatrix, bias: torch.Tensor | None, out
 
 @triton.jit
 def number_of(words, two_to_23, PLACE: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr):
-    """The codes at one place of each word as float32, less their offset; KIND as `KINDS` has it."""
+    """Returns the codes at one place of each word as float32, less their offset. KIND is a value of `KINDS`."""
     BITS: tl.constexpr = 4 if KIND < 2 else 8
     if KIND % 2 == 0:
         # integers: the code becomes the last bits of an integer that float32 holds from the code's place on
@@ -188,7 +191,7 @@ def of_groups(numbers, first, output, is_output, outputs,
 
 @triton.jit
 def by_input(of_parts, OUTPUTS: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr):
-    """Each of a part's numbers, repeated for its inputs."""
+    """Returns each of a part's numbers, repeated for its inputs."""
     wide = tl.broadcast_to(of_parts.to(tl.float32)[:, :, None], (OUTPUTS, STEP // PART, PART))
     return tl.reshape(wide, (OUTPUTS, STEP))
 
@@ -196,7 +199,9 @@ def by_input(of_parts, OUTPUTS: tl.constexpr, PART: tl.constexpr, STEP: tl.const
 @triton.jit
 def places_of(tile, outputs, row_words,
               TILES: tl.constexpr, STEPS: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
-    """(Places of the codes' words, distances from the first of their tile of outputs, whether that tile is there)."""
+    """Returns (places of the codes' words, distances from the first of their tile of outputs, whether that tile
+    exists).
+    """
     # words: tile of inputs and 512 words of it, tile of outputs, word
     each = tl.arange(0, STEPS * TILES * (512 if KIND < 2 else 1024))
     own = tile + each // 512 % TILES

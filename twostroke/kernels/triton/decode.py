@@ -1,9 +1,9 @@
 """Few query rows per span over long contexts: what decode does, bound by how fast K and V can be read.
 
 All query heads that share a K/V head, times the span's rows, are packed into one matrix operand, so K and V are read
-once. A context is split among programs, whose number is fixed by the host and whose shares follow from the context
-length on the device: a captured launch serves any lengths. Programs of empty shares leave at once. Each share's result
-is normalised and kept with the logarithm (base 2) of its weight; the second kernel merges them. A layer with a window
+once. A context is split among programs. The host fixes their number, and their shares follow from the context length on
+the device: a captured launch serves any lengths. Programs of empty shares leave at once. Each share's result is
+normalised and kept with the logarithm (base 2) of its weight; the second kernel merges them. A layer with a window
 splits what its rows see: nothing before that is read. A head's sink takes its part once, where all shares are there.
 """
 
@@ -16,9 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
-from twostroke.kernels.attention_rules import AnyRules, rule_of
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.spans import Spans
+from twostroke.kernels.attention.rules import AnyRules, rule_of
+from twostroke.kernels.attention.spans import Spans
+from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kernels.triton.bytes import decoded
 from twostroke.kernels.triton.checks import (
     check_heads,
@@ -52,7 +52,9 @@ class DecodeTuning:
 
 
 def decode_tuning(head_dim: int, dtype: torch.dtype, shared_bytes: int = HOPPER_SHARED_BYTES) -> DecodeTuning:
-    """For Hopper: three programs per multiprocessor, each with one tile in use and one in flight. Else what fits."""
+    """Returns the tuning. On Hopper there are three programs per multiprocessor, each with one tile in use and one in
+    flight. Other devices get what fits.
+    """
     if dtype == torch.float32:
         return DecodeTuning(keys=32 if head_dim <= 128 else 16, warps=4, stages=2, least_share=128)
     if shared_bytes < HOPPER_SHARED_BYTES:
@@ -79,7 +81,7 @@ class DecodePlan:
 def plan_decode(
     spans: Spans, pool: PagePool, heads: int, multiprocessors: int, tuning: DecodeTuning, window: int | None = None
 ) -> DecodePlan:
-    """Return the plan of the layers with this window: their rows see no more of a context."""
+    """Returns the plan of the layers with this window: their rows see no more of a context."""
     kv_heads, dim = pool.kv_heads, pool.head_dim
     count = len(spans.fields)
     wanted = -(-multiprocessors * tuning.programs_per_sm // max(1, count * kv_heads))
@@ -107,7 +109,7 @@ def decode_attention(
     plan: DecodePlan,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Attention of the spans' rows of q [T, heads, D] into the same rows of out; other rows are left alone.
+    """Writes attention of the spans' rows of q [T, heads, D] into the same rows of out. Other rows do not change.
 
     `sinks`: float32 [heads], one more score of each head's softmax.
     """
@@ -164,7 +166,8 @@ def weighed(best, total, scores):
 def store_share(
     out_at, partials, weights, part, acc, best, total, asked, d, inside, DIM: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    """Write a share that is the whole context into out; else aside with the logarithm (base 2) of each row's weight."""
+    """Writes a share that is the whole context into out; else aside with the logarithm (base 2) of each row's
+    weight."""
     divisor = tl.where(total > 0, total, 1.0)  # 0 where nothing was seen: the result is 0, its weight none
     acc = acc / divisor[:, None]
     mask = asked[:, None] & inside[None, :]
@@ -182,7 +185,8 @@ def walk_share(
     VALUES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
     PACKED_PAD: tl.constexpr, DIM_PAD: tl.constexpr, KIND: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Sum of weighted values, highest score (base 2) and sum of weights of one share; V lies VALUES behind K.
+    """Returns the sum of weighted values, the highest score (base 2) and the sum of weights of one share. V lies VALUES
+    after K.
 
     Nothing before the position `first` is read.
     """

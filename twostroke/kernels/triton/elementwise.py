@@ -71,7 +71,7 @@ def _launch_norm(
 
 
 def norm_warps(padded: int) -> int:
-    """Two accesses of 16 bytes per thread and tensor."""
+    """Returns the warps with which each thread makes two accesses of 16 bytes per tensor."""
     return min(16, max(4, padded // 512))
 
 
@@ -79,7 +79,7 @@ def norm_warps(padded: int) -> int:
 def add_norm_kernel(
     x, residual, weight, total, out, width, epsilon, PADDED: tl.constexpr, HAS_RESIDUAL: tl.constexpr
 ):  # fmt: skip
-    """One row per program."""
+    """Computes one row per program."""
     column = tl.arange(0, PADDED)
     inside = column < width
     # x, residual, total and out alike: row, column
@@ -98,7 +98,7 @@ def add_norm_kernel(
 
 @triton.jit
 def silu_mul_kernel(gate_up, out, width, COLUMNS: tl.constexpr):
-    """Some columns of one row per program."""
+    """Computes some columns of one row per program."""
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width

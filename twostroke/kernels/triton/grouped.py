@@ -1,7 +1,7 @@
 """Products of experts: each program takes a tile of one expert's pairs and some outputs; the twin is `TorchGrouped`.
 
-Tiles have one shape, and a program walks all inputs in order: a row's bits depend neither on its place in a tile nor on
-who is beside it, and not on how many rows there are.
+Tiles have one shape, and a program walks all inputs in order: a row's bits do not depend on its place in a tile, on the
+rows beside it, or on the number of rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from twostroke.kernels.grouped import TILE_ROWS, RoutedPairs
+from twostroke.kernels.products.grouped import TILE_ROWS, RoutedPairs
 from twostroke.kernels.triton.checks import DTYPES
 
 COMBINED_COLUMNS = 1024
@@ -30,7 +30,9 @@ class GroupedTuning:
 
 
 def grouped_tuning(dtype: torch.dtype) -> GroupedTuning:
-    """For Hopper: a tile of weights in use and two in flight, 16 KiB each. Smaller ones of float32."""
+    """Returns the tuning for Hopper: a tile of weights in use and two in flight, 16 KiB each. Tiles of float32 are
+    smaller.
+    """
     if dtype == torch.float32:
         return GroupedTuning(outputs=64, inputs=32, warps=4, stages=2)
     return GroupedTuning(outputs=128, inputs=64, warps=4, stages=3)
@@ -125,7 +127,7 @@ def grouped_kernel(
 
 @triton.jit
 def combine_kernel(answers, weights, out, width, PER_TOKEN: tl.constexpr, COLUMNS: tl.constexpr):
-    """Some columns of one row per program, its answers one after the other."""
+    """Adds up some columns of one row per program, one expert's result after the other."""
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width

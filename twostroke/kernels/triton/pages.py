@@ -16,12 +16,12 @@ CHUNK_WORDS: Final = 4096
 
 
 def gather_pages(pool: torch.Tensor, pages: torch.Tensor, buffer: torch.Tensor) -> None:
-    """buffer[i] = pool[pages[i]], bytes as they are; pages int64 [n], buffer [n, *page]."""
+    """Copies buffer[i] = pool[pages[i]], bytes as they are. pages: int64 [n], buffer: [n, *page]."""
     _launch(pool, pages, buffer, gather=True)
 
 
 def scatter_pages(buffer: torch.Tensor, pages: torch.Tensor, pool: torch.Tensor) -> None:
-    """pool[pages[i]] = buffer[i]; pages must differ."""
+    """Copies pool[pages[i]] = buffer[i]. Pages must differ."""
     _launch(pool, pages, buffer, gather=False)
 
 

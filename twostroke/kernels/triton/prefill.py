@@ -1,9 +1,9 @@
-"""Tiles of query rows over pages, causal by position: what prefill does, bound by arithmetic.
+"""Prefill attention over pages, in tiles of query rows, causal by position. It is bound by arithmetic.
 
 A span is one tile; the host cuts chunks into them (`spans.cut_into_tiles`). A program takes one tile and one query
-head and walks the context in tiles of keys, each gathered through the block table, however many pages it covers: first
-the keys that all rows see, without masks, then the diagonal. In a layer with a window, it begins with the first key
-that any row sees, and takes masks too until all rows see a tile.
+head. It walks the context in tiles of keys, which it gathers through the block table. Keys that all rows see come
+first, without masks. The diagonal follows. In a layer with a window the program begins with the first key that any row
+sees. It uses masks until all rows see a tile.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from twostroke.kernels.attention_rules import AnyRules, rule_of
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.spans import Spans
+from twostroke.kernels.attention.rules import AnyRules, rule_of
+from twostroke.kernels.attention.spans import Spans
+from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kernels.triton.bytes import decoded
 from twostroke.kernels.triton.checks import (
     check_heads,
@@ -42,9 +42,10 @@ class PrefillTuning:
 
 
 def prefill_tuning(head_dim: int, dtype: torch.dtype, shared_bytes: int = HOPPER_SHARED_BYTES) -> PrefillTuning:
-    """For Hopper: two warp groups of 64 rows, one tile of keys in use and one in flight.
+    """Returns the tuning. On Hopper two warp groups of 64 rows have one tile of keys in use and one in flight.
 
-    Three stages, since a tile stays in use until the next one's matrix product has begun. Else what fits.
+    There are three stages, because a tile stays in use until the matrix product of the next one has begun. Other
+    devices get what fits.
     """
     if dtype == torch.float32:
         return PrefillTuning(rows=32, keys=32, warps=4, stages=2)
@@ -65,7 +66,7 @@ def prefill_attention(
     tuning: PrefillTuning,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Attention of the spans' rows of q [T, heads, D] into the same rows of out; other rows are left alone.
+    """Writes attention of the spans' rows of q [T, heads, D] into the same rows of out. Other rows do not change.
 
     `sinks`: float32 [heads], one more score of each head's softmax.
     """
@@ -94,7 +95,7 @@ def walk_keys(
     VALUES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, PADDED: tl.constexpr,
     MASKED: tl.constexpr, KIND: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Positions begin..end: all of them seen by every row, in whole tiles, unless MASKED.
+    """Walks the positions begin..end. Every row sees all of them, in whole tiles, unless MASKED.
 
     Nothing before the position `first` is read.
     """

@@ -1,4 +1,4 @@
-"""What a layer's attention rule means to the kernels: windows, soft caps and sinks, beside the scale.
+"""What a layer's attention rule means to the kernels: windows, soft caps and sinks, besides the scale.
 
 Scores are in base 2. A rule without a window or a cap compiles to kernels that know nothing of either.
 """
@@ -11,18 +11,18 @@ import torch
 import triton
 import triton.language as tl
 
-from twostroke.kernels.attention_rules import AttentionRule
+from twostroke.kernels.attention.rules import AttentionRule
 
 LOG2_E: Final = 1.4426950408889634
 
 
 def rule_arguments(rule: AttentionRule, sinks: torch.Tensor | None) -> dict[str, Any]:
-    """What kernels are compiled for. Windows are few, and so are the kernels of a model."""
+    """Returns what kernels are compiled for. Windows are few, and so are the kernels of a model."""
     return {"WINDOW": rule.window or 0, "CAPPED": rule.softcap is not None, "HAS_SINKS": sinks is not None}
 
 
 def score_factors(rule: AttentionRule) -> tuple[float, float]:
-    """The factor of products of queries and keys, and that of what `capped` makes of them.
+    """Returns the factor of products of queries and keys, and that of what `capped` makes of them.
 
     Without a cap, these are scores in base 2. With one, they are what its tanh is taken of, times 2 log2(e).
     """
@@ -41,7 +41,7 @@ def capped(scores, cap_log2, CAPPED: tl.constexpr):
 
 @triton.jit
 def first_seen(context, rows, WINDOW: tl.constexpr):
-    """The first position that any row of a span sees."""
+    """Returns the first position that any row of a span sees."""
     first = 0
     if WINDOW != 0:
         first = tl.maximum(context - rows - WINDOW + 1, 0)
@@ -50,7 +50,7 @@ def first_seen(context, rows, WINDOW: tl.constexpr):
 
 @triton.jit
 def is_seen(at, last, WINDOW: tl.constexpr):
-    """[rows, keys]: which positions each row sees, the last of which is `last`."""
+    """Returns [rows, keys]: which positions each row sees. The last one is `last`."""
     seen = at[None, :] <= last[:, None]
     if WINDOW != 0:
         seen &= at[None, :] > last[:, None] - WINDOW
@@ -59,7 +59,7 @@ def is_seen(at, last, WINDOW: tl.constexpr):
 
 @triton.jit
 def with_sink(acc, best, total, sink):
-    """Sums of weighted values and of weights, with the score of each row's sink, whose value is zero."""
+    """Sums of weighted values and of weights, with the score of each row's sink. The value of a sink is zero."""
     score = sink * 1.4426950408889634
     pivot = tl.maximum(best, score)
     decay = tl.exp2(best - pivot)

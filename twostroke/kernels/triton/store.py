@@ -1,4 +1,4 @@
-"""Rope on q and k, and k and v into their slots of the pages: one launch per layer."""
+"""Applies rope to q and k, and stores k and v into their slots of the pages: one launch per layer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from twostroke.kernels.page_pool import LARGEST, PagePool
-from twostroke.kernels.spans import TokenSlots
+from twostroke.kernels.attention.spans import TokenSlots
+from twostroke.kernels.pools.page_pool import LARGEST, PagePool
 from twostroke.kernels.triton.bytes import encoded, scale_of, size_bits
 from twostroke.kernels.triton.checks import (
     centers_of,
@@ -21,13 +21,13 @@ from twostroke.kernels.triton.checks import (
 )
 
 TOKENS: Final = 4
-"""Per program: a batch of 64 still gives every multiprocessor one."""
+"""Tokens per program. A batch of 64 still gives every multiprocessor a program."""
 
 
 def rotate_and_store(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: PagePool, layer: int, placement: TokenSlots, rope: int = 0
 ) -> torch.Tensor:
-    """The rotated q [T, heads, D], contiguous; k, rotated, and v [T, kv_heads, D] are in their slots.
+    """Returns the rotated q [T, heads, D], contiguous. The rotated k and v [T, kv_heads, D] are in their slots then.
 
     `rope` says which of the ropes that lie side by side rotates them.
     """
@@ -122,7 +122,7 @@ def store_kernel(
 def put_halves(
     at, scale_at, low, high, asked, is_token, HALF: tl.constexpr, KIND: tl.constexpr, LARGEST: tl.constexpr
 ):  # fmt: skip
-    """The halves of rows into their slots, as numbers of the pool, and the scale of each row if they have one."""
+    """Stores the halves of rows into their slots, as numbers of the pool, and the scale of each row if there is one."""
     if KIND == 0:
         tl.store(at, low.to(at.dtype.element_ty), mask=asked)
         tl.store(at + HALF, high.to(at.dtype.element_ty), mask=asked)

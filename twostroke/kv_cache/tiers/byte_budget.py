@@ -1,4 +1,4 @@
-"""A byte budget: so many bytes per second, of which some seconds may be saved up (a token bucket)."""
+"""A byte budget (a token bucket): so many bytes per second. The bytes of some seconds may be saved up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ByteBudget:
         self._at_s = 0.0
 
     def take(self, size_bytes: int, now_s: float, *, keep: float = 0.0) -> bool:
-        """Take bytes if they are there and at least the share `keep` of what can be saved up remains."""
+        """Takes bytes if they are there and at least the share `keep` of what can be saved up remains."""
         refilled = self._bytes + (now_s - self._at_s) * self._bytes_per_s
         self._bytes, self._at_s = min(self._most_bytes, max(self._bytes, refilled)), now_s
         if self._bytes - size_bytes < keep * self._most_bytes:
@@ -37,7 +37,7 @@ class WriteBudget:
         self._first_sight = ByteBudget(FIRST_SIGHT_SHARE * bytes_per_s, page_bytes)
 
     def take_page(self, now_s: float, *, wanted_again: bool) -> bool:
-        """Take one page. One that was seen once comes out of a small share, and leaves half of what was saved."""
+        """Takes one page. One that was seen once comes out of a small share, and leaves half of what was saved."""
         if wanted_again:
             return self._all.take(self._page_bytes, now_s)
         is_spared = self._first_sight.take(self._page_bytes, now_s)

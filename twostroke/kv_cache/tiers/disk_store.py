@@ -2,8 +2,8 @@
 
 It does no I/O: a caller reserves a place, writes there on a thread of its own, and commits what it has written, or
 abandons the place. A segment stays as long as a place in it is reserved. Records are only ever appended, so space comes
-back segment by segment: the one whose live records are worth least goes first. A record's worth is hits per time since
-it came (Blankstein et al., "Hyperbolic caching", USENIX ATC 2017).
+back segment by segment: the one with the least valuable live records goes first. A record's worth is hits per time
+since it came (Blankstein et al., "Hyperbolic caching", USENIX ATC 2017).
 
 One owner, one thread: the worker's event loop.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
-from twostroke.ids import BlockHash
+from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.kv_cache.tiers.folders import ScannedSegment
 from twostroke.kv_cache.tiers.record import DEAD, MOST_SEGMENT_BYTES, RecordFormat, record_bytes
@@ -33,7 +33,7 @@ class RecordPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class RecordReservation:
     """A place for one record, to be written and then committed or abandoned."""
 
     place: RecordPlace
@@ -71,7 +71,7 @@ class _Segment:
 
 
 def disk_pages(most_bytes: int, page_bytes: int) -> int:
-    """Return how many pages a worker's disk space holds. Raises ConfigError if there is no room for two records."""
+    """Returns how many pages a worker's disk space holds. Raises ConfigError if there is no room for two records."""
     return enough_pages(most_bytes, record_bytes(page_bytes), least=LEAST_RECORDS, flag="--disk-cache")
 
 
@@ -119,7 +119,7 @@ class DiskStore:
         return self._most_records * self.form.record_bytes
 
     def adopt(self, segments: Iterable[ScannedSegment], now_s: float) -> tuple[list[BlockHash], list[Path]]:
-        """Take in segments that were found on disk, oldest first.
+        """Takes in segments that were found on disk, oldest first.
 
         Returns the blocks that are new here, and the paths of segments without any, or without room, to be removed.
         """
@@ -150,19 +150,19 @@ class DiskStore:
         return None if segment is None else RecordPlace(segment.path, segment.live[block_hash].offset)
 
     def hit(self, block_hash: BlockHash) -> None:
-        """Note that a block was of use; one that has gone meanwhile is not."""
+        """Notes that a block was of use; one that has gone meanwhile is not."""
         segment = self._where.get(block_hash)
         if segment is not None:
             segment.live[block_hash].hits += 1
 
     def has_room(self) -> bool:
-        """Tell whether a place can be reserved: not while too many segments have writes under way."""
+        """Tells whether a place can be reserved: not while too many segments have writes under way."""
         if self._has_open_place(self._open):
             return True
         return sum(each.records for each in self._segments.values() if each.reserved) <= self._most_before_new
 
-    def reserve(self, now_s: float) -> Reservation:
-        """Reserve the place of one record, for which there `has_room`; reclaim segments if that is needed."""
+    def reserve(self, now_s: float) -> RecordReservation:
+        """Reserves the place of one record, for which there `has_room`; reclaim segments if that is needed."""
         reclaimed: list[Path] = []
         if not self._has_open_place(self._open):
             while self._records > self._most_before_new:
@@ -173,10 +173,10 @@ class DiskStore:
         self._open.records += 1
         self._open.reserved += 1
         self._records += 1
-        return Reservation(place, tuple(reclaimed))
+        return RecordReservation(place, tuple(reclaimed))
 
     def commit(self, block_hash: BlockHash, place: RecordPlace, now_s: float) -> bool:
-        """Make a record findable that has been written; return False if all was forgotten, or its block is here."""
+        """Makes a record findable that has been written; returns False if all was forgotten, or its block is here."""
         if not self.abandon(place):
             return False
         segment = self._segments[place.path]
@@ -189,14 +189,14 @@ class DiskStore:
         return True
 
     def abandon(self, place: RecordPlace) -> bool:
-        """Give up a reserved place for good; return False if its segment was forgotten meanwhile."""
+        """Gives up a reserved place for good; returns False if its segment was forgotten meanwhile."""
         segment = self._segments.get(place.path)
         if segment is not None:
             segment.reserved -= 1
         return segment is not None
 
     def drop(self, block_hash: BlockHash) -> list[RecordPlace]:
-        """Forget a block that is damaged or not wanted; return the places of all its records."""
+        """Forgets a block that is damaged or not wanted; returns the places of all its records."""
         places = list(self._copies.pop(block_hash, ()))
         segment = self._where.pop(block_hash, None)
         if segment is not None:
@@ -204,7 +204,7 @@ class DiskStore:
         return places
 
     def forget_all(self) -> list[Path]:
-        """Forget every record, and return the paths of all segments."""
+        """Forgets every record, and returns the paths of all segments."""
         paths = list(self._segments)
         self._segments.clear()
         self._where.clear()
@@ -225,7 +225,7 @@ class DiskStore:
         self._records += segment.records
 
     def _reclaim(self, now_s: float) -> Path:
-        """Forget the segment that is worth least and has no writes under way, and return its path."""
+        """Forgets the segment that is worth least and has no writes under way, and returns its path."""
         written = [each for each in self._segments.values() if not each.reserved]
         assert written, "a place was reserved although there was no room"
         segment = min(written, key=lambda each: each.worth(now_s))
@@ -245,7 +245,7 @@ class DiskStore:
             self._copies.pop(block_hash, None)
 
     def check_integrity(self) -> None:
-        """Assert that every record that is known lies in a segment that is here. O(records); for tests."""
+        """Asserts that every record that is known lies in a segment that is here. O(records); for tests."""
         assert self._records == sum(each.records for each in self._segments.values())
         for block_hash, segment in self._where.items():
             assert self._segments[segment.path] is segment, f"block {block_hash.hex()} has gone with its segment"

@@ -32,7 +32,7 @@ class AlignedBuffer:
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """Free the memory. Views that others still hold keep it alive until they go."""
+        """Frees the memory. Views that others still hold keep it alive until they go."""
         with contextlib.suppress(BufferError):
             self.view.release()
             self._map.close()
@@ -45,7 +45,7 @@ class SegmentFile:
         self._descriptor = descriptor
 
     def read(self, buffer: memoryview, offset: int) -> int:
-        """Fill the buffer from `offset`, and return how many bytes there were. Raises OSError."""
+        """Fills the buffer from `offset`, and returns how many bytes there were. Raises OSError."""
         done = 0
         while done < len(buffer):
             count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
@@ -64,7 +64,7 @@ class SegmentFile:
                 raise OSError(errno.ENOSPC, "the disk took only a part of a record")
 
     def sync(self) -> None:
-        """Return once what was written survives a loss of power. Raises OSError."""
+        """Returns once what was written survives a loss of power. Raises OSError."""
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class SegmentFiles:
         return bool(self._flags & os.O_DIRECT)
 
     def probe(self, folder: Path, size_bytes: int = SECTOR) -> float | None:
-        """Find out whether this file system takes direct I/O; return the seconds of reading so many bytes there.
+        """Finds out whether this file system takes direct I/O; returns the seconds of reading so many bytes there.
 
         Returns None where the disk is full. Raises OSError where nothing can be written at all.
         """
@@ -116,7 +116,7 @@ class SegmentFiles:
         return self._time_to_read(path, buffer)
 
     def time_to_read(self, path: Path, size_bytes: int) -> float:
-        """Return the seconds of reading so many bytes at the begin of a file. Raises OSError."""
+        """Returns the seconds of reading so many bytes at the begin of a file. Raises OSError."""
         buffer = AlignedBuffer(size_bytes)
         try:
             return self._time_to_read(path, buffer.view)
@@ -142,7 +142,7 @@ class SegmentFiles:
 
     @contextlib.contextmanager
     def changing(self, path: Path) -> Iterator[SegmentFile]:
-        """Open a segment that is there. Raises OSError, FileNotFoundError for one that has gone."""
+        """Opens a segment that is there. Raises OSError, FileNotFoundError for one that has gone."""
         with contextlib.closing(self.open(path, os.O_WRONLY)) as file:
             yield file
 

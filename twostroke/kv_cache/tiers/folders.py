@@ -4,8 +4,8 @@
     DIR/v<version>-<identity>/<worker>/probe           written and removed at start
     DIR/v<version>-<identity>/<worker>/00000001.pages  records, one after the other
 
-The lock is the kernel's (flock): it ends with the process, however the process ends. The time of its file says when
-the owner was last seen, so that nobody takes the folder of a worker that is just being started again.
+The lock is the kernel's (flock): it ends with the process, however the process ends. The time of its file says when the
+owner was last seen. So the folder of a worker that is being started again is not taken.
 
 DIR may hold anything else besides. Only folders and files with the names above are looked at, and nothing else is ever
 removed.
@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
 
-from twostroke.kv_cache.tiers import trust
 from twostroke.kv_cache.tiers.files import PROBE, AlignedBuffer, SegmentFiles
 from twostroke.kv_cache.tiers.record import (
     DEAD,
@@ -41,6 +40,7 @@ from twostroke.kv_cache.tiers.record import (
     RecordHeader,
 )
 from twostroke.kv_cache.tiers.trust import FolderTrust
+from twostroke.security import trusted_paths
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class ScannedSegment:
 
 
 class SegmentFolder:
-    """A folder whose lock is ours until `close`."""
+    """A folder that this process has locked until `close`."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -76,18 +76,18 @@ class SegmentFolder:
 
     @classmethod
     def claim(cls, path: Path) -> Self | None:
-        """Lock a folder, made if it is not there; return None if a live process has it.
+        """Locks a folder, made if it is not there; returns None if a live process has it.
 
         Raises OSError, UntrustedPath where others may write to it, its lock or the folder of its model.
         """
         while True:
             make_private(path.parent)
             path.mkdir(mode=0o700, exist_ok=True)
-            trust.check(path.parent, path)
+            trusted_paths.check(path.parent, path)
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                trust.check_open(lock, path / LOCK)
+                trusted_paths.check_open(lock, path / LOCK)
                 if _is_at(path / LOCK, lock):
                     return cls(path, lock)
             except BlockingIOError:
@@ -96,14 +96,14 @@ class SegmentFolder:
             except BaseException:
                 os.close(lock)
                 raise
-            os.close(lock)  # somebody removed the folder meanwhile
+            os.close(lock)  # another process removed the folder meanwhile
 
     def next_segment(self) -> Path:
-        """Return the path of the next new segment."""
+        """Returns the path of the next new segment."""
         return self.path / f"{next(self._numbers):08d}{SUFFIX}"
 
     def scan(self, files: SegmentFiles, form: RecordFormat) -> list[ScannedSegment]:
-        """Read the headers of all segments, oldest first; cut torn tails, and remove segments without records.
+        """Reads the headers of all segments, oldest first; cuts torn tails, and removes segments without records.
 
         A segment that cannot be read is left out, with a warning. Raises OSError if the folder cannot be listed.
         """
@@ -112,15 +112,15 @@ class SegmentFolder:
             return [segment for segment in scanned if segment is not None and segment.records]
 
     def has_segments(self) -> bool:
-        """Tell whether there are segments, readable or not. Raises OSError."""
+        """Tells whether there are segments, readable or not. Raises OSError."""
         return bool(_segments_in(self.path))
 
     def touch(self) -> None:
-        """Say that the owner lives. Raises OSError."""
+        """Says that the owner lives. Raises OSError."""
         os.utime(self._lock)
 
     def remove(self) -> None:
-        """Remove our files, the lock last, and the folder if nothing else is in it; its lock is closed in any case.
+        """Removes our files, the lock last, and the folder if nothing else is in it; its lock is closed in any case.
 
         Raises OSError.
         """
@@ -133,7 +133,7 @@ class SegmentFolder:
             self.close()
 
     def try_remove(self) -> bool:
-        """Remove our files and the folder, and tell whether that was possible; a warning says why not."""
+        """Removes our files and the folder, and tells whether that was possible; a warning says why not."""
         try:
             self.remove()
         except OSError as error:
@@ -142,36 +142,51 @@ class SegmentFolder:
         return True
 
     def close(self) -> None:
-        """Leave the folder to a successor."""
+        """Leaves the folder to a successor."""
         os.close(self._lock)
 
 
 def model_folder(root: Path, identity: bytes) -> Path:
-    """Return the folder of all workers whose pages have this identity."""
+    """Returns the folder of all workers with pages of this identity."""
     return root / f"v{VERSION}-{identity.hex()}"
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it, if it is not there: only our user may write to it. Raises OSError."""
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Makes a folder, and those above it, if it is not there: only our user may write to it. Raises OSError."""
+    trusted_paths.make_folder(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def claim_own(root: Path, worker: str) -> SegmentFolder:
-    """Claim the worker's own folder, or one beside it while a successor of its last process has that.
+    """Claims the worker's own folder, or another one while a successor of its last process has that.
 
     So it does, with a warning, where others may write to its own folder. Raises OSError.
     """
     make_private(root)
-    trust.check(root)
+    trusted_paths.check(root)
     name = quote(worker, safe="")
     names: Iterator[str] = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(2)))
     return next(folder for name in names if (folder := _claim_if_trusted(root / name)) is not None)
 
 
+def hold_own(root: Path, worker: str) -> list[SegmentFolder]:
+    """Claims the folders that this worker's epochs have left below the root of all models, until they are closed.
+
+    So no worker adopts or removes them while this one is asleep. What cannot be claimed is left out, with a warning.
+    """
+    name, held = quote(worker, safe=""), []
+    own = re.compile(rf"{re.escape(name)}(\.[0-9]+)?")
+    for model in _folders_in(root, MODEL_FOLDER) if root.is_dir() else ():
+        for path in _folders_in(model, own):
+            folder = _try_claim(path, time.time() + 1.0)
+            if folder is not None:
+                held.append(folder)
+    return held
+
+
 @dataclass(frozen=True, slots=True)
 class LeftFolder:
-    """A folder whose owner may be dead. It is not claimed."""
+    """A folder with a possibly dead owner. It is not claimed."""
 
     path: Path
     seen_s: float
@@ -187,7 +202,8 @@ def claim_left(
     wanted: Callable[[LeftFolder], bool] = lambda _: True,
     folder_trust: FolderTrust | None = None,
 ) -> Iterator[SegmentFolder]:
-    """Claim the wanted folders under `root` whose owner is dead and was last seen so many seconds ago, one by one.
+    """Claims one by one the wanted folders under `root` whose owner is dead and was last seen so many seconds ago, one
+    by one.
 
     One that cannot be claimed, or that others may write to, is left out, with a warning.
     """
@@ -201,7 +217,7 @@ def claim_left(
 def remove_unused(
     root: Path, *, kept: Collection[str], unseen_s: float, folder_trust: FolderTrust | None = None
 ) -> int:
-    """Remove folders of pages that no model has used for so many seconds, except those under `kept`.
+    """Removes folders of pages that no model has used for so many seconds, except those under `kept`.
 
     Returns how many there were. One that cannot be removed is left, with a warning.
     """
@@ -215,10 +231,10 @@ def remove_unused(
 def remove_beyond(
     root: Path, *, kept: Collection[str], unseen_s: float, most_bytes: int, folder_trust: FolderTrust | None = None
 ) -> int:
-    """Remove folders of other models than `kept` until those without an owner take at most so many bytes.
+    """Removes folders of other models than `kept` until those without an owner take at most so many bytes.
 
-    The one whose owner was seen the longest ago goes first; only those that were not seen for `unseen_s` are counted.
-    Returns how many were removed. One that cannot be removed is left, with a warning.
+    The one with the owner that was seen the longest ago goes first; only those that were not seen for `unseen_s` are
+    counted. Returns how many were removed. One that cannot be removed is left, with a warning.
     """
     others, seen_by_s, removed = _other_models(root, kept), time.time() - unseen_s, 0
     left = sorted(_left_in(others, seen_by_s, folder_trust or FolderTrust()), key=lambda each: each.seen_s)
@@ -235,12 +251,12 @@ def remove_beyond(
 
 
 def scan_segment(files: SegmentFiles, path: Path, form: RecordFormat) -> ScannedSegment:
-    """Return the records of a segment, and cut the file behind the last whole one with a good header.
+    """Returns the records of a segment, and cuts the file behind the last whole one with a good header.
 
     A bad header before that one costs its own record only: all records have one size. A segment without any record is
     removed. Raises OSError, also for a file that is larger than any segment or that others may write to.
     """
-    trust.check(path)
+    trusted_paths.check(path)
     size, records, bad = path.stat().st_size, list[RecordHeader](), 0
     if size > max(MOST_SEGMENT_BYTES, form.record_bytes):
         raise OSError(errno.EFBIG, f"{size} bytes are more than any segment has; remove it", str(path))
@@ -275,13 +291,13 @@ def _try_scan(files: SegmentFiles, path: Path, form: RecordFormat) -> ScannedSeg
 def _claim_if_trusted(path: Path) -> SegmentFolder | None:
     try:
         return SegmentFolder.claim(path)
-    except trust.UntrustedPath as error:
+    except trusted_paths.UntrustedPath as error:
         log.warning("own folder of pages is not trusted, another one is used problem=%s", error.strerror)
         return None
 
 
 def _try_claim(path: Path, seen_by_s: float) -> SegmentFolder | None:
-    """Lock a folder whose owner was last seen by that time.
+    """Locks a folder if its owner was last seen by that time.
 
     Returns None if a live process has it, or if it cannot be locked, which a warning says.
     """
@@ -303,7 +319,9 @@ def _remove_empty(models: Iterable[Path]) -> None:
 
 
 def _left_in(models: Iterable[Path], seen_by_s: float, folder_trust: FolderTrust) -> Iterator[LeftFolder]:
-    """Yield the folders whose owner was last seen by that time; they are not claimed, which would count as seen."""
+    """Yields the folders with an owner that was last seen by that time; they are not claimed, which would count as
+    seen.
+    """
     for path in (folder for model in models for folder in _folders_in(model, WORKER_FOLDER)):
         try:
             if _was_seen_by(path / LOCK, seen_by_s) and folder_trust.allows(path.parent, path, path / LOCK):
@@ -314,7 +332,7 @@ def _left_in(models: Iterable[Path], seen_by_s: float, folder_trust: FolderTrust
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Tell whether a path still leads to an open file."""
+    """Tells whether a path still leads to an open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -322,7 +340,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _folders_in(root: Path, name: re.Pattern[str]) -> list[Path]:
-    """Return the folders with such names, but no links. A `root` that cannot be read has none, with a warning."""
+    """Returns the folders with such names, but no links. A `root` that cannot be read has none, with a warning."""
     try:
         with os.scandir(root) as entries:
             found = [each.path for each in entries if name.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
@@ -333,7 +351,7 @@ def _folders_in(root: Path, name: re.Pattern[str]) -> list[Path]:
 
 
 def _was_seen_by(lock: Path, seen_by_s: float) -> bool:
-    """Tell whether there is a lock, last touched by that time. Raises OSError."""
+    """Tells whether there is a lock, last touched by that time. Raises OSError."""
     try:
         status = lock.lstat()
     except FileNotFoundError:
@@ -342,6 +360,6 @@ def _was_seen_by(lock: Path, seen_by_s: float) -> bool:
 
 
 def _segments_in(path: Path) -> list[Path]:
-    """Return the segments, but nothing that only has the name of one: no links, folders or pipes. Raises OSError."""
+    """Returns the segments, but nothing that only has the name of one: no links, folders or pipes. Raises OSError."""
     with os.scandir(path) as entries:
         return [Path(e.path) for e in entries if SEGMENT.fullmatch(e.name) and e.is_file(follow_symlinks=False)]

@@ -1,4 +1,4 @@
-"""The host store keeps pages in host memory; the least recently used one that nobody reads or writes goes first.
+"""The host store keeps pages in host memory. The least recently used one that is not being read or written goes first.
 
 One owner, one thread: the worker's event loop. It says where a page is to go; the caller copies the bytes.
 """
@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from twostroke.ids import BlockHash, PageId
+from twostroke.base.ids import BlockHash, PageId
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class HostStore:
         self._free = [PageId(page) for page in reversed(range(pages))]
         self._entries: dict[BlockHash, HostEntry] = {}
         self._unheld: list[tuple[int, BlockHash]] = []
-        """Heap of (last_used, block) of entries that nobody holds; it may have stale ones besides."""
+        """Heap of (last_used, block) of entries without holders; it may have stale ones besides."""
         self._clock = 0
 
     def __len__(self) -> int:
@@ -50,11 +50,11 @@ class HostStore:
         return self._entries.get(block_hash)
 
     def touch(self, block_hash: BlockHash) -> None:
-        """Note that a block was of use."""
+        """Notes that a block was of use."""
         self._use(self._entries[block_hash])
 
     def victim(self) -> HostEntry | None:
-        """Return the entry that has to go before another page fits; None if one fits, or if all are held.
+        """Returns the entry that has to go before another page fits; None if one fits, or if all are held.
 
         However many are held, it costs no more than they did when they were held.
         """
@@ -69,7 +69,7 @@ class HostStore:
         return None
 
     def take(self) -> PageId | None:
-        """Take a free page, to copy into and then `put`."""
+        """Takes a free page, to copy into and then `put`."""
         return self._free.pop() if self._free else None
 
     def put(self, entry: HostEntry) -> None:
@@ -78,11 +78,11 @@ class HostStore:
         self._use(entry)
 
     def give_back(self, page: PageId) -> None:
-        """Return a page that was taken and not put."""
+        """Returns a page that was taken and not put."""
         self._free.append(page)
 
     def remove(self, block_hash: BlockHash) -> HostEntry | None:
-        """Remove a block; its page is free once no copy from it is under way."""
+        """Removes a block; its page is free once no copy from it is under way."""
         entry = self._entries.pop(block_hash, None)
         if entry is not None and not entry.holds:
             self._free.append(entry.page)
@@ -114,7 +114,7 @@ class HostStore:
             heapq.heapify(self._unheld)
 
     def check_integrity(self) -> None:
-        """Assert that every page is free, filled or held. O(pages); for tests."""
+        """Asserts that every page is free, filled or held. O(pages); for tests."""
         pages = [entry.page for entry in self._entries.values()]
         assert len(set(pages)) == len(pages), "two blocks share a page"
         assert not set(pages) & set(self._free), "a page in use is free"

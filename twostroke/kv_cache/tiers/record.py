@@ -1,8 +1,8 @@
 """A record is one page in a segment file: a header that says which page it is, then the page's bytes.
 
-All records of a format have one size, a multiple of the sector size, so that direct I/O works and the header of the
-next record is found without reading this one. The header has a digest of its own: a record whose header is right but
-whose bytes are not is found when it is read.
+All records of a format have one size, a multiple of the sector size. So direct I/O works, and the header of the next
+record is found without reading this one. The header has a digest of its own. A record with a right header and wrong
+bytes is found when it is read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 import xxhash
 
-from twostroke.ids import BlockHash
+from twostroke.base.ids import BlockHash
 
 SECTOR: Final = 4096
 """Bytes to which direct I/O aligns offsets, lengths and memory on every usual disk."""
@@ -33,12 +33,12 @@ HEADER_BYTES: Final = _HEADER.size + DIGEST_BYTES
 
 
 def record_bytes(page_bytes: int) -> int:
-    """Return the size of a record of one page on disk: header and page, rounded up to whole sectors."""
+    """Returns the size of a record of one page on disk: header and page, rounded up to whole sectors."""
     return -(-(HEADER_BYTES + page_bytes) // SECTOR) * SECTOR
 
 
 def identity_of(fingerprint: str, form: str) -> bytes:
-    """Return 128 bits that two workers share exactly if their pages have the same fingerprint and form."""
+    """Returns 128 bits that two workers share exactly if their pages have the same fingerprint and form."""
     parts = [part.encode() for part in (fingerprint, form)]
     framed = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     return hashlib.blake2b(framed, digest_size=IDENTITY_BYTES, person=b"twostroke.disk").digest()
@@ -69,7 +69,7 @@ class RecordFormat:
         return record_bytes(self.page_bytes)
 
     def pack(self, header: RecordHeader) -> bytes:
-        """Return the header's bytes."""
+        """Returns the header's bytes."""
         packed = _HEADER.pack(
             _MAGIC,
             VERSION,
@@ -82,7 +82,7 @@ class RecordFormat:
         return packed + xxhash.xxh3_64_digest(packed)
 
     def parse(self, data: bytes | memoryview) -> RecordHeader | None:
-        """Return the header at the begin of `data`, or None if it is none of this format, or damaged."""
+        """Returns the header at the begin of `data`, or None if it is none of this format, or damaged."""
         packed = bytes(data[: _HEADER.size])
         if len(packed) < _HEADER.size or xxhash.xxh3_64_digest(packed) != bytes(data[_HEADER.size : HEADER_BYTES]):
             return None
@@ -92,5 +92,5 @@ class RecordFormat:
         return RecordHeader(BlockHash(block_hash), BlockHash(parent), page_digest)
 
     def page_of(self, record: memoryview) -> memoryview:
-        """Return the page's bytes within a record's."""
+        """Returns the page's bytes within a record's."""
         return record[HEADER_BYTES : HEADER_BYTES + self.page_bytes]

@@ -1,12 +1,12 @@
 """Sightings count how often blocks were seen lately, in bounded memory.
 
-As in TinyLFU (Einziger et al., "TinyLFU: a highly efficient cache admission policy", ACM TOS 2017) all counts are
-halved now and then, so that what was seen long ago counts less and what was seen once is forgotten.
+From time to time all counts are halved, as in TinyLFU (Einziger et al., "TinyLFU: a highly efficient cache admission
+policy", ACM TOS 2017). So what was seen long ago counts less, and what was seen once is forgotten.
 """
 
 from __future__ import annotations
 
-from twostroke.ids import BlockHash
+from twostroke.base.ids import BlockHash
 
 MOST_BLOCKS = 1 << 17
 """Blocks that are counted between two halvings: some 10 MiB."""

@@ -1,6 +1,7 @@
 """Reads an adapter from a folder that PEFT wrote: `adapter_config.json` and `adapter_model.safetensors`.
 
-What is not computed is refused by its key: an answer of an adapter that was half understood would be wrong silently.
+What is not computed is refused by its key. Otherwise the answers of an adapter that was read in part would be wrong
+without notice.
 """
 
 from __future__ import annotations
@@ -15,20 +16,26 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from twostroke.errors import ConfigError
-from twostroke.models.adapters.safetensors_file import Floats, StoredTensor, read_tensors
+from twostroke.base.errors import ConfigError
 from twostroke.models.adapters.shapes import FUSED, PROJECTIONS, ProjectionShapes
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 PICKLED_FILE: Final = "adapter_model.bin"
 DIGEST_BYTES: Final = 16
-MOST_RANK: Final = 512
-"""The most that vLLM serves."""
+MOST_LORA_RANK: Final = 512
+"""The greatest rank of an adapter; vLLM serves no greater one."""
 MOST_CONFIG_BYTES: Final = 1 << 20
 MOST_WEIGHT_BYTES: Final = 4 << 30
 """Rank 512 on every projection of a model with 8 billion parameters has about 3 GiB."""
+
+DTYPES: Final[Mapping[str, npt.DTypeLike]] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+"""Types of tensors that are read, with that of their bytes."""
+
+Floats = npt.NDArray[np.float32]
+MOST_ERROR_CHARACTERS: Final = 300
 
 _TENSOR = re.compile(r"base_model\.model\.(?:model\.)?layers\.(\d{1,5})\.(self_attn|mlp)\.(\w+)\.lora_([AB])\.weight")
 _OF_ATTENTION: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"})
@@ -39,10 +46,27 @@ _IGNORED: Final = frozenset({
     "lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "peft_version",
     "runtime_config", "loftq_config", "eva_config", "qalora_group_size", "megatron_core", "lora_ga_config",
 })  # fmt: skip
-"""Keys that are read below, or that say nothing about what is computed: the names of tensors say which modules are."""
+"""Keys that are read below, or that change nothing in what is computed. The names of tensors say which modules have an
+adapter."""
 
 _PLAIN_STARTS: Final = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base model's weights as they are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    dtype: str
+    """A key of DTYPES."""
+    shape: tuple[int, ...]
+    raw: bytearray
+    """Its bytes in the file."""
+
+    def floats(self) -> Floats:
+        """Returns its numbers as float32 of its shape."""
+        numbers = np.frombuffer(self.raw, DTYPES[self.dtype]).reshape(self.shape)
+        if self.dtype == "BF16":
+            return (numbers.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return numbers.astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,9 +74,9 @@ class LowRank:
     """What is added to one projection: y += (x A^T) B^T * scale."""
 
     a: Floats
-    """[rank, inputs]"""
+    """[lora_rank, inputs]"""
     b: Floats
-    """[outputs, rank]"""
+    """[outputs, lora_rank]"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +85,7 @@ class Adapter:
 
     digest: bytes
     """DIGEST_BYTES over the tensors, their names and the scale."""
-    rank: int
+    lora_rank: int
     scale: float
     parts: Mapping[tuple[int, str], LowRank]
     """What is added, by layer and projection (a name of PROJECTIONS)."""
@@ -71,7 +95,7 @@ class Adapter:
         return sum(part.a.size + part.b.size for part in self.parts.values())
 
     def check_fits(self, shapes: ProjectionShapes) -> None:
-        """Raise ConfigError naming the first projection that the model does not have in this size."""
+        """Raises ConfigError naming the first projection that the model does not have in this size."""
         for (layer, name), part in sorted(self.parts.items()):
             if layer >= shapes.layers:
                 raise _refused(f"layer {layer} is adapted, and the model has {shapes.layers} layers")
@@ -83,10 +107,10 @@ class Adapter:
                 )
 
 
-def read_adapter(folder: Path, *, most_rank: int = MOST_RANK) -> Adapter:
-    """Return the adapter in a folder. Raises ConfigError, in one line, for one that is broken or is not computed."""
+def read_adapter(folder: Path, *, most_lora_rank: int = MOST_LORA_RANK) -> Adapter:
+    """Returns the adapter in a folder. Raises ConfigError, in one line, for one that is broken or is not computed."""
     config = _config(folder)
-    rank, scale = _rank(config, most_rank), _scale(config)
+    lora_rank, scale = _lora_rank(config, most_lora_rank), _scale(config)
     _refuse_unknown(config)
     weights = folder / WEIGHTS_FILE
     if not weights.is_file():
@@ -95,8 +119,8 @@ def read_adapter(folder: Path, *, most_rank: int = MOST_RANK) -> Adapter:
         raise _refused(f"{folder} has no {WEIGHTS_FILE}")
     if weights.stat().st_size > MOST_WEIGHT_BYTES:
         raise _refused(f"{WEIGHTS_FILE} has {weights.stat().st_size} bytes; at most {MOST_WEIGHT_BYTES} are read")
-    tensors = read_tensors(weights)
-    return Adapter(_digest(tensors, scale), rank, scale, _parts(tensors, rank))
+    tensors = _tensors(weights)
+    return Adapter(_digest(tensors, scale), lora_rank, scale, _parts(tensors, lora_rank))
 
 
 def _refused(why: str) -> ConfigError:
@@ -120,23 +144,23 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _rank(config: Mapping[str, Any], most_rank: int) -> int:
+def _lora_rank(config: Mapping[str, Any], most_lora_rank: int) -> int:
     if config.get("peft_type") != "LORA":
         raise _refused(f"peft_type is {_shown(config.get('peft_type'))}; LORA is served")
-    rank = config.get("r")
-    if type(rank) is not int or not 1 <= rank <= most_rank:
-        raise _refused(f"r (the rank) is {_shown(rank)}; from 1 to {most_rank} is served")
-    return rank
+    lora_rank = config.get("r")
+    if type(lora_rank) is not int or not 1 <= lora_rank <= most_lora_rank:
+        raise _refused(f"r (the rank) is {_shown(lora_rank)}; from 1 to {most_lora_rank} is served")
+    return lora_rank
 
 
 def _scale(config: Mapping[str, Any]) -> float:
-    alpha, rank = config.get("lora_alpha"), config["r"]
+    alpha, lora_rank = config.get("lora_alpha"), config["r"]
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= 1e6:
         raise _refused(f"lora_alpha is {_shown(alpha)}; it must be a finite number")
     is_rooted = config.get("use_rslora", False)
     if not isinstance(is_rooted, bool | None):
         raise _refused(f"use_rslora is {_shown(is_rooted)}; it must be true or false")
-    return float(alpha / (math.sqrt(rank) if is_rooted else rank))
+    return float(alpha / (math.sqrt(lora_rank) if is_rooted else lora_rank))
 
 
 def _refuse_unknown(config: Mapping[str, Any]) -> None:
@@ -150,14 +174,30 @@ def _refuse_unknown(config: Mapping[str, Any]) -> None:
             raise _refused(f"{str(key)[:60]} is {_shown(value)}, which is not computed")
 
 
-def _parts(tensors: Mapping[str, StoredTensor], rank: int) -> dict[tuple[int, str], LowRank]:
+def _tensors(path: Path) -> dict[str, StoredTensor]:
+    """Returns all tensors of a file by name. The library checks the file. Its bytes are read once."""
+    from safetensors import SafetensorError, deserialize  # programs that read no file, as `make gpu`, do without it
+
+    try:
+        found = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # its stub has no types
+    except OSError as error:
+        raise _refused(f"{path} cannot be read: {error.strerror}") from error
+    except SafetensorError as error:
+        raise _refused(f"{path} is broken: {' '.join(str(error).split())[:MOST_ERROR_CHARACTERS]}") from error
+    for name, facts in found:
+        if facts["dtype"] not in DTYPES:
+            raise _refused(f"tensor {name[:120]!r} has dtype {facts['dtype']}; {', '.join(DTYPES)} are read")
+    return {name: StoredTensor(facts["dtype"], tuple(facts["shape"]), facts["data"]) for name, facts in found}
+
+
+def _parts(tensors: Mapping[str, StoredTensor], lora_rank: int) -> dict[tuple[int, str], LowRank]:
     found: dict[tuple[int, str], dict[str, Floats]] = {}
     for name, tensor in tensors.items():
         matched = _TENSOR.fullmatch(name)
         if matched is None or not _is_computed(matched[2], matched[3]):
             raise _refused(f"tensor {name[:120]!r} is not computed")
         key, side = (int(matched[1]), matched[3]), matched[4]
-        found.setdefault(key, {})[side] = _checked(name, side, tensor, rank)
+        found.setdefault(key, {})[side] = _checked(name, side, tensor, lora_rank)
     if not found:
         raise _refused(f"{WEIGHTS_FILE} has no tensors")
     parts: dict[tuple[int, str], LowRank] = {}
@@ -176,10 +216,10 @@ def _is_computed(place: str, module: str) -> bool:
     return is_known and (module in _OF_ATTENTION) == (place == "self_attn")
 
 
-def _checked(name: str, side: str, tensor: StoredTensor, rank: int) -> Floats:
-    is_ranked = len(tensor.shape) == 2 and 0 not in tensor.shape and tensor.shape[side == "B"] == rank
-    if not is_ranked:
-        raise _refused(f"tensor {name[:120]!r} has shape {list(tensor.shape)}, and r is {rank}")
+def _checked(name: str, side: str, tensor: StoredTensor, lora_rank: int) -> Floats:
+    is_of_rank = len(tensor.shape) == 2 and 0 not in tensor.shape and tensor.shape[side == "B"] == lora_rank
+    if not is_of_rank:
+        raise _refused(f"tensor {name[:120]!r} has shape {list(tensor.shape)}, and r is {lora_rank}")
     numbers = tensor.floats()
     if not np.isfinite(numbers).all():
         raise _refused(f"tensor {name[:120]!r} has numbers that are not finite")
@@ -187,10 +227,10 @@ def _checked(name: str, side: str, tensor: StoredTensor, rank: int) -> Floats:
 
 
 def _split(layer: int, module: str, part: LowRank) -> list[tuple[str, LowRank]]:
-    """Return the projections of a module that may stand for several: equal ones, or queries and equal keys and values.
+    """Returns the projections of a module. A module may fuse several: equal ones, or queries with keys and values.
 
-    Where queries have another size than keys, both follow from the inputs: queries are as wide as the hidden state in
-    every model that stores them fused.
+    Where queries have another size than keys, the inputs give both sizes. In every model with fused projections queries
+    are as wide as the hidden state.
     """
     names = FUSED.get(module)
     if names is None:

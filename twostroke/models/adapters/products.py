@@ -1,7 +1,7 @@
 """What adapters add to a model's products in torch, row by row: y += (x A^T) B^T * scale.
 
 The model's own products are not touched, so that rows without an adapter keep their bits. An adapter's products are
-made as the model's are, and see the rows of that adapter alone.
+made as the model's are, and see only the rows of that adapter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from twostroke.kernels.linear import Linear, Linears
+from twostroke.kernels.products.linear import Linear, Linears
 from twostroke.models.adapters.peft import Adapter
 from twostroke.models.adapters.shapes import ProjectionShapes
 
@@ -23,7 +23,7 @@ STACKED: Final[Mapping[str, tuple[str, ...]]] = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-"""Projections whose outputs lie side by side in one product of the model, in this order."""
+"""Projections with outputs side by side in one product of the model, in this order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ class TorchAdapter:
                 first += shapes.sizes[name][1]
 
     def add(self, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor) -> None:
-        """Add to `rows` of y [all rows, outputs] what follows from those of x [all rows, inputs]."""
+        """Adds to `rows` of y [all rows, outputs] what follows from those of x [all rows, inputs]."""
         products = self._products.get((layer, stack))
         if products is None:
             return
@@ -96,17 +96,17 @@ class StepAdapters:
         self._rows = {adapter: torch.tensor(own, device=device) for adapter, own in rows.items()}
 
     def pruned(self, rows: torch.Tensor) -> StepAdapters:
-        """Return those of these rows alone."""
+        """Returns only those of these rows."""
         return StepAdapters([self._of_row[row] for row in rows.tolist()], self._device)
 
     def add(self, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Add to rows of a product y of x what their adapters add; y itself is returned."""
+        """Adds to rows of a product y of x what their adapters add; y itself is returned."""
         for adapter, rows in self._rows.items():
             adapter.add(layer, stack, x, y, rows)
         return y
 
 
 def adapters_of_rows(adapters: Sequence[TorchAdapter | None], query_starts: Sequence[int]) -> list[TorchAdapter | None]:
-    """Return the adapter of each token of a step, from those of its sequences."""
+    """Returns the adapter of each token of a step, from those of its sequences."""
     counts = [end - start for start, end in itertools.pairwise(query_starts)]
     return [adapter for adapter, count in zip(adapters, counts, strict=True) for _ in range(count)]

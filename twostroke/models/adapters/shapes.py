@@ -32,7 +32,7 @@ class ProjectionShapes:
 
     @classmethod
     def of_directory(cls, directory: Path) -> ProjectionShapes | None:
-        """Return the sizes that a model's config.json says; None where it does not say them in the usual words.
+        """Returns the sizes that a model's config.json says; None where it does not say them in the usual words.
 
         Routers know no more of a model; workers check what they load by the model's spec.
         """

@@ -1,7 +1,7 @@
 """The part of an adapter that one rank of a worker has: of each pair of matrices the one that meets what it cuts.
 
-A product whose outputs are shared out has those rows of B; one whose inputs are, those columns of A. The sum over ranks
-carries what the latter add.
+A rank with a part of the outputs of a product has those rows of B. A rank with a part of the inputs has those columns
+of A. The sum over ranks carries what the latter add.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from twostroke.models.adapters.peft import Adapter, LowRank
-from twostroke.models.share import Cut, cut_of
+from twostroke.models.ranks.share import Cut, cut_of
 from twostroke.models.spec import Share
 
 Key = tuple[int, str]
@@ -19,12 +19,12 @@ Key = tuple[int, str]
 
 
 def share_of_adapter(adapter: Adapter, share: Share) -> Adapter:
-    """Return what a rank adds of an adapter that fits the whole model."""
+    """Returns what a rank adds of an adapter that fits the whole model."""
     return replace(adapter, parts={key: _part(part, _cut(key, share)) for key, part in adapter.parts.items()})
 
 
 def share_of_factors(factors: dict[Key, torch.Tensor], share: Share) -> dict[Key, torch.Tensor]:
-    """Return the factors of the rows that a rank has of each projection, of those of the whole model."""
+    """Returns the factors of the rows that a rank has of each projection, of those of the whole model."""
     return {key: each[_own(_cut(key, share), len(each))] for key, each in factors.items()}
 
 

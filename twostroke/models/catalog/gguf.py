@@ -1,7 +1,7 @@
-"""Turn a GGUF file into a model directory: `python -m twostroke.models.catalog.gguf FILE DIRECTORY DTYPE`.
+"""Turns a GGUF file into a model directory: `python -m twostroke.models.catalog.gguf FILE DIRECTORY DTYPE`.
 
-Weights are dequantised into DTYPE; "header" in its place writes all but the weights. It is a process of its own, so
-that the launcher that fetches a model never loads torch and gets its memory back.
+Weights are dequantised into DTYPE. With "header" in its place, everything but the weights is written. This runs in a
+process of its own. So a launcher that fetches a model never loads torch, and the memory is freed at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 
 def convert(gguf_file: Path, directory: Path, dtype: str) -> None:
-    """Write config.json, generation_config.json, tokenizer files and model.safetensors into `directory`."""
+    """Writes config.json, generation_config.json, tokenizer files and model.safetensors into `directory`."""
     where: dict[str, Any] = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
     tokenizer.save_pretrained(directory)
@@ -34,7 +34,7 @@ def convert(gguf_file: Path, directory: Path, dtype: str) -> None:
 
 
 def describe(gguf_file: Path, directory: Path) -> None:
-    """Write config.json, generation_config.json and tokenizer files into `directory`."""
+    """Writes config.json, generation_config.json and tokenizer files into `directory`."""
     where: dict[str, Any] = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
     AutoTokenizer.from_pretrained(**where).save_pretrained(directory)
     config = AutoConfig.from_pretrained(**where)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -11,31 +10,51 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
-from twostroke.errors import ConfigError
+from twostroke.base.cache_key import cache_key, content_digest
+from twostroke.base.errors import ConfigError
 from twostroke.models.catalog.recommended import Recommended, read_recommended
 from twostroke.models.catalog.wheel_models import CATALOG
+from twostroke.models.file_versions import FileVersion
 from twostroke.models.weights.stored.model_files import GGUF_SUFFIX, gguf_in
+from twostroke.models.weights.stored.tensor_header import weight_files
+from twostroke.security.trusted_paths import UntrustedPath, check_cache
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """Any one of them; from the others transformers makes a tokenizer.json (see models.fetch)."""
 
-SHARD_INDEX: Final = "model.safetensors.index.json"
+FILES_BESIDE: Final = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+)
+"""What is taken from the folder of a GGUF file where its config and tokenizer lie there."""
+
+WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".gguf", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx"})
+"""Files that no tokenizer is made of."""
+
+TEMPLATES: Final = "additional_chat_templates"
+"""The only folder of a model's that a tokenizer is read from."""
 
 AS_STORED: Final = ":gguf"
 """Behind a name of the catalogue: its file is used as it is, not dequantised."""
+
+MARKER_SUFFIX: Final = ".snapshot"
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def cache_dir() -> Path:
-    """Everything that we download or build once for all runs of this user."""
+    """Returns everything that we download or build once for all runs of this user."""
     if chosen := os.environ.get("TWOSTROKE_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "twostroke"
 
 
 def locate(model: str, dtype: str) -> Path | None:
-    """A directory that is ready to load, or None if the model must be fetched first.
+    """Returns a directory that is ready to load, or None if the model must be fetched first.
 
     Raises ConfigError for a local directory that misses a file, and for what is no model's name at all.
     """
@@ -43,25 +62,28 @@ def locate(model: str, dtype: str) -> Path | None:
         return _existing(target)
     if (directory := local_dir(model)) is not None:
         check_files(directory)
-        return directory if (directory / "tokenizer.json").exists() else _existing(converted_dir(directory))
-    marker = hub_marker(model)
-    if not marker.exists():
-        return None
-    return _existing(Path(marker.read_text(encoding="utf-8")))
+        return _existing(ready_dir(directory))
+    snapshot = hub_snapshot(model)
+    return None if snapshot is None else _existing(ready_dir(snapshot))
+
+
+def ready_dir(directory: Path) -> Path:
+    """Returns the directory that is loaded for one with a model's files: itself, or its twin with a tokenizer.json."""
+    return directory if (directory / "tokenizer.json").exists() else converted_dir(directory)
 
 
 def made_dir(model: str, dtype: str) -> Path | None:
-    """Return the directory that is made of a GGUF file: of the catalogue's, or of one that `model` names."""
+    """Returns the directory that is made of a GGUF file: of the catalogue's, or of one that `model` names."""
     if model in CATALOG:
         return catalog_dir(model, dtype)
     if model.endswith(AS_STORED) and (name := model.removesuffix(AS_STORED)) in CATALOG:
-        return cache_dir() / "models" / CATALOG[name].folder / "gguf"
+        return _dir_of_catalogue(name, "gguf")
     file = gguf_file(model)
     return None if file is None else _dir_of_file(file)
 
 
 def gguf_file(model: str) -> Path | None:
-    """Return the GGUF file that `model` names. Raises ConfigError where it is not there."""
+    """Returns the GGUF file that `model` names. Raises ConfigError where it is not there."""
     path = Path(model).expanduser()
     if path.suffix != GGUF_SUFFIX or path.is_dir():
         return None
@@ -71,15 +93,19 @@ def gguf_file(model: str) -> Path | None:
 
 
 def _dir_of_file(file: Path) -> Path:
-    """A file that was changed gets a new directory."""
-    status = file.stat()
-    facts = f"{file} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
-    key = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+    """Returns the directory of a file. A changed file gets a new one, and so does a file in a folder with another
+    config or tokenizer.
+    """
+    templates = sorted(f"{TEMPLATES}/{path.name}" for path in (file.parent / TEMPLATES).glob("*"))
+    beside = content_digest((name, file.parent / name) for name in (*FILES_BESIDE, *templates))
+    key = cache_key("model of a GGUF file", file=FileVersion.of(file), beside=beside)
     return cache_dir() / "models" / "files" / f"{file.stem}-{key}"
 
 
 def local_dir(model: str) -> Path | None:
-    """The directory that `model` names, or None where it is a hub id. Raises ConfigError where it is neither."""
+    """Returns the directory that `model` names, or None where it is a hub id. Raises ConfigError where it
+    is neither.
+    """
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -92,7 +118,7 @@ def local_dir(model: str) -> Path | None:
 
 
 def check_files(directory: Path) -> None:
-    """Raises ConfigError naming the file that a model directory misses."""
+    """Raises ConfigError naming a file that a model directory lacks, or a file of unknown purpose."""
     if not (directory / "config.json").is_file():
         raise ConfigError(f"model directory {directory} has no config.json", field="model")
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
@@ -102,26 +128,7 @@ def check_files(directory: Path) -> None:
             f"model directory {directory} has no *.safetensors or *.gguf weights (other formats are not loaded)",
             field="model",
         )
-    for shard in _shards(directory):
-        if not (directory / shard).is_file():
-            raise ConfigError(
-                f"model directory {directory} has no {shard}, which its {SHARD_INDEX} names", field="model"
-            )
-
-
-def _shards(directory: Path) -> list[str]:
-    """The weight files that the index of a sharded model names."""
-    index = directory / SHARD_INDEX
-    if not index.is_file():
-        return []
-    try:
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{index} is not an index of weight files: {error!r}", field="model") from error
-    for shard in shards:
-        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise ConfigError(f"{index} names {shard!r}, which is no weight file beside it", field="model")
-    return shards
+    weight_files(directory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,18 +144,18 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """Models of the catalogue and of the hub that were fetched, and local directories whose tokenizer was converted."""
+    """Returns the fetched models of the catalogue and of the hub, and local directories with a converted tokenizer."""
     models = cache_dir() / "models"
     found = [
         (name, ready)
         for name, source in CATALOG.items()
         for ready in sorted((models / source.folder).glob("[!.]*"))  # .fetch-...: of a fetch that is under way
     ]
-    for marker in sorted((models / "hub").glob("*.path")):
-        found.append((unquote(marker.stem), Path(marker.read_text(encoding="utf-8"))))
+    names = (unquote(marker.stem) for marker in sorted((models / "hub").glob(f"*{MARKER_SUFFIX}")))
+    found += [(name, ready_dir(snapshot)) for name in names if (snapshot := hub_snapshot(name)) is not None]
     of_the_hub = {path for _, path in found}
-    converted = (path for path in sorted((models / "converted").glob("[!.]*")) if path not in of_the_hub)
-    found += [(_origin(path), path) for path in converted]
+    twins = {path: _origin(path) for path in sorted((models / "converted").glob("[!.]*")) if path not in of_the_hub}
+    found += [(str(origin), path) for path, origin in twins.items() if origin and path == converted_dir(origin)]
     return [
         CachedModel(name=name, dtype=_stored_dtype(path), size_bytes=_size_bytes(path), path=str(path))
         for name, path in found
@@ -156,14 +163,14 @@ def cached_models() -> list[CachedModel]:
     ]
 
 
-def _origin(converted: Path) -> str:
-    """Return the directory whose files are linked there."""
-    links = (file.resolve().parent for file in sorted(converted.glob("*.safetensors")))
-    return str(next(links, converted))
+def _origin(converted: Path) -> Path | None:
+    """Returns the directory with the original files of the links there; None where it is gone."""
+    links = (file.readlink().parent for file in sorted(converted.iterdir()) if file.is_symlink())
+    return next((directory for directory in links if directory.is_dir()), None)
 
 
 def _stored_dtype(directory: Path) -> str:
-    """Return the type that config.json names; "unknown" if it names none."""
+    """Returns the type that config.json names; "unknown" if it names none."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -176,7 +183,9 @@ def _size_bytes(directory: Path) -> int:
 
 
 def recommended_sampling(model_dir: str) -> Recommended:
-    """For chats with the model in this directory; nothing where there is none, as for a paced model."""
+    """Returns the sampling for chats with the model in this directory. It is empty where there is none, as for a paced
+    model.
+    """
     if not model_dir:
         return Recommended()
     folder = Path(model_dir).parent.name
@@ -185,19 +194,54 @@ def recommended_sampling(model_dir: str) -> Recommended:
 
 
 def catalog_dir(model: str, dtype: str) -> Path:
-    return cache_dir() / "models" / CATALOG[model].folder / dtype
+    """Returns the place of a model of the catalogue with weights dequantised into `dtype`."""
+    return _dir_of_catalogue(model, dtype)
+
+
+def _dir_of_catalogue(model: str, form: str) -> Path:
+    source = CATALOG[model]
+    key = cache_key("model of a GGUF file", sha256=source.sha256, form=form)
+    return cache_dir() / "models" / source.folder / f"{form}-{key}"
 
 
 def converted_dir(directory: Path) -> Path:
-    """Return the place where a local directory without tokenizer.json gets its twin that has one."""
-    key = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=16).hexdigest()
+    """Returns the place where a local directory without tokenizer.json gets its twin that has one.
+
+    The twin has links to all files. Another twin is made when the set of files changes, or when a file changes from
+    which a tokenizer may be made.
+    """
+    entries = sorted(directory.iterdir())
+    read = [path for path in entries if path.suffix not in WEIGHT_SUFFIXES]
+    templates = sorted((directory / TEMPLATES).glob("*"))
+    key = cache_key(
+        "tokenizer twin",
+        directory=str(directory.resolve()),
+        names=[path.name for path in entries],
+        files=content_digest((str(path.relative_to(directory)), path) for path in [*read, *templates]),
+    )
     return cache_dir() / "models" / "converted" / f"{directory.name}-{key}"
 
 
 def hub_marker(model: str) -> Path:
-    """A file that holds the path of a completely downloaded snapshot."""
-    return cache_dir() / "models" / "hub" / f"{quote(model, safe='')}.path"
+    """Returns a file that holds the path of a completely downloaded snapshot."""
+    return cache_dir() / "models" / "hub" / f"{quote(model, safe='')}{MARKER_SUFFIX}"
+
+
+def hub_snapshot(model: str) -> Path | None:
+    """Returns the snapshot of a hub id that was completely downloaded; None without one."""
+    marker = hub_marker(model)
+    if not marker.exists() or _existing(marker.parent) is None:
+        return None
+    return _existing(Path(marker.read_text(encoding="utf-8")))
 
 
 def _existing(directory: Path) -> Path | None:
-    return directory if directory.is_dir() else None
+    """Raises ConfigError where a model in the cache may come from others."""
+    if not directory.is_dir():
+        return None
+    if directory.is_relative_to(cache_dir()):
+        try:
+            check_cache(directory)
+        except UntrustedPath as error:
+            raise ConfigError(f"the cache of models is not trusted: {error.strerror}", field="model") from error
+    return directory

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from twostroke.errors import InvalidRequest
+from twostroke.base.errors import InvalidRequest
 from twostroke.request import SamplingParams
 
 MOST_TOP_K = (1 << 32) - 1
@@ -32,7 +32,7 @@ UNKNOWN = Recommended()
 
 
 def read_recommended(directory: Path, usual: Recommended) -> Recommended:
-    """Return what the model's generation_config.json recommends. If it says nothing of sampling, that is `usual`."""
+    """Returns what the model's generation_config.json recommends. If it says nothing of sampling, that is `usual`."""
     try:
         config = json.loads((directory / GENERATION_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -45,7 +45,9 @@ def read_recommended(directory: Path, usual: Recommended) -> Recommended:
 
 
 def _number(name: str, value: object) -> float | None:
-    """None where it is none, or none that a request may ask for: 0 as `top_k` means all tokens, as nothing does."""
+    """Returns a number, or None where it is no number or not allowed in requests. 0 as `top_k` means all tokens, as
+    None does.
+    """
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     number = int(value) if isinstance(value, float) and value.is_integer() and name == "top_k" else value

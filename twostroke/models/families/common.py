@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twostroke.kernels.activation import Activation
-from twostroke.kernels.attention_rules import AttentionRule
+from twostroke.kernels.attention.rules import AttentionRule
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.families.ropes import reach, read_rope
 from twostroke.models.spec import ModelSpec
 
 
 def read_like_llama(published: PublishedConfig, **differing: Any) -> ModelSpec:
-    """Return the spec of a decoder of Llama's kind, but for the fields that are given.
+    """Returns the spec of a decoder of Llama's kind, but for the fields that are given.
 
     Raises UnsupportedModel for what we would compute wrongly.
     """
@@ -39,13 +39,13 @@ def read_like_llama(published: PublishedConfig, **differing: Any) -> ModelSpec:
 
 
 def attention_bias(published: PublishedConfig) -> Mapping[str, bool]:
-    """Return the fields of a family whose projections have biases all together, if its config says so."""
+    """Returns the fields of a family in which all projections have biases, or none, as its config says."""
     has_bias = bool(getattr(published.config, "attention_bias", False))
     return {"qkv_bias": has_bias, "attention_output_bias": has_bias}
 
 
 def one_window(published: PublishedConfig) -> tuple[AttentionRule, ...]:
-    """Return the rules of a family whose layers all have the same window; none where they have no window."""
+    """Returns the rules of a family with the same window in all layers; none where they have no window."""
     if published.config.sliding_window is None:
         return ()
     rule = AttentionRule(scale=published.head_dim() ** -0.5, window=_window(published))
@@ -56,7 +56,7 @@ def one_window(published: PublishedConfig) -> tuple[AttentionRule, ...]:
 def typed_windows(
     published: PublishedConfig, *, scale: float | None = None, softcap: float | None = None, sliding_rope: int = 0
 ) -> tuple[AttentionRule, ...]:
-    """Return the rules of a family whose config names the layers that have a window; none where all rules are usual.
+    """Returns the rules of a family with a config that names the layers with a window; none where all rules are usual.
 
     Raises UnsupportedModel for layers that are neither full nor sliding, and for a window below one token.
     """
@@ -72,7 +72,7 @@ def typed_windows(
 
 
 def _window(published: PublishedConfig) -> int | None:
-    """Return the window of layers that have one; None where they see all tokens in spite of their kind."""
+    """Returns the window of layers that have one; None where they see all tokens in spite of their kind."""
     window: int | None = published.config.sliding_window
     if window is not None and window < 1:
         raise published.refusal(f"sliding_window {window!r}")

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V2-Lite: latents, and experts by a softmax, maybe those of a token's best groups alone."""
+"""DeepSeek V2 and V2-Lite: latents, and experts by a softmax, in some models only those of a token's best groups."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from twostroke.models.spec import ExpertSpec
 
 
 def qwen_experts(published: PublishedConfig, *, shared_width: int = 0) -> dict[str, Any]:
-    """Return the fields of a spec that say which layers of a Qwen model have experts, and how.
+    """Returns the fields of a spec that say which layers of a Qwen model have experts, and how.
 
     Raises UnsupportedModel, naming the key, for what is not computed.
     """
@@ -33,7 +33,7 @@ def qwen_experts(published: PublishedConfig, *, shared_width: int = 0) -> dict[s
 
 
 def experts_per_token(published: PublishedConfig, count: int) -> int:
-    """Return how many experts a token has. Raises UnsupportedModel for none, and for more than there are."""
+    """Returns how many experts a token has. Raises UnsupportedModel for none, and for more than there are."""
     chosen = int(published.config.num_experts_per_tok)
     if not 1 <= chosen <= count:
         raise published.refusal(f"num_experts_per_tok {chosen!r} of {count} experts")

@@ -19,7 +19,7 @@ NAMES: Final = {
 
 
 def gemma_fields(published: PublishedConfig) -> dict[str, Any]:
-    """Return what Gemma 2 and 3 have in common. Raises UnsupportedModel for what is not computed."""
+    """Returns what Gemma 2 and 3 have in common. Raises UnsupportedModel for what is not computed."""
     published.require("use_bidirectional_attention", None, False)
     config = published.config
     return {

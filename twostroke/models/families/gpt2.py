@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from twostroke.kernels.activation import Activation
-from twostroke.kernels.attention_rules import AttentionRule
+from twostroke.kernels.attention.rules import AttentionRule
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.families.ropes import no_rope
 from twostroke.models.families.tensors import Family, FusedRows

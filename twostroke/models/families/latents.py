@@ -1,4 +1,4 @@
-"""What DeepSeek's families have in common: latents in place of keys and values, and layers whose MLPs are experts."""
+"""What DeepSeek's families have in common: latents in place of keys and values, and layers with experts as MLPs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from twostroke.kernels.attention_rules import AttentionRule
+from twostroke.kernels.attention.rules import AttentionRule
 from twostroke.models.families.experts import experts_per_token
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.spec import ExpertSpec, LatentSpec
@@ -20,7 +20,7 @@ NAMES: Final[Mapping[str, str]] = {
 
 
 def latent_attention(published: PublishedConfig, *, is_interleaved: bool) -> dict[str, Any]:
-    """Return the fields of a spec that say how a model attends to latents.
+    """Returns the fields of a spec that say how a model attends to latents.
 
     Raises UnsupportedModel, naming the key, for what is not computed.
     """
@@ -46,7 +46,7 @@ def latent_attention(published: PublishedConfig, *, is_interleaved: bool) -> dic
 
 
 def deepseek_experts(published: PublishedConfig, **choice: Any) -> dict[str, Any]:
-    """Return the fields of a spec that say which layers have experts, and how.
+    """Returns the fields of a spec that say which layers have experts, and how.
 
     `choice` says how a token's experts are chosen. Raises UnsupportedModel, naming the key, for what is not computed.
     """
@@ -69,7 +69,7 @@ def deepseek_experts(published: PublishedConfig, **choice: Any) -> dict[str, Any
 
 
 def expert_groups(published: PublishedConfig, *, best: int) -> dict[str, int]:
-    """Return how many groups of experts there are, and how many of them a token has.
+    """Returns how many groups of experts there are, and how many of them a token has.
 
     A group is as good as its `best` best experts. Raises UnsupportedModel for groups that hold too few experts.
     """
@@ -83,7 +83,7 @@ def expert_groups(published: PublishedConfig, *, best: int) -> dict[str, int]:
 
 
 def _stretched(published: PublishedConfig) -> float:
-    """Return the factor of scores by which yarn makes up for longer contexts (mscale_all_dim)."""
+    """Returns the factor of scores by which yarn makes up for longer contexts (mscale_all_dim)."""
     parameters = published.config.rope_parameters
     by = parameters.get("mscale_all_dim", 0)
     if parameters.get("rope_type", "default") == "default" or not by or parameters["factor"] <= 1:

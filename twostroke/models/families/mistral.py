@@ -1,4 +1,4 @@
-"""Mistral: Llama, whose early models attend to a window in all layers."""
+"""Mistral: Llama. Early models have a window in all layers."""
 
 from __future__ import annotations
 

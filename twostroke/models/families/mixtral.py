@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with experts in every layer, whose weights are normalised."""
+"""Mixtral: Mistral with experts in every layer. The weights of the chosen experts are normalised."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 MOST: Final = 1 << 24
 """The largest dimension: tens of times those of the largest models, and its vectors still fit into memory."""
@@ -41,7 +41,7 @@ POSITIVE: Final = (
 
 
 def check_numbers(raw: Mapping[str, Any], path: Path) -> None:
-    """Raises ConfigError, naming the key, for a number of config.json of which no model can be made.
+    """Raises ConfigError, naming the key, for a number of config.json that no model can have.
 
     Keys that are missing or null are left to the family.
     """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from twostroke.errors import UnsupportedModel
+from twostroke.base.errors import UnsupportedModel
+from twostroke.models.end_tokens import end_tokens
 
 ACTIVATIONS: Final = {
     "silu": "silu",
@@ -44,7 +44,7 @@ class PublishedConfig:
             raise self.refusal(f"{key} {value!r}")
 
     def activation(self, key: str = "hidden_act") -> str:
-        """Return our name of the activation. Raises UnsupportedModel for one that we do not have."""
+        """Returns our name of the activation. Raises UnsupportedModel for one that we do not have."""
         name = getattr(self.config, key)
         if name not in ACTIVATIONS:
             raise self.refusal(f"activation {name!r}")
@@ -55,7 +55,7 @@ class PublishedConfig:
         return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
     def layer_types(self) -> Sequence[str]:
-        """Return the kind of each layer's attention. Raises UnsupportedModel for other kinds than full and sliding."""
+        """Returns the kind of each layer's attention. Raises UnsupportedModel for other kinds than full and sliding."""
         kinds = list(self.config.layer_types)
         for kind in kinds:
             if kind not in {"full_attention", "sliding_attention"}:
@@ -63,17 +63,8 @@ class PublishedConfig:
         return kinds
 
     def eos_token_ids(self) -> tuple[int, ...]:
-        """generation_config.json knows of chat turns' ends that config.json often omits.
-
-        Raises ValueError for what is no token.
-        """
-        ids = self.config.eos_token_id
-        generation = self.directory / "generation_config.json"
-        if generation.exists():
-            ids = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id", ids)
-        if ids is None:
-            return ()
-        every = (ids,) if isinstance(ids, int) else tuple(ids)
-        if not all(isinstance(each, int) for each in every):
-            raise ValueError(f"eos_token_id is {ids!r}")
-        return every
+        """Returns the tokens that end an answer. Raises ValueError for what is no token."""
+        ids, vocab_size = self.config.eos_token_id, int(self.config.vocab_size)
+        if self.raw.keys() & {"eos_token_id", "text_config"}:
+            return end_tokens(self.directory, ids, vocab_size)
+        return end_tokens(self.directory, None, vocab_size, usual_ids=ids)

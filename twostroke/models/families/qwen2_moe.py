@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts in some layers, and a shared one beside them that has a gate."""
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts in some layers, and a shared expert that has a gate."""
 
 from __future__ import annotations
 

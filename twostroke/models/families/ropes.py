@@ -10,16 +10,16 @@ from twostroke.models.families.published import PublishedConfig
 from twostroke.models.spec import RopeSpec
 
 KINDS: Final = ("default", "linear", "llama3", "yarn", "longrope")
-"""Those whose frequencies do not depend on the length of the sequence at hand."""
+"""Ropes with frequencies that do not depend on the length of the sequence."""
 
 
 def no_rope(head_dim: int) -> RopeSpec:
-    """Return the rope of models that rotate nothing."""
+    """Returns the rope of models that rotate nothing."""
     return RopeSpec(kind="none", inverse_frequencies=(0.0,) * (head_dim // 2))
 
 
 def read_rope(published: PublishedConfig, layer_type: str | None = None, *, may_be_partial: bool = False) -> RopeSpec:
-    """The rope of all layers, or of those of one type where the config tells them apart.
+    """Returns the rope of all layers, or of those of one type where the config tells them apart.
 
     Raises UnsupportedModel for a kind that is not computed, and for a part of a head unless `may_be_partial`.
     """
@@ -48,7 +48,7 @@ def read_rope(published: PublishedConfig, layer_type: str | None = None, *, may_
 
 
 def reach(published: PublishedConfig) -> int:
-    """Return how many tokens a model of Llama's kind was made for, its rope's scaling included."""
+    """Returns how many tokens a model of Llama's kind was made for, its rope's scaling included."""
     parameters, most = published.config.rope_parameters, int(published.config.max_position_embeddings)
     kind = parameters.get("rope_type", "default")
     if kind == "yarn":
@@ -57,7 +57,7 @@ def reach(published: PublishedConfig) -> int:
 
 
 def served_tokens(published: PublishedConfig) -> int:
-    """Return the longest sequence that is served: where it is longer than the original, longrope is long for all."""
+    """Returns the longest sequence that is served: where it is longer than the original, longrope is long for all."""
     most = int(published.config.max_position_embeddings)
     return min(published.max_model_len or most, most)
 

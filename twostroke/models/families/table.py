@@ -48,7 +48,7 @@ FAMILIES: Final = {
 
 
 def layouts_named(layout_of: LayoutOf, spec: ModelSpec) -> LayoutOf:
-    """Return the layouts of a model's matrices by the names that the rest of the program knows."""
+    """Returns the layouts of a model's matrices by the names that the rest of the program knows."""
     family = FAMILIES[spec.architecture]
 
     def layout(name: str) -> Layout | None:
@@ -60,5 +60,5 @@ def layouts_named(layout_of: LayoutOf, spec: ModelSpec) -> LayoutOf:
 
 
 def named(source: WeightSource, spec: ModelSpec) -> WeightSource:
-    """Return the source of a model's tensors under the names that the rest of the program knows."""
+    """Returns the source of a model's tensors under the names that the rest of the program knows."""
     return family_source(source, FAMILIES[spec.architecture], spec)

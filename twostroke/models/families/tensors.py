@@ -8,9 +8,9 @@ mlp.experts.E.gate_proj .., mlp.shared_expert.gate_proj ..   their products
 
 Modules that Llama has not, such as those of latents, are called as in their files.
 
-Rows that a file has fused are taken apart. Where only part of a head is rotated, or rotated pairs lie side by side, the
-rows of q and k are put in another order, in which each rotated pair lies half of what is rotated apart, as in heads
-that are rotated whole. That changes no score.
+Rows that a file has fused are taken apart. Some models rotate only a part of a head, or have rotated pairs side by
+side. There the rows of q and k are reordered: the two numbers of a pair then lie half of the rotated part apart, as in
+heads that are rotated as a whole. That changes no score.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 
 import torch
 
-from twostroke.kernels.stored import Matrix
+from twostroke.kernels.products.stored import Matrix
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.spec import LatentSpec, ModelSpec
 from twostroke.models.weights.tensors import WeightSource
@@ -30,7 +30,7 @@ from twostroke.models.weights.tensors import WeightSource
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _EXPERT: Final = re.compile(r"mlp\.experts\.(\d+)\.(.+)")
 _HEADS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.q_norm", "self_attn.k_norm")
-"""Modules whose rows are channels of heads that rope rotates."""
+"""Modules with channels of heads as rows, which rope rotates."""
 _LATENT_QUERIES: Final = ("self_attn.q_proj", "self_attn.q_b_proj")
 _LATENT_KEY: Final = "self_attn.kv_a_proj_with_mqa"
 
@@ -47,11 +47,11 @@ class FusedRows:
 
     @property
     def rows(self) -> int:
-        """Return the rows of the file's tensor."""
+        """Returns the rows of the file's tensor."""
         return self.groups * sum(self.parts)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the projection's rows, [groups * part, ...]."""
+        """Returns the projection's rows, [groups * part, ...]."""
         grouped = tensor.view(self.groups, sum(self.parts), *tensor.shape[1:])
         return grouped.narrow(1, sum(self.parts[: self.index]), self.parts[self.index]).flatten(0, 1)
 
@@ -77,7 +77,7 @@ class Family:
     """Whether the layers' matrices lie as [inputs, outputs]."""
 
     def name_of(self, module: str) -> str:
-        """Return the file's name of a module."""
+        """Returns the file's name of a module."""
         found = _LAYER.fullmatch(module)
         if found is None:
             return self.names.get(module, module)
@@ -92,14 +92,14 @@ class Family:
 
 
 def family_source(source: WeightSource, family: Family, spec: ModelSpec) -> WeightSource:
-    """Return the source of the same tensors under our names."""
+    """Returns the source of the same tensors under our names."""
     return _FamilySource(source, family, spec, family.fused(spec), _row_orders(spec))
 
 
 def _row_orders(spec: ModelSpec) -> Mapping[str, torch.Tensor]:
-    """Return, by module, the order of a head's channels in which rotated pairs lie half of what is rotated apart.
+    """Returns, by module, the order of a head's channels in which rotated pairs lie half of what is rotated apart.
 
-    Modules whose channels lie so already are not there.
+    Modules with channels in that order already are left out.
     """
     if spec.latents is not None:
         return _latent_orders(spec.latents)
@@ -112,7 +112,7 @@ def _row_orders(spec: ModelSpec) -> Mapping[str, torch.Tensor]:
 
 
 def _latent_orders(latents: LatentSpec) -> Mapping[str, torch.Tensor]:
-    """Return the orders of queries and keys whose last channels alone are rotated."""
+    """Returns the orders of queries and keys in which only the last channels are rotated."""
     if not latents.is_interleaved:
         return {}
 
@@ -166,7 +166,7 @@ class _FamilySource:
         return matrix.picked(picked)
 
     def _whole(self, name: str, shape: tuple[int, ...], fused: FusedRows | None, is_in_layer: bool) -> torch.Tensor:
-        """Return a tensor as the model multiplies it, without the rows that it shares a file's tensor with."""
+        """Returns a tensor as the model multiplies it, without the rows that it shares a file's tensor with."""
         stored = shape if fused is None else (fused.rows, *shape[1:])
         is_transposed = self.family.is_transposed and is_in_layer and len(shape) == 2
         tensor = self.source.take(name, *(reversed(stored) if is_transposed else stored))

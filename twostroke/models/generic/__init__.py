@@ -1,4 +1,4 @@
-"""Any other causal language model: transformers runs its own code, and our attention over pages stands in for its own.
+"""Serves any other causal language model: the code of transformers runs it, with our attention over pages.
 
 refusals.py    what cannot be served so, told from the config alone
 interface.py   where transformers' code hands over the queries, keys and values of a layer

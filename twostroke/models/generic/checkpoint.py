@@ -1,4 +1,4 @@
-"""The weights of a generic model, which transformers loads; what is wrong with them is said in one line."""
+"""The weights of a generic model, which transformers loads; an error names in one line what is wrong with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.utils import logging as their_logging
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
+from twostroke.models.checks.unread_tensors import check_left
 from twostroke.models.generic.interface import PAGED, register
 from twostroke.models.weights.stored.model_files import gguf_in
 from twostroke.models.weights.stored.tensor_header import read_headers
@@ -21,12 +22,15 @@ NAMED: Final = 3
 """Names of tensors that one line repeats."""
 
 
-def load_checkpoint(directory: Path, dtype: torch.dtype, *, with_head: bool, device: str | None = None) -> Any:
-    """Return the model with its weights; without its head where `with_head` is false.
+def load_checkpoint(
+    directory: Path, dtype: torch.dtype, *, with_head: bool, device: str | None = None
+) -> tuple[Any, str | None]:
+    """Returns the model with its weights, without its head where `with_head` is false; and what nothing reads of them.
 
     On the device "meta" weights are looked at, and not read.
 
-    Raises ConfigError, one line, for weights that are missing, misshapen, of another type, or cannot be read.
+    Raises ConfigError with one line for weights that are missing, misshapen, of another type, or unreadable. It does
+    the same for tensors in the model's modules with which nothing is computed.
     """
     check_headers(directory)
     register()
@@ -56,11 +60,20 @@ def load_checkpoint(directory: Path, dtype: torch.dtype, *, with_head: bool, dev
         raise _wrong(directory, "other shapes:", shapes)
     if info.get("error_msgs"):
         raise _wrong(directory, "errors:", info["error_msgs"])
-    return model.eval()
+    if device is None:
+        _detach(model)
+    note = check_left(directory, info["unexpected_keys"], model.state_dict()) if with_head else None
+    return model.eval(), note
+
+
+def _detach(model: Any) -> None:
+    """Lets no weight lie in the model's files, which may be written to while the model is served."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def check_headers(directory: Path) -> None:
-    """Raise ConfigError for files that transformers' code does not take as they are. Needs no weights in memory."""
+    """Raises ConfigError for files that transformers' code does not take as they are. Needs no weights in memory."""
     gguf = gguf_in(directory)
     if gguf is not None:
         raise ConfigError(

@@ -18,7 +18,7 @@ PAGED: Final = "twostroke"
 PROBED: Final = "twostroke_probe"
 """Our name in both tables while nothing is computed: masks say which tokens a layer sees."""
 SINKS: Final = "s_aux"
-"""The option of attention with one more score for each head's softmax, [heads], whose value is zero."""
+"""The option of attention with one more score for each head's softmax, [heads]. The value of that score is zero."""
 _KEY: Final = "twostroke_attention"
 
 
@@ -41,7 +41,7 @@ class AttentionCall:
 
 class InterceptedAttention(Protocol):
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        """Return [1, tokens, heads, value_dim]."""
+        """Returns [1, tokens, heads, value_dim]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,13 +55,13 @@ class SeenTokens:
 
 
 def intercept(model: torch.nn.Module, attention: InterceptedAttention) -> None:
-    """Let `attention` compute what the model's modules hand over."""
+    """Lets `attention` compute what the model's modules hand over."""
     for module in model.modules():
         module.__dict__[_KEY] = attention
 
 
 def register() -> None:
-    """Put our names into transformers' tables."""
+    """Puts our names into transformers' tables."""
     AttentionInterface.register(PAGED, _attend)
     AttentionInterface.register(PROBED, _attend)
     AttentionMaskInterface.register(PROBED, _mask)

@@ -1,4 +1,4 @@
-"""A model of transformers whose attention stores keys and values in our pages, and reads what they store."""
+"""A model of transformers. Its attention stores keys and values in our pages, and reads what they store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
+from twostroke.kernels.attention.interface import AttentionBackend, AttentionStep, RaggedBatch
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.models.generic.interface import PAGED, SINKS, AttentionCall, intercept
 from twostroke.models.spec import ModelSpec
@@ -32,7 +32,7 @@ class PagedAttention:
 
     @contextmanager
     def step(self, batch: RaggedBatch) -> Iterator[None]:
-        """Attention belongs to this batch until the block ends."""
+        """Gives attention this batch until the block ends."""
         self._step, self._next_layer = self._backend.begin(batch), 0
         try:
             yield
@@ -53,12 +53,12 @@ class PagedAttention:
         return attended.view(1, *q.shape)[..., :width]
 
     def _rows(self, heads: torch.Tensor) -> torch.Tensor:
-        """[tokens, heads, width], heads side by side, of [1, heads, tokens, width]."""
+        """Returns [tokens, heads, width], heads side by side, of [1, heads, tokens, width]."""
         return heads[0].transpose(0, 1).to(self._dtype).contiguous()
 
 
 class PagedModel:
-    """Steps of transformers' code. `model` has its head, or is the trunk alone."""
+    """Steps of transformers' code. `model` has its head, or is only the trunk."""
 
     def __init__(self, model: Any, spec: ModelSpec, backend: AttentionBackend, dtype: torch.dtype) -> None:
         self.expert_load: ExpertLoad | None = None
@@ -83,13 +83,13 @@ class PagedModel:
 
     @torch.inference_mode()
     def outputs(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
-        """Return the logits behind each token of a step over pages; what the trunk says where there is no head."""
+        """Returns the logits behind each token of a step over pages; what the trunk says where there is no head."""
         with self._attention.step(batch):
             return self._outputs(tokens, batch.positions)
 
     @torch.inference_mode()
     def plain_outputs(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the same for a whole prompt with transformers' own attention, without pages."""
+        """Returns the same for a whole prompt with transformers' own attention, without pages."""
         self._model.set_attn_implementation(PLAIN_ATTENTION)
         try:
             return self._outputs(tokens, torch.arange(len(tokens)))
@@ -97,7 +97,7 @@ class PagedModel:
             self._model.set_attn_implementation(PAGED)
 
     def products(self) -> Iterator[torch.nn.Linear]:
-        """Return the matrices of plain products, the head's among them."""
+        """Returns the matrices of plain products, the head's among them."""
         return (module for module in self._model.modules() if isinstance(module, torch.nn.Linear))
 
     def _outputs(self, tokens: torch.Tensor, positions: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -14,8 +14,8 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM
 
-from twostroke.errors import UnsupportedModel
-from twostroke.kernels.attention_rules import AttentionRule
+from twostroke.base.errors import UnsupportedModel
+from twostroke.kernels.attention.rules import AttentionRule
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.families.ropes import no_rope
 from twostroke.models.generic.interface import PROBED, SINKS, AttentionCall, SeenTokens, intercept, register
@@ -38,11 +38,11 @@ IDLE_OPTIONS: Final = {
     "logits_to_keep",
     "is_causal",
 }
-"""Options that change nothing here: what the caller gave the whole model, and what matters in training alone."""
+"""Options that change nothing here: what the caller gave the whole model, and what matters only in training."""
 
 
 def read_generic(published: PublishedConfig) -> ModelSpec:
-    """Return the spec of a model that transformers runs. Raises UnsupportedModel, by name, for what it cannot."""
+    """Returns the spec of a model that transformers runs. Raises UnsupportedModel, by name, for what it cannot."""
     refuse_by_config(published)
     register()
     model = _without_weights(published)
@@ -80,7 +80,7 @@ def _without_weights(published: PublishedConfig) -> Any:
 
 
 def _calls_of(model: Any, published: PublishedConfig) -> Sequence[AttentionCall]:
-    """Return what each layer asked for, in order. Raises UnsupportedModel where they do not ask alike."""
+    """Returns what each layer asked for, in order. Raises UnsupportedModel where they do not ask alike."""
     calls: list[AttentionCall] = []
 
     def record(call: AttentionCall) -> torch.Tensor:
@@ -138,7 +138,7 @@ def _rule(call: AttentionCall, published: PublishedConfig) -> AttentionRule:
 
 
 def _window_of(mask: SeenTokens, published: PublishedConfig) -> int | None:
-    """Return how many tokens a row sees; None for all up to itself. Raises UnsupportedModel for another mask."""
+    """Returns how many tokens a row sees; None for all up to itself. Raises UnsupportedModel for another mask."""
     size = mask.local_size
     far = 2 * (size or TOKENS)
     keys = torch.arange(far + 2)
@@ -164,7 +164,7 @@ def _longest(published: PublishedConfig) -> int:
 
 
 def _widest(model: Any) -> int:
-    """Return the width of the widest product within layers."""
+    """Returns the width of the widest product within layers."""
     head = model.get_output_embeddings()
     widths = [
         module.out_features for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not head
@@ -173,7 +173,7 @@ def _widest(model: Any) -> int:
 
 
 def _weights_of(model: Any) -> GenericWeights:
-    """Count the numbers of a model without and within its head."""
+    """Counts the numbers of a model without and within its head."""
     model.tie_weights()
     head = model.get_output_embeddings()
     own: Mapping[int, torch.Tensor] = {id(parameter): parameter for parameter in model.base_model.parameters()}

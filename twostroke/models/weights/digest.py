@@ -1,7 +1,7 @@
-"""The digest of a model's weights, over every byte of them. No torch here.
+"""The digest of a model's weights, over every byte of them, and of what says in which file each lies. No torch here.
 
-Reading gigabytes takes seconds, so what was read is remembered: per file, for as long as its path, inode, size and both
-its times are the same. The time of its last write alone would not do: archives and copies set it to an earlier one.
+Reading gigabytes takes seconds, so what was read is remembered: per file, for as long as its path, device, inode, size
+and both its times are the same. The time of its last write is not enough: archives and copies set it to an earlier one.
 """
 
 from __future__ import annotations
@@ -14,47 +14,42 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from twostroke.base.cache_key import cache_key
 from twostroke.models.catalog.places import cache_dir
+from twostroke.models.file_versions import FileVersion, FileVersions, changed_while_read
+from twostroke.models.weights.stored.tensor_header import SHARD_INDEX
+from twostroke.security.trusted_paths import check_cache, make_folder
 
 log = logging.getLogger(__name__)
 
 DIGEST_BYTES: Final = 16
 PIECE_BYTES: Final = 16 << 20
 """What one thread reads and digests at a time; part of what the digest means."""
+WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".gguf"})
 THREADS: Final = 4
-"""They read beside whoever loads the model."""
+"""They read while the model is being loaded."""
 SETTLED_S: Final = 2.0
 """A file that changed more recently may change again without a new time of change: its digest is not remembered."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """What must be the same for a remembered digest to hold."""
+def weights_digest(files: FileVersions) -> str:
+    """Returns 128 bits of the names and all bytes of a model directory's weight files, as hexadecimal digits.
 
-    path: str
-    inode: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    """The system's own time of the last change: nobody can set it."""
+    Their index is one of them: of two files with a tensor of the same name it says which one is meant.
 
-    @classmethod
-    def of(cls, path: Path) -> _Version:
-        status = path.stat()
-        return cls(str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-def weights_digest(directory: Path) -> str:
-    """Return 128 bits of the names and all bytes of a model directory's weight files, as hexadecimal digits."""
+    Raises ConfigError where a file is no longer the one that `files` names, or is written to meanwhile.
+    """
     started_s = time.monotonic()
     whole, read_bytes = hashlib.blake2b(digest_size=DIGEST_BYTES), 0
     with ThreadPoolExecutor(THREADS, thread_name_prefix="digest") as threads:
-        for path in sorted([*directory.glob("*.safetensors"), *directory.glob("*.gguf")]):
-            version = _Version.of(path.resolve())
+        for version in files.files:
+            path = Path(version.path)
+            if path.suffix not in WEIGHT_SUFFIXES and path.name != SHARD_INDEX:
+                continue
             digest = _remembered(version)
             if digest is None:
                 digest = _read(version, threads)
@@ -65,34 +60,43 @@ def weights_digest(directory: Path) -> str:
     return whole.hexdigest()
 
 
-def _read(version: _Version, threads: ThreadPoolExecutor) -> str:
-    with open(version.path, "rb") as file:
+def _read(version: FileVersion, threads: ThreadPoolExecutor) -> str:
+    """Returns the digest of the opened file: a name may lead to another file by now. Raises ConfigError."""
+    try:
+        opened = open(version.path, "rb")  # noqa: SIM115  # closed below
+    except FileNotFoundError as error:
+        raise changed_while_read([version.path]) from error
+    with opened as file:
 
         def digest_at(start: int) -> bytes:
             piece = os.pread(file.fileno(), PIECE_BYTES, start)
             return hashlib.blake2b(piece, digest_size=DIGEST_BYTES).digest()
 
         pieces: Sequence[bytes] = list(threads.map(digest_at, range(0, version.size, PIECE_BYTES)))
+        if FileVersion.from_status(version.path, os.fstat(file.fileno())) != version:
+            raise changed_while_read([version.path])
     return hashlib.blake2b(b"".join(pieces), digest_size=DIGEST_BYTES).hexdigest()
 
 
-def _remembered(version: _Version) -> str | None:
+def _remembered(version: FileVersion) -> str | None:
+    memory = _memory_of(version)
     try:
-        found = json.loads(_memory_of(version).read_text(encoding="utf-8"))
+        check_cache(memory)
+        found = json.loads(memory.read_text(encoding="utf-8"))
         digest = str(found["digest"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return digest if found == {**asdict(version), "digest": digest} else None
 
 
-def _remember(version: _Version, digest: str) -> None:
-    """Nothing is lost where it cannot be written: the next start reads the file again."""
+def _remember(version: FileVersion, digest: str) -> None:
+    """Remembers a digest. If this cannot be written, the next start reads the file again."""
     is_settled = time.time_ns() - version.ctime_ns > SETTLED_S * 1e9
     memory = _memory_of(version)
+    if not is_settled:
+        return
     try:
-        if not is_settled or _Version.of(Path(version.path)) != version:
-            return
-        memory.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(memory.parent)
         with tempfile.NamedTemporaryFile("w", dir=memory.parent, prefix=".digest-", delete=False) as file:
             json.dump({**asdict(version), "digest": digest}, file)
         os.replace(file.name, memory)
@@ -100,6 +104,6 @@ def _remember(version: _Version, digest: str) -> None:
         log.warning("digest not remembered path=%s error=%s", memory, error)
 
 
-def _memory_of(version: _Version) -> Path:
-    key = hashlib.blake2b(version.path.encode(), digest_size=DIGEST_BYTES).hexdigest()
+def _memory_of(version: FileVersion) -> Path:
+    key = cache_key("weights digest", path=version.path, piece_bytes=PIECE_BYTES)
     return cache_dir() / "models" / "digests" / f"{key}.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -9,9 +10,10 @@ from typing import Any, Final
 import torch
 from safetensors import SafetensorError, safe_open
 
-from twostroke.errors import ConfigError
-from twostroke.kernels.stored import Matrix
+from twostroke.base.errors import ConfigError
+from twostroke.kernels.products.stored import Matrix
 from twostroke.models.weights.fused_experts import FusedExpert
+from twostroke.models.weights.stored.tensor_header import weight_files
 
 EXACT: Final = ".e_score_correction_bias"
 """The end of names of tensors that stay float32 in every dtype: rounded, they would choose other experts."""
@@ -26,29 +28,28 @@ class TensorFiles(ExitStack):
         self._dtype = dtype
         self._device = device
         self._file_of: dict[str, Any] = {}
-        for path in sorted(directory.glob("*.safetensors")):
+        files = weight_files(directory)
+        for path in files.paths:
             try:
                 file = self.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise ConfigError(f"{path} cannot be read: {error}", field="model") from error
-            self._file_of.update(dict.fromkeys(file.keys(), file))
+            self._file_of.update({name: file for name in file.keys() if files.has(name, path)})  # noqa: SIM118
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor of this name, on the device and in the dtype asked for.
+        """Returns the tensor of this name, on the device and in the dtype asked for.
 
         Files of a model that was saved without its head may leave the first part of all names away. A file may have the
         weights of all experts of a layer in one tensor.
         """
-        headless = name.partition(".")[2]
-        if name not in self._file_of and headless in self._file_of:
-            name = headless
-        fused = FusedExpert.of(name, self._file_of)
-        if name not in self._file_of and fused is not None and fused.name in self._file_of:
+        place = stored_name(name, self._file_of)
+        fused = FusedExpert.of(place, self._file_of)
+        if place not in self._file_of and fused is not None and fused.name in self._file_of:
             part = self._file_of[fused.name].get_slice(fused.name)
             return self._checked(name, fused.take(part), shape)
-        if name not in self._file_of:
+        if place not in self._file_of:
             raise ConfigError(f"weights in {self._directory} have no tensor {name}", field="model")
-        return self._checked(name, self._file_of[name].get_tensor(name), shape)
+        return self._checked(place, self._file_of[place].get_tensor(place), shape)
 
     def _checked(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         if tensor.shape != shape:
@@ -65,5 +66,11 @@ class TensorFiles(ExitStack):
         return tensor.to(self._device, torch.float32 if name.endswith(EXACT) else self._dtype)
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
-        """The same: these files hold plain numbers."""
+        """Returns the same: these files hold plain numbers."""
         return self.take(name, rows, inputs)
+
+
+def stored_name(name: str, names: Container[str]) -> str:
+    """Returns the name of a tensor in files with tensors of these names: without its first part in headless ones."""
+    headless = name.partition(".")[2]
+    return headless if name not in names and headless in names else name

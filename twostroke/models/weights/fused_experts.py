@@ -49,7 +49,7 @@ class FusedExpert:
 
     @classmethod
     def of(cls, name: str, names: Container[str]) -> FusedExpert | None:
-        """Return where the tensor of this name lies in a file with these tensors; None where it is not among experts.
+        """Returns where the tensor of this name lies in a file with these tensors; None where it is not among experts.
 
         A quantised matrix is found under the common beginning of its tensors' names.
         """
@@ -67,7 +67,7 @@ class FusedExpert:
         return cls(fused, expert, half, is_by_turns=True, is_transposed=fused in names)
 
     def take(self, stored: Any) -> Any:
-        """Return the tensor from a lazy slice of a file. An expert that is not there has no rows."""
+        """Returns the tensor from a lazy slice of a file. An expert that is not there has no rows."""
         if self.expert is None:
             return stored[:]
         experts, outputs = stored.get_shape()[:2]

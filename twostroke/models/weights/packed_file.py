@@ -1,7 +1,7 @@
 """A file of packed weights, which the workers of one user on one host map, so that the weights are there once.
 
-It gets its name when all of it is on the disk, so nobody maps half of one, whoever dies meanwhile. Writers take turns
-by a lock that ends with its holder. Only files and folders that this user alone can write to are read.
+It gets its name when all of it is on the disk. So no process maps half a file, whichever process dies meanwhile.
+Writers take turns by a lock that ends with its holder. Only files and folders are read that no other user can write to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
-from twostroke.kernels.cpu.packing import LARGE_PAGE_BYTES
+from twostroke.kernels.cpu.weights.packing import LARGE_PAGE_BYTES
+from twostroke.security import trusted_paths
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ WAIT_S: Final = 120.0
 """Seconds to wait for another process that writes the same file. After that, weights of one's own are packed."""
 PAUSE_S: Final = 0.05
 UNUSED_S: Final = 14 * 86400.0
-"""Age at which a file that nobody has mapped since is removed when another one is written."""
+"""Age of a file, since it was last mapped, at which it is removed when another one is written."""
 RECENT_S: Final = 600.0
 """Age up to which a file stays on a full disk, too: other workers of the same start are about to map it."""
 LEAST_FREE_SHARE: Final = 0.1
@@ -42,13 +43,15 @@ _POPULATE_READ: Final = 22
 
 
 def mapped(path: Path, write: Callable[[BinaryIO], None]) -> mmap.mmap | None:
-    """Return the file as read-only memory; `write` makes its content where it is not there yet.
+    """Returns the file as read-only memory; `write` makes its content where it is not there yet.
 
     None where it cannot be had, or not in large pages: weights stream faster from private memory then.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        trusted_paths.make_folder(path.parent.parent)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         _check_owner(path.parent.lstat(), stat.S_ISDIR, path.parent)
+        trusted_paths.check_cache(path.parent)
         if not path.exists():
             with _lock(path.with_suffix(".lock")):
                 if not path.exists():
@@ -69,7 +72,7 @@ def _map(path: Path) -> mmap.mmap | None:
             raise OSError("the file has a size that nobody writes")
         region = _populated(descriptor, status.st_size)
         share = share_in_large_pages(region)
-        if share < 1.0:  # it is cached in small pages, as after a copy: what nobody has mapped is read again
+        if share < 1.0:  # it is cached in small pages, as after a copy: what is not mapped is read again
             region.close()
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             region = _populated(descriptor, status.st_size)
@@ -90,7 +93,7 @@ def _populated(descriptor: int, size: int) -> mmap.mmap:
 
 
 def share_in_large_pages(region: mmap.mmap) -> float:
-    """Return the share of a file's region that the kernel maps in large pages."""
+    """Returns the share of a file's region that the kernel maps in large pages."""
     start = f"{np.frombuffer(region, np.uint8).ctypes.data:x}-"
     with open("/proc/self/smaps", encoding="utf-8") as lines:
         for line in lines:
@@ -101,7 +104,8 @@ def share_in_large_pages(region: mmap.mmap) -> float:
 
 
 def mapped_bytes(folder: Path, pid: int) -> int:
-    """Return how many bytes of this folder's packed weights a process has in its memory now; none once it has ended."""
+    """Returns how many bytes of this folder's packed weights a process has in its memory now; none once it has
+    ended."""
     total = 0
     with (
         contextlib.suppress(OSError),
@@ -115,7 +119,7 @@ def mapped_bytes(folder: Path, pid: int) -> int:
 
 
 def _until_next(lines: Iterator[str]) -> Iterator[str]:
-    """Yield the facts of one region, of which VmFlags is the last."""
+    """Yields the facts of one region. VmFlags is the last."""
     for line in lines:
         yield line
         if line.startswith("VmFlags"):
@@ -142,7 +146,7 @@ def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Take turns with other writers of the file. Raises TimeoutError when another one takes too long."""
+    """Takes turns with other writers of the file. Raises TimeoutError when another one takes too long."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         until_s = time.monotonic() + WAIT_S
@@ -165,7 +169,7 @@ def _check_owner(status: os.stat_result, is_kind: Callable[[int], bool], path: P
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove what was abandoned, and what nobody has mapped for long; on a full disk, what has waited longest, too.
+    """Removes what was abandoned, and what was not mapped for long; on a full disk, what has waited longest, too.
 
     What a worker has mapped stays: removing it would free nothing.
     """
@@ -178,7 +182,7 @@ def _remove_unused(folder: Path) -> None:
         age_s = now_s - used_s[file]
         if age_s > UNUSED_S or (age_s > RECENT_S and file.suffix == SUFFIX and _is_nearly_full(folder)):
             with contextlib.suppress(OSError), file.open("rb") as opened:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a BlockingIOError where somebody has it mapped
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a BlockingIOError where a process has it mapped
                 file.unlink()
 
 

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import torch
 
-from twostroke.kernels import layout, stored
-from twostroke.kernels.cpu import arena as arenas
-from twostroke.kernels.cpu import linear, packing, stored_packing
-from twostroke.kernels.cpu.arena import Arena, MappedArena, PrivateArena, WritingArena
+from twostroke.base.cache_key import cache_key, content_digest
 from twostroke.kernels.cpu.linear import NativeLinears
-from twostroke.kernels.stored import Matrix
-from twostroke.models import share as sharing
+from twostroke.kernels.cpu.weights.arena import Arena, MappedArena, PrivateArena, WritingArena
+from twostroke.kernels.products.stored import Matrix
 from twostroke.models.catalog.places import cache_dir
-from twostroke.models.families import tensors as naming
 from twostroke.models.families.table import named
+from twostroke.models.file_versions import FileVersions, unchanged
+from twostroke.models.page_forms.balanced_keys import balanced
+from twostroke.models.ranks.shared_out import shared_out
 from twostroke.models.spec import ModelSpec
-from twostroke.models.weights import balanced_keys as balancing
-from twostroke.models.weights import fused_experts
-from twostroke.models.weights import products as loading
-from twostroke.models.weights import shared_out as parting
-from twostroke.models.weights.balanced_keys import balanced
 from twostroke.models.weights.digest import weights_digest
 from twostroke.models.weights.packed_file import SUFFIX, mapped
 from twostroke.models.weights.products import (
@@ -35,15 +29,15 @@ from twostroke.models.weights.products import (
     ModelWeights,
     take_products,
 )
-from twostroke.models.weights.shared_out import shared_out
-from twostroke.models.weights.stored import coded, gguf, gguf_names
 from twostroke.models.weights.stored.formats import OpenWeights, open_weights
 from twostroke.models.weights.tensors import WeightSource, take_positions
+
+CONFIG: Final = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixShapes:
-    """Takes vectors whole, and only the shapes of matrices, whose elements a mapped file has already."""
+    """Takes whole vectors, and only the shapes of matrices: a mapped file has their elements already."""
 
     files: WeightSource
 
@@ -69,22 +63,34 @@ class PackedModel:
     make_linears: Callable[[Arena], NativeLinears]
 
     def load(self, *, with_head: bool) -> ModelWeights:
-        """Raises ConfigError naming a tensor that is missing or has another shape than the config says."""
-        region = mapped(self._path(), self._write)
+        """Raises ConfigError naming a tensor that is missing or has another shape than the config says.
+
+        Raises it, too, where files were changed meanwhile: what is packed and what is read in addition are of one
+        version. The name of the packed file stands for it.
+        """
+        with unchanged(self.directory) as versions:
+            return self._load_version(versions, with_head=with_head)
+
+    def _load_version(self, versions: FileVersions, *, with_head: bool) -> ModelWeights:
+        region = mapped(self._path(versions), functools.partial(self._write, versions))
         if region is None:
             return self._load(PrivateArena(), with_head=with_head)
-        # To quantise shapes alone, torch would load its compiler, which takes longer than the weights.
+        # To quantise only shapes, torch would load its compiler, which takes longer than the weights.
         with self._open() as files:
             source: WeightSource = files if self.is_int8 else MatrixShapes(files)
             whole = self.spec.whole
             matched = balanced(named(source, whole), whole, whole=named(files, whole))
             return self._take(shared_out(matched, self.spec), MappedArena(region), with_head=with_head)
 
-    def _write(self, file: BinaryIO) -> None:
-        """Write all that any worker needs: what a worker without a head needs is the beginning of it."""
+    def _write(self, versions: FileVersions, file: BinaryIO) -> None:
+        """Writes all that any worker needs: what a worker without a head needs is the beginning of it.
+
+        Raises ConfigError where it may be of other files than `versions`: then it never gets their name.
+        """
         arena = WritingArena(file)
         self._load(arena, with_head=True)
         arena.finish()
+        versions.check_unchanged()
 
     def _load(self, arena: Arena, *, with_head: bool) -> ModelWeights:
         with self._open() as files:
@@ -96,7 +102,9 @@ class PackedModel:
         return open_weights(self.directory, self.dtype, keeps_codes=True)
 
     def _take(self, source: WeightSource, arena: Arena, *, with_head: bool) -> ModelWeights:
-        """Nothing that is returned lies in the model's own files, so that they do not stay mapped."""
+        """Takes the weights. Nothing that is returned lies in the model's own files, so that they do not
+        stay mapped.
+        """
         spec = self.spec
         table = source.take_matrix("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         plain = arena.copy(table) if isinstance(table, torch.Tensor) else None
@@ -109,31 +117,20 @@ class PackedModel:
         norm = weights.norm.detached()
         return replace(weights, embedding=embedding, layers=layers, norm=norm, positions=positions)
 
-    def _path(self) -> Path:
-        modules = (
-            arenas,
-            linear,
-            packing,
-            stored_packing,
-            loading,
-            balancing,
-            naming,
-            gguf,
-            gguf_names,
-            coded,
-            fused_experts,
-            layout,
-            stored,
-            sharing,
-            parting,
+    def _path(self, versions: FileVersions) -> Path:
+        key = cache_key(
+            "packed weights",
+            weights=weights_digest(versions),
+            config=content_digest([(CONFIG, self.directory / CONFIG)]),  # it says how weights are quantised
+            spec=self.spec,
+            dtype=self.dtype,
+            is_int8=self.is_int8,
         )
-        code = b"".join(Path(module.__file__ or "").read_bytes() for module in modules)
-        facts = f"{weights_digest(self.directory)} {self.spec} {self.dtype} {self.is_int8}".encode()
-        return packed_folder() / f"{hashlib.blake2b(facts + code, digest_size=16).hexdigest()}{SUFFIX}"
+        return packed_folder() / f"{key}{SUFFIX}"
 
 
 def packed_folder() -> Path:
-    """Return the folder of all files of packed weights."""
+    """Returns the folder of all files of packed weights."""
     return cache_dir() / "packed"
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from twostroke.kernels.activation import Activation
-from twostroke.kernels.linear import ActivatedProduct, Linear, Linears
-from twostroke.kernels.stored import StoredMatrix
+from twostroke.kernels.products.linear import ActivatedProduct, Linear, Linears
+from twostroke.kernels.products.stored import StoredMatrix
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.tensors import (
     DeviceLayer,
@@ -92,7 +92,9 @@ class ModelWeights:
 def take_products(
     source: WeightSource, spec: ModelSpec, *, with_head: bool, linears: Linears, may_expand: bool = False
 ) -> ModelWeights:
-    """`may_expand` takes the products that expand prompts of latents. Raises what the source raises."""
+    """Takes the products of a model. `may_expand` takes the products that expand prompts of latents. Raises what the
+    source raises.
+    """
     table = source.take_matrix("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     embedding = linears.linear((table,)) if isinstance(table, StoredMatrix) else table
     positions = take_positions(source, spec)
@@ -112,7 +114,7 @@ def take_products(
 
 
 def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor | Linear, linears: Linears) -> Linear:
-    """A table that is a product already is the head, too, where they are tied and one rank computes all logits."""
+    """Returns the head. A tied table that is a product already is the head, too, where one rank computes all logits."""
     if spec.tie_word_embeddings and spec.share is None and not isinstance(embedding, torch.Tensor):
         return embedding
     name = "model.embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
@@ -125,7 +127,7 @@ def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor | Linea
 def layer_products(
     layer: DeviceLayer, linears: Linears, activation: Activation, *, first_expert: int = 0, may_expand: bool = False
 ) -> LayerWeights:
-    """Return the products of a layer. Raises ConfigError for codes that cannot be read."""
+    """Returns the products of a layer. Raises ConfigError for codes that cannot be read."""
     return LayerWeights(
         attention_norm=layer.attention_norm,
         qkv=linears.linear(layer.qkv.weight, layer.qkv.bias),

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from twostroke.kernels.stored import Matrix, Weight, expanded
+from twostroke.kernels.products.stored import Matrix, Weight, expanded
 from twostroke.models.spec import ExpertSpec, LatentSpec, ModelSpec
 
 
@@ -16,10 +16,10 @@ class WeightSource(Protocol):
     """The source of tensors: a model's files, or a generator of random ones."""
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor of this name, on the device and in the dtype of the model."""
+        """Returns the tensor of this name, on the device and in the dtype of the model."""
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
-        """The same, or the matrix in the form of its file, where that is what products are made of."""
+        """Returns the same, or the matrix in the form of its file, where that is what products are made of."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class NormWeights:
     """None for RMS norms."""
 
     def detached(self) -> NormWeights:
-        """Return a copy that does not lie in the model's files."""
+        """Returns a copy that does not lie in the model's files."""
         return NormWeights(self.weight.clone(), None if self.bias is None else self.bias.clone())
 
 
@@ -96,7 +96,7 @@ class DeviceLayer:
     """The norm of what attention adds to the residual stream."""
     mlp_output_norm: NormWeights | None = None
     sinks: torch.Tensor | None = None
-    """float32 [heads]: one more score of each head's softmax, whose value is zero"""
+    """float32 [heads]: one more score of each head's softmax; its value is zero"""
     latents: LatentWeights | None = None
 
 
@@ -116,7 +116,7 @@ class StackedExperts:
 
     @classmethod
     def of(cls, experts: ExpertWeights) -> StackedExperts:
-        """Stack the weights as plain numbers: codes are expanded. Raises ConfigError where these cannot be read."""
+        """Stacks the weights as plain numbers: codes are expanded. Raises ConfigError where these cannot be read."""
         bias = experts.router_bias
         return cls(
             router=experts.router.float(),
@@ -157,7 +157,7 @@ def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> D
 
 
 def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor) -> Weight:
-    """Return the rows of the words whose logits are computed here."""
+    """Returns the rows of the tokens with logits that are computed here."""
     words = slice(spec.vocabulary.start, spec.vocabulary.stop)
     if spec.tie_word_embeddings:
         return embedding[words]
@@ -169,7 +169,7 @@ def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor) -> Wei
 
 
 def take_positions(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:
-    """Return the learned positions, if the model has them. Raises what the source raises."""
+    """Returns the learned positions, if the model has them. Raises what the source raises."""
     shape = (spec.max_position_embeddings, spec.hidden_size)
     return source.take("model.position_embeddings.weight", *shape) if spec.has_position_table else None
 
@@ -257,27 +257,29 @@ def take_norm(source: WeightSource, name: str, spec: ModelSpec) -> NormWeights:
 def _take_dense(
     source: WeightSource, parts: Sequence[tuple[str, int]], columns: int, *, has_bias: bool
 ) -> DenseWeights:
-    """Several projections of the same input, stacked in the order given."""
+    """Takes several projections of the same input, stacked in the order given."""
     weight = _weight([source.take_matrix(f"{name}.weight", rows, columns) for name, rows in parts])
     bias = _stacked([source.take(f"{name}.bias", rows) for name, rows in parts]) if has_bias else None
     return DenseWeights(weight, bias)
 
 
 def _stacked_dense(parts: Sequence[DenseWeights], like: torch.Tensor) -> DenseWeights:
-    """`like` has the dtype and lies on the device that expanded codes are brought to."""
+    """Stacks projections. `like` has the dtype and the device to which expanded codes are brought."""
     weights = [expanded(part.weight, like)[None] for part in parts]
     biases = [part.bias[None] for part in parts if part.bias is not None]
     return DenseWeights(_stacked(weights), _stacked(biases) if biases else None)
 
 
 def _weight(parts: Sequence[Matrix]) -> Weight:
-    """Plain numbers become one matrix; what is stored in another form stays a row of matrices."""
+    """Returns a weight. Plain numbers become one matrix. What is stored in another form stays a row of matrices."""
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     return _stacked(tensors) if len(tensors) == len(parts) else tuple(parts)
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One below the other. Not by `cat`, which loads torch's compiler for tensors that are shapes alone."""
+    """Stacks tensors one below the other. It does not use `cat`, which loads torch's compiler for tensors that are only
+    shapes.
+    """
     if len(tensors) == 1:
         return tensors[0]
     counts = [len(tensor) for tensor in tensors]

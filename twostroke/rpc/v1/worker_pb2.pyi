@@ -124,7 +124,7 @@ class ReadyPage(_message.Message):
     def __init__(self, block: _Optional[int] = ..., page: _Optional[int] = ..., generation: _Optional[int] = ..., digest: _Optional[bytes] = ..., group: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("seed", "max_tokens", "choice", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "bias_tokens", "bias_values", "logprobs", "min_tokens", "ignore_eos", "stop_token_ids", "prompt_logprobs", "grammar")
+    __slots__ = ("seed", "max_tokens", "choice", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "bias_tokens", "bias_values", "logprobs", "min_tokens", "ignore_eos", "stop_token_ids", "prompt_logprobs", "allowed_tokens", "logprob_token_ids", "grammar")
     SEED_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,8 @@ class Sampling(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     seed: int
     max_tokens: int
@@ -160,8 +162,10 @@ class Sampling(_message.Message):
     ignore_eos: bool
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_logprobs: int
+    allowed_tokens: bytes
+    logprob_token_ids: _containers.RepeatedScalarFieldContainer[int]
     grammar: str
-    def __init__(self, seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ...) -> None: ...
+    def __init__(self, seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[int] = ..., allowed_tokens: _Optional[bytes] = ..., logprob_token_ids: _Optional[_Iterable[int]] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class PageSource(_message.Message):
     __slots__ = ("worker_id", "address", "epoch")
@@ -173,53 +177,59 @@ class PageSource(_message.Message):
     epoch: str
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
 
+class Request(_message.Message):
+    __slots__ = ("prompt", "sampling", "salt", "public_blocks", "adapter", "deadline_s", "speculation", "hints", "hint_tenant")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
+    HINT_TENANT_FIELD_NUMBER: _ClassVar[int]
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    sampling: Sampling
+    salt: bytes
+    public_blocks: int
+    adapter: _adapters_pb2.Adapter
+    deadline_s: float
+    speculation: str
+    hints: _containers.RepeatedCompositeFieldContainer[CacheHint]
+    hint_tenant: str
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., public_blocks: _Optional[int] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ..., deadline_s: _Optional[float] = ..., speculation: _Optional[str] = ..., hints: _Optional[_Iterable[_Union[CacheHint, _Mapping]]] = ..., hint_tenant: _Optional[str] = ...) -> None: ...
+
 class OpenRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "block_hashes", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks", "public_blocks", "traceparent", "hints", "tenant", "source_forecast", "peer_load_s", "adapter", "speculation")
+    __slots__ = ("request", "request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "emitted", "block_hashes", "traceparent", "source", "source_forecast", "peer", "peer_blocks", "peer_load_s")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
-    SALT_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FORECAST_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     PEER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    PUBLIC_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
-    HINTS_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_FORECAST_FIELD_NUMBER: _ClassVar[int]
     PEER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_FIELD_NUMBER: _ClassVar[int]
-    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    request: Request
     request_id: str
     attempt: int
     router_id: str
     fingerprint: str
     worker_epoch: str
-    prompt: _containers.RepeatedScalarFieldContainer[int]
     emitted: _containers.RepeatedCompositeFieldContainer[Token]
     block_hashes: bytes
-    salt: bytes
-    sampling: Sampling
-    deadline_s: float
+    traceparent: str
     source: PageSource
+    source_forecast: SourceForecast
     peer: PageSource
     peer_blocks: int
-    public_blocks: int
-    traceparent: str
-    hints: _containers.RepeatedCompositeFieldContainer[CacheHint]
-    tenant: str
-    source_forecast: SourceForecast
     peer_load_s: float
-    adapter: _adapters_pb2.Adapter
-    speculation: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., public_blocks: _Optional[int] = ..., traceparent: _Optional[str] = ..., hints: _Optional[_Iterable[_Union[CacheHint, _Mapping]]] = ..., tenant: _Optional[str] = ..., source_forecast: _Optional[_Union[SourceForecast, _Mapping]] = ..., peer_load_s: _Optional[float] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ..., speculation: _Optional[str] = ...) -> None: ...
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., source_forecast: _Optional[_Union[SourceForecast, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., peer_load_s: _Optional[float] = ...) -> None: ...
 
 class SourceForecast(_message.Message):
     __slots__ = ("cached_blocks", "fetch_s", "wait_s", "compute_s")
@@ -398,23 +408,19 @@ class FindResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestSnapshot, _Mapping]]] = ...) -> None: ...
 
 class RequestSnapshot(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt", "sampling", "tokens", "finish_reason", "cached_tokens", "adapter", "prompt_logprobs")
+    __slots__ = ("request_id", "attempt", "request", "tokens", "finish_reason", "cached_tokens", "prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
-    prompt: _containers.RepeatedScalarFieldContainer[int]
-    sampling: Sampling
+    request: Request
     tokens: _containers.RepeatedCompositeFieldContainer[Token]
     finish_reason: str
     cached_tokens: int
-    adapter: _adapters_pb2.Adapter
     prompt_logprobs: PromptLogprobs
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...

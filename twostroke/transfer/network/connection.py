@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from twostroke.errors import ServeError, TransferFailed
-from twostroke.fault_points import Point, reach
+from twostroke.base.errors import ServeError, TransferFailed
+from twostroke.base.fault_points import Point, reach
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, ReadOutcome, TransferResult
 from twostroke.transfer.copy_threads import CopyThreads, hang_up, has_hung_up
 from twostroke.transfer.peers import CopyThreadPeer
@@ -40,38 +40,38 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def enter(self, sock: socket.socket, deadline: Deadline) -> None:
-        """Send what this kind of connection needs after the handshake. Raises PeerLost, OSError or EOFError."""
+        """Sends what this kind of connection needs after the handshake. Raises PeerLost, OSError or EOFError."""
 
     @abc.abstractmethod
     def copy_part(
         self, sock: socket.socket, copies: tuple[PageCopy, ...], deadline: Deadline, tally: PullTally
     ) -> None:
-        """Ask for these pages and wait until they are here.
+        """Asks for these pages and waits until they are here.
 
         Raises TransferFailed if the connection stays usable, and ServeError, OSError or EOFError if not.
         """
 
     @abc.abstractmethod
     def synchronize(self) -> None:
-        """Make sure that no local page changes before the next `copy_part`.
+        """Makes sure that no local page changes before the next `copy_part`.
 
         Called when nothing is being copied, or when the socket is closed.
         """
 
     @abc.abstractmethod
     def leave(self) -> None:
-        """Clean up after the socket was closed."""
+        """Cleans up after the socket was closed."""
 
     @abc.abstractmethod
     def release(self) -> None:
-        """Release the memory after the last copy."""
+        """Releases the memory after the last copy."""
 
     @property
     def is_busy(self) -> bool:
         return self._pull is not None
 
     def reach(self, deadline: Deadline) -> Welcome:
-        """Shake hands unless connected already. Raises a refusal, OSError or EOFError."""
+        """Performs the handshake unless connected already. Raises a refusal, OSError or EOFError."""
         self._connected(deadline)
         assert self._welcome is not None
         return self._welcome
@@ -107,7 +107,7 @@ class Connection(abc.ABC):
                 hang_up(self._sock)
 
     def shut(self) -> None:
-        """Fail the running and all queued pulls, for good."""
+        """Fails the running and all queued pulls, for good."""
         with self._lock:
             self._shut = True
             if self._sock is not None:
@@ -121,12 +121,12 @@ class Connection(abc.ABC):
         self.leave()
 
     def forget(self) -> None:
-        """Close the socket and release the pool's memory, after the thread has ended."""
+        """Closes the socket and releases the pool's memory, after the thread has ended."""
         self.drop()
         self.release()
 
     def _connected(self, deadline: Deadline) -> socket.socket:
-        """Return the connection, dialled again if the peer has hung up."""
+        """Returns the connection, dialled again if the peer has hung up."""
         if self._sock is not None and has_hung_up(self._sock):
             self.drop()
         if self._sock is not None:
@@ -164,7 +164,7 @@ class Connection(abc.ABC):
         raise failure
 
     def _use(self, sock: socket.socket) -> None:
-        """Register the socket to hang up on. Raises ConnectionAbortedError if that was asked for already."""
+        """Registers the socket to hang up on. Raises ConnectionAbortedError if that was asked for already."""
         with self._lock:
             self._sock = sock
             if self._shut:

@@ -8,9 +8,9 @@ import math
 import socket
 from collections.abc import Sequence
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.kv_cache.memory import Pages
-from twostroke.transfer.base import Identity, PageEndpoint, host_id
+from twostroke.transfer.base import Identity, PageEndpoint, shares_loopback
 from twostroke.transfer.copy_thread_transport import BACKLOG, CopyThreadTransport
 from twostroke.transfer.copy_threads import off_loop
 from twostroke.transfer.network.connection import Connection, ConnectionPeer
@@ -20,7 +20,7 @@ from twostroke.transfer.sockets.tls import PLAIN, SocketWrapper
 
 
 class NetworkTransport(CopyThreadTransport[ConnectionPeer, Pages], abc.ABC):
-    """Listens on `host`, which is also the address that peers are told.
+    """Listens on `host`, which is also the address that peers get.
 
     Raises ConfigError where `host` is no address that a peer could connect to.
     """
@@ -39,16 +39,16 @@ class NetworkTransport(CopyThreadTransport[ConnectionPeer, Pages], abc.ABC):
 
     @abc.abstractmethod
     def serve(self, sock: socket.socket, memory: Pages) -> None:
-        """Serve one admitted connection on a thread of its own. Returns only by an exception."""
+        """Serves one admitted connection on a thread of its own. Returns only by an exception."""
 
     @abc.abstractmethod
     def connections(self, endpoint: PageEndpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
-        """Return the reader's connections to one peer; they connect when they are used."""
+        """Returns the reader's connections to one peer; they connect when they are used."""
 
     def reaches(self, endpoint: PageEndpoint) -> bool:
         if endpoint.transport != self.name:
             return False
-        return endpoint.host_id == host_id() or not _is_loopback(endpoint.address)
+        return shares_loopback(endpoint.host_id) or not _is_loopback(endpoint.address)
 
     async def listen(self, validator: ReaderValidator, memory: Pages) -> tuple[str, Listener]:
         listening = await off_loop(self._listen)

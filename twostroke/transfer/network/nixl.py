@@ -7,10 +7,10 @@ After the handshake the reader names its pages, then sends requests, one at a ti
     reader -> owner  [seconds left, page ids (u32 each), local page ids (u32 each), generations (u64 each)]
     owner -> reader  [reason]: empty where the pages are there and had their generation before and after
 
-The owner writes and the reader does not read, because an owner that answers reads in software (UCX over TCP) crashes
-when a reader dies in the middle of one. A write that has begun cannot be called back; so every connection has an
-agent of its own on the reader's side, and closing that agent is the fence: nobody can write through it afterwards.
-NIXL's own connections ask for no token: only whoever was admitted learns the metadata, but the network must be trusted.
+The owner writes and the reader does not read. With UCX over TCP an owner answers reads in software, and crashes when a
+reader dies in the middle of one. A write that has begun cannot be cancelled. So every connection has an agent of its
+own on the reader's side, and closing that agent is the fence: no write arrives through it afterwards. NIXL's own
+connections ask for no token. Only an admitted reader learns the metadata, but the network must be trusted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.errors import InvalidRequest, PeerLost, TransferFailed
+from twostroke.base.errors import InvalidRequest, PeerLost, TransferFailed
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import Pages, PoolLocation
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
@@ -102,7 +102,7 @@ class NixlConnection(Connection):
         tally.copied_bytes += self._memory.layout.bytes_of(copy.local for copy in copies)
 
     def synchronize(self) -> None:
-        """Nothing to wait for: the owner answers after its last write, and `leave` closes the agent otherwise."""
+        """Waits for nothing: the owner answers after its last write, and otherwise `leave` closes the agent."""
 
     def leave(self) -> None:
         if self._agent is not None:
@@ -110,7 +110,7 @@ class NixlConnection(Connection):
         self._agent = None
 
     def release(self) -> None:
-        """Nothing to release: `leave` has closed the agent."""
+        """Releases nothing: `leave` has closed the agent."""
 
 
 _ENTRY_LIMIT_BYTES = 1 << 20
@@ -120,7 +120,7 @@ _MAX_READER_PAGES = 1 << 26
 
 
 def serve_writes(sock: socket.socket, memory: Pages, agent: Agent) -> None:
-    """Serve requests until an exception: EOFError when the reader hangs up, InvalidRequest for garbage, ..."""
+    """Serves requests until an exception: EOFError when the reader hangs up, InvalidRequest for garbage, ..."""
     keep_alive(sock)
     entry = receive_frame(sock, _ENTRY_LIMIT_BYTES, Deadline.after(HANDSHAKE_S))
     check_fields(entry, (bytes, int, int, bytes))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.errors import ConfigError, PeerLost
+from twostroke.base.errors import ConfigError, PeerLost
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import Pages, PoolLocation
 from twostroke.transfer.sockets.frames import Deadline
@@ -31,7 +31,7 @@ _BACKEND = "UCX"
 _PROGRESS_US = 10_000
 """Longest sleep of an idle progress thread; it is woken by traffic. With NIXL's own 0 it takes a core."""
 _DEFAULTS = {"UCX_TLS": "^sm,cuda_ipc", "UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m"}
-"""No writes through shared mappings: they would go on after the reader has destroyed its agent, and there are better
+"""No writes through shared mappings: they would continue after the reader has destroyed its agent, and there are better
 transports within a host. Large segments halve the processor time per byte where UCX goes over TCP."""
 _SPINS = 50
 _SPIN_S, _SLEEP_S = 20e-6, 300e-6
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def load_bindings() -> ModuleType:
-    """Load the package for this process's CUDA version if known, else the first that is installed.
+    """Loads the package for this process's CUDA version if known, else the first that is installed.
 
     Raises ConfigError if none is installed.
     """
@@ -69,7 +69,7 @@ class RemotePages:
 
 
 def place_of(memory: Pages) -> PoolLocation:
-    """Return where the pages lie. Raises ConfigError for pages in several places, which no agent can name."""
+    """Returns where the pages lie. Raises ConfigError for pages in several places, which no agent can name."""
     if memory.place is None:
         raise ConfigError(
             "page transport nixl does not move pages whose parts lie on several devices: leave it out of --transports",
@@ -99,7 +99,7 @@ class Agent:
             raise ConfigError(f"page transport nixl cannot be used here: {error}", field="transports") from error
 
     def add(self, metadata: bytes, place: PoolLocation, layout: PoolLayout) -> RemotePages:
-        """Prepare writes into a reader's pages. Raises PeerLost if its agent cannot be reached."""
+        """Prepares writes into a reader's pages. Raises PeerLost if its agent cannot be reached."""
         try:
             name = self._agent.loadRemoteMD(metadata).decode()
         except Exception as error:
@@ -111,7 +111,7 @@ class Agent:
             raise PeerLost(f"nixl: the reader's pages cannot be written to: {error}") from error
 
     def remove(self, remote: RemotePages) -> None:
-        """Disconnect from an agent; writes to it end."""
+        """Disconnects from an agent. Writes to it end."""
         try:
             self._agent.releasedDlistH(remote.handle)
         except Exception as error:
@@ -126,7 +126,7 @@ class Agent:
         deadline: Deadline,
         is_wanted: Callable[[], bool],
     ) -> None:
-        """Write pages of the pool into remote ones, and wait until they are there.
+        """Writes pages of the pool into remote ones, and waits until they are there.
 
         Raises TimeoutError at the deadline, EOFError if no longer wanted, PeerLost if NIXL fails. After an error the
         remote pages may still be written to until the remote agent is removed here, or closed there.
@@ -142,7 +142,7 @@ class Agent:
             self._release(request)
 
     def close(self) -> None:
-        del self._agent  # the bindings destroy an agent when nobody refers to it
+        del self._agent  # the bindings destroy an agent when no reference to it is left
 
     def _create(self, name: str, memory: Pages) -> Any:
         nixl = self._nixl

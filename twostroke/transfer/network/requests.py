@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.errors import InvalidRequest
+from twostroke.base.errors import InvalidRequest
 from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.network.connection import MAX_PAGES
 from twostroke.transfer.sockets.frames import Deadline
@@ -24,7 +24,7 @@ class PageRequest:
     """Generations that the reader expects, page by page."""
 
     def changed(self, start: int, stop: int, memory: Pages) -> str:
-        """Return why pages start..stop are not what the reader asked for; empty if they are."""
+        """Returns why pages start..stop are not what the reader asked for; empty if they are."""
         pages, expected = self.pages[start:stop], self.generations[start:stop]
         actual = memory.generations[pages]
         wrong = np.flatnonzero(actual != expected)
@@ -35,7 +35,7 @@ class PageRequest:
 
 
 def read_request(seconds: float, page_ids: bytes, generations: bytes, memory: Pages) -> PageRequest:
-    """Check a reader's request. Raises InvalidRequest."""
+    """Checks a reader's request. Raises InvalidRequest."""
     if not 0 < seconds < float("inf"):
         raise InvalidRequest(f"a request has {seconds} seconds left")
     if len(page_ids) * 2 != len(generations):
@@ -46,7 +46,7 @@ def read_request(seconds: float, page_ids: bytes, generations: bytes, memory: Pa
 
 
 def read_pages(page_ids: bytes, limit: int) -> npt.NDArray[np.uint32]:
-    """Read 1 to MAX_PAGES u32 page ids below `limit`. Raises InvalidRequest."""
+    """Reads 1 to MAX_PAGES u32 page ids below `limit`. Raises InvalidRequest."""
     if len(page_ids) % 4:
         raise InvalidRequest(f"{len(page_ids)} bytes of page ids")
     pages = np.frombuffer(page_ids, "<u4").astype(np.uint32)

@@ -5,12 +5,12 @@ After the handshake a reader sends requests, one at a time:
     reader -> owner  [seconds left, page ids (u32 each), generations (u64 each)]
     owner -> reader  status, pages of a batch, status, pages of a batch, ..., status
 
-A status byte of 0 says that every page sent so far kept its generation while it was sent, and that those of the next
-batch have theirs. A 1 ends the answer and a frame [reason] follows. Any other error is a closed connection. The copy
-thread is the only writer of local pages, so a pull that has ended is fenced.
+A status byte of 0 means that every page sent so far kept its generation while it was sent. It also means that the pages
+of the next batch have their generations. A 1 ends the answer and a frame [reason] follows. Any other error is a closed
+connection. The copy thread is the only writer of local pages, so a pull that has ended is fenced.
 
-Pages of a device go through pinned buffers on both sides: the copy of a batch is under way while the batch before it
-is sent, or the one after it received.
+Pages of a device go through pinned buffers on both sides. A batch is copied while the batch before it is sent, or the
+batch after it is received.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.errors import PeerLost, TransferFailed
-from twostroke.fault_points import Point, reach
+from twostroke.base.errors import PeerLost, TransferFailed
+from twostroke.base.fault_points import Point, reach
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import Pages, Window
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
@@ -62,16 +62,16 @@ BATCH_BYTES = 512 << 10
 KEPT, CHANGED = b"\0", b"\1"
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-"""A reader whose machine has vanished is forgotten after a minute."""
+"""Seconds after which the owner drops a reader that no longer answers, because its machine is gone."""
 
 
 def batch_pages(layout: PoolLayout) -> int:
-    """Return how many pages lie between two status bytes: for owner and reader alike."""
+    """Returns how many pages lie between two status bytes: for owner and reader alike."""
     return max(1, BATCH_BYTES // max(layout.page_sizes))
 
 
 def serve_pages(sock: socket.socket, memory: Pages) -> None:
-    """Serve requests until an exception: EOFError when the reader hangs up, InvalidRequest for garbage, ..."""
+    """Serves requests until an exception: EOFError when the reader hangs up, InvalidRequest for garbage, ..."""
     keep_alive(sock)
     with contextlib.closing(memory.window(batch_pages(memory.layout))) as window:
         while True:
@@ -82,7 +82,7 @@ def serve_pages(sock: socket.socket, memory: Pages) -> None:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Notice when the other machine has vanished, and send small frames at once."""
+    """Lets the socket notice when the other machine is gone, and send small frames at once."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
@@ -90,7 +90,7 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 def _answer(sock: socket.socket, request: PageRequest, memory: Pages, window: Window) -> None:
-    """Send the pages; generations are checked before a batch is sent and after its last byte."""
+    """Sends the pages; generations are checked before a batch is sent and after its last byte."""
     reach(Point.TRANSPORT_SERVING)
     step, count = batch_pages(memory.layout), len(request.pages)
     pages = request.pages.tolist()
@@ -119,7 +119,7 @@ class TcpConnection(Connection):
         self._window = memory.window(batch_pages(memory.layout))
 
     def enter(self, sock: socket.socket, deadline: Deadline) -> None:
-        """Nothing to send after the handshake."""
+        """Sends nothing after the handshake."""
 
     def copy_part(
         self, sock: socket.socket, copies: tuple[PageCopy, ...], deadline: Deadline, tally: PullTally
@@ -143,7 +143,7 @@ class TcpConnection(Connection):
         self._window.synchronize()
 
     def leave(self) -> None:
-        """Nothing to clean up: bytes came through the socket only."""
+        """Cleans up nothing: bytes came only through the socket."""
 
     def release(self) -> None:
         self._window.close()

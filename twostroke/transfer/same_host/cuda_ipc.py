@@ -1,7 +1,7 @@
 """The cuda_ipc transport: the owner shares its pool tensor, and a pull copies from device to device on one host.
 
 Over the socket (`same_host_transport`) travel the descriptor of the owner's generations and a frame [pool handle].
-Both ends may use one GPU, or two that reach each other's memory. `Sharing` is all that needs a GPU here.
+Both ends may use one GPU, or two that reach each other's memory. `MemorySharing` is all that needs a GPU here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from twostroke.base.errors import PeerLost
 from twostroke.device.memory import DeviceMemory
-from twostroke.device.sharing import CudaSharing, Sharing
+from twostroke.device.sharing import CudaSharing, MemorySharing
 from twostroke.device.stream import copy_stream
-from twostroke.errors import PeerLost
 from twostroke.kv_cache.shared import GenerationTable
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.same_host.same_host_transport import (
@@ -38,7 +38,7 @@ class CudaIpcTransport(SameHostTransport["_DevicePeer", DeviceMemory]):
 
     name = "cuda_ipc"
 
-    def __init__(self, sharing: Sharing | None = None) -> None:
+    def __init__(self, sharing: MemorySharing | None = None) -> None:
         super().__init__(DeviceMemory)
         self._sharing = sharing or CudaSharing()
 
@@ -61,7 +61,9 @@ class CudaIpcTransport(SameHostTransport["_DevicePeer", DeviceMemory]):
 class _DevicePeer(SameHostPeer):
     pages_per_copy = STEP_PAGES
 
-    def __init__(self, endpoint: PageEndpoint, identity: Identity, memory: DeviceMemory, sharing: Sharing) -> None:
+    def __init__(
+        self, endpoint: PageEndpoint, identity: Identity, memory: DeviceMemory, sharing: MemorySharing
+    ) -> None:
         self._sharing = sharing
         self._device = memory.device
         self._layout = memory.layout

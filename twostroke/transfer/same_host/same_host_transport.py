@@ -1,8 +1,8 @@
-"""This is the common part of transports within one host: an abstract Unix socket, and one copy thread per peer.
+"""This is the common part of transports within one host: a Unix socket, and one copy thread per peer.
 
-The owner listens on an abstract Unix socket, which leaves no file behind and can only be reached from the same host
-(and network namespace). After the handshake it hands over access to its pages. The connection then stays open and
-silent: its end tells each side that the other is gone.
+The owner listens on a Unix socket in a folder that only its user may enter. Each side asks the kernel which user owns
+the other process before it sends anything: one of another user is hung up on. After the handshake the owner hands over
+access to its pages. The connection then stays open and silent: its end tells each side that the other is gone.
 
 The owner runs no code during a pull, so a frozen owner delays no reader. A dead one is noticed when a pull starts,
 which then fails. A pull during which the owner died may end DONE, because announced pages were complete. The copy
@@ -12,16 +12,18 @@ thread is the only writer of local pages, so a pull that has ended is fenced.
 from __future__ import annotations
 
 import abc
-import secrets
+import asyncio
+import functools
 import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from twostroke.errors import InvalidRequest, PeerLost, ServeError, TransferFailed
-from twostroke.fault_points import Point, reach
-from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, ReadOutcome, TransferResult, host_id
+from twostroke.base.errors import InvalidRequest, PeerLost, ServeError, TransferFailed
+from twostroke.base.fault_points import Point, reach
+from twostroke.security.trusted_paths import private_folder
+from twostroke.transfer.base import SOCKETS, Identity, PageCopy, PageEndpoint, ReadOutcome, TransferResult, host_id
 from twostroke.transfer.copy_thread_transport import BACKLOG, AnyPages, CopyThreadTransport
 from twostroke.transfer.copy_threads import CopyThreads, hang_up, has_hung_up
 from twostroke.transfer.peers import CopyThreadPeer
@@ -29,6 +31,7 @@ from twostroke.transfer.pulls import Pull, PullTally
 from twostroke.transfer.sockets.frames import Deadline
 from twostroke.transfer.sockets.handshake import ReaderValidator, Welcome, introduce
 from twostroke.transfer.sockets.listener import Listener
+from twostroke.transfer.sockets.same_user import SameUserWrapper, check_same_user, listen_in
 
 
 class SameHostPeer(CopyThreadPeer, abc.ABC):
@@ -46,15 +49,15 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
 
     @abc.abstractmethod
     def receive_memory(self, sock: socket.socket, deadline: Deadline) -> None:
-        """Receive the owner's memory. Raises ServeError, OSError or EOFError."""
+        """Receives the owner's memory. Raises ServeError, OSError or EOFError."""
 
     @abc.abstractmethod
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """Copy up to `pages_per_copy` pages. Raises TransferFailed where one is not the page that was asked for."""
+        """Copies up to `pages_per_copy` pages. Raises TransferFailed where one is not the page that was asked for."""
 
     @abc.abstractmethod
     def release(self) -> None:
-        """Release the owner's memory, if it was received."""
+        """Releases the owner's memory, if it was received."""
 
     @property
     def is_gone(self) -> bool:
@@ -88,7 +91,8 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
                 raise ConnectionAbortedError("the transport was closed")
             reach(Point.TRANSPORT_CONNECTING)
             sock.settimeout(deadline.remaining_s())
-            sock.connect(_abstract(socket_name(self.endpoint)))
+            sock.connect(str(private_folder(SOCKETS) / socket_name(self.endpoint)))
+            check_same_user(sock)
             welcome = introduce(sock, self._identity, self.endpoint, deadline)
             sock.settimeout(deadline.remaining_s())
             self.receive_memory(sock, deadline)
@@ -128,7 +132,7 @@ class SameHostTransport(CopyThreadTransport[AnySameHostPeer, AnyPages], abc.ABC)
 
     @abc.abstractmethod
     def hand_over(self, sock: socket.socket, memory: AnyPages) -> None:
-        """Send an admitted reader what it needs to open the pages."""
+        """Sends an admitted reader what it needs to open the pages."""
 
     @abc.abstractmethod
     def peer(self, endpoint: PageEndpoint, identity: Identity, memory: AnyPages) -> AnySameHostPeer: ...
@@ -137,16 +141,15 @@ class SameHostTransport(CopyThreadTransport[AnySameHostPeer, AnyPages], abc.ABC)
         return endpoint.transport == self.name and endpoint.host_id == host_id()
 
     def address(self, name: str, memory: AnyPages) -> str:
-        """Return the address for peers: the socket's name, and after a space what the transport adds."""
+        """Returns the address for peers: the socket's name, and after a space what the transport adds."""
         return name
 
     async def listen(self, validator: ReaderValidator, memory: AnyPages) -> tuple[str, Listener]:
-        name = f"twostroke-pages-{secrets.token_hex(16)}"
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listening.bind(_abstract(name))
-        listening.listen(BACKLOG)
-        listener = Listener(f"pages-{self.name}", listening, validator, lambda sock: self._serve(sock, memory))
-        return self.address(name, memory), listener
+        path, listening = await asyncio.to_thread(listen_in, private_folder(SOCKETS), BACKLOG)
+        wrapper = SameUserWrapper()
+        serve = functools.partial(self._serve, memory=memory)
+        listener = Listener(f"pages-{self.name}", listening, validator, serve, wrapper, path)
+        return self.address(path.name, memory), listener
 
     async def reach(
         self, endpoint: PageEndpoint, identity: Identity, memory: AnyPages, deadline_s: float
@@ -157,7 +160,7 @@ class SameHostTransport(CopyThreadTransport[AnySameHostPeer, AnyPages], abc.ABC)
         return await self._peers.reach(self.peer(endpoint, identity, memory), deadline_s)
 
     def _serve(self, sock: socket.socket, memory: AnyPages) -> None:
-        """Serve one connection as the owner, until the reader is gone."""
+        """Serves one connection as the owner, until the reader is gone."""
         self.hand_over(sock, memory)
         sock.settimeout(None)
         if sock.recv(1):
@@ -169,7 +172,7 @@ def socket_name(endpoint: PageEndpoint) -> str:
 
 
 def receive_descriptor(sock: socket.socket, endpoint: PageEndpoint) -> int:
-    """Receive the one descriptor that the owner sends. Raises PeerLost if none comes."""
+    """Receives the one descriptor that the owner sends. Raises PeerLost if none comes."""
     _, descriptors, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
     if not descriptors:
         raise PeerLost(f"{endpoint.transport} {endpoint.address}: the peer handed over no memory")
@@ -177,7 +180,7 @@ def receive_descriptor(sock: socket.socket, endpoint: PageEndpoint) -> int:
 
 
 def refuse_changed(copy: PageCopy, generation: int, *, after: bool = False) -> None:
-    """Raise TransferFailed where the page does not have the generation that was asked for."""
+    """Raises TransferFailed where the page does not have the generation that was asked for."""
     if generation == copy.generation:
         return
     if after:
@@ -185,7 +188,3 @@ def refuse_changed(copy: PageCopy, generation: int, *, after: bool = False) -> N
             f"page {copy.remote} was reused while it was copied: generation {generation}, not {copy.generation}"
         )
     raise TransferFailed(f"page {copy.remote} has generation {generation}, not {copy.generation}")
-
-
-def _abstract(name: str) -> str:
-    return "\0" + name

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.ids import PageId
+from twostroke.base.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.same_host.same_host_transport import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from twostroke.errors import InvalidRequest
+from twostroke.base.errors import InvalidRequest
 
 _LENGTH = struct.Struct("!I")
 _MAX_VIEWS = 512
@@ -32,19 +32,19 @@ class Deadline:
         return cls(time.monotonic() + seconds, stall_s)
 
     def remaining_s(self) -> float:
-        """Seconds left. Raises TimeoutError where none are."""
+        """Returns seconds left. Raises TimeoutError where none are."""
         left = self.at - time.monotonic()
         if left <= 0:
             raise TimeoutError("the deadline has passed")
         return left
 
     def wait_s(self) -> float:
-        """Seconds that the next byte may take. Raises TimeoutError where no time is left."""
+        """Returns seconds that the next byte may take. Raises TimeoutError where no time is left."""
         return min(self.remaining_s(), self.stall_s)
 
 
 def send(sock: socket.socket, buffers: Sequence[bytes | memoryview], deadline: Deadline) -> None:
-    """Send all of `buffers` without copying them. Raises TimeoutError or another OSError."""
+    """Sends all of `buffers` without copying them. Raises TimeoutError or another OSError."""
     views = [memoryview(buffer) for buffer in buffers]
     first = 0
     while first < len(views):
@@ -53,7 +53,7 @@ def send(sock: socket.socket, buffers: Sequence[bytes | memoryview], deadline: D
 
 
 def receive_into(sock: socket.socket, buffers: Sequence[memoryview], deadline: Deadline | None) -> None:
-    """Fill all of `buffers`. Raises TimeoutError, EOFError where the peer hung up, or another OSError."""
+    """Fills all of `buffers`. Raises TimeoutError, EOFError where the peer hung up, or another OSError."""
     views = list(buffers)
     first = 0
     while first < len(views):
@@ -77,7 +77,7 @@ def send_frame(sock: socket.socket, fields: Sequence[Any], deadline: Deadline) -
 
 
 def receive_frame(sock: socket.socket, limit_bytes: int, deadline: Deadline | None) -> list[Any]:
-    """Return the fields of one frame. Raises InvalidRequest unless it is a list in at most `limit_bytes`."""
+    """Returns the fields of one frame. Raises InvalidRequest unless it is a list in at most `limit_bytes`."""
     (length,) = _LENGTH.unpack(receive(sock, _LENGTH.size, deadline))
     if not 0 < length <= limit_bytes:
         raise InvalidRequest(f"a frame of {length} bytes was announced, at most {limit_bytes} are read")
@@ -92,7 +92,7 @@ def receive_frame(sock: socket.socket, limit_bytes: int, deadline: Deadline | No
 
 
 def check_fields(fields: Sequence[Any], kinds: Sequence[type]) -> None:
-    """Raise InvalidRequest unless `fields` are of exactly these kinds."""
+    """Raises InvalidRequest unless `fields` are of exactly these kinds."""
     found = [type(value) for value in fields]
     if found != list(kinds):
         names = [[kind.__name__ for kind in row] for row in (found, kinds)]
@@ -100,7 +100,7 @@ def check_fields(fields: Sequence[Any], kinds: Sequence[type]) -> None:
 
 
 def _advance(views: list[memoryview], first: int, moved: int) -> int:
-    """Return the index of the first view that is not used up after `moved` more bytes; cut a partly used one."""
+    """Returns the index of the first view that is not used up after `moved` more bytes; cuts a partly used one."""
     while moved:
         size = len(views[first])
         if moved < size:

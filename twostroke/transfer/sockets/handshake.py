@@ -1,31 +1,37 @@
 """The handshake opens a page connection: the reader names itself and the epoch it means, the owner admits or refuses.
 
-    reader -> owner  [protocol, token, reader's worker id, its epoch, fingerprint, the owner's epoch it means]
-    owner -> reader  ["welcome", worker id, epoch, fingerprint, pages of a region, bytes of one, ... of each region]
+    owner -> reader  [protocol, its nonce]
+    reader -> owner  [protocol, its nonce, its worker id, its epoch, fingerprint, the epoch that it means, proof]
+    owner -> reader  ["welcome", proof, worker id, epoch, fingerprint, pages of a region, bytes of one, ... of each]
                  or ["refused", error class, message]
 
-A frame that is none of these ends the connection without an answer.
+A frame of any other kind ends the connection without an answer. A proof is computed from the cluster's token, both
+nonces and everything that its sender says. It does not reveal the token. So a listener that is not the owner learns
+nothing that it could use at an owner. A reader accepts pages only from an owner that has the token.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
 import socket
 import threading
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from twostroke.errors import FingerprintMismatch, InvalidRequest, PeerLost, ServeError, StaleEpoch, Unauthenticated
-from twostroke.fault_points import Point, reach
-from twostroke.ids import Epoch
+from twostroke.base.credentials import prove
+from twostroke.base.errors import FingerprintMismatch, InvalidRequest, PeerLost, ServeError, StaleEpoch, Unauthenticated
+from twostroke.base.fault_points import Point, reach
+from twostroke.base.ids import Epoch
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.transfer.base import Identity, PageEndpoint, layout_of, numbers_of
 from twostroke.transfer.sockets.frames import Deadline, check_fields, receive_frame, send_frame
 
-PROTOCOL = "twostroke-pages/2"
+PROTOCOL = "twostroke-pages/3"
 HANDSHAKE_LIMIT_BYTES = 16 << 10
-"""Largest frame that is read from an unknown reader: token, ids and fingerprint are short."""
+"""Largest frame that is read from an unknown reader: nonce, ids and fingerprint are short."""
+NONCE_BYTES = 16
 HANDSHAKE_S = 5.0
 """Time limit of the handshake of a new connection."""
 _REFUSALS: dict[str, type[ServeError]] = {
@@ -55,30 +61,36 @@ class ReaderValidator:
         self._incarnations: dict[str, int] = {}
 
     def admit(self, sock: socket.socket, deadline: Deadline) -> str:
-        """Admit a reader and return its worker id. Raises the refusal, or InvalidRequest for garbage."""
+        """Admits a reader and returns its worker id. Raises the refusal, or InvalidRequest for garbage."""
+        nonce = draw_nonce()
+        send_frame(sock, [PROTOCOL, nonce], deadline)
         fields = receive_frame(sock, HANDSHAKE_LIMIT_BYTES, deadline)
-        check_fields(fields, (str,) * 6)
+        check_fields(fields, (str, bytes, str, str, str, str, bytes))
         try:
-            self._check(fields)
+            self._check_proof(nonce, fields)
+            self._check(fields[0], fields[2:6])
         except (Unauthenticated, StaleEpoch, FingerprintMismatch) as refusal:
             send_frame(sock, ["refused", type(refusal).__name__, refusal.message], deadline)
             raise
         reach(Point.TRANSPORT_GREETED)
         me = self._identity
-        welcome = ["welcome", me.worker_id, str(me.epoch), me.fingerprint, *numbers_of(self._layout)]
-        send_frame(sock, welcome, deadline)
+        said = [me.worker_id, str(me.epoch), me.fingerprint, *numbers_of(self._layout)]
+        send_frame(sock, ["welcome", _proof(me.token, "owner", nonce, fields[1], said), *said], deadline)
         return str(fields[2])
 
     def refuse(self, reason: str) -> None:
-        """Count a refused connection."""
+        """Counts a refused connection."""
         with self._lock:
             self.refused[reason] += 1
 
-    def _check(self, fields: list[str]) -> None:
-        protocol, token, worker_id, epoch, fingerprint, meant = fields
+    def _check_proof(self, nonce: bytes, fields: list[Any]) -> None:
+        proof = _proof(self._identity.token, "reader", nonce, fields[1], [fields[0], *fields[2:6]])
+        if not hmac.compare_digest(fields[6], proof):
+            raise Unauthenticated("the reader does not have this cluster's token")
+
+    def _check(self, protocol: str, fields: list[str]) -> None:
+        worker_id, epoch, fingerprint, meant = fields
         me = self._identity
-        if not hmac.compare_digest(token.encode(), me.token.encode()):
-            raise Unauthenticated("the cluster token of the reader is wrong")
         if protocol != PROTOCOL:
             raise FingerprintMismatch(f"{me.worker_id} speaks {PROTOCOL!r}, the reader {protocol[:64]!r}")
         self._refuse_earlier_epoch(worker_id, _epoch(epoch))
@@ -98,32 +110,52 @@ class ReaderValidator:
 
 
 def introduce(sock: socket.socket, identity: Identity, endpoint: PageEndpoint, deadline: Deadline) -> Welcome:
-    """Shake hands as the reader. Raises the owner's refusal, PeerLost for garbage, OSError or EOFError."""
-    handshake = [PROTOCOL, identity.token, identity.worker_id, str(identity.epoch), identity.fingerprint]
-    send_frame(sock, [*handshake, str(endpoint.epoch)], deadline)
+    """Performs the handshake as the reader. Raises the owner's refusal, PeerLost for garbage, OSError or EOFError."""
     try:
+        greeting = receive_frame(sock, HANDSHAKE_LIMIT_BYTES, deadline)
+        check_fields(greeting, (str, bytes))
+        nonces = greeting[1], draw_nonce()
+        send_frame(sock, handshake(identity, endpoint.epoch, *nonces), deadline)
         answer = receive_frame(sock, HANDSHAKE_LIMIT_BYTES, deadline)
-        welcome = _read_answer(answer)
+        welcome = _read_answer(answer, identity.token, *nonces)
     except InvalidRequest as error:
         raise PeerLost(f"{endpoint.address} does not speak {PROTOCOL}: {error.message}") from error
     _compare(welcome, endpoint, identity)
     return welcome
 
 
+def draw_nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def handshake(identity: Identity, meant: Epoch, owners: bytes, readers: bytes) -> list[Any]:
+    """Returns the frame with which a reader answers the owner's nonce."""
+    said = [identity.worker_id, str(identity.epoch), identity.fingerprint, str(meant)]
+    return [PROTOCOL, readers, *said, _proof(identity.token, "reader", owners, readers, [PROTOCOL, *said])]
+
+
 def mismatch(owner: str, theirs: object, reader: str, ours: object) -> str:
     return f"{owner} serves pages of {theirs!r}, {reader} reads {ours!r}: run both with the same model and options"
 
 
-def _read_answer(answer: list[Any]) -> Welcome:
+def _proof(token: str, side: str, owners: bytes, readers: bytes, said: list[Any]) -> bytes:
+    return prove(token, f"pages {side}", owners, readers, *map(str, said))
+
+
+def _read_answer(answer: list[Any], token: str, owners: bytes, readers: bytes) -> Welcome:
     if answer[:1] == ["refused"]:
         check_fields(answer, (str, str, str))
         _raise(answer[1], answer[2])
-    check_fields(answer[:4], (str,) * 4)
+    check_fields(answer[:5], (str, bytes, str, str, str))
+    if answer[0] != "welcome" or not hmac.compare_digest(
+        answer[1], _proof(token, "owner", owners, readers, answer[2:])
+    ):
+        raise InvalidRequest("it did not prove that it has this cluster's token")
     try:
-        layout = layout_of(answer[4:])
+        layout = layout_of(answer[5:])
     except ValueError as error:
         raise InvalidRequest(f"welcomed with other numbers than those of a layout: {error}") from error
-    return Welcome(answer[1], _epoch(answer[2]), answer[3], layout)
+    return Welcome(answer[2], _epoch(answer[3]), answer[4], layout)
 
 
 def _raise(kind: str, message: str) -> NoReturn:

@@ -7,8 +7,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
-from twostroke.errors import InvalidRequest, ServeError
+from twostroke.base.errors import InvalidRequest, ServeError
 from twostroke.transfer.copy_threads import hang_up
 from twostroke.transfer.sockets.frames import Deadline
 from twostroke.transfer.sockets.handshake import HANDSHAKE_S, ReaderValidator
@@ -34,7 +35,10 @@ class Listener:
         validator: ReaderValidator,
         serve: Callable[[socket.socket], None],
         wrapper: SocketWrapper = PLAIN,
+        path: Path | None = None,
     ) -> None:
+        """`path`: the file of a Unix socket, which goes when it is closed."""
+        self._path = path
         self._name = name
         self._wrapper = wrapper
         self._sock = sock
@@ -49,11 +53,13 @@ class Listener:
         self._acceptor.start()
 
     def close(self) -> None:
-        """Hang up on all readers; block until all threads have ended."""
+        """Disconnects all readers, and blocks until all threads have ended."""
         self._closing.set()
         hang_up(self._sock)
         self._acceptor.join()
         self._sock.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
         with self._lock:
             served = self._strangers | self._readers
             for connection in served.values():
@@ -126,7 +132,7 @@ class Listener:
                 connection.close()
 
     def _wrapped(self, connection: socket.socket) -> socket.socket:
-        """Wrap the connection, and register the result as this thread's connection to hang up on."""
+        """Wraps the connection, and registers the result as this thread's connection to hang up on."""
         with self._lock:
             wrapped = self._wrapper.accepted(connection)
             me = threading.current_thread()

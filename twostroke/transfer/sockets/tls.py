@@ -1,7 +1,7 @@
 """Page connections are plain, or use mutual TLS between processes of the cluster.
 
 With TLS, bytes are decrypted straight into the pool's memory. A TLS record holds 16 KiB, and Python reads and writes
-one at a time, which costs calls beside the cipher (docs/security.md says how much).
+one at a time. That costs calls in addition to the cipher (docs/security.md says how much).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import ssl
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from twostroke.credentials import CLUSTER_NAME, TlsConfig
-from twostroke.tls import Certificates, CertificateUse
+from twostroke.base.credentials import CLUSTER_NAME, TlsConfig
+from twostroke.security.tls import Certificates, CertificateUse
 from twostroke.transfer.sockets.frames import Deadline
 
 RECORD_BYTES = 16 << 10
@@ -20,13 +20,13 @@ RECORD_BYTES = 16 << 10
 
 class SocketWrapper(Protocol):
     def accepted(self, sock: socket.socket) -> socket.socket:
-        """Return the socket to use for one that was accepted. No byte moves."""
+        """Returns the socket to use for one that was accepted. No byte moves."""
 
     def dialled(self, sock: socket.socket) -> socket.socket:
-        """Return the socket to use for one that is connected. No byte moves."""
+        """Returns the socket to use for one that is connected. No byte moves."""
 
     def shake_hands(self, sock: socket.socket, deadline: Deadline) -> None:
-        """Run the TLS handshake. Raises OSError, also for a peer outside the cluster."""
+        """Runs the TLS handshake. Raises OSError, also for a peer outside the cluster."""
 
 
 class PlainWrapper:
@@ -37,7 +37,7 @@ class PlainWrapper:
         return sock
 
     def shake_hands(self, sock: socket.socket, deadline: Deadline) -> None:
-        """Plain sockets have no handshake."""
+        """Does nothing: plain sockets have no handshake."""
 
 
 class TlsWrapper:
@@ -63,11 +63,11 @@ class TlsSocket(ssl.SSLSocket):
     """Sends and receives as `frames` does over any socket: several buffers at once, as far as TLS goes with that."""
 
     def sendmsg(self, buffers: Iterable[Any]) -> int:  # type: ignore[override]  # the one above refuses
-        """Send one record: the first buffers together, or the beginning of the first."""
+        """Sends one record: the first buffers together, or the beginning of the first."""
         return self.send(_record([memoryview(buffer).cast("B") for buffer in buffers]))
 
     def recvmsg_into(self, buffers: Iterable[Any]) -> tuple[int, list[Any], int, Any]:  # type: ignore[override]  # too
-        """Fill the first buffer, and the next ones with bytes that are decrypted already."""
+        """Fills the first buffer, and the next ones with bytes that are decrypted already."""
         received = 0
         for buffer in buffers:
             view = memoryview(buffer).cast("B")
@@ -96,5 +96,5 @@ PLAIN = PlainWrapper()
 
 
 def wrapper_for(tls: TlsConfig | None) -> SocketWrapper:
-    """Return the wrapper for these settings. Raises ConfigError if the certificates cannot be used."""
+    """Returns the wrapper for these settings. Raises ConfigError if the certificates cannot be used."""
     return PLAIN if tls is None else TlsWrapper(Certificates(tls, CertificateUse.CLUSTER, TlsSocket))

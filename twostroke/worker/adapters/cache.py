@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from twostroke.base.errors import EngineLost, InternalError, ServeError
 from twostroke.config.adapters import AdapterConfig
-from twostroke.engine.adapter_slots import AdapterSlots
+from twostroke.engine.adapters.slots import AdapterSlots
 from twostroke.engine.loop import EngineThread
-from twostroke.errors import EngineLost, ServeError
 from twostroke.models.adapters.store import read_kept
 from twostroke.request import AdapterRef
 from twostroke.scheduler.sequence import Sequence
@@ -84,12 +84,12 @@ class AdapterCache:
             self._changed.notify()
         return False
 
-    def hold(self, sequence: Sequence) -> None:
-        if sequence.adapter is not None and sequence not in self._held:
-            known = self._loaded[sequence.adapter.digest]
+    def hold(self, sequence: Sequence, adapter: AdapterRef) -> None:
+        if sequence not in self._held:
+            known = self._loaded[adapter.digest]
             known.holders += 1
             known.was_held = True
-            self._held[sequence] = sequence.adapter.digest
+            self._held[sequence] = adapter.digest
 
     def release(self, sequence: Sequence) -> None:
         digest = self._held.pop(sequence, None)
@@ -98,7 +98,7 @@ class AdapterCache:
             self._changed.notify()
 
     def keep_only(self, digests: Iterable[bytes]) -> None:
-        """Free all others as soon as nobody holds them: no name leads to them any more.
+        """Frees all others as soon as they have no holders: no name leads to them any more.
 
         A request that began before may come for one of those yet. It is loaded again, and freed when that has ended.
         """
@@ -106,7 +106,7 @@ class AdapterCache:
         self._changed.notify()
 
     async def run(self, failed: Callable[[bytes, ServeError], None]) -> None:
-        """Load what is wanted, until cancelled. `failed` ends the sequences whose adapter cannot be loaded."""
+        """Loads what is wanted, until cancelled. `failed` ends the sequences with an adapter that cannot be loaded."""
         while True:
             ticket = self._changed.ticket()
             await self._free_unnamed()
@@ -118,13 +118,13 @@ class AdapterCache:
             await self._wait(ticket.wait())
 
     async def close(self) -> None:
-        """Drop all adapters: the next epoch of this process begins without any."""
+        """Drops all adapters: the next epoch of this process begins without any."""
         if not self._engine.is_lost:
             for digest in list(self._loaded):
                 await self._drop(digest)
 
     async def _wait(self, changed: Any) -> None:
-        """Wait for a change, or for a while: what was loaded may have stayed unused, since who wanted it went away."""
+        """Waits for a change, or for a while: what was loaded may have stayed unused, since who wanted it went away."""
         try:
             async with asyncio.timeout(UNUSED_S if self._wanted or self._unnamed() else None):
                 await changed
@@ -137,7 +137,8 @@ class AdapterCache:
             prepared = await asyncio.to_thread(self._prepared, adapter)
         except EngineLost:
             raise
-        except ServeError as error:
+        except Exception as problem:
+            error = _refusal(problem)
             log.warning("adapter not loaded adapter=%s error=%s", digest.hex(), error.message)
             self._metrics.failures.inc()
             del self._wanted[digest]
@@ -153,7 +154,8 @@ class AdapterCache:
         self._wake()
 
     def _prepared(self, adapter: AdapterRef) -> Any:
-        read = read_kept(adapter.digest, Path(adapter.path), most_rank=self._config.max_lora_rank)
+        """Raises ServeError, and whatever files and memory that are not as they must be raise."""
+        read = read_kept(adapter.digest, Path(adapter.path), most_lora_rank=self._config.max_lora_rank)
         return self._slots.prepare(read)
 
     async def _has_room(self) -> bool:
@@ -180,7 +182,15 @@ class AdapterCache:
                 await self._drop(digest)
 
     async def _drop(self, digest: bytes) -> None:
-        del self._loaded[digest]  # first: nobody may begin with it while a step ends
+        del self._loaded[digest]  # first: no sequence may begin with it while a step ends
         await self._engine.between_steps(partial(self._slots.drop, digest))
         self._metrics.count.set(len(self._loaded))
         log.info("adapter dropped adapter=%s", digest.hex())
+
+
+def _refusal(problem: Exception) -> ServeError:
+    """Returns what ends the sequences that want an adapter: the worker serves all others on."""
+    if isinstance(problem, ServeError):
+        return problem
+    log.error("adapter not prepared", exc_info=problem)
+    return InternalError(f"the adapter could not be prepared: {type(problem).__name__}: {problem}")

@@ -17,7 +17,7 @@ class AdapterMetrics:
         self.failures = counter("adapter_load_failures_total", "Adapters that could not be loaded.")
 
     def loaded(self, seconds: float, count: int) -> None:
-        """`count`: adapters that are loaded now."""
+        """Counts a load. `count`: adapters that are loaded now."""
         self._loads.inc()
         self._seconds.inc(seconds)
         self.count.set(count)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from twostroke.errors import EngineLost
+from twostroke.base.errors import EngineLost
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.pins.keeper import PinKeeper
-from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.steps.work_loop import RoleHandlers
 
 
@@ -16,22 +15,21 @@ class HandlersWithPins(RoleHandlers):
         self._role = role
         self._pins = pins
 
-    def ordered_pull(self, sequence: Sequence) -> OrderedPull | None:
-        return None if self._pins.builds(sequence) else self._role.ordered_pull(sequence)
-
     def admitted(self, admission: AdmittedSequence) -> None:
-        if self._pins.builds(admission.sequence):
+        if admission.sequence in self._pins.building:
             self._pins.began(admission)
         else:
-            self._pins.found(admission.sequence)
+            if self._pins.table.by_id:
+                self._pins.found(admission.sequence)
             self._role.admitted(admission)
 
     def planning(self) -> None:
-        self._pins.end_finished()
+        if self._pins.building:
+            self._pins.end_finished()
         self._role.planning()
 
     def preempted(self, sequence: Sequence) -> None:
-        if not self._pins.builds(sequence):  # a pin's sequence waits again, and that is all
+        if sequence not in self._pins.building:  # a pin's sequence waits again, and that is all
             self._role.preempted(sequence)
 
     def computed(self, step: Step, seconds: float) -> None:
@@ -41,8 +39,8 @@ class HandlersWithPins(RoleHandlers):
         self._role.emitted(emissions)
 
     def failed(self, sequences: list[Sequence], error: Exception) -> None:
-        self._role.failed([sequence for sequence in sequences if not self._pins.builds(sequence)], error)
-        for sequence in filter(self._pins.builds, sequences):
+        self._role.failed([sequence for sequence in sequences if sequence not in self._pins.building], error)
+        for sequence in [each for each in sequences if each in self._pins.building]:
             self._pins.failed(sequence, error)
 
     def lost(self, error: EngineLost) -> None:

@@ -9,18 +9,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twostroke.errors import Overloaded, PinRefused
-from twostroke.fault_points import Point, reach
-from twostroke.ids import PinId, RequestId
+from twostroke.base.errors import Overloaded, PinRefused
+from twostroke.base.fault_points import Point, reach
+from twostroke.base.ids import PinId, RequestId
 from twostroke.kv_cache.pins import Pin, PinLimits, PinTable, pin_id_of
-from twostroke.request import CacheHint, Request
+from twostroke.request import Attempt, CacheHint
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.sequence import Sequence, building
 from twostroke.scheduler.values import AdmittedSequence
 from twostroke.worker.condition import Condition
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pins.metrics import PinMetrics
-from twostroke.worker.pulls.pull_spec import PullSpec, windows_of
+from twostroke.worker.supply.remote import Ordered, Supplies
+from twostroke.worker.supply.supply import SupplyListener
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +50,11 @@ class PinKeeper:
     def __init__(self, host: WorkerHost, tasks: asyncio.TaskGroup, clock: Callable[[], float] = time.time) -> None:
         """`clock`: Unix seconds."""
         self._host = host
-        self._tasks = tasks
+        self._supplies = Supplies(host, tasks)
         self._clock = clock
         self.table = PinTable(host.pool, _limits_of(host))
         self.metrics = PinMetrics(host.config.role.value, host.metrics.registry, self.table)
-        self._builds: dict[Sequence, PinId] = {}
+        self.building: dict[Sequence, PinId] = {}
         """The pin that is computed now, if there is one."""
         self._sources: dict[PinId, worker_pb2.PageSource] = {}
         """Workers that compute what a pin lacks here."""
@@ -61,7 +62,7 @@ class PinKeeper:
         self._changed = Condition()
 
     def put(self, pin: Pin, source: worker_pb2.PageSource | None = None) -> None:
-        """Hold a pin, and begin to compute what is missing. Raises PinRefused."""
+        """Holds a pin, and begins to compute what is missing. Raises PinRefused."""
         reach(Point.PIN_PUTTING)
         try:
             ended = self.table.put(pin, self._clock())
@@ -76,30 +77,31 @@ class PinKeeper:
         self._build_missing()
         log.info("pinned pin=%s owner=%s blocks=%d hint=%s", pin.pin_id, pin.owner, len(pin.block_hashes), pin.is_hint)
 
-    def hint(self, request: Request) -> None:
-        """Keep first blocks of a request for a while, as it asks; a refusal is counted, and changes nothing."""
-        for hint in request.hints:
-            if hint.blocks and request.block_hashes:
-                self._keep(request, hint)
+    def hint(self, attempt: Attempt) -> None:
+        """Keeps first blocks of a request for a while, as it asks; a refusal is counted, and changes nothing."""
+        for hint in attempt.request.hints:
+            if hint.blocks and attempt.block_hashes:
+                self._keep(attempt, hint)
 
-    def _keep(self, request: Request, hint: CacheHint) -> None:
-        block_size, hashes = self._host.facts.block_size, request.block_hashes[: hint.blocks]
-        pin_id, expires_s = pin_id_of("", request.hint_tenant, hashes[-1]), self._clock() + hint.seconds
+    def _keep(self, attempt: Attempt, hint: CacheHint) -> None:
+        tenant = attempt.request.hint_tenant
+        block_size, hashes = self._host.facts.block_size, attempt.block_hashes[: hint.blocks]
+        pin_id, expires_s = pin_id_of("", tenant, hashes[-1]), self._clock() + hint.seconds
         known = self.table.get(pin_id)
         if known is not None:
             if known.expires_s is not None and expires_s - known.expires_s >= RENEWED_SHARE * hint.seconds:
                 self.table.renew(pin_id, expires_s)
             return
-        tokens = tuple(request.known[: len(hashes) * block_size])
+        tokens = tuple(attempt.known[: len(hashes) * block_size])
         pin = Pin(
-            pin_id=pin_id, owner="", tenant=request.hint_tenant, tokens=tokens, block_hashes=hashes,
+            pin_id=pin_id, owner="", tenant=tenant, tokens=tokens, block_hashes=hashes,
             expires_s=expires_s, is_hint=True,
         )  # fmt: skip
         with contextlib.suppress(PinRefused):
             self.put(pin)
 
     def remove(self, pin_id: PinId) -> bool:
-        """End a pin; return False if there is none, which is no error."""
+        """Ends a pin; returns False if there is none, which is no error."""
         pin = self.table.remove(pin_id)
         if pin is not None:
             self._ended(pin)
@@ -107,7 +109,7 @@ class PinKeeper:
         return pin is not None
 
     def states(self, *, with_hints: bool) -> list[PinState]:
-        """Return all pins, the oldest first."""
+        """Returns all pins, the oldest first."""
         return [self.state(pin) for pin in self.table.pins if with_hints or not pin.is_hint]
 
     def state(self, pin: Pin) -> PinState:
@@ -116,7 +118,7 @@ class PinKeeper:
         return PinState(pin, self.table.missing(pin), hits.hits, hits.saved_s, problem)
 
     async def watch(self) -> None:
-        """End pins in time, and compute again what is missing, until cancelled."""
+        """Ends pins in time, and computes again what is missing, until cancelled."""
         while True:
             changed = self._changed.ticket()
             for pin in self.table.expire(self._clock()):
@@ -131,51 +133,38 @@ class PinKeeper:
                     await changed.wait()
 
     def stop_building(self) -> None:
-        """Give up what is being computed: the worker drains or ends."""
-        for sequence in list(self._builds):
+        """Gives up what is being computed: the worker drains or ends."""
+        for sequence in list(self.building):
             self._end_build(sequence)
 
     # Calls by the work loop
 
-    def builds(self, sequence: Sequence) -> bool:
-        return sequence in self._builds
-
     def began(self, admission: AdmittedSequence) -> None:
-        """Pull the missing blocks from the pin's source, if it has one; what does not come is computed here."""
-        sequence, missing = admission.sequence, admission.missing
-        source = self._sources.pop(self._builds[sequence], None)
-        if source is not None and (missing or admission.missing_windows):
-            spec = PullSpec(
-                sequence.request_id,
-                self._host.new_session(),
-                source,
-                list(sequence.known),
-                list(sequence.block_hashes),
-                {block: sequence.pages[block] for block in missing},
-                adapter=sequence.adapter,
-                windows=windows_of(sequence, admission.missing_windows),
-            )
-            self._host.pulls.start(spec, self._tasks)
+        """Lets suppliers bring what is missing, the pin's source too; what does not come is computed here."""
+        pin_id = self.building[admission.sequence]
+        pin, source = self.table.get(pin_id), self._sources.pop(pin_id, None)
+        ordered = Ordered(source, adapter=None if pin is None else pin.adapter)
+        self._supplies.of(admission.sequence, ordered, SupplyListener()).begin(admission.missing)
 
     def found(self, sequence: Sequence) -> None:
-        """Count what a sequence of the role found here when it was first admitted."""
-        if sequence.preemptions or not sequence.hit_blocks or not len(self.table):
+        """Counts what a sequence of the role found here when it was first admitted."""
+        if sequence.preemptions or not sequence.hit_blocks:
             return
         hits = self.table.admitted(sequence.block_hashes[: sequence.hit_blocks], self._price_s)
         if hits is not None:
             self.metrics.found(hits)
 
     def end_finished(self) -> None:
-        """Release the pages of builds whose blocks are all here: the pins keep them."""
+        """Releases the pages of builds with all blocks here: the pins keep them."""
         pool = self._host.pool
-        for sequence in list(self._builds):
+        for sequence in list(self.building):
             if sequence.pages and pool.hits(sequence.block_hashes) == len(sequence.block_hashes):
                 reach(Point.PIN_BUILT)
                 self._end_build(sequence)
 
     def failed(self, sequence: Sequence, error: Exception) -> None:
-        """Note why a pin's blocks cannot be computed. They are not tried again until the pin is put again."""
-        pin_id = self._builds.pop(sequence)
+        """Notes why a pin's blocks cannot be computed. They are not tried again until the pin is put again."""
+        pin_id = self.building.pop(sequence)
         self._failures[pin_id] = f"a step that computes it fails: {type(error).__name__}: {error}"
         self._changed.notify()  # the next pin's turn
         log.error("pin failed pin=%s error=%s", pin_id, error)
@@ -183,37 +172,37 @@ class PinKeeper:
     # Internals
 
     def _price_s(self, blocks: int) -> float:
-        """Return the predicted seconds of computing that many first blocks here."""
+        """Returns the predicted seconds of computing that many first blocks here."""
         host = self._host
         return host.loop.rates.cost.of_prompt(blocks * host.facts.block_size, 0, host.scheduler.step_tokens)
 
     def _build_missing(self) -> None:
-        """Queue a sequence for the oldest pin with missing blocks, unless one is computed already.
+        """Queues a sequence for the oldest pin with missing blocks, unless one is computed already.
 
         Pins come one at a time: a request never waits for more than one of them, however many a worker is given.
         """
         host = self._host
-        if self._builds or host.validator.is_draining or not host.pool.lacks_pinned:
+        if self.building or host.validator.is_draining or not host.pool.lacks_pinned:
             return
         pin = next(filter(self._lacks_blocks, self.table.pins), None)
         if pin is None:
             return
         reach(Point.PIN_BUILDING)
         name, session = RequestId(f"pin-{pin.pin_id}"), host.new_session()
-        sequence = building(name, session, pin.tokens, pin.block_hashes, pin.adapter)
+        sequence = building(name, session, pin.tokens, pin.block_hashes, host.constraints_of(pin.adapter))
         if pin.pin_id in self._sources:
             sequence.pulled_blocks = len(pin.block_hashes)
         with contextlib.suppress(Overloaded):  # the next look tries again
             host.scheduler.enqueue(sequence)
-            self._builds[sequence] = pin.pin_id
+            self.building[sequence] = pin.pin_id
             host.loop.wake()
 
     def _lacks_blocks(self, pin: Pin) -> bool:
-        """Say whether blocks of a pin are to be computed here."""
+        """Says whether blocks of a pin are to be computed here."""
         return not pin.is_hint and pin.pin_id not in self._failures and self.table.missing(pin) > 0
 
     def _end_build(self, sequence: Sequence) -> None:
-        del self._builds[sequence]
+        del self.building[sequence]
         self._changed.notify()  # the next pin's turn
         self._host.scheduler.end(sequence)
         self._host.pulls.prune()
@@ -222,7 +211,7 @@ class PinKeeper:
     def _ended(self, pin: Pin) -> None:
         self._failures.pop(pin.pin_id, None)
         self._sources.pop(pin.pin_id, None)
-        for sequence in [each for each, pin_id in self._builds.items() if pin_id == pin.pin_id]:
+        for sequence in [each for each, pin_id in self.building.items() if pin_id == pin.pin_id]:
             self._end_build(sequence)
 
 

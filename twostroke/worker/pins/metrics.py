@@ -37,7 +37,7 @@ class PinMetrics:
         self._saved.inc(hits.saved_s)
 
     def refused(self, reason: str, *, is_hint: bool) -> None:
-        """`reason`: one of REFUSALS."""
+        """Counts a refused pin. `reason`: one of REFUSALS."""
         self._refusals.labels(self._role, reason, "hint" if is_hint else "pin").inc()
 
 

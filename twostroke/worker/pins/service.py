@@ -6,8 +6,8 @@ import math
 
 import grpc.aio
 
-from twostroke.errors import InvalidRequest
-from twostroke.ids import PinId
+from twostroke.base.errors import InvalidRequest
+from twostroke.base.ids import PinId
 from twostroke.kv_cache.pins import Pin, pin_id_of
 from twostroke.rpc.pins import pin_from_message
 from twostroke.rpc.v1 import pins_pb2, pins_pb2_grpc
@@ -76,7 +76,7 @@ class PinsService(pins_pb2_grpc.PinsServicer):
         )
 
     def _check(self, pin: Pin) -> None:
-        """Raise InvalidRequest, naming the field, for what is no pin of this worker's model."""
+        """Raises InvalidRequest, naming the field, for what is no pin of this worker's model."""
         facts, blocks = self._host.facts, len(pin.block_hashes)
         if not blocks:
             raise InvalidRequest("the pin has no block", field="block_hashes")

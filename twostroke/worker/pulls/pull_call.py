@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 
 import grpc.aio
 
-from twostroke.errors import PeerLost, TransferFailed
+from twostroke.base.errors import PeerLost, TransferFailed
 from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import worker_pb2
 
@@ -17,7 +17,7 @@ PullCall = grpc.aio.UnaryStreamCall[worker_pb2.PullRequest, worker_pb2.PullRespo
 
 @contextlib.asynccontextmanager
 async def pull_responses(call: PullCall, source: str, silence_s: float) -> AsyncGenerator[Responses, None]:
-    """Yield the call's responses; cancel the body and raise PeerLost when the source was silent for `silence_s`.
+    """Yields the call's responses; cancels the body and raises PeerLost when the source was silent for `silence_s`.
 
     The call, which is the lease, ends with the context.
     """
@@ -48,7 +48,7 @@ class Responses:
         self._queue.put_nowait(response)
 
     async def next(self) -> worker_pb2.PullResponse:
-        """Return the next response. A source keeps the call open, so an end of the call raises."""
+        """Returns the next response. A source keeps the call open, so an end of the call raises."""
         response = await self._queue.get()
         if isinstance(response, asyncio.CancelledError):
             raise PeerLost(f"{self.source}: the connection was closed")

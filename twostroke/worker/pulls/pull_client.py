@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from twostroke.errors import (
+from twostroke.base.errors import (
     FingerprintMismatch,
     InternalError,
     InvalidRequest,
@@ -23,11 +23,11 @@ from twostroke.errors import (
     StaleEpoch,
     TransferFailed,
 )
-from twostroke.fault_points import Point, reach
-from twostroke.ids import Epoch, PageId, SessionId, WorkerId
-from twostroke.kv_cache.parts import Part, group_of
+from twostroke.base.fault_points import Point, reach
+from twostroke.base.ids import Epoch, PageId, SessionId, WorkerId
+from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.kv_cache.tier import Group
+from twostroke.observability.bug_log import log_bug
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
 from twostroke.rpc.convert import adapter_to_message, hashes_to_bytes
 from twostroke.rpc.membership import Membership
@@ -42,13 +42,13 @@ from twostroke.transfer.base import (
     TransferResult,
     fence_for_good,
 )
-from twostroke.transfer.registry import leading_to, outranked
+from twostroke.transfer.registry import better_transports, leading_to
+from twostroke.worker.landing.landing import ConvertingLanding, DirectLanding, Landing
+from twostroke.worker.measured.link_rates import LinkRates
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.pulls.landing import ConvertingLanding, DirectLanding, Landing
-from twostroke.worker.pulls.link_rates import LinkRates
 from twostroke.worker.pulls.pull_call import pull_responses
-from twostroke.worker.pulls.pull_spec import OpenPull, PullReport, PullSpec, open_pull
 from twostroke.worker.request_validator import RequestValidator
+from twostroke.worker.supply.pull_spec import OpenPull, PullReport, PullSpec, open_pull
 
 log = logging.getLogger(__name__)
 
@@ -116,24 +116,23 @@ class PullClient:
         self.links = LinkRates()
 
     def start(self, spec: PullSpec, tasks: asyncio.TaskGroup) -> asyncio.Task[PullReport]:
-        """Become the writer of the pages and pull them.
+        """Becomes the writer of the pages and pulls them.
 
         The task never fails, and it is cancelled when nobody wants its pages any more.
         """
-        parts = spec.parts
-        for page in parts.values():
-            group_of(self._pool, page).assign_writer(page, spec.session)
+        for page in spec.parts.values():
+            self._pool.group_of(page).assign_writer(page, spec.session)
         span = None if spec.trace is None else spec.trace.begin("pull")
-        session = _Session(spec, span, _now_s(), parts)
+        session = _Session(spec, span, _now_s(), dict(spec.parts))
         task = self._sessions[session] = tasks.create_task(self._run(session))
         # Not in `_run`: a task that is cancelled before its first step runs none of its code.
         task.add_done_callback(lambda _: self._ended(session))
         return task
 
     def prune(self) -> None:
-        """Stop pulls whose missing pages nobody wants any more."""
+        """Stops pulls whose missing pages nobody wants any more."""
         for session in self._sessions:
-            if not any(group_of(self._pool, page).is_wanted(page) for page in session.remaining.values()):
+            if not any(self._pool.group_of(page).is_wanted(page) for page in session.remaining.values()):
                 self._stop(session)
 
     def open_pulls(self) -> list[OpenPull]:
@@ -152,11 +151,11 @@ class PullClient:
         ]
 
     def stop_one(self, pull: SessionId) -> None:
-        """Stop a pull whose pages are still wanted: the sequences that wait for them compute them."""
+        """Stops a pull whose pages are still wanted: the sequences that wait for them compute them."""
         self._stop(next(session for session in self._sessions if session.spec.session == pull))
 
     def stop(self) -> None:
-        """Stop all pulls."""
+        """Stops all pulls."""
         for session in self._sessions:
             self._stop(session)
 
@@ -183,7 +182,7 @@ class PullClient:
                 raise
             report.failure = PeerLost(f"{spec.source.address}: the connection was closed")
         except Exception as error:
-            log.exception("pull broken request=%s source=%s", spec.request_id, spec.source.worker_id)
+            log_bug(log, "pull broken request=%s source=%s", spec.request_id, spec.source.worker_id, error=error)
             report.failure = InternalError(f"{type(error).__name__}: {error}")
         if report.failure is not None:
             self._metrics.pull_failed(report.failure.label(), from_peer=spec.is_from_peer)
@@ -193,7 +192,7 @@ class PullClient:
         reach(Point.PULL_ENDED)
         del self._sessions[session]
         for page in session.remaining.values():
-            group_of(self._pool, page).clear_writer(page)
+            self._pool.group_of(page).clear_writer(page)
         self._wake()
         spec, report = session.spec, session.report
         if spec.is_from_peer:
@@ -235,8 +234,8 @@ class PullClient:
             source_epoch=spec.source.epoch,
             tokens=spec.tokens,
             block_hashes=hashes_to_bytes(spec.block_hashes),
-            wanted=sorted(spec.pages),
-            wanted_windows=sorted(spec.windows),
+            wanted=blocks_of(spec.parts, GroupKind.FULL),
+            wanted_windows=blocks_of(spec.parts, GroupKind.WINDOW),
             cached_only=spec.is_from_peer,
             kv_form=self._validator.kv_form,
             adapter=adapter_to_message(spec.adapter),
@@ -265,7 +264,7 @@ class PullClient:
                 await self._take(session, connection, ready)
 
     def _conversion(self, source: WorkerId) -> worker_pb2.PullerConversion | None:
-        """Return what pages of the source's own form would cost here; None where they cannot be converted now."""
+        """Returns what pages of the source's own form would cost here; None where they cannot be converted now."""
         converting, link = self._converting, self.links.of(source)
         if converting is None or not converting.has_room or not link.bytes_per_s:
             return None
@@ -276,7 +275,7 @@ class PullClient:
         )
 
     def _landing(self, kv_form: str) -> Landing:
-        """Return where pages of this form arrive. Raises FingerprintMismatch for one that was not asked for."""
+        """Returns where pages of this form arrive. Raises FingerprintMismatch for one that was not asked for."""
         if kv_form in ("", self._validator.kv_form):
             return self._direct
         if self._converting is None or kv_form != str(self._converting.form):
@@ -286,7 +285,7 @@ class PullClient:
     async def _connect(
         self, endpoints: Sequence[PageEndpoint], transports: Sequence[PageTransport]
     ) -> tuple[PageTransport, Peer]:
-        """Connect over the best transport that can, for instance not over CUDA IPC between containers.
+        """Connects over the best transport that can, for instance not over CUDA IPC between containers.
 
         All attempts together take no longer than a source may be silent.
         """
@@ -300,20 +299,20 @@ class PullClient:
                     raise
                 log.warning("page transport cannot connect transport=%s error=%s", transport.name, error)
                 continue
-            for better in outranked(transport, endpoints, transports):
+            for better in better_transports(transport, endpoints, transports):
                 self._metrics.fell_back(better)
             return transport, peer
         raise AssertionError("one of them connects, or the last one raises")
 
     async def _take(self, session: _Session, connection: _Connection, ready: worker_pb2.PagesReady) -> None:
-        """Bring the announced pages here, batch by batch."""
+        """Brings the announced pages here, batch by batch."""
         reach(Point.PULL_ANNOUNCED)
         announced = [page for page in ready.pages if _part_of(page) in session.remaining]
         report, most = session.report, connection.landing.batch_pages
         report.also_computed = min(ready.also_computed, len(session.spec.block_hashes))
         pulled_before = report.pulled
         try:
-            for group in Group:  # pages of a batch have one size
+            for group in GroupKind:  # pages of a batch have one size
                 pages = [page for page in announced if page.group == group]
                 for first in range(0, len(pages), most):
                     await self._take_batch(session, connection, pages[first : first + most])
@@ -323,7 +322,7 @@ class PullClient:
     async def _take_batch(
         self, session: _Session, connection: _Connection, announced: Sequence[worker_pb2.ReadyPage]
     ) -> None:
-        """Copy pages, convert them where they have another form, verify the copies, and commit those that are right."""
+        """Copies pages, converts those of another form, verifies the copies, and commits those that are right."""
         pages, landing, report = (
             [session.remaining[_part_of(page)] for page in announced],
             connection.landing,
@@ -350,7 +349,7 @@ class PullClient:
             self._wake()
 
     async def _copy(self, connection: _Connection, copies: Sequence[PageCopy]) -> TransferResult:
-        """Copy pages. Raises TransferFailed once nothing is written to them any more."""
+        """Copies pages. Raises TransferFailed once nothing is written to them any more."""
         transport = connection.transport
         transfer = transport.pull(connection.peer, copies, self._limits.copy_s)
         is_done = False
@@ -375,21 +374,21 @@ class PullClient:
             log.warning("digest mismatch request=%s block=%d", spec.request_id, part.block)
             raise TransferFailed(f"block {part.block} arrived damaged")
         del session.remaining[part]
-        group = group_of(self._pool, page)
+        group = self._pool.group_of(page)
         if not group.is_arriving(page):  # no sequence waits for it any more
             group.clear_writer(page)
             return
         group.fill(page)
         report.last_page_s = time.time()
         report.first_page_s = report.first_page_s or report.last_page_s
-        if part.group is Group.WINDOW and part.block in spec.pages:
+        if part.group is GroupKind.WINDOW and Part(part.block, GroupKind.FULL) in spec.parts:
             return  # its page counts
         report.pulled += 1
         if spec.arrived is not None:
             spec.arrived(part.block)
 
     async def _channel(self, source: worker_pb2.PageSource) -> PeerChannel:
-        """Return the channel to the given epoch of the source; a later epoch replaces an earlier one."""
+        """Returns the channel to the given epoch of the source; a later epoch replaces an earlier one."""
         epoch = _epoch_of(source)
         known = self._channels.get(source.worker_id)
         if known is not None and known.epoch == epoch:
@@ -404,7 +403,7 @@ class PullClient:
 
 
 def _part_of(page: worker_pb2.ReadyPage) -> Part:
-    return Part(page.block, Group.WINDOW if page.group else Group.FULL)
+    return Part(page.block, GroupKind.WINDOW if page.group else GroupKind.FULL)
 
 
 def _now_s() -> float:

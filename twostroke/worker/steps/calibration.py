@@ -14,12 +14,12 @@ from typing import Protocol
 
 import numpy as np
 
-from twostroke.kv_cache.window_parts import WindowShape
+from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import Batch, SampleRow, StepResult
 from twostroke.scheduler.batching import with_windows
 from twostroke.scheduler.cost import StepCost, StepTerms
-from twostroke.worker.steps.rates import Rates
+from twostroke.worker.measured.rates import Rates
 
 LONG_CONTEXT = 2048
 """Context length, in tokens, from which attention costs about as much as the rest of a small model."""
@@ -71,7 +71,7 @@ class StepStarter(Protocol):
 
 
 async def calibrate(engine: StepStarter, rates: Rates, limits: CalibrationLimits, budget: SweepBudget) -> None:
-    """Let `rates` observe steps of all sizes."""
+    """Lets `rates` observe steps of all sizes."""
     end_s = time.monotonic() + budget.budget_s
     kinds_seen: set[bool] = set()
     for batch in sweep(limits):
@@ -87,7 +87,8 @@ async def calibrate(engine: StepStarter, rates: Rates, limits: CalibrationLimits
 
 
 def step_tokens_within(cost: StepCost, least: int) -> int:
-    """Return `least` tokens, or twice as many, and so on, while a step with the begin of a prompt takes LONGEST_STEP_S.
+    """Returns `least` tokens, or twice as many, and so on, while a step with the begin of a prompt takes
+    LONGEST_STEP_S.
 
     Threads wait for each other at the end of every kernel, and between steps: few long steps lose less time than many
     short ones.
@@ -99,7 +100,7 @@ def step_tokens_within(cost: StepCost, least: int) -> int:
 
 
 def sweep(limits: CalibrationLimits) -> Iterator[Batch]:
-    """Yield steps from which every term of the step cost can be fitted, the most informative first.
+    """Yields steps from which every term of the step cost can be fitted, the most informative first.
 
     Each gives up the blocks that the one before it has begun.
     """
@@ -126,7 +127,7 @@ def _steps(limits: CalibrationLimits) -> Iterator[Batch]:
 
 
 def _chunk(limits: CalibrationLimits, tokens: int, context: int) -> Batch:
-    """Return a step of one prompt chunk with `context` tokens before it."""
+    """Returns a step of one prompt chunk with `context` tokens before it."""
     positions = np.arange(context, context + tokens, dtype=np.int32)
     return Batch(
         tokens=np.zeros(tokens, np.int32),
@@ -152,7 +153,7 @@ def _streams(limits: CalibrationLimits, count: int, context: int) -> Batch:
 
 
 def _tables(limits: CalibrationLimits, rows: int, context: int) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-    """Give every row pages of its own where possible, so that they are read from memory and not from a CPU cache."""
+    """Gives every row pages of its own where possible, so that they are read from memory and not from a CPU cache."""
     blocks = -(-context // limits.block_size)
     return (np.arange(rows * blocks, dtype=np.int32) % limits.pages).reshape(rows, blocks)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from twostroke.base.errors import EngineLost
 from twostroke.engine.loop import EngineThread
-from twostroke.errors import EngineLost
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import Batch, SampleRow
 
@@ -38,11 +38,11 @@ class EngineCheck:
         """Tokens of the largest step that succeeded since sequences were last blamed for a failure."""
 
     async def learn(self) -> None:
-        """Run the probe for the first time. Raises what the engine raises: then the worker does not serve."""
+        """Runs the probe for the first time. Raises what the engine raises: then the worker does not serve."""
         self._expected = await self._run()
 
     async def examine(self, error: Exception) -> None:
-        """Return if the engine can go on after a step raised `error`; raise EngineLost if not."""
+        """Returns if the engine still works after a step raised `error`; raises EngineLost if not."""
         if isinstance(error, EngineLost):
             raise error
         told = f"a step failed with {type(error).__name__}: {error}"
@@ -60,11 +60,11 @@ class EngineCheck:
             raise EngineLost(f"the engine computes {tokens} in a probe, {self._expected} before; {told}") from error
 
     def computed(self, tokens: int) -> None:
-        """Note that a step succeeded."""
+        """Notes that a step succeeded."""
         self._most_tokens = max(self._most_tokens, tokens)
 
     def blame(self, tokens: int) -> None:
-        """Blame the last failure on sequences of so many tokens.
+        """Attributes the last failure to sequences of so many tokens.
 
         It does not count against an engine that has computed as many for others meanwhile. Otherwise one client
         could end every worker.
@@ -79,7 +79,7 @@ class EngineCheck:
 
 
 def probe_batch(block_size: int, scratch_page: int, max_model_len: int, *, samples: bool) -> Batch:
-    """Return a step of a few prompt tokens on the scratch page."""
+    """Returns a step of a few prompt tokens on the scratch page."""
     count = min(PROBE_TOKENS, block_size, max_model_len)
     positions = np.arange(count, dtype=np.int32)
     return Batch(

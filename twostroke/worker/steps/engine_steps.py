@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.config import Role, WorkerConfig
-from twostroke.grammar.advance import Advancer, ThreadedAdvancer
-from twostroke.kv_cache.form import page_form
+from twostroke.grammar.advance import ThreadedAdvancer
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.profiler import WORK_LOOP, Profiler
+from twostroke.observability.profiler import WORK_LOOP, Profiler
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder, with_windows
 from twostroke.scheduler.cost import Queued
-from twostroke.scheduler.gates import AdapterGate, ClaimGate
+from twostroke.scheduler.gates import ClaimGate
+from twostroke.scheduler.reading import ReadingRunner
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.scheduler.values import SchedulerLimits
@@ -25,17 +25,19 @@ from twostroke.worker.condition import Condition
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.steps import calibration
+from twostroke.worker.steps.between_steps import BetweenSteps, NothingBetween
 from twostroke.worker.steps.calibration import CalibrationLimits, calibrate, step_tokens_within
 from twostroke.worker.steps.engine_check import EngineCheck, probe_batch
-from twostroke.worker.steps.model_drafts import DraftThread, ModelDrafts, NoDrafts, StepDrafts
-from twostroke.worker.steps.sharing import Sharing
+from twostroke.worker.steps.model_drafts import DraftThread, ModelDrafts
+from twostroke.worker.steps.scheduler_branches import branches_of
+from twostroke.worker.steps.sharing import TimeSharing
 from twostroke.worker.steps.work_loop import WorkLoop
 
 log = logging.getLogger(__name__)
 
 
 class EngineSteps:
-    """Steps over an engine that may be older than the epoch; `prepare` before the first one."""
+    """The steps of one epoch. Its engine may be older than the epoch. Call `prepare` before the first step."""
 
     def __init__(
         self,
@@ -43,13 +45,12 @@ class EngineSteps:
         engine_state: EngineState,
         metrics: WorkerMetrics,
         gate: ClaimGate,
-        adapters: AdapterGate | None = None,
     ) -> None:
-        """`gate` may let a claim of pages wait, and `adapters` a sequence with an adapter."""
+        """`gate` may let a claim of pages wait."""
         self._config = config
         self._engine_state = engine_state
         self._advancer = ThreadedAdvancer(self._wake)
-        self.scheduler = _scheduler_of(config, engine_state, gate, adapters, self._advancer)
+        self.scheduler = _scheduler_of(config, engine_state, gate, self._advancer)
         self.progress = Condition()
         """Notified after each step."""
         self.check = _check_of(config, engine_state)
@@ -65,27 +66,27 @@ class EngineSteps:
         )
 
     async def prepare(self) -> None:
-        """Find out what a step costs, how many tokens it may have, and what the engine should compute."""
+        """Finds out what a step costs, how many tokens it may have, and what the engine should compute."""
         await self._calibrate()
         if self._chooses_step_tokens:
             self.scheduler.step_tokens = step_tokens_within(self.loop.rates.cost, self.scheduler.step_tokens)
         await self.check.learn()
 
     def close(self) -> None:
-        """Begin no work for grammars any more."""
+        """Stops the work for grammars."""
         self._advancer.close()
 
     def compute_s(self, queued: Queued) -> float:
-        """Return the time of computing prompts here beside the streams of now."""
-        now = self.scheduler.queued()
+        """Returns the time of computing prompts here beside the current streams."""
+        now = self.scheduler.load.queued()
         beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
         return self.loop.drain_s(beside)
 
-    def _drafts(self, metrics: WorkerMetrics) -> StepDrafts:
-        """Return what drafts before steps: decode workers alone make tokens."""
+    def _drafts(self, metrics: WorkerMetrics) -> BetweenSteps:
+        """Returns what drafts before steps. Only decode workers make tokens."""
         state = self._engine_state
         if state.draft is None or self._config.role is not Role.DECODE:
-            return NoDrafts()
+            return NothingBetween()
         limits, rates = _limits_of(self._config, state), (state.rates, state.draft_rates)
         drafts = ModelDrafts(state.draft, state.engine, self.scheduler, limits, *rates, lambda: self.loop.lends)
         metrics.watch_draft_pages(state.draft.pages, lambda: drafts.free_pages)
@@ -96,12 +97,14 @@ class EngineSteps:
 
     @property
     def _chooses_step_tokens(self) -> bool:
-        """Nobody said how many tokens a step may have, and cores compute it: their speed differs by machine."""
+        """Whether this worker chooses the tokens of a step itself: no setting gives them, and cores compute, with a
+        speed that differs by machine.
+        """
         is_given = self._config.schedule.max_num_batched_tokens is not None
         return not is_given and _computes_on_cores(self._config, self._engine_state)
 
     async def _calibrate(self) -> None:
-        """Measure step costs before serving, unless an earlier epoch of this process has."""
+        """Measures step costs before serving, unless an earlier epoch of this process has."""
         config, state = self._config, self._engine_state
         if state.is_calibrated:
             return
@@ -132,7 +135,7 @@ class EngineSteps:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledBuilder:
-    """Shows the part of planning that builds the batch to whoever profiles."""
+    """Shows a profile the part of planning that builds the batch."""
 
     builder: StepBuilder
     profiler: Profiler
@@ -152,15 +155,15 @@ def _scheduler_of(
     config: WorkerConfig,
     engine_state: EngineState,
     gate: ClaimGate,
-    adapters: AdapterGate | None,
-    advancer: Advancer,
+    readings: ReadingRunner,
 ) -> Scheduler:
     limits = _limits_of(config, engine_state)
     builder = BatchBuilder(
         limits.block_size, engine_state.pool.total, limits.eos_token_ids, engine_state.facts.window_shape
     )
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
-    return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate, adapters, advancer)
+    branches = branches_of(config, engine_state.pool, limits, readings)
+    return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate, branches)
 
 
 def _limits_of(config: WorkerConfig, engine_state: EngineState) -> SchedulerLimits:
@@ -171,7 +174,6 @@ def _limits_of(config: WorkerConfig, engine_state: EngineState) -> SchedulerLimi
         facts.eos_token_ids,
         align_chunks=config.role is Role.PREFILL,
         on_gpu=_is_on_gpu(engine_state),
-        has_exact_blocks=not config.model.is_paced and page_form(config.kv_format).spans_block,
     )
 
 
@@ -184,14 +186,16 @@ def _computes_on_cores(config: WorkerConfig, engine_state: EngineState) -> bool:
 
 
 def _step_target_of(config: WorkerConfig, engine_state: EngineState) -> StepTarget:
-    """Cores are shared, and their costs differ from machine to machine; a device of its own keeps to the usual."""
+    """Returns the step target. On cores it follows the measured costs, which differ from machine to machine. A device
+    has the usual target.
+    """
     usual_s = None if _computes_on_cores(config, engine_state) else USUAL_S
     return StepTarget(config.schedule.step_target_s, config.slo_itl_s, usual_s)
 
 
-def _sharing_of(config: WorkerConfig, engine_state: EngineState, scheduler: Scheduler) -> Sharing:
+def _sharing_of(config: WorkerConfig, engine_state: EngineState, scheduler: Scheduler) -> TimeSharing:
     target = _step_target_of(config, engine_state)
-    return Sharing(scheduler, engine_state.rates, target, _loop_time_s, engine_state.neighbours)
+    return TimeSharing(scheduler, engine_state.rates, target, _loop_time_s, engine_state.neighbours)
 
 
 def _loop_time_s() -> float:

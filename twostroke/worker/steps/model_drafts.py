@@ -1,8 +1,8 @@
 """The draft model of a decode worker: it computes what it lacks of each answer, and draws tokens before a step.
 
-It runs on the engine thread, between the steps of the model. An answer's pages in it are claimed when it begins to
-catch up with the answer, and free again once the answer runs here no more. Where pages are out, an answer goes on
-without it. Where it fails, it is off until the worker starts again, and no request notices.
+It runs on the engine thread, between the steps of the model. The draft model claims pages for an answer when it begins
+to catch up with it. It frees them when the answer ends or leaves this worker. An answer for which there are no pages
+continues without drafts. If the draft model fails, it stays off until the worker starts again, and no request fails.
 """
 
 from __future__ import annotations
@@ -12,58 +12,44 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from twostroke.engine.draft_engine import Drafted, DraftEngine
+from twostroke.base.errors import EngineLost
+from twostroke.base.ids import PageId
+from twostroke.engine.drafts.engine import Drafted, DraftEngine
 from twostroke.engine.loop import EngineThread
-from twostroke.errors import EngineLost
-from twostroke.ids import PageId
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import MOST_EXTRA_LOGITS, Batch, StepResult
+from twostroke.scheduler.constraints.draft_rows import DraftRow, draft_params
+from twostroke.scheduler.constraints.drafting import most_drafted, speculation_of
+from twostroke.scheduler.constraints.model_drafting import Asking, model_lengths, pays_catching_up
 from twostroke.scheduler.cost import StepCost, StepTerms
-from twostroke.scheduler.draft_rows import DraftRow, draft_params
-from twostroke.scheduler.drafting import most_drafted
-from twostroke.scheduler.model_drafting import Asking, model_lengths, pays_catching_up
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import SchedulerLimits
 from twostroke.speculation.draft_model import ModelDrafter
 from twostroke.speculation.speculation import MOST_DRAFTED, Speculation
-from twostroke.worker.steps.rates import Rates
+from twostroke.worker.measured.rates import Rates
 
 log = logging.getLogger(__name__)
 
 MOST_LACKING = 16
 """Tokens that are computed together with the first drafted one. More of them are caught up with before, in chunks."""
 CATCH_UP_SHARE = 0.5
-"""Share of the streams' step that catching up may take beside it: all of them wait for it."""
+"""Catching up may take at most this share of the streams' step. All streams wait for it."""
 IDLE_TOKENS = 64
-"""Tokens that are caught up with at a time while no stream runs: a prompt whose pages arrive meanwhile waits for it."""
+"""Tokens that are caught up with at once while no stream runs. A prompt whose pages arrive meanwhile has to wait."""
 LEAST_TOKENS = 16
 """Tokens that are caught up with at a time at least: fewer take hardly less time."""
 TRIED_STEPS = 64
-"""Steps of streams without a drafted token after which the draft model draws some, whatever it is said to cost. Its
-cost is known from its own steps alone, and the first of these, at the start, run beside those of other workers: one
-that is taken for too dear would never show that it is not. This takes about a hundredth of the time at most."""
+"""After this many steps of streams without a drafted token the draft model draws some, whatever its known cost. Its
+cost is known only from its own steps. The first of these, at the start, run while other workers measure. A draft model
+that seems too expensive would never show that it is not. This takes about a hundredth of the time at most."""
 TRIED_TOKENS = 2
 HOPED_SHARE = 0.25
 """Share of its known cost at which it would have to pay, or else it is not tried."""
 EXPECTED_TOKENS = 256
-"""Most tokens that an answer is expected to go on for: few come near to the most that they may have."""
-
-
-class StepDrafts(Protocol):
-    """What a work loop does between two steps, so that the next one has drafted tokens."""
-
-    def begin(self) -> Awaitable[None] | None:
-        """Begin to draft, and return its end; None where there is nothing to draft and nothing to catch up with."""
-
-
-class NoDrafts:
-    """A worker without a draft model."""
-
-    def begin(self) -> Awaitable[None] | None:
-        return None
+"""Most further tokens that are expected of an answer: few come near to the most that they may have."""
 
 
 class DraftThread:
@@ -101,7 +87,7 @@ class _DraftState:
     """Known tokens of the sequence when catching up with it did not pay."""
 
     def agree(self, known: list[int]) -> None:
-        """Keep what it has computed of drafted tokens that are known now; the last known token runs again."""
+        """Keeps what it has computed of drafted tokens that are known now; the last known token runs again."""
         for token in self.beyond:
             if self.computed >= len(known) or known[self.computed] != token:
                 break
@@ -121,7 +107,7 @@ class ModelDrafts:
         draft_rates: Rates,
         lends: Callable[[], bool],
     ) -> None:
-        """`lends` tells whether prompts beside this worker are computed with its cores."""
+        """`lends` returns whether other workers use this worker's cores for prompts."""
         self._draft = draft
         self._engine = engine
         self._scheduler = scheduler
@@ -183,12 +169,12 @@ class ModelDrafts:
     # Streams
 
     def _step_terms(self) -> StepTerms:
-        """Return what the next step costs without drafts, prompts left away."""
+        """Returns what the next step costs without drafts, prompts left away."""
         contexts = [len(each.known) for each in self._scheduler.running_sequences if _draws_next(each)]
         return StepTerms(len(contexts), sum(contexts))
 
     def _to_draft(self, streams: list[_Stream], step: StepTerms) -> list[tuple[_Stream, DraftRow]]:
-        """Return what to compute for streams that draft now."""
+        """Returns what to compute for streams that draft now."""
         ready = [stream for stream in streams if self._may_draft(stream)]
         asking = [self._asking(stream) for stream in ready]
         cost, draft_cost = self._rates.cost, self._draft_rates.cost
@@ -213,7 +199,7 @@ class ModelDrafts:
         return Asking(stream.speculation.model_chance, most, known)
 
     def _to_try(self, streams: list[_Stream], step: StepTerms) -> list[tuple[_Stream, DraftRow]]:
-        """Return a short draft for one stream, if it would pay were the draft model cheaper than it is said to be.
+        """Returns a short draft for one stream, if a draft would pay at a lower cost of the draft model.
 
         Behind a part of the stream's tokens alone, where it lacks many: then the draft serves to learn the cost.
         """
@@ -238,7 +224,7 @@ class ModelDrafts:
     # Catching up
 
     def _to_catch_up(self, streams: list[_Stream], step: StepTerms) -> list[tuple[_Stream, DraftRow]]:
-        """Return what to compute for streams that cannot draft yet, as much as the others can wait for."""
+        """Returns what to compute for streams that cannot draft yet, as much as the others can wait for."""
         chosen: list[tuple[_Stream, DraftRow]] = []
         left = 0 if self._lends() else self._catch_up_tokens(step)
         for stream in streams:
@@ -261,7 +247,7 @@ class ModelDrafts:
         return max(LEAST_TOKENS, min(IDLE_TOKENS, int(seconds / cost.prompt_token_s)))
 
     def _pays(self, stream: _Stream, step: StepTerms) -> bool:
-        """Tell whether catching up with a stream pays, which is asked again once the answer has gone on for a while."""
+        """Returns whether catching up with a stream pays. It is asked again when the answer has grown for a while."""
         sequence, state = stream.sequence, self._states.get(stream.sequence)
         known = len(sequence.known)
         if known > self._draft.max_model_len - 1:
@@ -280,7 +266,7 @@ class ModelDrafts:
     # Pages
 
     def _row(self, stream: _Stream, length: int, most: int = MOST_LACKING) -> DraftRow | None:
-        """Return what to compute for a stream: at most so many tokens that it lacks; None where pages are out."""
+        """Returns what to compute for a stream: at most so many tokens that it lacks; None where pages are out."""
         sequence = stream.sequence
         state = self._states.setdefault(sequence, _DraftState())
         known = sequence.known
@@ -290,7 +276,7 @@ class ModelDrafts:
         return DraftRow(tokens, state.computed, tuple(state.pages), draft_params(stream.params), length)
 
     def _claim(self, state: _DraftState, tokens: int) -> bool:
-        """Claim the pages of that many tokens, all or none."""
+        """Claims the pages of that many tokens, all or none."""
         missing = -(-tokens // self._draft.block_size) - len(state.pages)
         if missing > len(self._free):
             return False
@@ -311,7 +297,7 @@ def _draws_next(sequence: Sequence) -> bool:
 
 
 def _stream_of(sequence: Sequence) -> _Stream | None:
-    speculation, params = sequence.speculation, sequence.sampling
+    speculation, params = speculation_of(sequence), sequence.sampling
     if speculation is None or speculation.of_model is None or params is None:
         return None
     return _Stream(sequence, speculation, speculation.of_model, params, _draws_next(sequence))

@@ -1,8 +1,8 @@
 """How a worker shares time between its streams and the prompts that wait, here and at other workers of its host.
 
-Workers that compute on a host's cores lend them to each other while they idle (`twostroke.engine.cores`). So a worker
-that runs nothing but streams pauses between steps while prompts wait at its neighbours, up to the step target. Where a
-prompt would have its first token later than was promised, streams are as slow as was promised to them.
+Workers that compute on a host's cores lend them to each other while they idle (`twostroke.engine.cores.cores`). So a
+worker that runs nothing but streams pauses between steps while prompts wait at its neighbours, up to the step target.
+Where a prompt would have its first token later than was promised, streams are as slow as was promised to them.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from twostroke.engine.build import Neighbours
+from twostroke.engine.backends.built import Neighbours
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget
 from twostroke.scheduler.lateness import WaitingPrompts, has_late, waiting_s
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_target import StepTarget
-from twostroke.worker.steps.rates import Rates
+from twostroke.worker.measured.rates import Rates
 
 
-class Sharing:
+class TimeSharing:
     def __init__(
         self,
         scheduler: Scheduler,
@@ -45,21 +45,21 @@ class Sharing:
         return self._neighbours.prompts_beside() if self._neighbours is not None else WaitingPrompts()
 
     def pause_s(self, since_begin_s: float) -> float:
-        """Return for how long to run nothing, because prompts elsewhere gain more by this worker's cores.
+        """Returns for how long to run nothing, because prompts elsewhere gain more by this worker's cores.
 
         The latest step began `since_begin_s` ago.
         """
         prompts = self.prompts_beside
-        streams = self._scheduler.lone_streams() if prompts.count else None
+        streams = self._scheduler.load.lone_streams() if prompts.count else None
         return 0.0 if streams is None else self._budget_for(prompts).step_s(*streams) - since_begin_s
 
     def lend(self) -> None:
-        """Let the neighbours have the cores at once, for as long as this worker pauses."""
+        """Lets the neighbours have the cores at once, for as long as this worker pauses."""
         if self._neighbours is not None:
             self._neighbours.lend()
 
     def tell(self, step: Step | None) -> None:
-        """Tell the neighbours which prompts wait here, now that this step has been planned."""
+        """Tells the neighbours which prompts wait here, now that this step has been planned."""
         if self._neighbours is not None:
             computes_prompts = step is not None and step.batch.has_prompts
             self._neighbours.tell_prompts(self._prompts_here if computes_prompts else WaitingPrompts())
@@ -67,12 +67,12 @@ class Sharing:
     @property
     def _prompts_here(self) -> WaitingPrompts:
         scheduler = self._scheduler
-        count = scheduler.prompts
-        due = list(scheduler.due_prompts()) if count else []
+        count = scheduler.load.prompts
+        due = list(scheduler.load.due_prompts()) if count else []
         prompts = WaitingPrompts(count, waiting_s=waiting_s(due, self.rates.cost, scheduler.step_tokens))
         if all(prompt.due_s is None for prompt in due):
             return prompts
-        budget, queued = self._budget_for(prompts), scheduler.queued()
+        budget, queued = self._budget_for(prompts), scheduler.load.queued()
         is_late = has_late(due, queued, budget, scheduler.step_tokens, self._clock_s())
         return replace(prompts, has_late=is_late)
 

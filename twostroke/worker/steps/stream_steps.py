@@ -39,12 +39,12 @@ class StreamSteps:
         return StreamStep(self._rows / self._streams, self._tokens / self._streams, self._draft_s / self._steps)
 
     def drafted(self, seconds: float) -> None:
-        """Note that a draft model has computed before the next step."""
+        """Notes that a draft model has computed before the next step."""
         if self._had_streams:
             self._drafting_s += seconds
 
     def observe(self, step: Step, emissions: Sequence[Emission]) -> None:
-        """Count a step and the tokens that it has made known. The first token of an answer is no stream's yet."""
+        """Counts a step and the tokens that it has made known. The first token of an answer is no stream's yet."""
         chunks = [chunk for chunk in step.chunks if chunk.samples and chunk.start >= chunk.sequence.prompt_tokens]
         self._had_streams = bool(chunks)
         if not chunks:
@@ -60,6 +60,6 @@ class StreamSteps:
         self.became_known(emission for emission in emissions if emission.sequence in streams)
 
     def became_known(self, emissions: Iterable[Emission]) -> None:
-        """Count tokens of streams that have become known, some of them later than their step ended."""
+        """Counts tokens of streams that have become known, some of them later than their step ended."""
         counts = Counter(emission.sequence for emission in emissions)
         self._tokens += sum(min(count, MOST_TOKENS) for count in counts.values())

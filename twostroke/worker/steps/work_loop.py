@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+from twostroke.base.errors import EngineLost
+from twostroke.base.fault_points import Point, reach
 from twostroke.engine.loop import EngineThread
-from twostroke.errors import EngineLost
-from twostroke.fault_points import Point, reach
-from twostroke.profiler import WORK_LOOP, Profiler
+from twostroke.observability.profiler import WORK_LOOP, Profiler
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import Budget, Queued, StepTerms
@@ -25,16 +25,15 @@ from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.condition import Condition
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.pulls.ordered_pull import OrderedPull
+from twostroke.worker.steps.between_steps import BetweenSteps, NothingBetween
 from twostroke.worker.steps.engine_check import EngineCheck
-from twostroke.worker.steps.model_drafts import NoDrafts, StepDrafts
-from twostroke.worker.steps.sharing import Sharing
+from twostroke.worker.steps.sharing import TimeSharing
 from twostroke.worker.steps.stream_steps import StreamSteps
 
 log = logging.getLogger(__name__)
 
 MOST_FAILED_SEQUENCES = 3
-"""Sequences of one step that fail alone. If more fail and none succeeds, the engine is at fault."""
+"""Sequences of one step that fail by themselves. If more fail and none succeeds, the engine is at fault."""
 MOST_FAILED_PARTS = 32
 """Failed parts of one step, with no success before them, after which the engine is given up."""
 
@@ -42,10 +41,8 @@ MOST_FAILED_PARTS = 32
 class RoleHandlers(Protocol):
     """The role's handlers for events of the scheduler."""
 
-    def ordered_pull(self, sequence: KnownSequence) -> OrderedPull | None:
-        """Return what a router ordered to be pulled for a sequence that is being admitted."""
-
-    def admitted(self, admission: AdmittedSequence) -> None: ...
+    def admitted(self, admission: AdmittedSequence) -> None:
+        """Called with a sequence that got its pages, before any of its missing blocks is computed."""
 
     def planning(self) -> None:
         """Called before each step is chosen: the moment to change what is computed here."""
@@ -58,19 +55,14 @@ class RoleHandlers(Protocol):
     def emitted(self, emissions: list[Emission]) -> None: ...
 
     def failed(self, sequences: list[KnownSequence], error: Exception) -> None:
-        """Called with sequences that were ended because their steps fail alone."""
+        """Called with sequences that were ended because they fail by themselves."""
 
     def lost(self, error: EngineLost) -> None:
         """Called when the engine is lost, and with it all open work."""
 
 
-Admitting = Callable[[AdmittedSequence, OrderedPull | None], AdmittedSequence]
-"""Begins to load missing blocks of an admitted sequence from lower tiers, where its ordered pull would not bring them
-sooner; returns the admission without those."""
-
-
 class Prefetching(Protocol):
-    """Prepares lower tiers for sequences that wait (`twostroke.worker.tiers.prefetch`)."""
+    """Prepares lower tiers for sequences that wait (`twostroke.worker.tiers.loads.prefetch`)."""
 
     def begin_admission(self, waiting: Sequence[KnownSequence]) -> None:
         """Called before sequences are admitted, with those that are looked at."""
@@ -86,13 +78,13 @@ class WorkLoop:
         engine: EngineThread,
         metrics: WorkerMetrics,
         progress: Condition,
-        sharing: Sharing,
+        sharing: TimeSharing,
         check: EngineCheck,
         profiler: Profiler,
-        drafts: StepDrafts | None = None,
+        drafts: BetweenSteps | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._drafts = drafts or NoDrafts()
+        self._drafts = drafts or NothingBetween()
         self._engine = engine
         self._metrics = metrics
         self._progress = progress
@@ -109,7 +101,7 @@ class WorkLoop:
         self.stream_steps = StreamSteps()
 
     def wake(self) -> None:
-        """Wake the loop after a change that the next plan should see."""
+        """Wakes the loop after a change that the next plan should see."""
         self._wake.set()
 
     @property
@@ -119,19 +111,19 @@ class WorkLoop:
 
     @property
     def lends(self) -> bool:
-        """Prompts that wait beside this worker are computed with its cores too."""
+        """Whether other workers use this worker's cores for prompts that wait there."""
         return self._sharing.prompts_beside.count > 0
 
     @property
     def queued_s(self) -> float:
         """Predicted time until every queued prompt token is computed."""
-        return self.drain_s(self._scheduler.queued())
+        return self.drain_s(self._scheduler.load.queued())
 
     def drain_s(self, queued: Queued) -> float:
         return self.budget.drain_s(queued, self._scheduler.step_tokens)
 
-    async def run(self, role: RoleHandlers, admitting: Admitting, prefetch: Prefetching) -> None:
-        """Run steps until cancelled. Raises EngineLost if the engine cannot be trusted with another step."""
+    async def run(self, role: RoleHandlers, prefetch: Prefetching) -> None:
+        """Runs steps until cancelled. Raises EngineLost if the engine cannot be trusted with another step."""
         emissions: list[Emission] = []
         while True:
             self._wake.clear()
@@ -143,7 +135,7 @@ class WorkLoop:
                 await drafting
                 self.stream_steps.drafted(asyncio.get_running_loop().time() - begun_s)
             with self._profiler.slice(WORK_LOOP, "admit"):
-                self._admit(role, admitting, prefetch)
+                self._admit(role, prefetch)
                 late = self._scheduler.take_late()
                 self.stream_steps.became_known(late)
                 emissions += late
@@ -178,23 +170,23 @@ class WorkLoop:
             self._progress.notify()
 
     async def _rest(self, seconds: float) -> None:
-        """Wait for that long, or until something changes."""
+        """Waits for that long, or until something changes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
 
-    def _admit(self, role: RoleHandlers, admitting: Admitting, prefetch: Prefetching) -> None:
+    def _admit(self, role: RoleHandlers, prefetch: Prefetching) -> None:
         prefetch.begin_admission(self._scheduler.next_waiting())
         for admission in self._scheduler.admit():
             self._metrics.admitted(admission.sequence)
-            role.admitted(admitting(admission, role.ordered_pull(admission.sequence)))
+            role.admitted(admission)
         prefetch.end_admission(self._scheduler.running)
         role.planning()
 
     def _plan(self, role: RoleHandlers) -> Step | None:
         budget = self.budget
         step = self._scheduler.plan(budget)
-        queued = self._scheduler.queued()
+        queued = self._scheduler.load.queued()
         self._metrics.planned(queued.all_tokens, budget.drain_s(queued, self._scheduler.step_tokens))
         self._sharing.tell(step)
         for sequence in self._scheduler.take_preempted():
@@ -231,7 +223,7 @@ class WorkLoop:
         return emissions
 
     async def _recover(self, step: Step, error: Exception, role: RoleHandlers) -> None:
-        """Find the sequences that make a step fail, and go on with the others, which lose nothing.
+        """Finds the sequences that make a step fail, and gos on with the others, which lose nothing.
 
         Raises EngineLost if the engine is at fault.
         """
@@ -252,7 +244,8 @@ class WorkLoop:
         log.warning("step repeated sequences=%d failed=%d", step.batch.sequences, len(failed))
 
     async def _run_parts(self, step: Step, role: RoleHandlers) -> list[tuple[Step, Exception]]:
-        """Run halves, quarters and so on of a failed step; return the sequences that fail alone, each with its error.
+        """Runs halves, quarters and so on of a failed step; returns the sequences that fail by themselves, each with
+        its error.
 
         Large parts come first, so that a few failing sequences do not look like a failing engine. Each part's tokens
         are sent before the next part runs, because its sequences may be closed meanwhile.

@@ -46,7 +46,7 @@ async def adopt_left(
     return_s: float = RETURN_S,
     kept: Collection[str] = (),
 ) -> None:
-    """Look for folders that were left until cancelled; `changed` is called when pages were taken in.
+    """Looks for folders that were left until cancelled; `changed` is called when pages were taken in.
 
     Those of other models give way to this worker's pages from `return_s` on. What has no room here is taken when nobody
     else has taken it for `return_s`, and removed as far as it does not fit. `kept` names folders of the same model that
@@ -99,7 +99,7 @@ class _Look:
         self._left: list[FoundPages] = []
 
     def run(self) -> list[FoundPages]:
-        """Lock and read what was left. Raises OSError if our own folders cannot be touched."""
+        """Locks and reads what was left. Raises OSError if our own folders cannot be touched."""
         self._disk.touch()
         root = self._disk.folder.parent
         removed = remove_unused(root.parent, kept=self._kept, unseen_s=UNUSED_S, folder_trust=self._trust)
@@ -127,7 +127,7 @@ class _Look:
             folder.close()
 
     def _is_wanted(self, left: LeftFolder) -> bool:
-        """Tell whether there is room for its pages, or nobody else has taken them for long."""
+        """Tells whether there is room for its pages, or nobody else has taken them for long."""
         if left.size_bytes > self._room_bytes:
             return left.seen_s <= time.time() - self._return_s
         self._room_bytes -= left.size_bytes

@@ -17,10 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from twostroke.fault_points import Point, reach
-from twostroke.ids import BlockHash
+from twostroke.base.fault_points import Point, reach
+from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.tiers.byte_budget import WriteBudget
-from twostroke.kv_cache.tiers.disk_store import LEAST_RECORDS, DiskStore, ReclaimedRecord, RecordPlace, Reservation
+from twostroke.kv_cache.tiers.disk_store import (
+    LEAST_RECORDS,
+    DiskStore,
+    ReclaimedRecord,
+    RecordPlace,
+    RecordReservation,
+)
 from twostroke.kv_cache.tiers.files import AlignedBuffer, SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder
 from twostroke.kv_cache.tiers.record import DEAD, HEADER_BYTES, SECTOR, RecordFormat, RecordHeader
@@ -62,7 +68,7 @@ class OpenedDisk:
     """The disk had no room for a record: the tier keeps to what its segments take."""
 
     def most_bytes(self, wanted_bytes: int) -> int:
-        """Return the bytes that the tier may take, if so many are wanted."""
+        """Returns the bytes that the tier may take, if so many are wanted."""
         if not self.is_full:
             return wanted_bytes
         records = sum(len(segment.records) for segment in self.found)
@@ -101,7 +107,7 @@ class DiskTier:
         self.adopt(opened.found)
 
     def adopt(self, found: Sequence[ScannedSegment], folder: SegmentFolder | None = None) -> list[BlockHash]:
-        """Take in segments, and their folder if it is a dead worker's; return the blocks that are new here."""
+        """Takes in segments, and their folder if it is a dead worker's; returns the blocks that are new here."""
         if folder is not None:
             self._folders.append(folder)
         blocks, useless = self.store.adopt(found, time.monotonic())
@@ -113,20 +119,20 @@ class DiskTier:
         return self._folders[0].path
 
     def touch(self) -> None:
-        """Say that the owner of these folders lives; on any thread. Raises OSError."""
+        """Says that the owner of these folders lives; on any thread. Raises OSError."""
         for folder in list(self._folders):
             folder.touch()
 
     def is_known(self, block_hash: BlockHash) -> bool:
-        """Tell whether a block is on disk or on its way there."""
+        """Tells whether a block is on disk or on its way there."""
         return block_hash in self.store or block_hash in self._writing
 
     def is_within_budget(self, *, wanted_again: bool) -> bool:
-        """Take one page from the budget of written bytes, if it has room for such a page."""
+        """Takes one page from the budget of written bytes, if it has room for such a page."""
         return self._budget.take_page(time.monotonic(), wanted_again=wanted_again)
 
     def write(self, page: PageWrite) -> None:
-        """Let the writer thread write a page that is not known yet, and for which the store has room."""
+        """Lets the writer thread write a page that is not known yet, and for which the store has room."""
         reach(Point.TIER_WRITING)
         self._writing[page.block_hash] = page
         self.writes += 1
@@ -137,7 +143,7 @@ class DiskTier:
         self._writer.submit(lambda record: self._write(record, page, reservation), written)
 
     def bury(self, block_hash: BlockHash) -> bool:
-        """Forget all records of a block for good, also over a restart; return whether it was here."""
+        """Forgets all records of a block for good, also over a restart; returns whether it was here."""
         self._writing.pop(block_hash, None)
         was_here = block_hash in self.store
         for place in self.store.drop(block_hash):
@@ -145,24 +151,24 @@ class DiskTier:
         return was_here
 
     def forget_all(self) -> None:
-        """Remove every record and every file, also those that were left."""
+        """Removes every record and every file, also those that were left."""
         self._writing.clear()
         self._remove([*self._left, *self.store.forget_all()])
         self._left.clear()
 
     def leave(self) -> None:
-        """Forget every record, and leave the files to the next worker."""
+        """Forgets every record, and leaves the files to the next worker."""
         self._left += self.store.forget_all()
 
     async def wait_idle(self) -> None:
-        """Wait for the writes under way."""
+        """Waits for the writes under way."""
         idle: Future[None] = Future()
         self._writer.submit(lambda _: None, idle)
         await asyncio.wrap_future(idle)
         await asyncio.sleep(0)  # the last write's callback runs
 
     def close(self) -> None:
-        """End the thread and leave the folders to a successor; blocks until the writes under way have ended."""
+        """Ends the thread and leaves the folders to a successor; blocks until the writes under way have ended."""
         self._writer.close()
         self._buffer.close()
         for folder in self._folders:
@@ -170,7 +176,7 @@ class DiskTier:
 
     # On the writer thread
 
-    def _write(self, record: memoryview, page: PageWrite, reservation: Reservation) -> None:
+    def _write(self, record: memoryview, page: PageWrite, reservation: RecordReservation) -> None:
         for path in reservation.reclaimed:
             self.files.remove(path)
         body, place = self.form.page_of(record), reservation.place
@@ -184,7 +190,7 @@ class DiskTier:
             raise DamagedPage(f"block {page.block_hash.hex()} changed in memory")
 
     def _bury(self, record: memoryview, place: RecordPlace) -> None:
-        """Mark a record as dead, unless its segment has gone: no file is made for it."""
+        """Marks a record as dead, unless its segment has gone: no file is made for it."""
         sector = record[:SECTOR]
         sector[:HEADER_BYTES] = self.form.pack(DEAD)
         with contextlib.suppress(FileNotFoundError), self.files.changing(place.path) as file:

@@ -28,18 +28,18 @@ class GroupTiers:
         return (self.full,) if self.windows is None else (self.full, self.windows)
 
     def begin_epoch(self, log: EventLog) -> None:
-        """Announce what the tiers hold in a new epoch's log."""
+        """Announces what the tiers hold in a new epoch's log."""
         for tiers in self.groups:
             tiers.begin_epoch(log)
 
     def report_to(self, metrics: TierMetrics) -> None:
-        """Count in these metrics from now on."""
+        """Counts in these metrics from now on."""
         for tiers in self.groups:
             tiers.report_to(metrics)
         metrics.watch(self.uses)
 
     def uses(self) -> Mapping[Tier, TierUse]:
-        """Return the use of every tier that the worker was started with, all groups together."""
+        """Returns the use of every tier that the worker was started with, all groups together."""
         uses = self.full.uses()
         if self.windows is None:
             return uses
@@ -47,19 +47,19 @@ class GroupTiers:
         return {tier: use.with_parts(parts[tier]) for tier, use in uses.items()}
 
     def forget_all(self) -> int:
-        """Forget every part of every block, and remove the files; return how many blocks had a page."""
+        """Forgets every part of every block, and removes the files; returns how many blocks had a page."""
         if self.windows is not None:
             self.windows.forget_all()
         return self.full.forget_all()
 
     def adopting(self, changed: Callable[[], None]) -> Iterator[Coroutine[None, None, None]]:
-        """Yield the work of taking in what dead workers left, of each group: see `adopt_left`."""
+        """Yields the work of taking in what dead workers left, of each group: see `adopt_left`."""
         own = frozenset(tiers.disk.folder.parent.name for tiers in self.groups if tiers.disk is not None)
         for tiers in self.groups:
             yield adopt_left(tiers, changed, kept=own)
 
     async def wait_idle(self) -> None:
-        """Wait a little for writes under way."""
+        """Waits a little for writes under way."""
         await asyncio.gather(*(tiers.wait_idle() for tiers in self.groups))
 
     async def close(self) -> None:

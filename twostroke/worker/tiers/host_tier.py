@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from twostroke.ids import PageId
+from twostroke.base.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.tiers.host_store import HostEntry, HostStore
 from twostroke.transfer.base import digest
@@ -29,7 +29,7 @@ class HostTier:
         return self.memory.pages * self.memory.page_bytes
 
     def data(self, entry: HostEntry) -> memoryview:
-        """Return the bytes of a page; the caller holds the entry."""
+        """Returns the bytes of a page; the caller holds the entry."""
         return self.memory.page(entry.page).data
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class HostFetcher:
 
 
 def _time_of_a_copy(memory: PageMemory) -> PageTime:
-    """Measure a copy and a digest within the memory."""
+    """Measures a copy and a digest within the memory."""
     scratch, started_s = memory.page(memory.scratch), time.perf_counter()
     memory.page(PageId(0))[:] = scratch
     digest(scratch)

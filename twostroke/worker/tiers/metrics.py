@@ -28,7 +28,7 @@ class TierUse:
     """False where it has been turned off."""
 
     def with_parts(self, parts: TierUse) -> TierUse:
-        """Return the use of a tier whose window parts of blocks are kept apart from the pages."""
+        """Returns the use of a tier whose window parts of blocks are kept apart from the pages."""
         used_bytes, most_bytes = self.used_bytes + parts.used_bytes, self.most_bytes + parts.most_bytes
         return TierUse(used_bytes, most_bytes, self.blocks, self.page_s, self.is_up and parts.is_up)
 
@@ -103,7 +103,7 @@ class TierMetrics:
         self._misses.labels(*self._labels(tier)).inc(misses)
 
     def loaded(self, tier: Tier, pages: int, seconds: float, compute_s: float) -> None:
-        """Count a load that ended; `compute_s` is the predicted time of computing what it brought."""
+        """Counts a load that ended; `compute_s` is the predicted time of computing what it brought."""
         labels = self._labels(tier)
         self._loaded.labels(*labels).inc(pages)
         (self._saved if compute_s >= seconds else self._lost).labels(*labels).inc(abs(compute_s - seconds))
@@ -132,7 +132,7 @@ class TierMetrics:
         self._evicted.labels(*self._labels(tier), reason).inc(pages)
 
     def aged(self, tier: Tier, age_s: float) -> None:
-        """Note how long a page was on the tier that others needed the room of."""
+        """Notes how long a page was on the tier that others needed the room of."""
         self.evicted(tier, "capacity")
         self._ages.labels(*self._labels(tier)).observe(age_s)
 

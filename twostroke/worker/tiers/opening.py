@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 
+from twostroke.base.errors import ConfigError
 from twostroke.config import WorkerConfig
 from twostroke.config.cache import CacheConfig
-from twostroke.engine.build import LoadedModel
-from twostroke.errors import ConfigError
+from twostroke.engine.backends.facts import LoadedModel
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
+from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool_size import enough_pages
-from twostroke.kv_cache.tier import Group
 from twostroke.kv_cache.tiers.files import SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own, make_private, model_folder
 from twostroke.kv_cache.tiers.record import RecordFormat, identity_of
@@ -39,21 +39,21 @@ ANSWER_S = 10.0
 
 
 def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> GroupTiers:
-    """Open the tiers that the configuration asks for. Takes seconds where much lies on disk.
+    """Opens the tiers that the configuration asks for. Takes seconds where much lies on disk.
 
     Raises ConfigError for what cannot be; a disk in trouble is left out, with a warning.
     """
-    full = _open_group(Group.FULL, config, facts, pool_memory)
+    full = _open_group(GroupKind.FULL, config, facts, pool_memory)
     if not facts.windows:
         return GroupTiers(full)
     try:
-        return GroupTiers(full, _open_group(Group.WINDOW, config, facts, pool_memory))
+        return GroupTiers(full, _open_group(GroupKind.WINDOW, config, facts, pool_memory))
     except BaseException:
         full.close_now()
         raise
 
 
-def _open_group(group: Group, config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> PageTiers:
+def _open_group(group: GroupKind, config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> PageTiers:
     cache = share_of(group, config.cache, facts.layout)
     opened = open_disk(cache, config.worker_id, facts, group=group) if cache.disk_cache_bytes else None
     try:
@@ -73,8 +73,8 @@ def _open_group(group: Group, config: WorkerConfig, facts: LoadedModel, pool_mem
         raise
 
 
-def share_of(group: Group, cache: CacheConfig, layout: PoolLayout) -> CacheConfig:
-    """Return what the tiers of a page group may take: of each tier the share that the group has of the pool."""
+def share_of(group: GroupKind, cache: CacheConfig, layout: PoolLayout) -> CacheConfig:
+    """Returns what the tiers of a page group may take: of each tier the share that the group has of the pool."""
     if len(layout.regions) == 1:
         return cache
     share = layout.share(group)
@@ -91,9 +91,9 @@ def open_disk(
     facts: LoadedModel,
     files: SegmentFiles | None = None,
     *,
-    group: Group = Group.FULL,
+    group: GroupKind = GroupKind.FULL,
 ) -> OpenedDisk | None:
-    """Lock the worker's folder and read its headers; None if the disk is in trouble. Raises ConfigError."""
+    """Locks the worker's folder and reads its headers; None if the disk is in trouble. Raises ConfigError."""
     form = record_format(facts, group)
     root = Path(cache.disk_cache_dir or cache_dir() / "pages")
     files, started_s = files or SegmentFiles(), time.monotonic()
@@ -122,16 +122,16 @@ def open_disk(
     return OpenedDisk(files, form, own, found, page_time, is_full=probed_s is None)
 
 
-def record_format(facts: LoadedModel, group: Group) -> RecordFormat:
-    """Return the format of the records of a group's pages; those of other groups are never read as these."""
-    if group is Group.FULL:
+def record_format(facts: LoadedModel, group: GroupKind) -> RecordFormat:
+    """Returns the format of the records of a group's pages; those of other groups are never read as these."""
+    if group is GroupKind.FULL:
         return RecordFormat(identity_of(facts.fingerprint, str(facts.kv_form)), facts.page_bytes)
     form = f"{facts.kv_form};group={group.name.lower()}"
     return RecordFormat(identity_of(facts.fingerprint, form), facts.layout.page_sizes[group])
 
 
 def _claimed(root: Path, worker_id: str, files: SegmentFiles, form: RecordFormat) -> tuple[SegmentFolder, float | None]:
-    """Lock the worker's folder; return it, and what its disk takes to read a record (None: it is full).
+    """Locks the worker's folder; returns it, and what its disk takes to read a record (None: it is full).
 
     Raises ConfigError for a root that others may change. Raises OSError, ETIMEDOUT where the disk does not answer; what
     it answers later is given back.
@@ -163,7 +163,7 @@ def _give_back(claimed: Future[tuple[SegmentFolder, float | None]]) -> None:
 
 
 def _read_s(files: SegmentFiles, found: Sequence[ScannedSegment], form: RecordFormat) -> float:
-    """Return the seconds of reading a record that was found. Raises OSError, ENOSPC if there is none."""
+    """Returns the seconds of reading a record that was found. Raises OSError, ENOSPC if there is none."""
     if not found:
         raise OSError(errno.ENOSPC, "the disk is full, and no pages are there")
     return files.time_to_read(found[-1].path, form.record_bytes)

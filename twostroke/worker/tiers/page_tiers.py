@@ -1,9 +1,8 @@
 """The tiers of one page group of a worker: what the pool tells them, what they keep, and what they announce.
 
 A page that the pool evicts goes to host memory if there is a host tier, and to disk if the budget of written bytes has
-room. A page that was reused goes to disk at once, within the whole budget; one that was seen once comes out of a
-quarter of it. What is evicted is copied on the event loop as far as that is quick; a claim that evicts much has its
-blocks copied before, on a thread (see `EvictionCopies`). Either way no page of the pool is held for a copy.
+room. A reused page goes to disk at once, within the whole budget; one that was seen once has a quarter of it. Few pages
+are copied on the event loop, many on a thread (see `EvictionCopies`). No page of the pool is held for a copy.
 """
 
 from __future__ import annotations
@@ -15,17 +14,19 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from twostroke.ids import BlockHash, PageId
+from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.memory import PageMemory, Pages, Window
-from twostroke.kv_cache.tier import Group, Tier
+from twostroke.kv_cache.parts import GroupKind
+from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.disk_store import ReclaimedRecord, RecordPlace
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder
 from twostroke.kv_cache.tiers.host_store import HostEntry
 from twostroke.kv_cache.tiers.sightings import Sightings
 from twostroke.transfer.base import digest
 from twostroke.transfer.copy_threads import CopyThreads, off_loop
-from twostroke.worker.tiers.copy_target import CopyTarget
+from twostroke.worker.tiers.copies.copy_target import CopyTarget
+from twostroke.worker.tiers.copies.turn_copies import TURN_BYTES, TurnCopies
 from twostroke.worker.tiers.disk_tier import DiskFetcher, DiskTier, OpenedDisk, PageWrite
 from twostroke.worker.tiers.host_tier import HostFetcher, HostTier
 from twostroke.worker.tiers.metrics import TierMetrics, TierUse
@@ -39,8 +40,6 @@ STAGING_BYTES = 64 << 20
 MOST_STAGED = 64
 SECOND_SIGHT = 2
 """Sightings from which on a block has been wanted again."""
-TURN_BYTES = 8 << 20
-"""Bytes of evicted pages that are copied in one turn of the event loop: two to three milliseconds."""
 CLOSE_S = 2.0
 """Time for the threads to end; one that waits for a disk that never answers dies with the process."""
 
@@ -57,15 +56,14 @@ class PageTiers:
         wants_disk: bool,
         disk_bytes: int,
         write_bytes_per_s: float,
-        group: Group = Group.FULL,
+        group: GroupKind = GroupKind.FULL,
     ) -> None:
         """`opened` is None although `wants_disk` where the disk is in trouble."""
         self._group = group
         has_tier = host_memory is not None or opened is not None
         self._pool_window: Window | None = pool_memory.window(1) if has_tier else None
         self.copy_threads = CopyThreads("tier-copies", [pool_memory.window(1)]) if has_tier else None
-        self._turn_bytes = 0
-        """Bytes of evicted pages that were copied in this turn of the event loop."""
+        self._turn_copies = TurnCopies(pool_memory, self._write_reused)
         self._sightings = Sightings()
         self._log: EventLog | None = None
         self._metrics: TierMetrics | None = None
@@ -94,17 +92,17 @@ class PageTiers:
         self._wants_host = host_memory is not None
 
     def begin_epoch(self, log: EventLog) -> None:
-        """Announce what the tiers hold in a new epoch's log."""
+        """Announces what the tiers hold in a new epoch's log."""
         self._log = log
         for tier, block_hash in self._held():
             log.stored(block_hash, tier, self._group)
 
     def report_to(self, metrics: TierMetrics) -> None:
-        """Count in these metrics from now on."""
+        """Counts in these metrics from now on."""
         self._metrics = metrics
 
     def when_turned_off(self, turned_off: Callable[[Tier], None]) -> None:
-        """Call this with a tier that is turned off from now on: its loads are to be given up."""
+        """Calls this with a tier that is turned off from now on: its loads are to be given up."""
         self._turned_off = turned_off
 
     @property
@@ -113,7 +111,7 @@ class PageTiers:
         return self._metrics
 
     def uses(self) -> dict[Tier, TierUse]:
-        """Return the use of every tier that the worker was started with."""
+        """Returns the use of every tier that the worker was started with."""
         uses: dict[Tier, TierUse] = {}
         if self.host is not None:
             host = self.host
@@ -133,7 +131,7 @@ class PageTiers:
         return frozenset(tier for tier, each in ((Tier.HOST, self.host), (Tier.DISK, self.disk)) if each is not None)
 
     def place(self, tier: Tier, block_hash: BlockHash) -> HostEntry | RecordPlace | None:
-        """Return where a block lies on a tier, if it does."""
+        """Returns where a block lies on a tier, if it does."""
         if tier is Tier.HOST:
             return None if self.host is None else self.host.store.get(block_hash)
         return None if self.disk is None else self.disk.store.find(block_hash)
@@ -144,7 +142,7 @@ class PageTiers:
         return readers
 
     def hold(self, tier: Tier, places: Sequence[Any]) -> Callable[[], None]:
-        """Keep these places of pages from being given away, until the returned function is called."""
+        """Keeps these places of pages from being given away, until the returned function is called."""
         if tier is not Tier.HOST or self.host is None:
             return lambda: None
         store, entries = self.host.store, list(places)
@@ -163,13 +161,13 @@ class PageTiers:
         return used.page_time
 
     def took(self, tier: Tier, times: ReadTimes) -> None:
-        """Learn from pages that were read."""
+        """Learns from pages that were read."""
         used = self.host if tier is Tier.HOST else self.disk
         if used is not None:
             used.page_time = used.page_time.after_reads(times)
 
     def took_at_least(self, tier: Tier, seconds: float, pages: int) -> None:
-        """Learn from a load that was given up before it had brought so many pages."""
+        """Learns from a load that was given up before it had brought so many pages."""
         used = self.host if tier is Tier.HOST else self.disk
         if used is not None:
             used.page_time = used.page_time.at_least(seconds / pages)
@@ -180,30 +178,30 @@ class PageTiers:
     # What the pool tells
 
     def saw(self, block_hash: BlockHash) -> None:
-        """Note that a block was filled: computed, pulled or loaded."""
+        """Notes that a block was filled: computed, pulled or loaded."""
         if self.disk is not None:
             self._sightings.saw(block_hash)
 
     def reused(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
-        """Note that a request found this block in the pool; now it is worth writing."""
+        """Notes that a request found this block in the pool; now it is worth writing."""
         if self.disk is None:
             return
         self._sightings.saw(block_hash)
-        if self._may_write(self.disk, block_hash):
-            self._copy_now(page, self._disk_target(self.disk, block_hash, parent))
+        if not self.disk.is_known(block_hash) and not self._turn_copies.soon(page, block_hash, parent):
+            self.metrics.skipped(Tier.DISK, "late")
 
     def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
-        """Keep a block whose page the pool is about to give away, unless much was copied in this turn already."""
+        """Keeps a block whose page the pool is about to give away, unless much was copied in this turn already."""
         if self.host is not None and block_hash in self.host.store:
             self.host.store.touch(block_hash)
-        elif self._turn_bytes >= TURN_BYTES:
+        elif self._turn_copies.are_over:
             self.metrics.skipped(Tier.DISK if self.host is None else Tier.HOST, "late")
         elif (target := self.copy_target(block_hash, parent)) is not None:
             self._copy_now(page, target)
 
     def end_turn(self) -> None:
-        """Copy nothing more on the event loop in this turn of it."""
-        self._spend(TURN_BYTES)
+        """Copies nothing more on the event loop in this turn of it."""
+        self._turn_copies.spend(TURN_BYTES)
 
     @property
     def most_copies(self) -> int:
@@ -213,14 +211,14 @@ class PageTiers:
         return 0 if self.disk is None else len(self._staged)
 
     def keeps(self, block_hash: BlockHash) -> bool:
-        """Tell whether a block that is evicted needs no copy; it is then the last to leave host memory."""
+        """Tells whether a block that is evicted needs no copy; it is then the last to leave host memory."""
         if self.host is None:
             return self.disk is not None and self.disk.is_known(block_hash)
         self.touch(block_hash)
         return block_hash in self.host.store
 
     def copy_target(self, block_hash: BlockHash, parent: BlockHash) -> CopyTarget | None:
-        """Make room for a copy of a block on the highest tier that takes it; return None if there is none."""
+        """Makes room for a copy of a block on the highest tier that takes it; returns None if there is none."""
         if self.host is not None:
             target = self._host_target(self.host, block_hash, parent)
             if target is not None:
@@ -238,12 +236,12 @@ class PageTiers:
         return 0 if self.host is None else self.host.store.pages
 
     def touch(self, block_hash: BlockHash) -> None:
-        """Make a block the last one to leave host memory."""
+        """Makes a block the last one to leave host memory."""
         if self.host is not None and block_hash in self.host.store:
             self.host.store.touch(block_hash)
 
     def take_host_page(self) -> PageId | None:
-        """Take a page of host memory for a block that comes up from disk; None if all are held."""
+        """Takes a page of host memory for a block that comes up from disk; None if all are held."""
         if self.host is None:
             return None
         victim = self.host.store.victim()
@@ -252,7 +250,8 @@ class PageTiers:
         return self.host.store.take()
 
     def promoted(self, block_hash: BlockHash, parent: BlockHash, page: PageId) -> bool:
-        """Keep a block whose bytes were read into a page that was taken; return False if it is not to be kept there."""
+        """Keeps a block whose bytes were read into a page that was taken; returns False if it is not to be kept
+        there."""
         if self.host is None or block_hash in self.host.store:
             return False
         own = digest(self.host.memory.page(page))
@@ -264,15 +263,16 @@ class PageTiers:
             self.host.store.give_back(page)
 
     def forgotten(self, block_hash: BlockHash) -> None:
-        """Forget a block that is not to be used any more."""
+        """Forgets a block that is not to be used any more."""
         for tier in (Tier.HOST, Tier.DISK):
             self._drop(tier, block_hash, "forgotten")
 
     def forget_all(self) -> int:
-        """Forget every block of every tier, and remove the files, also of a disk tier that is turned off.
+        """Forgets every block of every tier, and removes the files, also of a disk tier that is turned off.
 
         Return how many blocks there were. A file that cannot be removed is a warning in the log.
         """
+        self._turn_copies.stop()
         held = list(self._held())
         for tier, block_hash in held:
             if tier is Tier.HOST and self.host is not None:
@@ -308,7 +308,7 @@ class PageTiers:
             self.touch(block_hash)
 
     def adopted(self, found: Sequence[ScannedSegment], folder: SegmentFolder) -> int:
-        """Take in and announce the pages of a dead worker; return how many are new here."""
+        """Takes in and announces the pages of a dead worker; returns how many are new here."""
         if self.disk is None:
             folder.close()
             return 0
@@ -318,7 +318,7 @@ class PageTiers:
         return len(blocks)
 
     def turn_off(self, tier: Tier, reason: str) -> None:
-        """Go on without a tier that has failed; files of a disk stay for the next worker."""
+        """Goes on without a tier that has failed; files of a disk stay for the next worker."""
         if tier is Tier.HOST:
             self._turn_off_host(reason)
         else:
@@ -364,15 +364,17 @@ class PageTiers:
     # End
 
     async def wait_idle(self) -> None:
-        """Wait a little for writes under way."""
+        """Waits a little for writes under way."""
         if self.disk is not None:
             await _in_time(self.disk.wait_idle())
 
     async def close(self) -> None:
+        self._turn_copies.stop()  # here, where copies begin: the rest is done on a thread
         await _in_time(off_loop(self.close_now))
 
     def close_now(self) -> None:
-        """End the threads, after what they do now, and free the memory."""
+        """Ends the threads, after what they do now, and frees the memory."""
+        self._turn_copies.stop()
         for threads in (self.copy_threads, self._host_readers, self._disk_readers):
             if threads is not None:
                 threads.close()
@@ -393,7 +395,7 @@ class PageTiers:
                 yield from ((tier, block_hash) for block_hash in each.store)
 
     def _host_target(self, host: HostTier, block_hash: BlockHash, parent: BlockHash) -> CopyTarget | None:
-        """Take a page of host memory; return None if all pages there are being written."""
+        """Takes a page of host memory; returns None if all pages there are being written."""
         own = self.take_host_page()
         if own is None:
             return None
@@ -407,7 +409,7 @@ class PageTiers:
         return CopyTarget(host.memory.page(own), commit, functools.partial(host.store.give_back, own))
 
     def _kept(self, host: HostTier, entry: HostEntry) -> None:
-        """Announce a page that was copied to host memory, and write it to disk from there."""
+        """Announces a page that was copied to host memory, and writes it to disk from there."""
         host.store.put(entry)
         self.metrics.wrote(Tier.HOST, host.memory.page_bytes)
         self._announce_stored(Tier.HOST, entry.block_hash)
@@ -417,7 +419,7 @@ class PageTiers:
             self.disk.write(PageWrite(entry.block_hash, entry.parent, host.data(entry), entry.digest, done))
 
     def _evict_from_host(self, host: HostTier, entry: HostEntry) -> None:
-        """Free the page of an entry; its last chance to get to disk is now."""
+        """Frees the page of an entry; its last chance to get to disk is now."""
         block_hash = entry.block_hash
         if self.disk is not None and self._may_write(self.disk, block_hash):
             target = self._disk_target(self.disk, block_hash, entry.parent)
@@ -428,7 +430,7 @@ class PageTiers:
         self.metrics.aged(Tier.HOST, time.monotonic() - entry.since_s)
 
     def _may_write(self, disk: DiskTier, block_hash: BlockHash) -> bool:
-        """Tell whether a page is to be written now, and take its bytes from the budget."""
+        """Tells whether a page is to be written now, and takes its bytes from the budget."""
         if disk.is_known(block_hash):
             return False
         if not self._staged or disk.writes >= self._staging.pages or not disk.store.has_room():
@@ -439,24 +441,20 @@ class PageTiers:
             return False
         return True
 
+    def _write_reused(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
+        if self.disk is not None and self._may_write(self.disk, block_hash):
+            self._copy_now(page, self._disk_target(self.disk, block_hash, parent))
+
     def _copy_now(self, page: PageId, target: CopyTarget) -> None:
-        """Copy a page of the pool in this turn of the event loop."""
-        self._spend(target.data.nbytes)
+        """Copies a page of the pool in this turn of the event loop."""
+        self._turn_copies.spend(target.data.nbytes)
         assert self._pool_window is not None, "there is a tier"
         (data,) = next(self._pool_window.read([[page]]))
         target.data.data[:] = data
         target.commit(digest(target.data))
 
-    def _spend(self, turn_bytes: int) -> None:
-        if not self._turn_bytes:
-            asyncio.get_running_loop().call_soon(self._begin_turn)
-        self._turn_bytes += turn_bytes
-
-    def _begin_turn(self) -> None:
-        self._turn_bytes = 0
-
     def _disk_target(self, disk: DiskTier, block_hash: BlockHash, parent: BlockHash) -> CopyTarget:
-        """Take a staging page, from which the block is written to disk."""
+        """Takes a staging page, from which the block is written to disk."""
         own = self._staged.pop()
         page, done = self._staging.page(own), functools.partial(self._staged.append, own)
 

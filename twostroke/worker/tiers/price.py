@@ -42,7 +42,7 @@ class ReadTimes:
         return dataclasses.replace(self, alone_pages=self.alone_pages + pages, alone_s=self.alone_s + seconds)
 
     def times(self, count: int) -> ReadTimes:
-        """Return what as many reads more would have taken at the same pace."""
+        """Returns what as many reads more would have taken at the same pace."""
         return ReadTimes(
             count * self.alone_pages, count * self.alone_s, count * self.beside_pages, count * self.beside_s
         )
@@ -58,7 +58,7 @@ class PageTime:
     """Factor of that while two threads read, at least 1."""
 
     def after(self, seconds: float, pages: int) -> PageTime:
-        """Return the estimate after so many pages took so many seconds; many pages count as much as many loads."""
+        """Returns the estimate after so many pages took so many seconds; many pages count as much as many loads."""
         if pages <= 0 or seconds <= 0:
             return self
         measured = seconds / pages
@@ -68,7 +68,7 @@ class PageTime:
         return dataclasses.replace(self, seconds=self.seconds + change)
 
     def after_reads(self, times: ReadTimes) -> PageTime:
-        """Return the estimate after these reads.
+        """Returns the estimate after these reads.
 
         What two threads take beyond the slowdown of sharing, or less than one takes, tells of the tier itself.
         """
@@ -82,11 +82,11 @@ class PageTime:
         return dataclasses.replace(shared, slowdown=alone.slowdown + change)
 
     def at_least(self, seconds: float) -> PageTime:
-        """Return the estimate after a load was given up that had taken so many seconds for each page and more."""
+        """Returns the estimate after a load was given up that had taken so many seconds for each page and more."""
         return dataclasses.replace(self, seconds=max(self.seconds, seconds))
 
     def reading_s(self, pages: int, beside: int) -> float:
-        """Return the seconds of reading so many pages while another thread reads `beside` pages."""
+        """Returns the seconds of reading so many pages while another thread reads `beside` pages."""
         return self.seconds * (pages + min(pages, beside) * (self.slowdown - 1))
 
 
@@ -104,20 +104,20 @@ class ReadQueue:
 
 
 def predicted_read_s(page_time: PageTime, queues: Sequence[ReadQueue], thread: int, pages: int) -> float:
-    """Predict when a thread of a tier has read so many pages more than it has in its queue."""
+    """Predicts when a thread of a tier has read so many pages more than it has in its queue."""
     own, overdue_s = queues[thread], max(0.0, queues[thread].fetching_s - page_time.seconds)
     return page_time.reading_s(own.pages + pages, _beside(queues, thread)) + overdue_s
 
 
 def thread_for(page_time: PageTime, queues: Sequence[ReadQueue], pages: int) -> int:
-    """Return the thread of a tier that is to read so many pages more.
+    """Returns the thread of a tier that is to read so many pages more.
 
     A short load passes a long one on another thread. A load waits behind one where reading both at once would delay
     that one by more than the wait costs.
     """
 
     def total_s(thread: int) -> float:
-        """Predict the time of this load, and the delay of what another thread reads."""
+        """Predicts the time of this load, and the delay of what another thread reads."""
         own, beside = queues[thread].pages, _beside(queues, thread)
         delayed_pages = min(own + pages, beside) - min(own, beside)
         delay_s = delayed_pages * (page_time.slowdown - 1) * page_time.seconds
@@ -127,7 +127,7 @@ def thread_for(page_time: PageTime, queues: Sequence[ReadQueue], pages: int) -> 
 
 
 def _beside(queues: Sequence[ReadQueue], thread: int) -> int:
-    """Return the most pages that another thread has to read."""
+    """Returns the most pages that another thread has to read."""
     return max((each.pages for index, each in enumerate(queues) if index != thread), default=0)
 
 
@@ -140,19 +140,19 @@ class Price:
     """The least of computing them and of pulling them where that was ordered."""
 
     def of_part(self, blocks: int, of: int) -> Price:
-        """Return the price of a part of the blocks."""
+        """Returns the price of a part of the blocks."""
         return Price(self.compute_s * blocks / of, self.other_s * blocks / of)
 
 
 def queued_blocks(blocks: Iterable[int], block_size: int) -> Queued:
-    """Return the work of computing these blocks of one sequence."""
+    """Returns the work of computing these blocks of one sequence."""
     numbers = list(blocks)
     pairs = sum((block + 0.5) * block_size**2 for block in numbers)
     return Queued(len(numbers) * block_size, pairs)
 
 
 def blocks_to_compute(count: int, load_s: Callable[[int], float], compute_s: Callable[[int], float]) -> int:
-    """Return how many first ones of `count` blocks to compute while the others are loaded, so that both end together.
+    """Returns how many first ones of `count` blocks to compute while the others are loaded, so that both end together.
 
     `load_s` predicts the time of loading so many of the last ones, `compute_s` of computing so many of the first ones.
     """
@@ -160,7 +160,7 @@ def blocks_to_compute(count: int, load_s: Callable[[int], float], compute_s: Cal
 
 
 def pays_in_part(load_s: float, other_s: float, *, is_alone: bool) -> bool:
-    """Tell whether to compute first blocks while a load brings the last ones, where nothing else would bring any.
+    """Tells whether to compute first blocks while a load brings the last ones, where nothing else would bring any.
 
     What a load would bring soon is not computed, and not at all beside other work (unless `is_alone`).
     """
@@ -171,12 +171,12 @@ def pays_in_part(load_s: float, other_s: float, *, is_alone: bool) -> bool:
 
 
 def pays(load_s: float, other_s: float) -> bool:
-    """Tell whether a load is worth beginning."""
+    """Tells whether a load is worth beginning."""
     return load_s < other_s
 
 
 def is_late(elapsed_s: float, wait_s: float, arrived: int, wanted: int, other_s: float) -> bool:
-    """Tell whether a load is to be given up: at its pace so far, what takes `other_s` would have been done sooner.
+    """Tells whether a load is to be given up: at its pace so far, what takes `other_s` would have been done sooner.
 
     `wait_s` was predicted to pass before its first page is read.
     """

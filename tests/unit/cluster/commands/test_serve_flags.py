@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster.commands.serve import config_from
+from cluster.commands.serving.serve import config_from
 from cluster.flags.parser import USAGE_ERROR
 from cluster.launch import start_checks
-from cluster.spec import RouterPorts, fleet_spec, router_configs, router_ports
+from cluster.values.spec import RouterPorts, fleet_spec, router_configs, router_ports
 from tools.cli import COMMANDS, PROGRAM, main
+from twostroke.base.credentials import TlsConfig
+from twostroke.base.errors import ConfigError
 from twostroke.config import DEVICE_SHARE, ClusterConfig, EndpointsConfig, ListenConfig, RoutingConfig
 from twostroke.config.cache import memory_bytes, size_text
-from twostroke.credentials import TlsConfig
-from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 
 CLUSTER_FILES = {"cert": "w.crt", "key": "w.key", "ca": "ca"}
@@ -285,7 +285,7 @@ def test_several_routers_count_their_ports_up_and_draw_differently() -> None:
         model_dir="",
     )
     assert [(each.listen.http_port, each.listen.grpc_port) for each in configs] == [(8000, 0), (8001, 0), (8002, 0)]
-    assert [(each.routing.seed, each.rank) for each in configs] == [(5, 0), (5, 1), (5, 2)]
+    assert [(each.routing.seed, each.number) for each in configs] == [(5, 0), (5, 1), (5, 2)]
 
 
 def test_routers_whose_ports_would_meet_are_refused() -> None:

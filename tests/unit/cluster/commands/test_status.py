@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.commands.status import _line, _print_tables
+from cluster.commands.looking.status import _line, _print_tables
 from twostroke.rpc.v1 import control_pb2
 
 MODEL = control_pb2.ModelInfo(model="tiny", dtype="bfloat16", max_model_len=128, block_size=16, pool_pages=8)

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from cluster.commands import serve
+from cluster.commands.serving import serve
 from cluster.file.cluster import leaves, load
 from cluster.file.text import parse
 from cluster.flags.parser import USAGE_ERROR
 from cluster.flags.token import read
-from cluster.ray.placement import Node, Unplaceable, first_unplaceable
+from cluster.values.placement import Node, Unplaceable, first_unplaceable
 from tests.certificates import DAY, Authority
 from tools.cli import PROGRAM, main
+from twostroke.base.credentials import TOKEN_VARIABLE
+from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, Role, RoleConfig
-from twostroke.credentials import TOKEN_VARIABLE
-from twostroke.errors import ConfigError
 
 SMALL = "model: {model: 'paced:'}\ncache: {kv_cache_memory: 1M}\n"
 WHOLE = """

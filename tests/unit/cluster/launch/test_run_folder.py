@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.launch import state_file
+from cluster import parent_death_guard
+from cluster.clients import state_file
 from cluster.launch.run_folder import RunFolder
-from cluster.routers import parent_death_guard
 from router.addresses import Addresses
 
 PATIENCE_S = 30.0

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from cluster.launch.announce import Announcer
 from cluster.launch.supervisor_client import SupervisorClient
 from cluster.supervisor.actors import Serving
-from cluster.supervisor.plan import Observed, WorkerStage
+from cluster.supervisor.reconcile.plan import Observed, WorkerStage
 from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
+from cluster.terminal.announce import Announcer
 from twostroke.config import Role, WorkerConfig
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cluster.profiles.collecting import ProcessProfile
-from twostroke.profiler import ENGINE, KERNELS, WORK_LOOP, KernelRecord
+from twostroke.observability.profiler import ENGINE, KERNELS, WORK_LOOP, KernelRecord
 from twostroke.rpc.v1 import control_pb2
 
 MS = 1_000_000

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from cluster.commands.profile import write
+from cluster.commands.looking.profile import write
 from cluster.profiles.chrome_trace import events_of
 from cluster.profiles.collecting import ProcessProfile
 from cluster.profiles.table import lines_of, sums_of
 from tests.unit.cluster.profiles.profiles import MS, check_events, kernel, named, piece, span, worker
-from twostroke.profiler import ENGINE
+from twostroke.observability.profiler import ENGINE
 
 
 def test_the_file_is_json_of_events_as_the_format_asks() -> None:

@@ -14,7 +14,7 @@ import pytest
 from cluster.ray.address import ANY_HEAD_KNOWS, reachable
 from cluster.ray.credentials import CERTIFICATES
 from tests.certificates import Authority, Issued
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-from cluster.ray import forked_worker, idle_agent
-from cluster.ray.local_node import with_forked_workers, without_agents
+from cluster.ray import idle_agent
+from cluster.ray.local_node import without_agents
 
 
 def test_a_raylet_gets_idle_agents_and_nowhere_to_find_them() -> None:
@@ -42,13 +41,3 @@ def test_an_idle_agent_is_nobody_else_s_child() -> None:
     )
     assert ended.returncode != 0
     assert "raylet" in ended.stderr
-
-
-def test_a_raylet_asks_the_fork_server_for_workers_alone() -> None:
-    before = ["raylet", "--python_worker_command=python worker.py", "--dashboard_agent_command=python agent.py"]
-    ask = subprocess.list2cmdline([sys.executable, "-I", "-S", forked_worker.__file__, "/run/fork.sock"])
-    assert with_forked_workers(before, Path("/run/fork.sock")) == [
-        "raylet",
-        f"--python_worker_command={ask} python worker.py",
-        "--dashboard_agent_command=python agent.py",
-    ]

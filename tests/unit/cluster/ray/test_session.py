@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from cluster.ray import session as ray_session
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 
 def test_a_ray_that_does_not_start_is_said_as_an_error_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.launch.announce import Announcer
 from cluster.routers import keeper as router_keeper
 from cluster.routers.keeper import RouterKeeper
+from cluster.terminal.announce import Announcer
 from router.addresses import Addresses
 from twostroke.config import ListenConfig, RouterConfig
 

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from cluster.ray.backend import WorkerDied
-from cluster.scaling.desired_state import Checkpoint
-from cluster.spec import fleet_spec
-from cluster.supervisor.plan import WorkerStage
+from cluster.supervisor.backend import WorkerDied
+from cluster.supervisor.reconcile.plan import WorkerStage
 from cluster.supervisor.supervisor import Supervisor
 from cluster.supervisor.view import SupervisedWorker
+from cluster.values.desired_state import Checkpoint
+from cluster.values.spec import fleet_spec
 from tests.unit.cluster.fake_backend import TOKEN, FakeBackend, FakeWorker
 from twostroke.config import ClusterConfig, Role, ScalingConfig, WorkerConfig
 
@@ -74,7 +74,7 @@ async def until(
 
 
 def roles(workers: dict[str, SupervisedWorker]) -> dict[str, str]:
-    """Return the roles of the workers that serve."""
+    """Returns the roles of the workers that serve."""
     return {name: each.role.value for name, each in workers.items() if each.observed.stage is WorkerStage.SERVING}
 
 

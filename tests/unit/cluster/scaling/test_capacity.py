@@ -8,15 +8,14 @@ import pytest
 
 from cluster.scaling.capacity import (
     ExpectedLoad,
-    LatencyTargets,
     MeasuredCapacity,
     RequestDemand,
-    WorkerCounts,
     attainment_of,
     counts_for,
     streams_per_worker,
 )
-from twostroke.errors import ConfigError
+from cluster.values.worker_counts import LatencyTargets, WorkerCounts
+from twostroke.base.errors import ConfigError
 from twostroke.scheduler.cost import StepCost
 
 COST = StepCost(step_s=0.02, stream_s=1e-3, prompt_token_s=1e-4)

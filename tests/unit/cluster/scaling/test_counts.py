@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from cluster.scaling.capacity import WorkerCounts
-from cluster.scaling.desired_state import DesiredState, Slot, counts_of, revised
-from cluster.supervisor.plan import WorkerStage
+from cluster.supervisor.reconcile.plan import WorkerStage
 from cluster.supervisor.supervisor import Supervisor
 from cluster.supervisor.view import SupervisedWorker
+from cluster.values.desired_state import DesiredState, Slot, counts_of, revised
+from cluster.values.worker_counts import WorkerCounts
 from tests.unit.cluster.scaling.fleets import Backend, config, roles, supervising, until
+from twostroke.base.errors import ConfigError
 from twostroke.config import Role
-from twostroke.errors import ConfigError
 
 
 async def counts(supervisor: Supervisor) -> tuple[int, int]:
@@ -56,7 +56,7 @@ async def test_a_planner_adds_no_more_of_a_role_in_which_a_worker_cannot_start()
         await until(
             supervisor, lambda workers: "decode-2" in workers and stage(workers["decode-2"]) is WorkerStage.FAILED
         )
-        desired = supervisor._reconciler
+        desired = supervisor._desired
         assert desired.startable(WorkerCounts(1, 3)) == desired.startable(WorkerCounts(2, 3)) == WorkerCounts(1, 2)
         assert desired.startable(WorkerCounts(2, 2)) == WorkerCounts(2, 2)
         assert desired.startable(WorkerCounts(1, 1)) == WorkerCounts(1, 1)

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from cluster.ray.backend import WorkerDied
-from cluster.spec import fleet_spec
-from cluster.supervisor.plan import WorkerStage
+from cluster.supervisor.backend import WorkerDied
+from cluster.supervisor.reconcile.plan import WorkerStage
 from cluster.supervisor.supervisor import Supervisor
+from cluster.values.spec import fleet_spec
 from tests.unit.cluster.fake_backend import TOKEN
 from tests.unit.cluster.scaling.fleets import PATIENCE_S, Backend, config, die, roles, supervising, until
-from twostroke.errors import ConfigError, InvalidRequest, PeerLost
+from twostroke.base.errors import ConfigError, InvalidRequest, PeerLost
 
 TWO = {"prefill-0": "prefill", "decode-0": "decode"}
 
@@ -116,4 +116,4 @@ async def test_a_switch_waits_for_a_drain_of_the_life_before_without_asking_agai
         backend.control.may_end.set()
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(drain, switching)
-        assert supervisor._reconciler.to_message().switches == 1
+        assert supervisor._service._view().scaling.switches == 1

@@ -6,10 +6,10 @@ import argparse
 
 import pytest
 
-from cluster.commands import serve
-from cluster.spec import fleet_spec
+from cluster.commands.serving import serve
+from cluster.values.spec import fleet_spec
+from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, Role, RoleConfig
-from twostroke.errors import ConfigError
 
 
 def config(*flags: str) -> ClusterConfig:

@@ -10,15 +10,9 @@ from dataclasses import asdict
 
 import pytest
 
-from cluster.scaling.capacity import (
-    ExpectedLoad,
-    LatencyTargets,
-    MeasuredCapacity,
-    RequestDemand,
-    WorkerCounts,
-    counts_for,
-)
+from cluster.scaling.capacity import ExpectedLoad, MeasuredCapacity, RequestDemand, counts_for
 from cluster.scaling.planner import FleetObservation, Planner, ScalingDecision
+from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from twostroke.config import Bounds, ScalingConfig
 from twostroke.scheduler.cost import StepCost
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from cluster.scaling.desired_state import Checkpoint
 from cluster.supervisor.actors import MountedWorker
-from twostroke import collector
+from cluster.values.desired_state import Checkpoint
+from twostroke.base import collector
 from twostroke.config import Role, WorkerConfig
 from twostroke.worker.host import ReadyInfo
 

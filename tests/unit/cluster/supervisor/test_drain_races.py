@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from cluster.ray.backend import WorkerDied
+from cluster.supervisor.backend import WorkerDied
 from tests.unit.cluster.fake_backend import FakeBackend, two_decode_workers, until
-from twostroke.errors import PeerLost
+from twostroke.base.errors import PeerLost
 
 
 @pytest.mark.parametrize("restart", [True, False])

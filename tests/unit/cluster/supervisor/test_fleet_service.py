@@ -11,7 +11,7 @@ import pytest
 
 from cluster.supervisor import fleet_service
 from cluster.supervisor.fleet_service import FleetService
-from twostroke.errors import InvalidRequest, UnsupportedFeature
+from twostroke.base.errors import InvalidRequest, UnsupportedFeature
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
 

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from cluster.ray.backend import RayWorker, WorkerDied
+from cluster.ray.backend import RayWorker
 from cluster.supervisor import worker_process
 from cluster.supervisor.actors import ActorLocation
+from cluster.supervisor.backend import WorkerDied
 
 
 class Asked(RayWorker):

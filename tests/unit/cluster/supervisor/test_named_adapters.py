@@ -15,8 +15,8 @@ import pytest
 from cluster.supervisor import adapters as named_adapters
 from cluster.supervisor.adapters import NamedAdapters
 from tests.unit.cluster.fake_backend import TOKEN, FakeBackend
-from tests.unit.cluster.supervisor.test_stored_pins import damages
-from twostroke.errors import InvalidRequest, NotFound, Overloaded
+from tests.unit.cluster.supervisor.pins.test_stored import damages
+from twostroke.base.errors import InvalidRequest, NotFound, Overloaded
 from twostroke.models.adapters.store import KEPT_S, store_dir
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from cluster.ray.backend import WorkerDied
-from cluster.spec import FleetSpec
 from cluster.supervisor.actors import Serving
+from cluster.supervisor.backend import WorkerDied
 from cluster.supervisor.supervisor import Supervisor
+from cluster.values.spec import FleetSpec
 from tests.unit.cluster.fake_backend import TOKEN, Control, FakeBackend, running, spec, two_decode_workers, until
-from twostroke.errors import ConfigError, InternalError, InvalidRequest, NotFound, PeerLost
+from twostroke.base.errors import ConfigError, InternalError, InvalidRequest, NotFound, PeerLost
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 

@@ -8,18 +8,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cluster.ray.backend import WorkerDied
-from cluster.scaling.capacity import WorkerCounts
-from cluster.scaling.desired_state import Checkpoint, Weights
 from cluster.supervisor.actors import Serving
-from cluster.supervisor.plan import WorkerStage
+from cluster.supervisor.backend import WorkerDied
+from cluster.supervisor.reconcile.plan import WorkerStage
+from cluster.supervisor.reconcile.weights import routed_fingerprint
 from cluster.supervisor.supervisor import Supervisor
-from cluster.supervisor.weights import routed_fingerprint
+from cluster.values.desired_state import Checkpoint, Weights
+from cluster.values.worker_counts import WorkerCounts
 from tests.unit.cluster.fake_backend import until
 from tests.unit.cluster.scaling.fleets import PATIENCE_S, Backend, die
-from tests.unit.cluster.supervisor.test_weights import checkpoints, serving
+from tests.unit.cluster.supervisor.reconcile.test_weights import checkpoints, serving
+from twostroke.base.errors import ConfigError, InvalidRequest, PeerLost
 from twostroke.config import Role
-from twostroke.errors import ConfigError, InvalidRequest, PeerLost
 
 OLD = Checkpoint()
 
@@ -63,7 +63,7 @@ async def test_of_two_last_workers_that_are_told_to_sleep_at_once_one_stays() ->
         told = (supervisor.sleep("decode-0", 1.0), supervisor.sleep("decode-1", 1.0))
         first, second = await asyncio.gather(*told, return_exceptions=True)
         assert (first, type(second)) == (None, InvalidRequest)
-        assert supervisor.stage("decode-1") is WorkerStage.SERVING
+        assert supervisor._fleet.stage("decode-1") is WorkerStage.SERVING
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def half_way(backend: Backend) -> AsyncIterator[tuple[Supervisor, asyncio.
         room = backend.workers["prefill-1"].room = asyncio.Event()
         reload = asyncio.create_task(supervisor.reload("", 300.0))
         await until(supervisor, "starting", "prefill-1")
-        assert checkpoints(supervisor)["decode-0"] == supervisor._reconciler.desired.weights.routed == Checkpoint("", 1)
+        assert checkpoints(supervisor)["decode-0"] == supervisor._desired.state.weights.routed == Checkpoint("", 1)
         yield supervisor, room
         room.set()
         async with asyncio.timeout(PATIENCE_S):
@@ -91,14 +91,14 @@ async def test_the_last_worker_with_the_weights_that_requests_go_to_may_not_leav
 async def test_a_worker_with_the_new_weights_retires_once_another_one_has_them() -> None:
     async with half_way(Backend()) as (supervisor, room):
         held = {"decode-1": 9}
-        supervisor._reconciler.scale(WorkerCounts(2, 1), held, is_automatic=False, reason="decode-0 has fewer blocks")
+        supervisor._desired.scale(WorkerCounts(2, 1), held, is_automatic=False, reason="decode-0 has fewer blocks")
         for _ in range(20):
             await asyncio.sleep(0)
-        assert supervisor.stage("decode-0") is WorkerStage.SERVING
+        assert supervisor._fleet.stage("decode-0") is WorkerStage.SERVING
         room.set()
         async with asyncio.timeout(PATIENCE_S):
-            while "decode-0" in supervisor._workers:
-                await supervisor.until_change()
+            while "decode-0" in supervisor._fleet._workers:
+                await supervisor._fleet.changed.wait()
         assert checkpoints(supervisor)["decode-1"] == Checkpoint("", 1)
 
 
@@ -144,7 +144,7 @@ async def test_a_worker_whose_supervisor_died_as_it_fell_asleep_serves_on_once_i
         drains = len(backend.control.drains)
         async with asyncio.timeout(PATIENCE_S):
             await again.wake_up("decode-1")
-        assert (again.stage("decode-1"), len(backend.control.drains)) == (WorkerStage.SERVING, drains)
+        assert (again._fleet.stage("decode-1"), len(backend.control.drains)) == (WorkerStage.SERVING, drains)
         await again.stop()
         await asyncio.gather(run_task, return_exceptions=True)
 
@@ -188,8 +188,8 @@ async def test_of_two_reloads_at_once_the_first_goes_on() -> None:
 
 
 async def until_all_have_the_old_weights(supervisor: Supervisor) -> None:
-    while supervisor._reconciler.desired.weights.routed != OLD or set(checkpoints(supervisor).values()) != {OLD}:
-        await supervisor.until_change()
+    while supervisor._desired.state.weights.routed != OLD or set(checkpoints(supervisor).values()) != {OLD}:
+        await supervisor._fleet.changed.wait()
 
 
 async def test_weights_that_a_worker_dies_of_again_and_again_are_given_up_while_others_have_the_old_ones() -> None:
@@ -206,10 +206,8 @@ async def test_weights_that_a_worker_dies_of_again_and_again_are_given_up_while_
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(WorkerDied, match="decode-0 cannot load the weights: illegal instruction"):
                 await reload
-            while supervisor._reconciler.desired.weights.routed != OLD or set(checkpoints(supervisor).values()) != {
-                OLD
-            }:
-                await supervisor.until_change()
+            while supervisor._desired.state.weights.routed != OLD or set(checkpoints(supervisor).values()) != {OLD}:
+                await supervisor._fleet.changed.wait()
         assert backend.workers["decode-1"].incarnations == [1]
 
 
@@ -220,8 +218,6 @@ async def test_weights_that_a_later_worker_cannot_load_are_given_up_while_anothe
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(ConfigError, match="decode-2 cannot load the weights: the directory is gone"):
                 await supervisor.reload("", 1.0)
-            while supervisor._reconciler.desired.weights.routed != OLD or set(checkpoints(supervisor).values()) != {
-                OLD
-            }:
-                await supervisor.until_change()
+            while supervisor._desired.state.weights.routed != OLD or set(checkpoints(supervisor).values()) != {OLD}:
+                await supervisor._fleet.changed.wait()
         assert backend.workers["decode-3"].incarnations == [1]

@@ -22,13 +22,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from twostroke.kernels.device_codes import KINDS as CODE_KINDS
-from twostroke.kernels.grouped import TILE_ROWS
-from twostroke.kernels.nibble_pool import LARGEST_HALF, SMALLEST_SCALE
-from twostroke.kernels.page_pool import LARGEST, PagePool
-from twostroke.kernels.triton import codes, decode, elementwise, grouped, nibble_spans, nibbles, pages, prefill, store
+from twostroke.kernels.page_forms.nibble_pool import LARGEST_HALF, SMALLEST_SCALE
+from twostroke.kernels.pools.page_pool import LARGEST, PagePool
+from twostroke.kernels.products.device_codes import KINDS as CODE_KINDS
+from twostroke.kernels.products.grouped import TILE_ROWS
+from twostroke.kernels.triton import codes, decode, elementwise, grouped, pages, prefill, store
 from twostroke.kernels.triton.bytes import KINDS
 from twostroke.kernels.triton.checks import pool_arguments
+from twostroke.kernels.triton.page_forms import nibble_spans, nibbles
 from twostroke.kv_cache.form import VALUE_GROUP, PageShape
 
 KV_HEADS, GROUP, BLOCK = 8, 4, 16
@@ -264,7 +265,7 @@ def compile_variant(variant: Variant) -> dict[str, Any]:
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Return what the machine code needs: registers per thread, and bytes of stack, where registers are spilled to."""
+    """Returns what the machine code needs: registers per thread, and bytes of stack, where registers are spilled to."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from twostroke.kernels.elementwise import TorchElementwise
+from twostroke.kernels.products.elementwise import TorchElementwise
 from twostroke.kernels.triton.elementwise import TritonElementwise
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}

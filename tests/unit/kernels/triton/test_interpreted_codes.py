@@ -13,21 +13,21 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig
 
+from tests.unit.engine.backends.cuda.test_device_codes import runner_of
 from tests.unit.engine.batches import Stream, step
 from tests.unit.engine.reference_attention import reference_kernels
-from tests.unit.engine.test_device_codes import runner_of
 from tests.unit.kernels.stored_matrices import FP8, LAYOUTS, stored
 from tests.unit.models.test_registry import saved
 from tests.unit.models.weights.stored.coded_models import FORMATS, quantised
 from tests.unit.models.weights.stored.gguf_models import SIZES
-from twostroke.engine.device_build import DeviceKernels
+from twostroke.engine.backends.cuda.plan import DeviceKernels
 from twostroke.kernels.activation import GATED_SILU
-from twostroke.kernels.device_codes import DeviceMatrix, TorchCodeProducts, weights_of
-from twostroke.kernels.device_linear import DeviceLinears
-from twostroke.kernels.elementwise import TorchElementwise
 from twostroke.kernels.layout import device_matrix_bytes
-from twostroke.kernels.parted_pool import AnyPool
-from twostroke.kernels.stored import StoredMatrix
+from twostroke.kernels.pools.parted_pool import AnyPool
+from twostroke.kernels.products.device_codes import DeviceMatrix, TorchCodeProducts, weights_of
+from twostroke.kernels.products.device_linear import DeviceLinears
+from twostroke.kernels.products.elementwise import TorchElementwise
+from twostroke.kernels.products.stored import StoredMatrix
 from twostroke.kernels.triton import codes
 from twostroke.kernels.triton.codes import TritonCodeProducts
 from twostroke.models.spec import ModelSpec

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from twostroke.kernels.grouped import TILE_ROWS, RoutedPairs, TorchGrouped, most_tiles
+from twostroke.kernels.products.grouped import TILE_ROWS, RoutedPairs, TorchGrouped, most_tiles
 from twostroke.kernels.triton.grouped import TritonGrouped
 
 SLACK = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -10,13 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.kernels.test_page_forms import LAYER, Prompts
-from twostroke.kernels.attention import AttentionStep, RaggedBatch
+from tests.unit.kernels.page_forms.test_page_forms import LAYER, Prompts
+from twostroke.kernels.attention.interface import AttentionStep, RaggedBatch
+from twostroke.kernels.attention.spans import Spans, TokenSlots
 from twostroke.kernels.choice import pool_over
-from twostroke.kernels.exact_pages import ExactPages
-from twostroke.kernels.nibble_attention import NibbleAttention
-from twostroke.kernels.nibble_pool import BLOCK, NibblePool
-from twostroke.kernels.parted_pool import (
+from twostroke.kernels.page_forms.exact_pages import ExactPages
+from twostroke.kernels.page_forms.nibble_attention import NibbleAttention
+from twostroke.kernels.page_forms.nibble_pool import BLOCK, NibblePool
+from twostroke.kernels.pools.parted_pool import (
     AnyPool,
     PartedDeviceAttention,
     PartedPool,
@@ -24,10 +25,9 @@ from twostroke.kernels.parted_pool import (
     exact_places,
     parts_of,
 )
-from twostroke.kernels.spans import Spans, TokenSlots
 from twostroke.kernels.triton.attention import TritonAttention
 from twostroke.kernels.triton.decode import DecodeTuning
-from twostroke.kernels.triton.nibble_attention import TritonNibbleAttention
+from twostroke.kernels.triton.page_forms.nibble_attention import TritonNibbleAttention
 from twostroke.kv_cache.form import PageShape, page_form
 
 SLACK = {torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 5e-3}
@@ -74,7 +74,7 @@ def steps_of(lengths: tuple[int, ...], cuts: list[int]) -> list[Chunks]:
     return steps
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     kv_heads=st.integers(1, 2),
     head_dim=st.sampled_from([8, 24, 64, 80, 128]),

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.unit.kernels.test_page_forms import LAYER, Prompts
+from tests.unit.kernels.page_forms.test_page_forms import LAYER, Prompts
 from tests.unit.kernels.triton.test_interpreted import SMALL_DECODE, SMALL_PREFILL, TOLERANCE, Case, case_of
 from twostroke.kernels import reference
-from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.attention_rules import AttentionRule, rules_of
-from twostroke.kernels.exact_pages import ExactPages
-from twostroke.kernels.nibble_attention import NibbleAttention
-from twostroke.kernels.nibble_pool import BLOCK, NibblePool
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.spans import Spans, TokenSlots
+from twostroke.kernels.attention.interface import RaggedBatch
+from twostroke.kernels.attention.rules import AttentionRule, rules_of
+from twostroke.kernels.attention.spans import Spans, TokenSlots
+from twostroke.kernels.page_forms.exact_pages import ExactPages
+from twostroke.kernels.page_forms.nibble_attention import NibbleAttention
+from twostroke.kernels.page_forms.nibble_pool import BLOCK, NibblePool
+from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kernels.triton.attention import TritonAttention, telling_layers
 from twostroke.kernels.triton.decode import DecodeTuning, plan_decode
-from twostroke.kernels.triton.nibble_attention import TritonNibbleAttention
+from twostroke.kernels.triton.page_forms.nibble_attention import TritonNibbleAttention
 from twostroke.kv_cache.form import PageShape
 
 PLAIN = AttentionRule(scale=0.1)
@@ -31,15 +32,19 @@ RULES = {
     "a cap": AttentionRule(scale=0.3, softcap=2.0),
     "a cap and a window": AttentionRule(scale=0.3, softcap=5.0, window=33),
 }
-IN_GATE = ("a window in a page", "a window beyond all contexts", "a cap and a window")
-EACH_RULE = [rule if rule in IN_GATE else pytest.param(rule, marks=pytest.mark.slow) for rule in RULES]
+IN_GATE = {("a window in a page", True), ("a window beyond all contexts", False), ("a cap and a window", True)}
+"""Rules, and whether there are sinks: between them they have every part of the kernels."""
+EACH_RULE = [
+    pytest.param(rule, sinks, marks=() if (rule, sinks) in IN_GATE else pytest.mark.slow)
+    for rule, sinks in itertools.product(RULES, (False, True))
+]
 SPANS = ((140, 1), (0, 20), (75, 18), (31, 3))
 SINKS = torch.tensor([0.5, -3.0, 60.0, -60.0])
 """One of each head: some below all scores, and one above them."""
 
 
 def without_hidden_pages(case: Case, rule: AttentionRule, layer: int) -> torch.Tensor:
-    """Return the pool; what no row sees is NaN, as in pages that the window has left."""
+    """Returns the pool; what no row sees is NaN, as in pages that the window has left."""
     pool, block = case.pool.clone(), case.pool.shape[4]
     for row, context in enumerate(case.contexts):
         new = case.starts[row + 1] - case.starts[row]
@@ -56,8 +61,7 @@ def backend_over(
     return backend
 
 
-@pytest.mark.parametrize("has_sinks", [False, True])
-@pytest.mark.parametrize("rule", EACH_RULE)
+@pytest.mark.parametrize(("rule", "has_sinks"), EACH_RULE)
 def test_every_kernel_obeys_the_layer_s_rule_and_reads_no_page_that_it_hides(rule: str, has_sinks: bool) -> None:
     """Contexts are split among programs where there are no sinks; recorded steps have both together."""
     case, rules, sinks = case_of(*SPANS), (PLAIN, RULES[rule]), SINKS if has_sinks else None
@@ -72,7 +76,7 @@ def test_every_kernel_obeys_the_layer_s_rule_and_reads_no_page_that_it_hides(rul
         assert actual[:, 2].abs().max() < 1e-6 * actual[:, 3].abs().max(), "a sink above all scores leaves nothing"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_layers_of_one_step_have_rules_of_their_own_in_short_dtypes_too(dtype: torch.dtype) -> None:
     case, rules = case_of(*SPANS, dtype=dtype), (RULES["a cap and a window"], PLAIN)
     q = case.qkv()[0].contiguous()
@@ -138,7 +142,9 @@ def test_kernels_are_made_once_for_layers_that_differ_in_their_scale_alone() -> 
     assert telling_layers(rules) == [0, 2, 3]
 
 
-@pytest.mark.parametrize("rule", EACH_RULE)
+@pytest.mark.parametrize(
+    "rule", [pytest.param(rule, marks=() if rule == "a cap and a window" else pytest.mark.slow) for rule in RULES]
+)
 def test_rows_over_4_bit_pages_obey_the_rule_and_read_no_block_that_it_hides(rule: str) -> None:
     prompts = Prompts(PageShape(2, 2, BLOCK, 64), 4, (88, 40), torch.float32, 3)
     rules = rules_of((PLAIN, RULES[rule]), 2)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.errors import ConfigError
-from twostroke.ids import BlockHash
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.tiers.disk_store import DiskStore, ReclaimedRecord
 from twostroke.kv_cache.tiers.folders import ScannedSegment
 from twostroke.kv_cache.tiers.record import RecordFormat, RecordHeader, identity_of

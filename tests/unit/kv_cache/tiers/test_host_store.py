@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tests.unit.calls import calls_of
-from twostroke.ids import BlockHash
+from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.tiers.byte_budget import SAVED_S, ByteBudget
 from twostroke.kv_cache.tiers.host_store import HostEntry, HostStore
 from twostroke.kv_cache.tiers.sightings import Sightings
@@ -16,7 +16,7 @@ def block(number: int) -> BlockHash:
 
 
 def put(store: HostStore, number: int) -> HostEntry | None:
-    """Put a block as a caller does: evict, take, put."""
+    """Puts a block as a caller does: evict, take, put."""
     victim = store.victim()
     if victim is not None:
         store.remove(victim.block_hash)

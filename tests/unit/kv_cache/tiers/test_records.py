@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from twostroke.ids import BlockHash
+from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.tiers import record
 from twostroke.kv_cache.tiers.files import AlignedBuffer, SegmentFile, SegmentFiles
 from twostroke.kv_cache.tiers.folders import (

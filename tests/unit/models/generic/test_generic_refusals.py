@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.unit.models.generic_configs import GENERIC, OPT, SIZES
-from twostroke.errors import UnsupportedModel
+from twostroke.base.errors import UnsupportedModel
 from twostroke.models.registry import read_spec
 
 DYNAMIC: Final = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+from twostroke.models.file_versions import FileVersions
 from twostroke.models.weights import digest
-from twostroke.models.weights.digest import weights_digest
+from twostroke.models.weights.stored.tensor_header import SHARD_INDEX
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +19,10 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(digest, "PIECE_BYTES", 1000)
     monkeypatch.setattr(digest, "SETTLED_S", -1)
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
+
+
+def weights_digest(directory: Path) -> str:
+    return digest.weights_digest(FileVersions.now(directory))
 
 
 @pytest.fixture
@@ -46,6 +52,16 @@ def test_one_bit_anywhere_makes_another_digest(tmp_path: Path, byte: int) -> Non
     assert same == weights_digest(model(tmp_path / "b", bytes(content)))
     content[byte] ^= 1
     assert weights_digest(model(tmp_path / "c", bytes(content))) != same
+
+
+def test_an_index_that_means_other_files_makes_another_digest(tmp_path: Path) -> None:
+    """Both have the tensors that it names: weights packed of one must not be served for the other."""
+    directory = model(model(tmp_path / "a", b"x", name="1.safetensors"), b"y", name="2.safetensors")
+    found = {weights_digest(directory)}
+    for shard in ("1.safetensors", "2.safetensors"):
+        (directory / SHARD_INDEX).write_text(json.dumps({"weight_map": {"tensor": shard}}))
+        found.add(weights_digest(directory))
+    assert len(found) == 3
 
 
 def test_files_that_change_places_make_another_digest(tmp_path: Path) -> None:

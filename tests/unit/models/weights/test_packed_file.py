@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import pytest
 
-from twostroke.kernels.cpu.packing import LARGE_PAGE_BYTES
+from twostroke.kernels.cpu.weights.packing import LARGE_PAGE_BYTES
 from twostroke.models.weights import packed_file
 from twostroke.models.weights.packed_file import mapped, mapped_bytes
 

@@ -13,11 +13,11 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from tests.unit.models import family_configs as families
 from tests.unit.models.test_registry import SIZES, saved
-from twostroke.kernels.cpu.arena import Arena
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import NativeLinears, PanelLinear
-from twostroke.kernels.cpu.packing import PANEL
-from twostroke.kernels.linear import Linear
+from twostroke.kernels.cpu.weights.arena import Arena
+from twostroke.kernels.cpu.weights.packing import PANEL
+from twostroke.kernels.products.linear import Linear
 from twostroke.models.memory_needs import packed_weights as packed_weight_bytes
 from twostroke.models.registry import read_spec
 from twostroke.models.weights import packed_file, packed_weights

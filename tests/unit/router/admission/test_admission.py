@@ -9,14 +9,13 @@ import pytest
 from router.admission.active_tenants import ActiveTenant, ActiveTenants
 from router.admission.admission import HEADS, MOST_DECIDED
 from router.admission.capacity import MOST_ENDING, MOST_LONE_ENDING
-from router.admission.queued_request import Placement, Refused, Rules
+from router.admission.queued_request import Placement, Refused, Rules, Siblings
 from router.routing.policies import policy_named
 from router.routing.policies.priced import Priced
 from tests.unit.router.calls import calls_of
 from tests.unit.router.virtual import REMOTE, TOKEN_S, VirtualFleet, fleet_worker, reporting
+from twostroke.base.ids import RequestId
 from twostroke.config import Role
-from twostroke.ids import RequestId
-from twostroke.request import Siblings
 from twostroke.rpc.v1 import control_pb2
 
 OWN_S = 160 * TOKEN_S

@@ -13,8 +13,8 @@ from router.routing.policies import policy_named
 from router.routing.reservations import Reservations
 from router.routing.selector import Workers
 from tests.unit.router.virtual import SHAPE, VirtualFleet, fleet_worker, reporting
+from twostroke.base.ids import RequestId, WorkerId
 from twostroke.config import Role
-from twostroke.ids import RequestId, WorkerId
 
 
 class History:
@@ -120,7 +120,9 @@ class History:
         for priority, reserved in admission._reserved_s.items():
             for worker, seconds in reserved.items():
                 pending = [
-                    h.shares_s.get(worker, 0.0) for h in admission._queued.values() if h.request.priority == priority
+                    h.shares_s.get(worker, 0.0)
+                    for h in admission._queued.values()
+                    if h.request.routing.priority == priority
                 ]
                 assert seconds == pytest.approx(sum(pending), abs=1e-6)
 

@@ -6,7 +6,7 @@ import pytest
 
 from router.admission.queued_request import Placement, Reason, Refused, Rules
 from tests.unit.router.virtual import TOKEN_S, VirtualFleet, reporting
-from twostroke.ids import RequestId
+from twostroke.base.ids import RequestId
 
 OWN_S = 160 * TOKEN_S
 SLOW_FIRST = 3200

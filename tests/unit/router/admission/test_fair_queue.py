@@ -11,10 +11,11 @@ from collections import Counter
 import pytest
 
 from router.admission.fair_queue import MOST_LOOKED_AT, MOST_OVERDRAWN, SIBLINGS_AT_ONCE, FairQueue
-from router.admission.queued_request import QueuedRequest
+from router.admission.queued_request import QueuedRequest, Siblings
+from router.routing.selector import RoutingParams
 from tests.unit.router.calls import calls_of
-from twostroke.ids import RequestId
-from twostroke.request import Siblings
+from tests.unit.router.queued import an_attempt
+from twostroke.base.ids import RequestId
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,8 @@ def queued(
     name: str, tenant: str = "a", *, priority: int = 0, limit_s=None, at_s: float = 0.0, cost_s: float = 1.0
 ) -> Priced:
     return Priced(
-        request_id=RequestId(name),
-        known_tokens=0,
-        block_hashes=(),
-        most_output_tokens=0,
-        priority=priority,
-        tenant=tenant,
+        attempt=an_attempt(name, 1),
+        routing=RoutingParams(priority=priority, tenant=tenant),
         limit_s=limit_s,
         arrived_s=at_s,
         cost_s=cost_s,

@@ -6,7 +6,7 @@ import pytest
 
 from router.admission.fairness import WINDOW_S, Fairness, jain_index
 from router.admission.false_rejections import MOST_FOLLOWED, FalseRejections
-from twostroke.ids import RequestId, WorkerId
+from twostroke.base.ids import RequestId, WorkerId
 
 P0, A, B = WorkerId("p0"), RequestId("a"), RequestId("b")
 

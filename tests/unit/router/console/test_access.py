@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from router.frontend.auth.api_keys import KeyEntry, KeyFile, draw_key
-from router.frontend.auth.operator_key import OperatorKey, operator_key
+from router.auth.api_keys import KeyEntry, KeyFile, draw_key
+from router.auth.operator_key import OperatorKey, operator_key
 from tests.unit.router.console.helpers import OPERATOR, TOKEN, console
-from twostroke.json_values import to_json
+from twostroke.base.json_values import to_json
 
 READS = ("about", "fleet", "requests", "request", "pins")
 WRITES = ("blocks", "drain", "role", "pins/add", "pins/remove")
@@ -33,7 +33,6 @@ async def test_every_call_asks_for_an_operators_key() -> None:
 
 def test_a_cluster_without_a_token_has_no_operator() -> None:
     assert not OperatorKey("").is_in(f"Bearer {operator_key('')}")
-    assert not OperatorKey("").is_in(None)
     assert operator_key("a") != operator_key("b")
     assert TOKEN not in operator_key(TOKEN)
 

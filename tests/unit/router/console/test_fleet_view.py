@@ -6,15 +6,15 @@ import json
 
 from router.console.fleet_view import MOST_LISTS, MOST_WORKERS, FleetView
 from router.fleet.worker import Worker
-from router.frontend.request_handler import RequestHandler
-from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
+from router.requests.request_handler import RequestHandler
+from router.text.tokenizer import ByteText
 from tests.inline_preparer import InlinePreparer
 from tests.unit.router.calls import calls_of
 from tests.unit.router.conftest import ScriptedDispatcher
 from tests.unit.router.console.helpers import OPERATOR, console, read
+from twostroke.base.ids import Epoch, WorkerId
 from twostroke.config import Role
-from twostroke.ids import Epoch, WorkerId
 from twostroke.rpc.v1 import control_pb2
 
 

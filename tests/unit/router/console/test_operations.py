@@ -10,8 +10,8 @@ from cluster.supervisor.fleet_service import FleetService
 from tests.unit.router.conftest import FACTS, Frontend
 from tests.unit.router.console.helpers import OPERATOR, TOKEN, console, read
 from tests.unit.router.test_pin_admin import Supervisor as Pins
-from twostroke.errors import InvalidRequest
-from twostroke.ids import WorkerId
+from twostroke.base.errors import InvalidRequest
+from twostroke.base.ids import WorkerId
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import fleet_pb2_grpc, pins_pb2_grpc

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from router.fleet.liveness import NEXT, Change, Liveness, LivenessCause, LivenessTracker, Signal, WakingClock
+from twostroke.base.errors import ConfigError
 from twostroke.config import PatienceConfig
-from twostroke.errors import ConfigError
 
 PATIENCE = PatienceConfig(heartbeat_s=0.5, suspect_after_s=1.0, dead_after_s=2.0)
 

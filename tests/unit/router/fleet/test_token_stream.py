@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.fleet.worker_link import TokenDelta, TokenStream
-from twostroke.errors import PeerLost, TransferFailed
-from twostroke.ids import RequestId
+from twostroke.base.errors import PeerLost, TransferFailed
+from twostroke.base.ids import RequestId
 from twostroke.request import FinishReason
 from twostroke.rpc.v1.worker_pb2 import ErrorInfo, Token, TokenEntry
 

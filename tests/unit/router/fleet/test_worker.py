@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from router.fleet.worker import UTILISATION_WINDOW_S, LinkRate, Worker
+from twostroke.base.ids import Epoch, WorkerId
 from twostroke.config import Role
-from twostroke.ids import Epoch, WorkerId
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.cost import StepCost
 

@@ -6,19 +6,21 @@ import random
 
 import pytest
 
-from router.admission.queued_request import QueuedRequest
 from router.fleet.worker import Worker
 from router.routing.candidates import BY_QUEUE, BY_STREAMS, COMPARED_HOLDERS, LEAST_LOADED, WHOLE, Candidates, Need
 from router.routing.policies import policy_named
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
 from router.routing.selector import Selector, Shape, Workers
+from tests.unit.router.queued import queued_request
+from twostroke.base.ids import Epoch, RequestId, WorkerId
 from twostroke.config import Role
-from twostroke.ids import Epoch, RequestId, WorkerId
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, Load, StepCosts
 
 MANY = 200
 COSTS = StepCosts(prompt_token_s=1e-3)
+
+REQUEST = queued_request("r", 160, most_new=50)
 
 
 class Room:
@@ -62,7 +64,13 @@ class Room:
 
 def test_a_small_fleet_is_taken_whole() -> None:
     room = Room(WHOLE)
-    assert room.among() == {worker.worker_id for worker in room.workers}
+    room.now_s = 1.0
+    room.workers[0].report(Load(costs=COSTS, prefill_busy_s=1.0), 1.0)
+    selector = Selector(policy_named("kv"), PrefixIndex(), room.reservations, seed=1, narrows=True)
+    shape = Shape(block_size=16, page_bytes=1000)
+    seen = selector.snapshot(REQUEST, Workers(shape, room.workers, room.workers), 1.0)
+    assert [view.worker for view in seen.decode] == [worker.worker_id for worker in room.workers]
+    assert seen.prefill_utilisation == pytest.approx(room.workers[0].utilisation / WHOLE)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -118,16 +126,13 @@ def test_the_policy_sees_the_candidates_and_ranks_as_it_would_rank_all() -> None
         room.report(worker, queued_s=5.0, running=20)
     idle = room.workers[123]
     room.report(idle, queued_s=0.0, running=0)
-    request = QueuedRequest(
-        request_id=RequestId("r"), known_tokens=160, block_hashes=(), most_output_tokens=50, arrived_s=0.0
-    )
     workers = Workers(Shape(block_size=16, page_bytes=1000), room.workers, ())
     seen: dict[bool, int] = {}
     for narrows in (False, True):
         selector = Selector(policy_named("kv"), PrefixIndex(), room.reservations, seed=1, narrows=narrows)
-        seen[narrows] = len(selector.snapshot(request, workers, 0.0).decode)
-        assert selector.select(request, workers, 0.0).decode == idle.worker_id
-        room.reservations.end(request.request_id)
+        seen[narrows] = len(selector.snapshot(REQUEST, workers, 0.0).decode)
+        assert selector.select(REQUEST, workers, 0.0).decode == idle.worker_id
+        room.reservations.end(REQUEST.request_id)
     assert seen[False] == MANY
     assert seen[True] < WHOLE
 
@@ -139,6 +144,5 @@ def test_the_mean_utilisation_is_that_of_all_workers() -> None:
         worker.report(Load(costs=COSTS, prefill_busy_s=1.0), 1.0)
     room.among()
     expected = sum(worker.utilisation for worker in room.workers) / MANY
-    assert room.candidates.utilisation(room.workers) == pytest.approx(expected)
-    assert room.candidates.utilisation(room.workers[:10]) == pytest.approx(room.workers[0].utilisation)
+    assert room.candidates.utilisation == pytest.approx(expected)
     assert expected > 0

@@ -10,7 +10,7 @@ import pytest
 from router.routing.event_relay import EventRelay
 from router.routing.prefix_index import Applied, PrefixIndex
 from tests.unit.router.index_blocks import hashes_of
-from twostroke.ids import BlockHash, Epoch, WorkerId
+from twostroke.base.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache import events
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.events import EventBatch, EventLog, parts_of

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from router.admission.queued_request import QueuedRequest
 from router.fleet.worker import Worker
 from router.routing.policies import policy_named
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
 from router.routing.selector import Selector, Shape, Workers
+from tests.unit.router.queued import queued_request
+from twostroke.base.ids import BlockHash, Epoch, RouterId, WorkerId
 from twostroke.config import Role
-from twostroke.ids import BlockHash, Epoch, RequestId, RouterId, WorkerId
 from twostroke.rpc.v1 import control_pb2
 
 BLOCK = 16
@@ -37,15 +37,9 @@ class Replica:
         self._selector = Selector(policy_named("kv"), PrefixIndex(), self.reservations, seed=index)
 
     def place(self, request_id: str, tokens: int, now_s: float) -> tuple[WorkerId, float]:
-        """Return who computes the prompt, and for how long."""
+        """Returns who computes the prompt, and for how long."""
         hashes = tuple(BlockHash(random.Random(f"{request_id}.{n}").randbytes(16)) for n in range(tokens // BLOCK))
-        request = QueuedRequest(
-            request_id=RequestId(request_id),
-            known_tokens=tokens,
-            block_hashes=hashes,
-            most_output_tokens=100,
-            arrived_s=now_s,
-        )
+        request = queued_request(request_id, tokens, hashes, arrived_s=now_s)
         decode = [result for result in self._workers if result.role is Role.DECODE]
         prefill = [result for result in self._workers if result.role is Role.PREFILL]
         decision = self._selector.select(request, Workers(SHAPE, decode, prefill), now_s)
@@ -53,7 +47,7 @@ class Replica:
 
 
 def waited_s(replica_count: int, *, exchange_s: float | None, seed: int) -> float:
-    """Return the seconds waited by a burst of 64 prompts, of all lengths, over 8 idle prefill workers and 8 decode
+    """Returns the seconds waited by a burst of 64 prompts, of all lengths, over 8 idle prefill workers and 8 decode
     workers."""
     draws = random.Random(seed)
     workers = [worker(role, index) for role in (Role.PREFILL, Role.DECODE) for index in range(8)]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.routing.part_depths import deepest_of_all
-from twostroke.kv_cache.window_parts import deepest
+from twostroke.kv_cache.windows.shape import deepest
 
 BLOCKS, WORKERS = 12, 4
 

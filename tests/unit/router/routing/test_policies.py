@@ -11,8 +11,8 @@ import pytest
 from router.routing.policies import POLICIES, policy_named
 from router.routing.policies.priced import Priced, Prices
 from router.routing.policy import Snapshot, WorkerView
-from twostroke.errors import ConfigError
-from twostroke.ids import WorkerId
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import WorkerId
 from twostroke.scheduler.cost import StepCost
 
 P0, P1, D0, D1 = (WorkerId(text) for text in ("prefill-0", "prefill-1", "decode-0", "decode-1"))
@@ -40,7 +40,7 @@ def snapshot(decode: list[WorkerView], prefill: list[WorkerView], tokens: int = 
 
 
 def test_an_unknown_policy_is_refused_with_the_list_of_all() -> None:
-    with pytest.raises(ConfigError, match=r"kv, .*random, round-robin, .*greedy; got 'best'") as raised:
+    with pytest.raises(ConfigError, match=r"kv, .*random, round-robin, .*least-tokens; got 'best'") as raised:
         policy_named("best")
     assert raised.value.field == "policy"
 
@@ -209,6 +209,28 @@ def test_least_requests_counts_requests_and_then_tokens() -> None:
     prefill = [view(P0, queued_tokens=10), view(P1, queued_tokens=5)]
     decision = choose(snapshot(decode, prefill))
     assert (decision.decode, decision.source) == (D1, P1)
+
+
+def test_of_two_drawn_the_one_with_fewer_requests_is_taken() -> None:
+    workers = [WorkerId(f"prefill-{number}") for number in range(4)]
+    busy = [view(worker, requests=requests) for worker, requests in zip(workers, (9, 0, 5, 7), strict=True)]
+    choose = policy_named("power-of-two")
+    taken = Counter(choose(snapshot([view(D0)], busy, draw=step / 400)).source for step in range(400))
+    assert taken[workers[0]] == 0, "whoever it is drawn with has fewer"
+    assert taken[workers[1]] > taken[workers[2]] > taken[workers[3]] > 0
+
+
+def test_least_tokens_does_not_count_requests() -> None:
+    prefill = [view(P0, requests=1, queued_tokens=9), view(P1, requests=5)]
+    assert policy_named("least-tokens")(snapshot([view(D0)], prefill)).source == P1
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_forecasts_what_it_chose(name: str) -> None:
+    waits = [view(worker, queue_s=2.0, queued_tokens=2000, requests=1) for worker in (P0, P1)]
+    decision = policy_named(name)(snapshot([view(D0), view(D1)], waits, turn=2, draw=0.4))
+    assert decision.decode in (D0, D1)
+    assert decision.forecast.first_token_s > 1.6
 
 
 @pytest.mark.parametrize("name", POLICIES)

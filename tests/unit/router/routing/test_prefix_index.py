@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from router.routing.prefix_index import Applied, PrefixIndex
 from tests.unit.router.index_blocks import hashes_of
-from twostroke.ids import BlockHash, Epoch, WorkerId
+from twostroke.base.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of
 from twostroke.kv_cache.events import EventBatch, EventLog
-from twostroke.kv_cache.tier import Group, Tier
+from twostroke.kv_cache.parts import GroupKind
+from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.convert import hashes_from_bytes
 from twostroke.rpc.events import batch_from_message, batch_to_message
 
@@ -83,7 +84,7 @@ def test_window_parts_on_a_lower_tier_than_all_pages_make_a_depth_there() -> Non
     chain = held(index, B, 0)
     for place, block in enumerate(chain[:9]):
         log.stored(block)
-        log.stored(block, Tier.DEVICE if place < 4 else Tier.DISK, Group.WINDOW)
+        log.stored(block, Tier.DEVICE if place < 4 else Tier.DISK, GroupKind.WINDOW)
     index.apply(A, EPOCH, log.snapshot())
     index.apply(A, EPOCH, log.publish())
     assert index.leading_blocks(chain, tail_blocks=2) == {A: (4, 4, 9)}

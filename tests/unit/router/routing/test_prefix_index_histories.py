@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.routing.prefix_index import Applied, PrefixIndex
-from tests.chaos.injection.event_faults import EventFaults, FaultRates
+from tests.trials.chaos.injection.event_faults import EventFaults, FaultRates
 from tests.unit.router.index_blocks import hashes_of
-from twostroke.ids import BlockHash, Epoch, WorkerId
+from twostroke.base.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache import events
 from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of
 from twostroke.kv_cache.events import EventBatch, EventLog, digest_term, parts_of
-from twostroke.kv_cache.tier import Group, Tier
+from twostroke.kv_cache.parts import GroupKind
+from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.events import batch_from_message, batch_to_message
 from twostroke.rpc.v1.control_pb2 import KvEventBatch
 
@@ -73,7 +74,7 @@ class Worker:
             for block_hash in hashes:
                 xor ^= digest_term(block_hash, tier)
         for block_hash in self.parts:
-            xor ^= digest_term(block_hash, Tier.DEVICE, Group.WINDOW)
+            xor ^= digest_term(block_hash, Tier.DEVICE, GroupKind.WINDOW)
         return xor.to_bytes(HASH_BYTES, "big")
 
     def change(self) -> None:
@@ -99,10 +100,10 @@ class Worker:
         for block_hash in prompt[first : first + self._draws.randint(1, 4)]:
             if block_hash not in self.parts:
                 self.parts.add(block_hash)
-                self.log.stored(block_hash, group=Group.WINDOW)
+                self.log.stored(block_hash, group=GroupKind.WINDOW)
         gone = self._draws.choice(sorted(self.parts))
         self.parts.remove(gone)
-        self.log.removed(gone, group=Group.WINDOW)
+        self.log.removed(gone, group=GroupKind.WINDOW)
 
     def _move_a_leaf(self, kind: str) -> None:
         lowest = {"copy": Tier.DEVICE, "spill": Tier.DEVICE, "sink": Tier.HOST}.get(kind, Tier.DISK)
@@ -186,7 +187,7 @@ def equals(index: PrefixIndex, worker: Worker) -> bool:
         and shown.digest == worker.digest
         and index.epoch_of(worker.id) == worker.epoch
         and all(hashes_of(index, worker.id, tier) == worker.held[tier] for tier in Tier)
-        and hashes_of(index, worker.id, group=Group.WINDOW) == worker.parts
+        and hashes_of(index, worker.id, group=GroupKind.WINDOW) == worker.parts
     )
 
 

@@ -11,7 +11,7 @@ from router.fleet.worker import LinkRate
 from router.routing.forecast import Forecaster, PrefixHolder, still_queued_s
 from router.routing.policies.priced import Priced, Prices
 from router.routing.policy import Decision, Snapshot, WorkerView
-from twostroke.ids import WorkerId
+from twostroke.base.ids import WorkerId
 from twostroke.kv_cache.form import KvForm
 from twostroke.scheduler.cost import StepCost
 
@@ -332,3 +332,19 @@ def test_outputs_that_take_fewer_steps_free_their_slots_sooner_and_are_delayed_l
         harms_s.append(why.harm_s)
     assert waits_s[1] == pytest.approx(waits_s[0] / 2)
     assert harms_s[1] == pytest.approx(harms_s[0] / 2)
+
+
+@pytest.mark.parametrize(("utilisation", "price"), [(0.0, 1.0), (0.5, 2.0), (0.9, 10.0), (1.0, 20.0)])
+def test_a_second_of_prefill_costs_the_more_the_busier_prefill_workers_are(utilisation: float, price: float) -> None:
+    decision = decide(view(P0), prefill_utilisation=utilisation)
+    assert decision.source == P0
+    assert decision.why.prefill_s == pytest.approx(price * decision.forecast.prefill_s)
+
+
+def test_a_prompt_is_computed_where_workers_have_time_rather_than_where_it_would_delay_others() -> None:
+    """The decode worker alone is slower at it: its streams are delayed by the prompt."""
+
+    def computed_at(utilisation: float) -> WorkerId:
+        return decide(view(P0), decode=[view(D0, running=1)], prefill_utilisation=utilisation).computed_by
+
+    assert (computed_at(0.1), computed_at(0.9)) == (P0, D0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.routing import prefix_index
 from router.routing.prefix_index import ReReferenceRate
-from twostroke.ids import BlockHash
+from twostroke.base.ids import BlockHash
 
 
 def hashes(start: int, end: int) -> list[BlockHash]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.routing.reservations import REPORT_LAG_S, Reservations, ReservedShare
-from twostroke.ids import BlockHash, RequestId, WorkerId
+from twostroke.base.ids import BlockHash, RequestId, WorkerId
 
 R, Q = RequestId("r#0"), RequestId("q#0")
 P, D = WorkerId("p"), WorkerId("d")
@@ -34,6 +34,17 @@ def test_shares_of_several_requests_add_up() -> None:
     reservations = placed()
     reservations.place(Q, {D: ReservedShare(1, pages=1, streams=1)}, [ONE])
     assert reservations.on(D) == ReservedShare(6, pages=4, streams=2)
+
+
+def test_what_one_request_had_reserved_ends_with_it_and_nothing_else_does() -> None:
+    reservations = placed()
+    reservations.place(Q, {D: ReservedShare(1, 0.5, pages=1, streams=1)}, [ONE])
+    reservations.end(R)
+    assert reservations.on(D) == ReservedShare(1, 0.5, pages=1, streams=1)
+    assert reservations.on(P) == ReservedShare()
+    assert (reservations.requests_on(D), reservations.requests_on(P)) == (1, 0)
+    reservations.end(Q)
+    assert reservations.on(D) == ReservedShare()
 
 
 def test_blocks_are_coming_until_the_last_request_for_them_has_ended() -> None:

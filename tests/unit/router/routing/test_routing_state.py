@@ -11,7 +11,7 @@ from router.metrics import RouterMetrics
 from router.routing import routing_state
 from router.routing.prefix_index import SWEEP_BLOCKS
 from router.routing.routing_state import RoutingState
-from twostroke.ids import Epoch, WorkerId
+from twostroke.base.ids import Epoch, WorkerId
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.events import EventLog
 from twostroke.rpc.events import batch_to_message

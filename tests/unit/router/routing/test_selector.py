@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from router.admission.queued_request import QueuedRequest
@@ -13,12 +11,13 @@ from router.routing.policy import Policy
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
 from router.routing.selector import Selector, Shape, Workers
+from tests.unit.router.queued import queued_request
+from twostroke.base.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.config import Role
-from twostroke.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.tier import Tier
-from twostroke.request import AdapterRef, Grammar
+from twostroke.request import AdapterRef, Grammar, SamplingParams
 from twostroke.rpc.v1.control_pb2 import (
     TIER_DISK,
     TIER_HOST,
@@ -69,16 +68,10 @@ class Desk:
             self.logs[worker].removed(name)
         self.index.apply(worker, EPOCH, self.logs[worker].publish())
 
-    def ask(self, number: int = 0, tokens: int = 1600, *, shares: bool = True) -> QueuedRequest:
+    def ask(self, number: int = 0, tokens: int = 1600, *, shares: bool = True, **fields) -> QueuedRequest:
         own = tuple(BlockHash(bytes([255, number, place]) * 5 + b".") for place in range(100))
         hashes = (NAMES if shares else own)[: tokens // 16]
-        return QueuedRequest(
-            request_id=RequestId(f"r{number}"),
-            known_tokens=tokens,
-            block_hashes=hashes,
-            most_output_tokens=500,
-            arrived_s=0.0,
-        )
+        return queued_request(f"r{number}", tokens, hashes, 500, **fields)
 
     def workers(self) -> Workers:
         return Workers(SHAPE, [self.by_id[w] for w in D], [self.by_id[w] for w in P])
@@ -95,7 +88,7 @@ def test_what_is_placed_counts_for_the_next_decision() -> None:
 
 def test_the_policy_sees_the_requests_cache_key() -> None:
     desk = Desk("kv")
-    keyed = dataclasses.replace(desk.ask(), cache_key=b"k")
+    keyed = desk.ask(cache_key=b"k")
     assert desk.selector.snapshot(keyed, desk.workers(), 0.0).cache_key == b"k"
 
 
@@ -106,7 +99,7 @@ def test_a_request_for_exact_pages_is_computed_where_they_are_not_converted() ->
             desk.by_id[worker].kv_form = KvForm("bfloat16")
         for worker in D:
             desk.by_id[worker].kv_form = KvForm(decode, None if sources else "bfloat16")
-        exact = dataclasses.replace(desk.ask(), takes_converted=False)
+        exact = desk.ask(takes_converted=False)
         seen = desk.selector.snapshot(exact, desk.workers(), 0.0)
         assert {view.worker for view in seen.prefill} == sources
         assert desk.selector.select(exact, desk.workers(), 0.0).source in (sources or {None})
@@ -273,7 +266,7 @@ def test_a_worker_that_has_to_load_the_adapter_costs_the_time_that_takes() -> No
     desk.report(D[0], running=40, adapter_load_s=0.5, adapters=[b"b" * 16])
     desk.report(D[1], running=40, adapter_load_s=0.5, adapters=[adapter.digest])
     desk.report(P[0], adapter_load_s=0.25)
-    with_adapter = dataclasses.replace(desk.ask(shares=False), adapter=adapter)
+    with_adapter = desk.ask(shares=False, adapter=adapter)
     for asked, extra_s in ((desk.ask(shares=False), 0.0), (with_adapter, 0.5)):
         seen = desk.selector.snapshot(asked, desk.workers(), 0.0)
         by_worker = {view.worker: view.queue_s for view in (*seen.decode, *seen.prefill)}
@@ -286,7 +279,8 @@ def test_a_worker_that_has_to_load_the_adapter_costs_the_time_that_takes() -> No
 
 def test_a_worker_compiles_a_grammar_once_until_it_starts_anew() -> None:
     desk = Desk("least-requests")
-    wants = dataclasses.replace(desk.ask(), grammar=Grammar("start: /a/", compile_s=0.3, mask_s=0.001))
+    sampling = SamplingParams(seed=0, max_tokens=500, grammar=Grammar("start: /a/"))
+    wants = desk.ask(sampling=sampling, compile_s=0.3, mask_s=0.001)
 
     def compile_s() -> dict[WorkerId, float]:
         seen = desk.selector.snapshot(wants, desk.workers(), 0.0)
@@ -305,9 +299,9 @@ def test_a_request_that_computes_all_finds_nothing_in_caches_and_asks_no_page_so
     desk = Desk()
     for worker in (*P, D[1]):
         desk.hold(worker, 90)
-    whole = dataclasses.replace(desk.ask(), computes_all=True)
+    whole = desk.ask(sampling=SamplingParams(seed=0, max_tokens=500, prompt_logprobs=0))
     decision = desk.selector.select(whole, desk.workers(), 0.0)
     assert (decision.source, decision.peer) == (None, None)
     assert decision.forecast.cached_blocks == 0
-    assert decision.forecast.computed_tokens == whole.known_tokens
+    assert decision.forecast.computed_tokens == whole.attempt.known_tokens
     assert desk.selector.select(desk.ask(1), desk.workers(), 0.0).forecast.cached_blocks == 90

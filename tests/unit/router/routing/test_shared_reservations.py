@@ -20,7 +20,7 @@ from router.routing.reservations import (
     ReservationWatch,
     ReservedShare,
 )
-from twostroke.ids import BlockHash, RequestId, RouterId, WorkerId
+from twostroke.base.ids import BlockHash, RequestId, RouterId, WorkerId
 
 A, B = RouterId("router-a"), RouterId("router-b")
 R, Q = RequestId("r#0"), RequestId("q#0")

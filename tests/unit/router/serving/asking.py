@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from router.fleet.worker_link import TokenDelta
 from router.serving.dispatcher import RouterCore
-from router.serving.generate_request import GenerateRequest
-from twostroke.request import Request
-from twostroke.rpc.convert import sampling_to_message, tokens_to_messages
+from router.serving.parent_request import ParentRequest
+from twostroke.request import Attempt
+from twostroke.rpc.convert import request_to_message, tokens_to_messages
 from twostroke.rpc.v1 import worker_pb2
 
 
@@ -28,14 +28,13 @@ def expected_tokens(prompt: tuple[int, ...], count: int, choice: int = 0) -> lis
     return known[len(prompt) + 1 :]
 
 
-def request_snapshot(request: Request, tokens: list[int], *, is_finished: bool) -> worker_pb2.RequestSnapshot:
-    """Return what a worker tells of a request that it has."""
+def request_snapshot(attempt: Attempt, tokens: list[int], *, is_finished: bool) -> worker_pb2.RequestSnapshot:
+    """Returns what a worker tells of a request that it has."""
     return worker_pb2.RequestSnapshot(
-        request_id=request.request_id,
-        attempt=request.attempt,
-        prompt=request.prompt,
-        sampling=sampling_to_message(request.sampling),
-        tokens=[*tokens_to_messages(request.emitted), *(worker_pb2.Token(id=token) for token in tokens)],
+        request_id=attempt.request_id,
+        attempt=attempt.number,
+        request=request_to_message(attempt.request),
+        tokens=[*tokens_to_messages(attempt.emitted), *(worker_pb2.Token(id=token) for token in tokens)],
         finish_reason="length" if is_finished else "",
     )
 
@@ -43,16 +42,16 @@ def request_snapshot(request: Request, tokens: list[int], *, is_finished: bool) 
 class Ask:
     """A client: runs `generate` in a task and keeps what came."""
 
-    def __init__(self, core: RouterCore, request: GenerateRequest) -> None:
-        self.core, self.request = core, request
-        self.tokens: dict[int, list[int]] = {i: [] for i in range(len(request.sampling))}
-        self.positions: dict[int, list[int]] = {i: [] for i in range(len(request.sampling))}
+    def __init__(self, core: RouterCore, parent: ParentRequest) -> None:
+        self.core, self.parent, self.request = core, parent, parent.request
+        self.tokens: dict[int, list[int]] = {i: [] for i in range(parent.n)}
+        self.positions: dict[int, list[int]] = {i: [] for i in range(parent.n)}
         self.finishes: dict[int, TokenDelta] = {}
         self._deltas = 0
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> Ask:
-        async with contextlib.aclosing(self.core.generate(self.request, self._take)) as events:
+        async with contextlib.aclosing(self.core.generate(self.parent, self._take)) as events:
             async for index, delta in events:
                 self._keep(index, delta)
                 if delta.finish is not None:
@@ -60,7 +59,7 @@ class Ask:
         return self
 
     def _take(self, index: int, delta: TokenDelta) -> bool:
-        """Take every third delta at once; the others wait."""
+        """Takes every third delta at once; the others wait."""
         self._deltas += 1
         if self._deltas % 3:
             return False
@@ -78,8 +77,8 @@ class Ask:
     @property
     def is_right(self) -> bool:
         return all(
-            self.tokens[i] == expected_tokens(self.request.prompt, self.request.sampling[i].max_tokens, i)
-            and self.positions[i] == list(range(self.request.sampling[i].max_tokens))
+            self.tokens[i] == expected_tokens(self.request.prompt, self.request.sampling.max_tokens, i)
+            and self.positions[i] == list(range(self.request.sampling.max_tokens))
             for i in self.tokens
         )
 

@@ -10,17 +10,18 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from router.metrics import RouterMetrics
+from router.routing.selector import RoutingParams
 from router.serving.attempts import Attempts
 from router.serving.dispatcher import RouterCore
-from router.serving.generate_request import GenerateRequest
+from router.serving.parent_request import ParentRequest
 from tests.unit.router.serving.asking import Ask, eventually, next_token, request_snapshot
+from twostroke.base.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
+from twostroke.base.ids import Epoch, WorkerId
 from twostroke.config import RouterConfig, RoutingConfig
-from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
-from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.form import KvForm
-from twostroke.request import Request, SamplingParams
-from twostroke.rpc.convert import error_to_message, request_from_message
+from twostroke.request import Attempt, GenerateRequest, SamplingParams
+from twostroke.rpc.convert import attempt_from_message, error_to_message
 from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -34,7 +35,7 @@ HEARTBEAT_S = 0.03
 class OpenAnswer:
     """A request on a fake worker."""
 
-    request: Request
+    attempt: Attempt
     source: str
     tokens: list[int] = field(default_factory=list)
     first: int = 0
@@ -130,16 +131,16 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
         if self.forgets:
             self.forgets -= 1
             return worker_pb2.OpenResponse()
-        answer = OpenAnswer(request_from_message(request), request.source.worker_id)
-        answer.first = len(answer.request.emitted)
+        answer = OpenAnswer(attempt_from_message(request), request.source.worker_id)
+        answer.first = len(answer.attempt.emitted)
         self.answers[request.request_id, request.attempt] = answer
         answer.task = asyncio.create_task(self._compute(answer))
         return worker_pb2.OpenResponse()
 
     async def _compute(self, answer: OpenAnswer) -> None:
-        request = answer.request
-        cached = sum(name in self.log_names for name in request.block_hashes) * BLOCK
-        known = [*request.prompt, request.sampling.choice, *(sampled.token for sampled in request.emitted)]
+        attempt, request = answer.attempt, answer.attempt.request
+        cached = sum(name in self.log_names for name in attempt.block_hashes) * BLOCK
+        known = [*request.prompt, request.sampling.choice, *(sampled.token for sampled in attempt.emitted)]
         while True:
             await asyncio.sleep(self.step_s)
             position = len(known) - len(request.prompt) - 1
@@ -153,7 +154,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
             answer.tokens.append(known[-1])
             answer.is_finished = position + 1 == request.sampling.max_tokens
             if position == answer.first:
-                self._store(request)
+                self._store(attempt)
             self._send(answer, self.entry(answer, position, cached if position == answer.first else 0))
             if answer.is_finished:
                 return
@@ -170,8 +171,8 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
         )
 
     def _send(self, answer: OpenAnswer, entry: worker_pb2.TokenEntry) -> None:
-        entry.request_id, entry.attempt = answer.request.request_id, answer.request.attempt
-        queue = self.streams.get(answer.request.router_id)
+        entry.request_id, entry.attempt = answer.attempt.request_id, answer.attempt.number
+        queue = self.streams.get(answer.attempt.router_id)
         answer.is_attached &= queue is not None
         if answer.is_attached:
             queue.put_nowait(worker_pb2.TokenBatch(entries=[entry]))
@@ -205,7 +206,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
             is_taken = any(name == request.request_id and attempt > request.attempt for name, attempt in self.answers)
             raise (Cancelled if is_taken else NotFound)(f"no open request {request.request_id}")
         attempt = request.new_attempt or request.attempt
-        answer.request = replace(answer.request, attempt=attempt, router_id=request.router_id)
+        answer.attempt = replace(answer.attempt, number=attempt, router_id=request.router_id)
         self.answers[request.request_id, attempt] = answer
         self.attached.append((request.request_id, request.from_position))
         answer.is_attached = True
@@ -215,8 +216,8 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
 
     async def Find(self, request, context):  # noqa: N802
         self.finds += 1
-        mine = [each for each in self.answers.values() if each.request.request_id[:-2] == request.stream]
-        found = [request_snapshot(each.request, each.tokens, is_finished=each.is_finished) for each in mine]
+        mine = [each for each in self.answers.values() if each.attempt.request_id[:-2] == request.stream]
+        found = [request_snapshot(each.attempt, each.tokens, is_finished=each.is_finished) for each in mine]
         await self.may_find.wait()
         return worker_pb2.FindResponse(requests=found)
 
@@ -231,9 +232,9 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
     def log_names(self) -> set[bytes]:
         return set(self.log.snapshot().stored)
 
-    def _store(self, request: Request) -> None:
+    def _store(self, attempt: Attempt) -> None:
         held = self.log_names
-        for name in request.block_hashes:
+        for name in attempt.block_hashes:
             if name not in held:
                 self.log.stored(name)
         self.publish()
@@ -283,7 +284,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
 
 
 def in_columns(batch: worker_pb2.TokenBatch, numbers: dict[tuple[str, int], int]) -> worker_pb2.TokenBatch:
-    """Return the batch of one entry as a worker sends it; `numbers` are those of its connection so far."""
+    """Returns the batch of one entry as a worker sends it; `numbers` are those of its connection so far."""
     (entry,) = batch.entries
     name = entry.request_id, entry.attempt
     is_plain = len(entry.tokens) == 1 and not entry.finish_reason and not entry.tokens[0].HasField("logprob")
@@ -378,11 +379,13 @@ def ask():
         core: RouterCore, tokens: int = 20, *, n: int = 1, prompt=None, request_id="r", deadline_s=None, **owner
     ) -> Ask:
         prompt = tuple(range(100)) if prompt is None else tuple(prompt)
-        sampling = tuple(SamplingParams(seed=1, max_tokens=tokens, choice=choice) for choice in range(n))
-        request = GenerateRequest(
-            request_id=request_id, prompt=prompt, sampling=sampling, deadline_s=deadline_s, **owner
+        sampling = SamplingParams(seed=1, max_tokens=tokens)
+        wanted = {name: owner.pop(name) for name in [*owner] if name in GenerateRequest.__slots__}
+        request = GenerateRequest(prompt=prompt, sampling=sampling, deadline_s=deadline_s, **wanted)
+        routing = {name: owner.pop(name) for name in [*owner] if name in RoutingParams.__slots__}
+        return Ask(
+            core, ParentRequest(request_id=request_id, request=request, n=n, routing=RoutingParams(**routing), **owner)
         )
-        return Ask(core, request)
 
     return begin
 

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import httpx
 
-from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.server import RouterServer
+from router.text.tokenizer import ByteText
 from tests.hand_cut import HandCut
 from tests.inline_preparer import InlinePreparer
 from twostroke.config import ListenConfig, RouterConfig

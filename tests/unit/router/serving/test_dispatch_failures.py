@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from router.serving.request_state import MAX_LOSSES
-from twostroke.errors import (
+from router.serving.choice_state import MAX_LOSSES
+from twostroke.base.errors import (
     Draining,
     EngineLost,
     InternalError,

@@ -9,13 +9,14 @@ import pytest
 
 from router.metrics import RouterMetrics
 from router.serving.dispatcher import RouterCore
-from tests.chaos.injection import event_faults
-from tests.chaos.injection.injector import Injector
-from tests.chaos.injection.product import injected
+from tests.trials.chaos.injection import event_faults
+from tests.trials.chaos.injection.injector import Injector
+from tests.trials.chaos.injection.product import injected
 from tests.unit.router.index_blocks import hashes_of
+from twostroke.base.errors import ConfigError, Draining
+from twostroke.base.ids import BlockHash
+from twostroke.base.tokenizer_file import BYTES, FIELD, tokenizer_field
 from twostroke.config import RouterConfig, RoutingConfig
-from twostroke.errors import ConfigError, Draining
-from twostroke.ids import BlockHash
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.events import TierChange
 from twostroke.kv_cache.form import KvForm
@@ -131,6 +132,25 @@ async def test_a_worker_with_another_fingerprint_is_refused_loudly(fleet, ask, s
         await ask(core, prompt=range(number, 50)).task
     assert other.opens == []
     assert len(worker.opens) == 6
+
+
+async def test_a_worker_with_another_tokenizer_than_the_router_s_is_refused(fleet, statuses, soon, tmp_path):
+    """A router that was started again after its model's folder was replaced would send tokens of another vocabulary."""
+    (tmp_path / "tokenizer.json").write_text("old")
+    old = f"model=a;{tokenizer_field(tmp_path)}"
+    await fleet.add("decode-0", fingerprint=old)
+    same = await fleet.core(model_dir=str(tmp_path))
+    assert statuses(same) == {"decode-0": "serving"}
+    (tmp_path / "tokenizer.json").write_text("new")
+    other = await fleet.core(ready=False, model_dir=str(tmp_path))
+    await soon(lambda: statuses(other) == {"decode-0": "refused"})
+    assert old in (other._fleet.worker("decode-0").refusal or "")
+
+
+async def test_a_paced_worker_takes_tokens_of_any_tokenizer(fleet, statuses, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("some")
+    await fleet.add("decode-0", fingerprint=f"model=paced;{FIELD}{BYTES}")
+    assert statuses(await fleet.core(model_dir=str(tmp_path))) == {"decode-0": "serving"}
 
 
 async def test_workers_of_two_roles_may_differ_in_form_and_those_of_one_role_may_not(fleet, statuses, soon, caplog):
@@ -337,7 +357,7 @@ async def test_while_every_decode_worker_drains_a_request_fails_at_once(fleet, a
         async with asyncio.timeout(10):
             await ask(core, request_id="new").task
     assert not core.is_ready
-    assert core.hears_workers, "clients of the others may go on waiting"
+    assert core.knows_decode_worker, "clients of the others may go on waiting"
     worker.hold_at = None
     assert (await answer.task).is_right
 
@@ -415,7 +435,7 @@ async def test_a_worker_whose_weights_take_no_new_requests_is_heard_and_ends_wha
     await answer.has(5)
     core._fleet._route_to("fingerprint of other weights")
     assert statuses(core) == {"decode-0": "other_weights"}
-    assert (core._fleet.can_serve, core._fleet.hears_workers) == (False, True)
+    assert (core._fleet.can_serve, core._fleet.knows_decode_worker) == (False, True)
     worker.hold_at = None
     assert (await answer.task).is_right
     assert len(worker.opens) == 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
-from twostroke.errors import Draining, Overloaded
+from twostroke.base.errors import Draining, Overloaded
 from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.rpc.convert import hashes_to_bytes
 from twostroke.rpc.v1 import control_pb2
@@ -125,4 +127,20 @@ async def test_while_the_only_decode_worker_begins_a_new_life_requests_wait_and_
     await leaving.kill()
     await leaving.begin(2)
     fleet.show()
+    assert (await answer.task).is_right
+
+
+async def test_nobody_asks_what_is_known_of_an_answer_while_it_has_nowhere_to_go(fleet, ask, statuses, soon):
+    """It takes its time with a long prompt, and the fleet changes often."""
+    leaving = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+    (watched,) = core._with.migration._watched
+    watched.attempt = Mock()
+    drain(leaving)
+    await soon(lambda: statuses(core) == {"decode-0": "draining"})
+    core._fleet._note_change()
+    watched.attempt.assert_not_called()
+    leaving.hold_at = None
     assert (await answer.task).is_right

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.router.serving.asking import eventually
 from tests.unit.router.serving.conftest import BLOCK
 from tools.simulate.traces.formats import record_of
-from twostroke.errors import ServeError
-from twostroke.request_log import AnswerRecord, WorkerRecord
+from twostroke.base.errors import ServeError
+from twostroke.observability.request_log import AnswerRecord, WorkerRecord
 
 
 def records(path) -> tuple[list[AnswerRecord], list[WorkerRecord]]:

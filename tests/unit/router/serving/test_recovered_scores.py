@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import cast
 
 from router.fleet.worker_link import WorkerLink
-from router.serving.generate_request import GenerateRequest
+from router.serving.parent_request import ParentRequest
 from router.serving.recovery import Recovered, recover
-from twostroke.request import PromptLogprobs, SamplingParams
-from twostroke.rpc.convert import prompt_logprobs_to_message, sampling_to_message
+from twostroke.request import GenerateRequest, PromptLogprobs, SamplingParams
+from twostroke.rpc.convert import prompt_logprobs_to_message, request_to_message
 from twostroke.rpc.v1 import worker_pb2
 
 SCORES = PromptLogprobs.of([-0.5], [2], [7], [-0.25])
-REQUEST = GenerateRequest(
-    request_id="r", prompt=(1, 2), sampling=(SamplingParams(seed=1, max_tokens=9, prompt_logprobs=1),), deadline_s=None
-)
+WANTED = GenerateRequest(prompt=(1, 2), sampling=SamplingParams(seed=1, max_tokens=9, prompt_logprobs=1))
+REQUEST = ParentRequest(request_id="r", request=WANTED)
 
 
 @dataclass
@@ -32,8 +31,7 @@ class FoundAt:
 async def found(tokens: list[int], scores: PromptLogprobs | None) -> Recovered | None:
     snapshot = worker_pb2.RequestSnapshot(
         request_id="r#0",
-        prompt=REQUEST.prompt,
-        sampling=sampling_to_message(REQUEST.sampling[0]),
+        request=request_to_message(WANTED),
         tokens=[worker_pb2.Token(id=token) for token in tokens],
         prompt_logprobs=None if scores is None else prompt_logprobs_to_message(scores),
     )

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from twostroke.errors import (
+from twostroke.base.errors import (
     InternalError,
     PeerLost,
     TransferFailed,
@@ -29,7 +29,7 @@ async def test_an_answer_goes_on_elsewhere_when_its_decode_worker_dies(fleet, as
     assert len(again.emitted) == 30
     assert again.attempt == 1
     assert again.block_hashes == b"".join(block_hashes_of([*range(100), *answer.tokens[0][:30]], 16, b"mine", 6))
-    assert (again.salt, again.public_blocks) == (b"mine", 6)
+    assert (again.request.salt, again.request.public_blocks) == (b"mine", 6)
     assert sampled(core, "reopened_requests_total") == 1
 
 

@@ -10,16 +10,16 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.routing.reservation_exchange import batch_from, messages_of
 from router.routing.reservations import NOTHING, Reservation, ReservationChanges, Reservations, ReservedShare
 from router.server import RouterServer
 from router.serving.dispatcher import RouterCore
+from router.text.tokenizer import ByteText
 from tests.inline_preparer import InlinePreparer
 from tests.unit.router.serving.asking import eventually
+from twostroke.base.ids import BlockHash, RequestId, RouterId, WorkerId
 from twostroke.config import ListenConfig, RouterConfig
-from twostroke.ids import BlockHash, RequestId, RouterId, WorkerId
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, routing_pb2, routing_pb2_grpc
 

@@ -13,8 +13,8 @@ import pytest
 from router.metrics import RouterMetrics
 from router.serving.request_log import MAX_PENDING, NoLog, RequestLog, ready_made, request_log
 from tools.simulate.traces.formats import record_of
-from twostroke.errors import ConfigError
-from twostroke.request_log import AnswerRecord, line_of
+from twostroke.base.errors import ConfigError
+from twostroke.observability.request_log import AnswerRecord, line_of
 
 
 def answer(number: int) -> AnswerRecord:
@@ -116,11 +116,13 @@ def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.M
         writer.close()
 
 
-def test_a_record_that_cannot_be_made_takes_no_other_along(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_made_takes_no_other_along(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, metrics = tmp_path / "log", RouterMetrics()
     writer = RequestLog(str(path), metrics)
-    writer.put(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    writer.put(lambda: {}["a client's word"])  # type: ignore[misc]
     writer.put(ready_made(answer(5)))
     writer.close()
     assert [record_of(line, "log") for line in path.read_text().splitlines()] == [answer(5)]
     assert dropped(metrics) == 1
+    assert "KeyError serving/request_log.py:" in caplog.text
+    assert "a client's word" not in caplog.text

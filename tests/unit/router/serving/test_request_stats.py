@@ -7,10 +7,12 @@ from prometheus_client import CollectorRegistry
 
 from router.metrics import Comparison, RouterMetrics
 from router.routing.policy import Breakdown, Decision, Forecast
-from router.serving.generate_request import GenerateRequest
+from router.routing.selector import RoutingParams
+from router.serving.parent_request import ParentRequest
 from router.serving.request_stats import RequestStats
-from twostroke.ids import BlockHash, RequestId, WorkerId
-from twostroke.lifetime import Instant, Lifetime
+from twostroke.base.ids import BlockHash, RequestId, WorkerId
+from twostroke.base.lifetime import Instant, Lifetime
+from twostroke.request import GenerateRequest, SamplingParams
 
 NAMES = tuple(BlockHash(bytes([number] * 16)) for number in range(6))
 
@@ -18,9 +20,8 @@ NAMES = tuple(BlockHash(bytes([number] * 16)) for number in range(6))
 def account() -> RequestStats:
     lifetime = Lifetime(clock=iter(range(100, 200)).__next__)
     lifetime.mark(Instant.RECEIVED)
-    request = GenerateRequest(
-        request_id="r", prompt=tuple(range(100)), sampling=(), deadline_s=None, tenant="alice", priority=1
-    )
+    wanted = GenerateRequest(prompt=tuple(range(100)), sampling=SamplingParams(seed=1, max_tokens=9))
+    request = ParentRequest(request_id="r", request=wanted, routing=RoutingParams(tenant="alice", priority=1))
     stats = RequestStats(RequestId("r#0"), request, NAMES, block_size=16, policy="kv")
     stats.lifetime = lifetime
     return stats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twostroke.errors import Cancelled
+from twostroke.base.errors import Cancelled
 from twostroke.rpc.v1 import control_pb2
 
 
@@ -70,7 +70,7 @@ async def test_a_connection_that_was_left_cannot_end_a_choice_of_the_one_that_go
     await earlier.has(5)
     resumed = ask(core, resumptions=1)
     await resumed.has(5)
-    core.finish_early(earlier.request, 0)
+    core.finish_early(earlier.parent, 0)
     worker.hold_at = None
     assert (await resumed.task).is_right
     with pytest.raises(Cancelled):

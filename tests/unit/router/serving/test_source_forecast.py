@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.routing.policy import Decision, Forecast
 from router.serving.placement import source_forecast
-from twostroke.ids import WorkerId
+from twostroke.base.ids import WorkerId
 
 FORECAST = Forecast(queue_s=0.5, fetch_s=0.2, prefill_s=2.0, cached_blocks=3, computed_tokens=160)
 

@@ -7,10 +7,11 @@ import time
 
 import pytest
 
-from router.serving.generate_request import GenerateRequest
+from router.routing.selector import RoutingParams
+from router.serving.parent_request import ParentRequest
 from tests.unit.router.serving.asking import Ask
-from twostroke.errors import Overloaded
-from twostroke.request import SamplingParams
+from twostroke.base.errors import Overloaded
+from twostroke.request import GenerateRequest, SamplingParams
 from twostroke.rpc.v1 import control_pb2
 
 COSTS = control_pb2.StepCosts(step_s=0.001, prompt_token_s=1e-4, step_tokens=128, step_target_s=0.02)
@@ -22,15 +23,10 @@ def load(queued_s: float) -> control_pb2.Load:
 
 
 def asking(core, request_id: str, *, tokens: int = 5, priority: int = 0, tenant: str = "", deadline_s=None) -> Ask:
-    request = GenerateRequest(
-        request_id=request_id,
-        prompt=tuple(range(100)),
-        sampling=(SamplingParams(seed=1, max_tokens=tokens),),
-        deadline_s=deadline_s,
-        priority=priority,
-        tenant=tenant,
-    )
-    return Ask(core, request)
+    sampling = SamplingParams(seed=1, max_tokens=tokens)
+    request = GenerateRequest(prompt=tuple(range(100)), sampling=sampling, deadline_s=deadline_s)
+    routing = RoutingParams(priority=priority, tenant=tenant)
+    return Ask(core, ParentRequest(request_id=request_id, request=request, routing=routing))
 
 
 def held(core) -> float:

@@ -19,7 +19,7 @@ from tools.bench import run
 from tools.bench.compare import rounds
 from tools.bench.compare.options import CompareOptions, options_from
 from tools.bench.connect import connect
-from twostroke.errors import ConfigError, PeerLost
+from twostroke.base.errors import ConfigError, PeerLost
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ async def test_two_endpoints_get_the_same_prompts_in_turns_and_end_in_ratios(
     assert "12/12 round 2" in printed.err
     links = Links()
     links.feed(page)
-    assert links.fetched == []
+    assert all(link.startswith("#") for link in links.fetched), "shapes of the page itself"
     assert (links.tags["script"], links.tags["link"], links.tags["svg"]) == (0, 0, 3 * 4)
     assert "prefers-color-scheme: dark" in page
 

@@ -18,7 +18,7 @@ from tools.bench.goodput.session import ratio_of
 from tools.bench.goodput.trial import SloVerdict, arrivals_at, own_inter_token_p99_s
 from tools.bench.measure import Answer, Failure
 from tools.rate_search import Bracket, SearchLimits, Tried, bracket_of, decided, next_rate
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 LIMITS = SearchLimits(start=0.5, lowest=0.02, highest=1000.0, precision=0.1)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tools.bench import run
 from tools.bench.load import Speller
 from tools.bench.measure import Report
 from tools.bench.session import measure, plan_of
-from twostroke.errors import ConfigError, PeerLost
+from twostroke.base.errors import ConfigError, PeerLost
 
 
 async def report_of(options: Any) -> Report:

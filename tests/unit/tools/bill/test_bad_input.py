@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.engine.tiny import save_tiny
 from tools.cli import main
-from twostroke.request_log import AnswerRecord, line_of
+from twostroke.observability.request_log import AnswerRecord, line_of
 
 PACED = "paced:page_bytes=65536,max_model_len=4096"
 ROW = {"timestamp": 0, "input_length": 512, "output_length": 5, "hash_ids": [1]}

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from tools.bill.capacity import Optimum, capacities, distinct_blocks, least_recently_used
-from tools.bill.chains import Answers, RequestChains, chains_of
+from tools.bill.requests.capacity import Optimum, capacities, distinct_blocks, least_recently_used
+from tools.bill.requests.chains import Answers, RequestChains, chains_of
 from tools.simulate.traces.formats import OWN_NUMBERS, TraceRow
 from tools.simulate.traces.trace import Trace
-from twostroke.ids import BlockHash, PageId
+from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.pool import BlockPool
 
 BLOCK = 4
@@ -51,7 +51,7 @@ def random_trace(seed: int, requests: int = 100, *, goes_on: float = 0.5) -> Tra
 
 
 def hits_of_pool(requests: RequestChains, capacity: int) -> int:
-    """Let a worker's pool claim, fill and release the blocks of every request in turn."""
+    """Lets a worker's pool claim, fill and release the blocks of every request in turn."""
     pool = BlockPool(capacity, Silent())
     found, unique = 0, 0
     for chain in requests.chains:

@@ -14,8 +14,8 @@ import pytest
 from tools.cli import main
 from tools.simulate.fleet.shape import Death, DraftShape, Faults, FleetShape, TierShape
 from tools.simulate.options import profile_text, read_profile
-from twostroke.errors import ConfigError
-from twostroke.ids import WorkerId
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import WorkerId
 
 SMALL = ["--workload", "conversation", "--limit", "40", "--prefill", "2", "--decode", "2", "--rate", "1"]
 

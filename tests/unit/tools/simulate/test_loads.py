@@ -8,7 +8,7 @@ from tests.unit.tools.simulate.fleets import Recording, even_trace, run_of
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import SATURATED, highest_rates, offered_in_turns, pace_at
 from tools.simulate.runs import Trial, paced
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.scheduler.cost import StepCost
 
 SHAPE = FleetShape(prefill=2, decode=2, cost=StepCost(step_s=0.01, prompt_token_s=1e-4))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.cli import main
-from twostroke.request_log import AnswerRecord, WorkerRecord, line_of
+from twostroke.observability.request_log import AnswerRecord, WorkerRecord, line_of
 from twostroke.scheduler.cost import StepCost
 
 COST = StepCost(step_s=0.01, stream_s=1e-4, prompt_token_s=1e-4)

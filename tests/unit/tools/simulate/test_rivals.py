@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.scaling.capacity import LatencyTargets
+from cluster.values.worker_counts import LatencyTargets
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import offered_in_turns
 from tools.simulate.reports.summary import Summary, oracle_rate_of, summarise

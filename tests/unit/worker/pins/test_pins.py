@@ -24,11 +24,11 @@ from tests.unit.worker.rig import (
     prefill,
     prompt_of,
 )
+from twostroke.base.errors import Draining, InvalidRequest, PinRefused
+from twostroke.base.ids import Epoch
 from twostroke.config import ScheduleConfig
-from twostroke.errors import Draining, InvalidRequest, PinRefused
-from twostroke.ids import Epoch
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pins import Pin, pin_id_of
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.pins import pin_to_message
@@ -313,8 +313,8 @@ async def test_a_hint_keeps_the_blocks_of_its_request_for_its_tenant_within_a_ca
     async with decode(**SHORT) as worker, router_to(worker) as router, pins_at(worker) as pins:
 
         async def ask(prompt: Sequence[int], blocks: int, seconds: float, name: str) -> None:
-            message = router.message(prompt, 2, request_id=name, tenant="shop")
-            message.hints.add(blocks=blocks, seconds=seconds)
+            message = router.message(prompt, 2, request_id=name, hint_tenant="shop")
+            message.request.hints.add(blocks=blocks, seconds=seconds)
             got = await router.send(message)
             await got.done.wait()
             assert got.tokens == expected_tokens(prompt, 2)
@@ -342,7 +342,7 @@ async def test_a_repeated_hint_gets_a_later_end_once_that_is_a_share_of_its_time
 
         async def end_after(seconds: float, name: str) -> float:
             message = router.message(prompt_of(5 * BLOCK), 1, request_id=name)
-            message.hints.add(blocks=4, seconds=seconds)
+            message.request.hints.add(blocks=4, seconds=seconds)
             await (await router.send(message)).done.wait()
             (held,) = await pins.ready()
             return held.expires_s - time.time()
@@ -362,7 +362,7 @@ async def test_a_hint_that_no_time_fits_is_refused_with_its_request() -> None:
     async with decode(**SHORT) as worker, router_to(worker) as router:
         for seconds in (0.0, -1.0, float("nan"), float("inf"), 1e6):
             message = router.message(SYSTEM, 2)
-            message.hints.add(blocks=4, seconds=seconds)
+            message.request.hints.add(blocks=4, seconds=seconds)
             with pytest.raises(InvalidRequest) as refused:
                 await router.send(message)
             assert refused.value.field == "cache_control.ttl"
@@ -385,7 +385,7 @@ async def test_requests_beside_pins_that_come_and_go_end_with_the_right_tokens()
             prompt, name = prompts[number], str(number)
             message = router.message(prompt, 40, request_id=name, source=source if number % 3 else None)
             if number % 4 == 0:
-                message.hints.add(blocks=chances.randrange(1, 20), seconds=chances.choice((0.01, 60.0)))
+                message.request.hints.add(blocks=chances.randrange(1, 20), seconds=chances.choice((0.01, 60.0)))
             got = await router.send(message)
             await got.done.wait()
             assert got.tokens == expected_tokens(prompt, 40), number

@@ -20,7 +20,7 @@ BY_BLOCK = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=BLOCK)
 
 
 async def warm(worker: Running, tokens: Sequence[int]) -> None:
-    """Let a prefill worker build the full blocks of a prompt."""
+    """Lets a prefill worker build the full blocks of a prompt."""
     async with contextlib.aclosing(Puller(worker.info)) as puller:
         blocks = len(tokens) // BLOCK
         call = puller.pull(tokens[: blocks * BLOCK])

@@ -20,7 +20,7 @@ LAYERS, RANK, ROPE = 3, 32, 8
 
 
 def pages_of(worker: Running) -> list[bytes]:
-    """Return the bytes of the prompt's pages, which the worker has cached."""
+    """Returns the bytes of the prompt's pages, which the worker has cached."""
     pages = [worker.host.pool.find(block_hash) for block_hash in HASHES]
     memory = worker.host.memory
     return [memory.regions[0][page].tobytes() for page in pages if page is not None]

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.chaos.injection.fake_transport import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate
+from tests.trials.chaos.injection.fake_transport import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate
 from tests.unit.worker.callers import router_to, with_epoch
 from tests.unit.worker.pulls.peers import (
     BLOCKS,
@@ -22,9 +22,9 @@ from tests.unit.worker.pulls.peers import (
     warm,
 )
 from tests.unit.worker.rig import BLOCK, decode, eventually, expected_tokens, paced, prefill, prompt_of
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.rpc.v1 import worker_pb2
-from twostroke.worker.pulls import peer_pulls
+from twostroke.worker.supply import remote
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ from twostroke.worker.pulls import peer_pulls
 async def test_a_fetch_that_fails_ends_in_computation(
     fault: Fault, is_split: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_pulls, "ANSWER_S", 0.2)
+    monkeypatch.setattr(remote, "ANSWER_S", 0.2)
     plan = FaultPlan({0: fault})
     async with (
         prefill("holder") as peer,
@@ -169,7 +169,7 @@ async def test_a_fetch_is_no_pull_that_could_be_taken_over() -> None:
 async def test_any_mixture_of_peers_and_faults_ends_in_the_right_tokens_and_empty_books(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_pulls, "ANSWER_S", 0.1)
+    monkeypatch.setattr(remote, "ANSWER_S", 0.1)
     random = Random(seed)
     faults: list[Fault | None] = [None, None, None, Fail(), Expire(), FlipByte(), WriteLate(), Delay(0.02), Delay(9.0)]
 

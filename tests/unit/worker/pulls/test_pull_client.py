@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tests.chaos.injection.fake_transport import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate
+from tests.trials.chaos.injection.fake_transport import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate
 from tests.unit.worker.callers import Received, Router, router_to, with_epoch
 from tests.unit.worker.rig import (
     BLOCK,
@@ -23,9 +23,9 @@ from tests.unit.worker.rig import (
     prefill,
     prompt_of,
 )
+from twostroke.base.errors import TransferFailed
 from twostroke.config import PatienceConfig, RuntimeConfig, ScheduleConfig
-from twostroke.errors import TransferFailed
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.rpc.v1 import worker_pb2
 
 BLOCKS = 12
@@ -326,7 +326,7 @@ async def test_shutting_down_stops_pulls_whose_pages_are_still_wanted() -> None:
     async with prefill(model=paced(prefill_tokens_per_s=50)) as source:
         async with decode() as target:
             _, spec = claimed(target, source.source, PROMPT)
-            pull = target.host.pulls.start(spec, answers_of(target)._tasks)
+            pull = target.host.pulls.start(spec, answers_of(target)._supplies._tasks)
             await eventually(lambda: source.worker._open_work() == 1)
             await target.worker.shutdown()
             async with asyncio.timeout(2):

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from tests.chaos.injection.fake_transport import FaultPlan, WriteLate
+from tests.trials.chaos.injection.fake_transport import FaultPlan, WriteLate
 from tests.unit.worker.rig import BLOCK, Running, claimed, decode, eventually, prefill, prompt_of
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.transfer.base import Transfer
 
 BLOCKS = 12

@@ -12,13 +12,14 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from tests.chaos.injection.fake_transport import FakeTransport, FaultPlan
+from tests.trials.chaos.injection.fake_transport import FakeTransport, FaultPlan
 from tests.unit.transfer.fenced_epochs import metrics
+from twostroke.base.ids import Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.config import Role
-from twostroke.ids import Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.form import FORMS, Conversion, KvForm, PageShape
 from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
@@ -26,14 +27,14 @@ from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.transfer.base import Identity, PageTransport
 from twostroke.transfer.registry import open_transports
 from twostroke.worker.condition import Condition
-from twostroke.worker.pulls.converted_pages import ConvertedPages
-from twostroke.worker.pulls.digests import PageDigests
-from twostroke.worker.pulls.landing import ConvertingLanding, DirectLanding
-from twostroke.worker.pulls.page_converter import convert
-from twostroke.worker.pulls.pages_service import PagesService
+from twostroke.worker.landing.converted_pages import ConvertedPages
+from twostroke.worker.landing.digests import PageDigests
+from twostroke.worker.landing.landing import ConvertingLanding, DirectLanding
+from twostroke.worker.landing.page_converter import convert
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
-from twostroke.worker.pulls.pull_spec import PullReport, PullSpec
 from twostroke.worker.request_validator import RequestValidator
+from twostroke.worker.services.pages_service import PagesService
+from twostroke.worker.supply.pull_spec import PullReport, PullSpec
 from twostroke.worker.tiers.price import PageTime
 
 SHAPE = PageShape(2, 3, 16, 64)
@@ -105,16 +106,17 @@ class TwoForms:
         hashes = block_hashes_of(tokens, 1)
         claim = self.target_pool.claim(hashes, root_hash(), 0)
         assert claim is not None
-        pages = {block: claim.pages[block] for block in claim.missing}
+        pages = {Part(block, GroupKind.FULL): claim.pages[block] for block in claim.missing}
         spec = PullSpec(
             RequestId("r"), SessionId(session), self.page_source, tokens, hashes, pages, cached_within_s=9.0
         )
         return claim.pages, self.client.start(spec, self.tasks)
 
     async def pull_again(self, tokens: Sequence[int], pages: dict[int, PageId]) -> PullReport:
-        """Pull blocks that have not come, into the pages that are claimed for them."""
+        """Pulls blocks that have not come, into the pages that are claimed for them."""
         hashes = block_hashes_of(tokens, 1)
-        spec = PullSpec(RequestId("r"), SessionId(77), self.page_source, tokens, hashes, pages, cached_within_s=9.0)
+        parts = {Part(block, GroupKind.FULL): page for block, page in pages.items()}
+        spec = PullSpec(RequestId("r"), SessionId(77), self.page_source, tokens, hashes, parts, cached_within_s=9.0)
         return await self.client.start(spec, self.tasks)
 
     async def kill_source(self) -> None:
@@ -161,7 +163,8 @@ async def two_forms(
     progress = Condition()
     digests = [PageDigests(source), PageDigests(target)]
     view: Any = SimpleNamespace(
-        pool=source_pool, loop=SimpleNamespace(wake=progress.notify), loads=None, memory=source, progress=progress,
+        pool=source_pool, loop=SimpleNamespace(wake=progress.notify), loads=SimpleNamespace(for_others=None),
+        memory=source, progress=progress,
         validator=RequestValidator(SOURCE, Epoch(1, 1), "f", metrics(Role.PREFILL), kv_form=source_form),
         metrics=metrics(Role.PREFILL), facts=SimpleNamespace(block_size=1, kv_form=conversion.source),
         exchange=SimpleNamespace(digests=digests[0], converted=converted, endpoints=endpoints),

@@ -17,16 +17,17 @@ import torch
 from tests.unit.engine.tiny import PAGE_BYTES, save_tiny
 from tests.unit.worker.rig import decode, paced, prefill
 from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig
-from twostroke.engine.borrowing import TRIED_STEPS
+from twostroke.engine.backends.paced.runner import PacedSpec
 from twostroke.engine.build import build_runner
-from twostroke.engine.cores import Cores
+from twostroke.engine.cores.borrowing import TRIED_STEPS
+from twostroke.engine.cores.cores import Cores
 from twostroke.engine.loop import EngineThread
-from twostroke.engine.paced_runner import PacedSpec
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.kv_cache.page_state import PageState
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.step_target import USUAL_S
+from twostroke.worker.measured.rates import Rates
 from twostroke.worker.steps.calibration import (
     COMPUTED_BUDGET,
     LONGEST_STEP_S,
@@ -38,7 +39,6 @@ from twostroke.worker.steps.calibration import (
     step_tokens_within,
     sweep,
 )
-from twostroke.worker.steps.rates import Rates
 
 SPEC = PacedSpec(
     prefill_tokens_per_s=8000, prefill_step_ms=2, prefill_us_per_1k_pairs=20, step_ms=4, step_us_per_seq=500

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.worker.callers import Received, Router, router_to
 from tests.unit.worker.rig import Running, decode, eventually, expected_tokens, paced, prefill, prompt_of
-from twostroke.errors import EngineLost, PeerLost
+from twostroke.base.errors import EngineLost, PeerLost
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.worker import worker as worker_module

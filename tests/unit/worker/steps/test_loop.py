@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from decode_worker.worker import DecodeWorker
-from tests.chaos.injection.fake_transport import FaultPlan
+from tests.trials.chaos.injection.fake_transport import FaultPlan
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import (
     BLOCK,

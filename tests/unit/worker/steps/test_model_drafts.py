@@ -12,18 +12,19 @@ import pytest
 
 from tests.unit.scheduler.bench import Bench
 from tests.unit.scheduler.symbolic import VOCABULARY, answer_alone, next_token
-from twostroke.engine.draft_engine import DraftEngine
+from twostroke.engine.drafts.engine import DraftEngine
 from twostroke.engine.loop import EngineThread
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import Batch, StepResult
+from twostroke.scheduler.constraints.drafting import speculation_of
 from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.sequence import Sequence
 from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.draft_model import ModelDrafter
 from twostroke.speculation.speculation import Outcome, Speculation
+from twostroke.worker.measured.rates import Rates
 from twostroke.worker.steps.model_drafts import TRIED_STEPS, TRIED_TOKENS, ModelDrafts
-from twostroke.worker.steps.rates import Rates
 
 BLOCK = 4
 COST = StepCost(step_s=0.1, stream_s=0.001, prompt_token_s=0.001)
@@ -101,7 +102,7 @@ class Drafting:
     def answer(self, prompt: list[int], max_tokens: int) -> Sequence:
         params = SamplingParams(seed=1, max_tokens=max_tokens, ignore_eos=True)
         sequence = self.bench.sequence(prompt, params)
-        sequence.speculation = Speculation([ModelDrafter()], self.acceptance)
+        sequence.proposer = Speculation([ModelDrafter()], self.acceptance)
         self.bench.scheduler.enqueue(sequence)
         return sequence
 
@@ -118,12 +119,18 @@ class Drafting:
         bench.pool.check_integrity()
 
     async def finish(self, sequences: list[Sequence]) -> int:
-        """Run until all have ended; return the steps that took."""
+        """Runs until all have ended; returns the steps that took."""
         for steps in range(1, 1000):
             await self.step()
             if all(each.ended for each in sequences):
                 return steps
         raise AssertionError("they do not end")
+
+
+def outcome_of(sequence: Sequence) -> Outcome:
+    speculation = speculation_of(sequence)
+    assert speculation is not None
+    return speculation.outcome
 
 
 @asynccontextmanager
@@ -164,15 +171,14 @@ async def test_a_long_prompt_is_caught_up_with_in_small_parts_beside_streams() -
         other = rig.answer([3] * 150, 40)
         await rig.finish([stream, other])
         assert rig.runner.most_rows <= 70
-        assert other.speculation is not None
-        assert other.speculation.outcome.kept > 0
+        assert outcome_of(other).kept > 0
 
 
 async def test_a_stream_for_which_pages_are_out_goes_on_without_the_draft_model() -> None:
     async with drafting(pages=12, wrong=1000) as rig:
         asked = [rig.answer([number] * 20, 20) for number in range(1, 4)]
         await rig.finish(asked)
-        kept = [each.speculation.outcome.kept for each in asked if each.speculation is not None]
+        kept = [outcome_of(each).kept for each in asked]
         assert min(kept) == 0 < max(kept)
 
 
@@ -231,7 +237,6 @@ async def test_an_answer_knows_how_long_the_draft_model_computed_for_it() -> Non
     async with drafting() as rig:
         sequence = rig.answer([1] * 30, 20)
         await rig.finish([sequence])
-        assert sequence.speculation is not None
-        outcome: Outcome = sequence.speculation.outcome
+        outcome = outcome_of(sequence)
         assert 0 < outcome.kept <= outcome.run
         assert outcome.draft_s > 0

@@ -13,13 +13,13 @@ import pytest
 from tests.unit.scheduler.bench import Bench
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import decode, eventually, prefill, prompt_of
-from twostroke.profiler import WORK_LOOP, Slice
+from twostroke.observability.profiler import WORK_LOOP, Slice
 from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.lateness import WaitingPrompts
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.step_target import PLANNED_SHARE, StepTarget
-from twostroke.worker.steps.rates import Rates
-from twostroke.worker.steps.sharing import Sharing
+from twostroke.worker.measured.rates import Rates
+from twostroke.worker.steps.sharing import TimeSharing
 
 STEP_S = 0.01
 NOW_S = 50.0
@@ -46,10 +46,10 @@ class FakeNeighbours:
         self.lent += 1
 
 
-def sharing_of(bench: Bench, target: StepTarget, neighbours: FakeNeighbours | None) -> Sharing:
+def sharing_of(bench: Bench, target: StepTarget, neighbours: FakeNeighbours | None) -> TimeSharing:
     rates = Rates()
     rates.cost = COST
-    return Sharing(bench.scheduler, rates, target, lambda: NOW_S, neighbours)
+    return TimeSharing(bench.scheduler, rates, target, lambda: NOW_S, neighbours)
 
 
 def bench_with_streams(count: int) -> Bench:
@@ -137,7 +137,7 @@ async def test_a_first_token_does_not_wait_for_the_end_of_a_pause() -> None:
     neighbours = FakeNeighbours()
     async with decode() as worker, router_to(worker) as router:
         loop = worker.host.loop
-        loop._sharing = Sharing(worker.host.scheduler, loop.rates, StepTarget(3600.0), lambda: NOW_S, neighbours)
+        loop._sharing = TimeSharing(worker.host.scheduler, loop.rates, StepTarget(3600.0), lambda: NOW_S, neighbours)
         running = await router.open(prompt_of(20), 200)
         await eventually(lambda: len(running.tokens) >= 2)
         neighbours.beside = WaitingPrompts(1)
@@ -155,7 +155,7 @@ async def test_a_profile_shows_the_pauses_beside_the_other_parts_of_the_loop() -
     neighbours = FakeNeighbours()
     async with decode() as worker, router_to(worker) as router:
         loop = worker.host.loop
-        loop._sharing = Sharing(worker.host.scheduler, loop.rates, StepTarget(3600.0), lambda: NOW_S, neighbours)
+        loop._sharing = TimeSharing(worker.host.scheduler, loop.rates, StepTarget(3600.0), lambda: NOW_S, neighbours)
         with worker.host.engine.profiler.recording() as profile:
             running = await router.open(prompt_of(20), 200)
             await eventually(lambda: len(running.tokens) >= 2)

@@ -44,7 +44,7 @@ def flips(at: int) -> Deed:
 
 
 def holds(data: bytes) -> Deed:
-    """Replace every segment by these bytes."""
+    """Replaces every segment by these bytes."""
 
     def write(folder: Path) -> None:
         for path in segments(folder):

@@ -21,8 +21,8 @@ from tests.unit.worker.tiers.tiered import (
     tiered,
     written,
 )
+from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig, Role
-from twostroke.errors import ConfigError
 from twostroke.worker.engine_state import EngineState
 
 

@@ -161,7 +161,7 @@ async def test_a_disk_that_loses_against_computing_stays_on_and_is_seldom_probed
         faults.answers.clear()
         try:
             for _ in range(100):
-                assert not worker.host.loads.share(hashes, held)
+                assert not worker.host.loads.for_others.share(hashes, held)
             await eventually(lambda: faults.reads > before)
         finally:
             faults.answers.set()

@@ -13,14 +13,14 @@ import pytest
 from tests.unit.worker.callers import Puller, router_to
 from tests.unit.worker.rig import BLOCK, Running, decode, eventually, prompt_of
 from tests.unit.worker.tiers.tiered import BLOCKS, MODEL, A, B, C, ask, faulty, of_tier, on_disk, tiered, written
+from twostroke.base.errors import TransferFailed
+from twostroke.base.ids import PageId
 from twostroke.config import Role
-from twostroke.errors import TransferFailed
-from twostroke.ids import PageId
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.disk_store import RecordPlace
-from twostroke.worker.tiers import loads
+from twostroke.worker.tiers.loads import running, shared_loads
 from twostroke.worker.tiers.reader import PageRead
 
 
@@ -41,7 +41,7 @@ async def test_a_peer_pulls_from_the_disk_of_another_worker(tmp_path: Path) -> N
 
 
 async def test_a_cached_only_pull_is_served_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loads, "POOL_PART", 1)
+    monkeypatch.setattr(shared_loads, "POOL_PART", 1)
     async with tiered(tmp_path) as holder, router_to(holder) as router:
         await ask(router, A)
         await ask(router, B, request_id="b")
@@ -84,13 +84,13 @@ async def test_pulls_from_a_disk_that_never_answers_hold_up_nobody_and_keep_few_
 ) -> None:
     faults = faulty(monkeypatch)
     async with _pulled_from(tmp_path) as (holder, puller, wanted), router_to(holder) as router:
-        pool, most = holder.host.pool, 4 * BLOCKS // loads.POOL_PART
+        pool, most = holder.host.pool, 4 * BLOCKS // shared_loads.POOL_PART
         colds = [prompt_of(BLOCKS * BLOCK + 3, seed=seed) for seed in (20, 21)]
         cold_s = max([await _seconds(ask(router, each, request_id=f"{hash(each)}")) for each in colds])
         faults.answers.clear()
         try:
             first = puller.pull(A[: BLOCKS * BLOCK], wanted, cached_only=True)
-            await eventually(lambda: holder.host.loads.open == 1)
+            await eventually(lambda: holder.host.loads.running.open == 1)
             assert 0 < pool.count(PageState.ARRIVING) <= most
             assert await _seconds(ask(router, A, request_id="same")) < 4 * cold_s
             assert await _seconds(ask(router, C, request_id="other")) < 4 * cold_s
@@ -101,7 +101,7 @@ async def test_pulls_from_a_disk_that_never_answers_hold_up_nobody_and_keep_few_
                 assert pool.count(PageState.QUARANTINED) + pool.count(PageState.ARRIVING) <= most
         finally:
             faults.answers.set()
-        await eventually(lambda: not holder.host.loads.open)
+        await eventually(lambda: not holder.host.loads.running.open)
         assert pool.count(PageState.QUARANTINED) == 0
         pool.check_integrity()
 
@@ -109,14 +109,14 @@ async def test_pulls_from_a_disk_that_never_answers_hold_up_nobody_and_keep_few_
 async def test_pulls_at_once_from_a_disk_that_never_answers_take_few_pages_and_give_them_back_as_they_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loads, "LOOK_S", 60.0)
+    monkeypatch.setattr(running, "LOOK_S", 60.0)
     faults = faulty(monkeypatch)
     async with _pulled_from(tmp_path) as (holder, puller, wanted):
-        pool, most = holder.host.pool, 4 * BLOCKS // loads.POOL_PART
+        pool, most = holder.host.pool, 4 * BLOCKS // shared_loads.POOL_PART
         faults.answers.clear()
         try:
             calls = [puller.pull(each[: BLOCKS * BLOCK], wanted, cached_only=True) for each in (A, B) * 5]
-            await eventually(lambda: holder.host.loads.open > 0)
+            await eventually(lambda: holder.host.loads.running.open > 0)
             await asyncio.gather(*(call.read() for call in calls))
             assert 0 < pool.count(PageState.ARRIVING) <= most
             for call in calls:
@@ -130,13 +130,13 @@ async def test_pulls_at_once_from_a_disk_that_never_answers_take_few_pages_and_g
 async def test_a_disk_that_is_turned_off_takes_its_loads_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loads, "LOOK_S", 60.0)
+    monkeypatch.setattr(running, "LOOK_S", 60.0)
     faults = faulty(monkeypatch)
     async with _pulled_from(tmp_path) as (holder, puller, wanted):
         faults.answers.clear()
         try:
             call = puller.pull(A[: BLOCKS * BLOCK], wanted[:1], cached_only=True)
-            await eventually(lambda: holder.host.loads.open == 1)
+            await eventually(lambda: holder.host.loads.running.open == 1)
             holder.host.tiers.turn_off(Tier.DISK, "the test says so")
             assert isinstance(await puller.refusal(call), TransferFailed)
             await eventually(lambda: not holder.host.pool.count(PageState.QUARANTINED))
@@ -172,8 +172,8 @@ async def test_a_block_that_is_claimed_for_another_worker_has_its_place_in_its_p
         pool, asked = holder.host.pool, wanted[1:]  # none of them is the first block
         faults.answers.clear()
         try:
-            claimed = holder.host.loads.share(block_hashes_of(A, BLOCK), asked)
-            holder.host.loads.stop()
+            claimed = holder.host.loads.for_others.share(block_hashes_of(A, BLOCK), asked)
+            holder.host.loads.running.stop()
         finally:
             faults.answers.set()
         assert 0 < len(claimed) == pool.unwritten.blocks

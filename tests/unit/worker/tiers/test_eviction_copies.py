@@ -6,23 +6,29 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.unit.worker.callers import Received, Router, router_to
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, eventually, prefill, prompt_of
 from tests.unit.worker.tiers.tiered import BLOCKS, PAGES, A, B, C, announced, of_tier, tiered, written
 from tests.unit.worker.tiers.tiered import ask as ask_as
+from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
+from twostroke.kv_cache.memory import PageMemory, Window
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.convert import hashes_to_bytes
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
-from twostroke.worker.tiers import eviction_copies, page_tiers
+from twostroke.transfer.base import digest
+from twostroke.worker.tiers import page_tiers
+from twostroke.worker.tiers.copies import eviction_copies, turn_copies
+from twostroke.worker.tiers.copies.copy_target import CopyTarget
 
 TURN_PAGES = 2
 """Pages that are copied on the event loop in one turn, here."""
@@ -31,7 +37,7 @@ CHAINS = {prompt: block_hashes_of(prompt[: BLOCKS * BLOCK], BLOCK) for prompt in
 
 @pytest.fixture(autouse=True)
 def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (page_tiers, eviction_copies):
+    for module in (page_tiers, eviction_copies, turn_copies):
         monkeypatch.setattr(module, "TURN_BYTES", TURN_PAGES * PAGE_BYTES)
     monkeypatch.setattr(eviction_copies, "BATCH_BYTES", 3 * PAGE_BYTES)
 
@@ -87,7 +93,7 @@ async def holding_a(
 
 @contextlib.asynccontextmanager
 async def copying(blockade: Blockade, evicting: Awaitable[Any]) -> AsyncIterator[asyncio.Future[Any]]:
-    """Begin what evicts A; its copies are not done before the end, and it is."""
+    """Begins what evicts A; its copies are not done before the end, and it is."""
     blockade.is_open.clear()
     begun = asyncio.ensure_future(evicting)
     await eventually(lambda: blockade.pages > 0)
@@ -99,7 +105,7 @@ async def copying(blockade: Blockade, evicting: Awaitable[Any]) -> AsyncIterator
 
 
 async def computed_for(worker: Running, router: Router, prompt: tuple[int, ...]) -> float:
-    """Ask; return the tokens that were computed for it."""
+    """Asks; returns the tokens that were computed for it."""
     before = worker.metric("computed_tokens_total")
     await ask(router, prompt)
     return worker.metric("computed_tokens_total") - before
@@ -161,6 +167,21 @@ async def test_a_block_that_is_forgotten_while_it_is_copied_is_not_kept(blockade
         assert not announced(worker, Tier.HOST) & set(CHAINS[A])
 
 
+async def test_what_waits_to_be_copied_to_disk_is_not_kept_after_all_was_forgotten(tmp_path: Path) -> None:
+    async with holding_a(tmp_path, host_pages=0) as (worker, _):
+        pool, tiers = worker.host.pool, worker.host.tiers
+        for parent, block in itertools.pairwise([root_hash(), *CHAINS[A]]):
+            page = pool.find(block)
+            assert page is not None
+            tiers.reused(page, block, parent)
+        pool.forget_cached()
+        tiers.forget_all()
+        for _ in range(BLOCKS):
+            await asyncio.sleep(0)
+        assert tiers.disk is not None
+        assert not any(map(tiers.disk.is_known, CHAINS[A]))
+
+
 async def test_a_request_that_ends_while_it_waits_leaves_nothing_behind(
     blockade: Blockade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +203,7 @@ async def test_a_request_that_ends_while_its_copies_take_too_long_is_forgotten(
 
 
 def counting_looks(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Return a list that gets an entry each time that all cached blocks are looked through."""
+    """Returns a list that gets an entry each time that all cached blocks are looked through."""
     pool, looks = running.host.pool, []
     cached = pool.cached
     monkeypatch.setattr(pool, "cached", lambda: (looks.append(None), cached())[1])
@@ -255,3 +276,40 @@ async def test_many_prompts_at_once_over_few_pages_get_right_tokens_and_lose_no_
         for _ in range(2):
             await asyncio.gather(*(ask(router, prompt) for prompt in prompts))
         assert of_tier(worker, "loaded_pages_total", "host") > 0
+
+
+class Reused(Window):
+    """Pages that get another writer while they are read."""
+
+    def __init__(self, memory: PageMemory) -> None:
+        self._memory = memory
+        self._window = memory.window(1)
+
+    def read(self, batches: Iterable[Sequence[int]]) -> Iterator[list[memoryview]]:
+        for batch in batches:
+            for page in batch:
+                self._memory.begin_new_generation(PageId(page))
+            yield from self._window.read([batch])
+
+    def landing(self, pages: Sequence[int]) -> list[memoryview]:
+        return self._window.landing(pages)
+
+    def landed(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def close(self) -> None:
+        self._window.close()
+
+
+def test_a_copy_of_a_page_that_was_given_away_before_it_or_during_it_counts_for_nothing() -> None:
+    memory, target = PageMemory(3, PAGE_BYTES), CopyTarget(np.zeros(PAGE_BYTES, np.uint8), lambda _: None, lambda: None)
+    copies = [eviction_copies._PageCopy(BlockHash(bytes(16)), PageId(page), 0, target) for page in range(3)]
+    window, reused = memory.window(1), Reused(memory)
+    memory.begin_new_generation(PageId(1))
+    sound = digest(memory.page(PageId(0)))
+    assert eviction_copies._copy(copies, memory, window) == [sound, None, sound]
+    assert eviction_copies._copy(copies, memory, reused) == [None, None, None]
+    for each in (window, reused):
+        each.close()
+    memory.close()

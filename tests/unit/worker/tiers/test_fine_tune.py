@@ -10,9 +10,10 @@ import pytest
 import xxhash
 
 from tests.unit.engine.tiny import PAGE_BYTES, save_tiny
+from twostroke.base.ids import BlockHash
 from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
-from twostroke.engine.build import LoadedModel, build_runner
-from twostroke.ids import BlockHash
+from twostroke.engine.backends.facts import LoadedModel
+from twostroke.engine.build import build_runner
 from twostroke.kv_cache.tiers.files import AlignedBuffer
 from twostroke.kv_cache.tiers.record import HEADER_BYTES, RecordHeader
 from twostroke.models.weights import digest
@@ -56,7 +57,7 @@ def write_a_page(pages: Path, model: LoadedModel) -> Path:
 
 
 def train_further(model: Path) -> None:
-    """Change one bit of one weight in place: names, sizes and times of all files stay."""
+    """Changes one bit of one weight in place: names, sizes and times of all files stay."""
     path = model / WEIGHTS
     before, data = path.stat(), bytearray(path.read_bytes())
     data[-2] ^= 1

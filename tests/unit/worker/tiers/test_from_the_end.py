@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.injection.faulty_files import DiskFaults
+from tests.trials.chaos.injection.faulty_files import DiskFaults
 from tests.unit.worker.callers import Router, router_to
 from tests.unit.worker.rig import BLOCK, Running, eventually, prompt_of
 from tests.unit.worker.tiers.tiered import ask, faulty, of_tier, tiered, written

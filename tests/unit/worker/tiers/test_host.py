@@ -9,8 +9,8 @@ import pytest
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, worker_config
 from tests.unit.worker.tiers.tiered import BLOCKS, A, B, C, announced, ask, of_tier, tiered, written
+from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig, Role
-from twostroke.errors import ConfigError
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.byte_budget import WriteBudget
 from twostroke.kv_cache.tiers.host_store import HostEntry

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig
-from twostroke.engine.build import LoadedModel
-from twostroke.errors import ConfigError
+from twostroke.engine.backends.facts import LoadedModel
 from twostroke.kv_cache.form import KvForm
 from twostroke.worker.tiers.opening import open_disk
 

@@ -23,13 +23,13 @@ from tests.unit.worker.tiers.tiered import (
     tiered,
     written,
 )
+from twostroke.base.ids import RequestId, SessionId
 from twostroke.config import ScheduleConfig
-from twostroke.ids import RequestId, SessionId
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.kv_cache.page_state import PageState
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.sequence import Sequence as KnownSequence
-from twostroke.worker.tiers.prefetch import HELD_SHARE, READ_PAGES, Prefetch
+from twostroke.worker.tiers.loads.prefetch import HELD_SHARE, READ_PAGES, Prefetch
 
 ONE_AT_ONCE = ScheduleConfig(max_num_seqs=1, max_num_batched_tokens=256)
 LONG = prompt_of(3 * BLOCK, seed=7)

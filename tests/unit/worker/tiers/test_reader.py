@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from twostroke.ids import BlockHash, PageId
+from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.worker.tiers.price import PageTime, ReadTimes
 from twostroke.worker.tiers.reader import DamagedPage, PageRead, ReaderThread, ReadJob, TierReaders
@@ -71,7 +71,7 @@ class Rig:
         return [PageRead(page, block_hash, PageId(page), page) for page in pages]
 
     def start(self, reads: list[PageRead[int]]) -> tuple[ReadJob[int], ReaderThread[int], Future[None]]:
-        """Give these reads to the thread that is to have them."""
+        """Gives these reads to the thread that is to have them."""
         job, ended = ReadJob(reads, lambda: None), Future[None]()
         thread = self.readers.thread_for(len(reads), PAGE_TIME, 0.0)
         thread.pending_pages += len(reads)
@@ -79,7 +79,7 @@ class Rig:
         return job, thread, ended
 
     def start_stuck(self, pages: int) -> tuple[ReadJob[int], ReaderThread[int], Future[None]]:
-        """Start a job of so many pages, and return once its first read does not end."""
+        """Starts a job of so many pages, and returns once its first read does not end."""
         started = self.start(self.reads(pages, NEVER))
         assert self.fetchers.fetching.acquire(timeout=10)
         return started

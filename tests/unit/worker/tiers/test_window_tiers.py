@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker.callers import Received, Router, router_to
-from tests.unit.worker.pulls.test_fetch import fetch
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, VOCAB, Running, prompt_of
+from tests.unit.worker.services.test_fetch import fetch
 from tests.unit.worker.tiers.tiered import of_tier, tiered
+from twostroke.base.ids import BlockHash, RequestId
 from twostroke.config import ModelConfig
-from twostroke.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.kv_cache.tier import Group, Tier
+from twostroke.kv_cache.parts import GroupKind
+from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.sequence import Sequence
 from twostroke.worker.tiers.opening import share_of
 from twostroke.worker.tiers.reader import TierReaders
@@ -35,7 +36,7 @@ def windowed(folder: Path | None = None, host_pages: int = 0, **settings):
     return tiered(folder, host_pages=host_pages, pages=PAGES, model=WINDOWED, **settings)
 
 
-def on(running: Running, tier: Tier, group: Group) -> set[BlockHash]:
+def on(running: Running, tier: Tier, group: GroupKind) -> set[BlockHash]:
     """What routers are told that lies there."""
     running.host.feed.publish_changes()
     changes = running.host.feed.log.snapshot().changes
@@ -77,16 +78,16 @@ async def test_what_is_computed_sooner_than_loaded_is_computed_where_host_memory
 async def test_lower_tiers_keep_the_window_parts_of_ends_alone() -> None:
     async with windowed(host_pages=200) as worker, router_to(worker) as router:
         await displaced(router, worker)
-        assert set(HASHES) <= on(worker, Tier.HOST, Group.FULL)
-        assert on(worker, Tier.HOST, Group.WINDOW).intersection(HASHES) == set(HASHES[-TAIL:])
+        assert set(HASHES) <= on(worker, Tier.HOST, GroupKind.FULL)
+        assert on(worker, Tier.HOST, GroupKind.WINDOW).intersection(HASHES) == set(HASHES[-TAIL:])
 
 
 async def test_a_successor_finds_both_groups_on_disk(tmp_path: Path) -> None:
     async with windowed(tmp_path) as worker, router_to(worker) as router:
         fresh = await displaced(router, worker)
     async with windowed(tmp_path) as worker, router_to(worker) as router:
-        assert set(HASHES) <= on(worker, Tier.DISK, Group.FULL)
-        assert set(HASHES[-TAIL:]) <= on(worker, Tier.DISK, Group.WINDOW)
+        assert set(HASHES) <= on(worker, Tier.DISK, GroupKind.FULL)
+        assert set(HASHES[-TAIL:]) <= on(worker, Tier.DISK, GroupKind.WINDOW)
         again = await router.answer(PROMPTS[0], TOKENS)
         assert again.tokens == fresh.tokens
         assert again.last.cached_tokens == BLOCKS * BLOCK
@@ -139,7 +140,7 @@ async def test_another_worker_gets_both_groups_from_a_tier(tmp_path: Path) -> No
 async def test_each_group_has_the_share_of_a_tier_that_it_has_of_the_pool(tmp_path: Path) -> None:
     async with windowed(tmp_path, host_pages=100) as worker:
         cache, layout = worker.host.config.cache, worker.host.facts.layout
-        shares = [share_of(group, cache, layout) for group in Group]
+        shares = [share_of(group, cache, layout) for group in GroupKind]
         assert sum(each.host_cache_bytes for each in shares) <= cache.host_cache_bytes
         assert (
             shares[0].host_cache_bytes * layout.regions[1].pages == shares[1].host_cache_bytes * layout.regions[0].pages

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.injection.faulty_files import DiskFaults, FaultyFiles
+from tests.trials.chaos.injection.faulty_files import DiskFaults, FaultyFiles
 from tests.unit.worker.callers import Received, Router
 from tests.unit.worker.rig import (
     BLOCK,
@@ -55,7 +55,7 @@ def tiered(
 
 
 def faulty(monkeypatch: pytest.MonkeyPatch) -> DiskFaults:
-    """Let the disks of workers that start from now on have these faults."""
+    """Lets the disks of workers that start from now on have these faults."""
     faults = DiskFaults()
     monkeypatch.setattr(opening, "SegmentFiles", lambda: FaultyFiles(faults))
     return faults
@@ -81,7 +81,7 @@ def announced(running: Running, tier: Tier) -> set[bytes]:
 
 
 async def written(running: Running) -> None:
-    """Wait for writes to disk."""
+    """Waits for writes to disk."""
     await eventually(lambda: running.host.tiers.disk is None or not running.host.tiers.disk.writes)
 
 

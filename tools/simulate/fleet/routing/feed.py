@@ -44,7 +44,7 @@ class SimulatedFeed:
     def close(self) -> None:
         self._stream += 1
         if self._is_following:
-            self._host.leave(self._publish)
+            self._host.feed.leave(self._publish)
         self._is_following = False
 
     def _subscribe(self) -> None:
@@ -53,11 +53,11 @@ class SimulatedFeed:
             return
         following = self._next_sequence()
         batches = host.log.since(following) if following is not None else None
-        load = host.load_report()
+        load = host.feed.load_report()
         for batch in [host.log.snapshot()] if batches is None else batches:
             self._send(batch, load)
         self._is_following = True
-        host.follow(self._publish)
+        host.feed.follow(self._publish)
 
     def _publish(self, batch: EventBatch, load: Load) -> None:
         if not self._spoils:

@@ -13,17 +13,19 @@ from functools import partial
 from router.admission.queued_request import Placement, QueuedRequest
 from router.routing.policy import Decision
 from router.routing.reservations import ReservationChanges
+from router.routing.selector import RoutingParams
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.results import EventUse, RequestOutcome, Status
 from tools.simulate.fleet.routing.feed import SimulatedFeed
 from tools.simulate.fleet.routing.routing_adapter import RoutingAdapter
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulated_request import SimulatedRequest
+from tools.simulate.fleet.worker.decode_service import SimulatedDecodeService
 from tools.simulate.fleet.worker.host import SimulatedHost
 from tools.simulate.fleet.worker.steps import TOKEN
 from tools.simulate.fleet.worker.worker_lifecycle import WorkerLifecycle
-from twostroke.errors import Overloaded
-from twostroke.ids import WorkerId
+from twostroke.base.errors import Overloaded
+from twostroke.base.ids import WorkerId
 from twostroke.kv_cache.block import hash_block, root_hash
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import Load
@@ -63,7 +65,7 @@ class SimulatedRouter:
     # Workers
 
     def join(self, host: SimulatedHost) -> None:
-        """The supervisor lists this epoch of a worker."""
+        """Called when the supervisor lists this epoch of a worker."""
         adapter, worker, epoch = self.adapter, host.worker, host.epoch
         self._close_feed(worker)
         adapter.joined(worker, host.role, epoch)
@@ -74,7 +76,8 @@ class SimulatedRouter:
             self._drain()
             return follows_on
 
-        host.stream(self.name, lambda entry: self._hear_tokens(host, entry))
+        if (service := host.decode_service) is not None:
+            service.stream(self.name, lambda entry: self._hear_tokens(service, entry))
         self._feeds[worker] = SimulatedFeed(host, hear, partial(adapter.next_sequence, worker, epoch), self._draws)
 
     def leave(self, host: SimulatedHost) -> None:
@@ -86,7 +89,7 @@ class SimulatedRouter:
         self._drain()
 
     def lost(self, request: SimulatedRequest, attempt: int) -> None:
-        """Place the request again, from the last token that was sent: that attempt's decode worker has died."""
+        """Places the request again, from the last token that was sent: that attempt's decode worker has died."""
         if request in self._open and request.attempts == attempt:
             request.was_lost = request.was_lost or request.first_token_s is None
             self._again(request)
@@ -99,11 +102,11 @@ class SimulatedRouter:
         self._place(request)
 
     def restart(self, adapter: RoutingAdapter) -> list[SimulatedRequest]:
-        """Forget everything; returns the requests that were open, whose clients have to ask again."""
+        """Forgets everything; returns the requests that were open. Their clients have to ask again."""
         lost = list(self._open)
         for request in lost:
             if request.placement is not None:
-                self._dependencies.workers.host(request.placement.decision.decode).close(request)
+                self._dependencies.workers.decode_service(request.placement.decision.decode).close(request)
             request.forget_answer(self._shape.block_size)
         self._open.clear()
         self._by_id.clear()
@@ -111,15 +114,15 @@ class SimulatedRouter:
         self._wake_s = None
         for feed in self._feeds.values():
             feed.close()
-        for host in self._dependencies.workers.alive:
-            host.end_stream(self.name)
+        for service in self._dependencies.workers.decode_services:
+            service.end_stream(self.name)
         for host in self._dependencies.workers.listed:
             self.join(host)
         for other in self.others:
             other.adapter.left_router(self.name, self._queue.now_s)
         return lost
 
-    def _hear_tokens(self, host: SimulatedHost, entry: TokenEntry) -> None:
+    def _hear_tokens(self, service: SimulatedDecodeService, entry: TokenEntry) -> None:
         """Tokens take a while to get here."""
         request = self._by_id.get(entry.request_id)
         if request is None or entry.attempt != request.attempts:
@@ -130,7 +133,7 @@ class SimulatedRouter:
             self._queue.after(token_s, lambda: self._first_token(request))
         if entry.finish_reason:
             assert not entry.HasField("error"), entry.error
-            host.answered(request.request_id)
+            service.answered(request.request_id)
             self._queue.after(token_s, lambda: self._end(request, Status.DONE))
 
     # What other routers say
@@ -144,20 +147,16 @@ class SimulatedRouter:
         self._name_blocks(request)
         without = self._open[request]
         queued = QueuedRequest(
-            request_id=request.request_id,
+            attempt=request.attempt(self.name),
+            routing=RoutingParams(priority=request.priority, tenant=request.tenant),
             arrived_s=request.arrived_s,
-            known_tokens=request.known_tokens,
-            block_hashes=tuple(request.block_hashes),
-            most_output_tokens=request.answer_tokens - request.emitted,
-            tenant=request.tenant,
-            priority=request.priority,
             is_urgent=request.placement is not None or bool(without),
         )
         self.adapter.place(queued, without, self._queue.now_s)
         self._drain()
 
     def _drain(self) -> None:
-        """Do what the adapter has decided."""
+        """Does what the adapter has decided."""
         adapter, now_s = self.adapter, self._queue.now_s
         for decided in adapter.due(now_s):
             request = self._by_id[decided.request_id]
@@ -181,7 +180,7 @@ class SimulatedRouter:
         self._later(request, self._shape.delays.open_s, lambda: self._reach(request, placement.decision))
 
     def _later(self, request: SimulatedRequest, delay_s: float, action: Callable[[], None]) -> None:
-        """Act after a delay, if this attempt of the request is still the latest then."""
+        """Acts after a delay, if this attempt of the request is still the latest then."""
         attempt = request.attempts
 
         def act() -> None:
@@ -192,14 +191,13 @@ class SimulatedRouter:
 
     def _reach(self, request: SimulatedRequest, decision: Decision) -> None:
         workers, delays = self._dependencies.workers, self._shape.delays
-        decode = workers.host(decision.decode)
-        if decode.is_dead:
+        if workers.host(decision.decode).is_dead:
             self._later(request, delays.detection_s, lambda: self._again(request))
             return
-        source = workers.host(decision.source) if decision.source is not None else None
-        peer = workers.host(decision.peer) if decision.peer is not None else None
+        source = workers.host(decision.source).page_source() if decision.source is not None else None
+        peer = workers.host(decision.peer).page_source() if decision.peer is not None else None
         try:
-            decode.open(request, self.name, source, peer)
+            workers.decode_service(decision.decode).open(request, self.name, source, peer)
         except Overloaded:
             self._later(request, delays.open_s, lambda: self._elsewhere(request, decision.decode))
             return

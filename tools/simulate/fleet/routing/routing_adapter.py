@@ -23,8 +23,8 @@ from router.routing.reservations import ReservationChanges, Reservations, Reserv
 from router.routing.selector import Selector, Shape, Workers
 from tools.simulate.fleet.results import EventUse
 from tools.simulate.fleet.shape import FleetShape
+from twostroke.base.ids import Epoch, RequestId, RouterId, WorkerId
 from twostroke.config import Role
-from twostroke.ids import Epoch, RequestId, RouterId, WorkerId
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, Load, ModelInfo
 
@@ -90,7 +90,7 @@ class RoutingAdapter:
         return len(self._reservations)
 
     def joined(self, worker: WorkerId, role: Role, epoch: Epoch) -> None:
-        """The supervisor lists this epoch of the worker."""
+        """Called when the supervisor lists this epoch of the worker."""
         known = Worker(worker, role, str(worker), epoch, WORKER_STATE_SERVING)
         known.model = ModelInfo(page_bytes=self._fleet_shape.of_role(role).page_bytes)
         known.kv_form = self._fleet_shape.kv_form(role)
@@ -98,7 +98,9 @@ class RoutingAdapter:
         self._serving = None
 
     def heard(self, worker: WorkerId, epoch: Epoch, batch: EventBatch, load: Load, now_s: float) -> bool:
-        """One event batch. False where the log does not follow on: ask for it again from `next_sequence`."""
+        """Takes one event batch. Returns False where it does not follow the one before: ask for it again from
+        `next_sequence`.
+        """
         known = self._known.get(worker)
         if known is None or known.epoch != epoch:
             return True
@@ -119,7 +121,7 @@ class RoutingAdapter:
         return verdict in (Applied.APPLIED, Applied.OLD)
 
     def next_sequence(self, worker: WorkerId, epoch: Epoch) -> int | None:
-        """None: only a snapshot helps."""
+        """Returns the next batch to ask for. None: only a snapshot helps."""
         return self._index.next_sequence(worker, epoch)
 
     def left(self, worker: WorkerId, now_s: float) -> None:
@@ -129,7 +131,7 @@ class RoutingAdapter:
         self._index.forget(worker)
 
     def place(self, request: QueuedRequest, without: frozenset[WorkerId], now_s: float) -> None:
-        """Place a request on a decode worker that is not in `without`; `due` has the answer, now or later."""
+        """Places a request on a decode worker that is not in `without`; `due` has the answer, now or later."""
         workers, request_id = self._workers(), request.request_id
         may_take = Workers(self._shape, _others(workers.decode, without), workers.prefill) if without else workers
         if not workers.decode:
@@ -146,7 +148,7 @@ class RoutingAdapter:
                 self._take(verdict, now_s)
 
     def due(self, now_s: float) -> Sequence[Placement | Refused]:
-        """What has been decided and not been fetched yet."""
+        """Returns what has been decided and not been fetched yet."""
         wake_s = self.wake_s()
         if wake_s is not None and wake_s <= now_s:
             begun_s = time.thread_time()
@@ -159,7 +161,7 @@ class RoutingAdapter:
         return due
 
     def wake_s(self) -> float | None:
-        """When `due` is to be asked next even if nothing happens before."""
+        """Returns when `due` is to be asked next even if nothing happens before."""
         if not self._admission.queued and not len(self._admission.false_rejections):
             return None
         earliest_s = self._looked_s + PAUSE_S
@@ -177,7 +179,7 @@ class RoutingAdapter:
         self._noticed |= self._admission.first_token(request_id, now_s)
 
     def ended(self, request_id: RequestId, answer_tokens: int | None, now_s: float) -> None:
-        """The attempt is over; with its whole answer, unless it was lost or refused."""
+        """Notes that the attempt is over, with its whole answer unless it was lost or refused."""
         self._admission.leave(request_id, now_s)
         self._noticed = True
         for known in (self._waiting, self._asks, self._sent_s):
@@ -186,7 +188,7 @@ class RoutingAdapter:
             self._selector.ended(answer_tokens)
 
     def reservation_update(self, router: str) -> tuple[ReservationChanges, bool] | None:
-        """What another router has not been told yet of this one's reservations, and whether these are all."""
+        """Returns what another router has not been told yet of this one's reservations, and whether these are all."""
         watch = self._watches.get(router)
         is_whole = watch is None
         if watch is None:
@@ -195,18 +197,18 @@ class RoutingAdapter:
         return (changes, is_whole) if changes or is_whole else None
 
     def heard_router(self, router: str, changes: ReservationChanges, is_whole: bool, now_s: float) -> None:
-        """What the adapter of another router said by `reservation_update`."""
+        """Takes what the adapter of another router returned from `reservation_update`."""
         self._reservations.apply(RouterId(router), changes, now_s, whole=is_whole)
 
     def left_router(self, router: str, now_s: float) -> None:
-        """It has died, and comes back with nothing."""
+        """Notes that another router has died. It comes back with nothing."""
         self._reservations.lost(RouterId(router), now_s)
         watch = self._watches.pop(router, None)
         if watch is not None:
             self._reservations.unwatch(watch)
 
     def blocks(self, worker: WorkerId) -> EventBatch | None:
-        """The worker's set as the index has it, as a snapshot; None where it is not known to be true."""
+        """Returns the worker's set as the index has it, as a snapshot; None where it is not known to be true."""
         return self._index.snapshot(worker)
 
     def _look_again(self, now_s: float) -> None:
@@ -222,7 +224,7 @@ class RoutingAdapter:
         return self._serving
 
     def _take(self, verdict: Verdict, now_s: float) -> None:
-        """Hand out what was decided."""
+        """Hands out what was decided."""
         request_id = verdict.request_id
         match verdict:
             case Placement():

@@ -2,7 +2,7 @@
 
 host               one epoch of a worker                  worker_lifecycle   which workers are alive
 steps              the work loop, many steps at once      live_loop          the live work loop, one step at a time
-cores              cores that workers of a host share     core_device        an engine on such cores
+shared_cores/      cores that workers of a host share     decode_service     calls to a decode worker
 pulls              pages from one worker to another       tiers              where evicted pages go
 tokens             when each token was emitted
 """

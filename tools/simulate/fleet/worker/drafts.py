@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from tools.simulate.fleet.shape import DraftShape, FleetShape
 from tools.simulate.fleet.worker.steps import TOKEN
 from twostroke.config import Role
+from twostroke.scheduler.constraints.drafting import draft_lengths
 from twostroke.scheduler.cost import StepCost, StepTerms, StreamStep
-from twostroke.scheduler.drafting import draft_lengths
 from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.draft import Draft, Proposal
 from twostroke.speculation.speculation import Speculation
@@ -22,7 +22,7 @@ WRONG = 1
 
 
 class SimulatedDrafter:
-    """Proposes tokens of which the first ones are right: long proposals are those that are right for long."""
+    """Proposes tokens, with the first ones right: long proposals are those that are right for long."""
 
     def __init__(self, shape: DraftShape, draws: random.Random) -> None:
         self._shape = shape
@@ -49,14 +49,14 @@ class SimulatedDrafts:
 
 
 def drafts_of(shape: FleetShape, role: Role, worker: str) -> SimulatedDrafts | None:
-    """Return what a worker drafts; None where it does not."""
+    """Returns what a worker drafts; None where it does not."""
     if role is not Role.DECODE or shape.drafts is None:
         return None
     return SimulatedDrafts(shape.drafts, f"{shape.seed} drafts {worker}")
 
 
 def lone_stream_step(shape: DraftShape, cost: StepCost) -> StreamStep:
-    """Return what a step with one stream does for it, on average, where the chances of drafts are known."""
+    """Returns what a step with one stream does for it, on average, where the chances of drafts are known."""
     proposed = shape.proposed
     if not proposed[0]:
         return StreamStep()

@@ -10,17 +10,16 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from tools.simulate.fleet.worker.steps import Flight, StepWatch
-from twostroke.profiler import Profiler
+from twostroke.observability.profiler import Profiler
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
+from twostroke.worker.measured.rates import Rates
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.pulls.ordered_pull import OrderedPull
-from twostroke.worker.steps.rates import Rates
-from twostroke.worker.steps.sharing import Sharing
+from twostroke.worker.steps.sharing import TimeSharing
 from twostroke.worker.steps.stream_steps import StreamSteps
 from twostroke.worker.steps.work_loop import RoleHandlers, WorkLoop
 
@@ -31,7 +30,7 @@ class Device(Protocol):
     def start(self, batch: Batch) -> asyncio.Future[StepResult]: ...
 
     def stop(self) -> None:
-        """The worker has died."""
+        """Stops a worker that has died."""
 
 
 class LoopHost(Protocol):
@@ -53,10 +52,8 @@ class WatchedRole:
         self._role = role
         self._watch = watch
 
-    def ordered_pull(self, sequence: KnownSequence) -> OrderedPull | None:
-        return self._role.ordered_pull(sequence)
-
     def admitted(self, admission: AdmittedSequence) -> None:
+        self._watch.admitted(admission)
         self._role.admitted(admission)
 
     def planning(self) -> None:
@@ -80,7 +77,7 @@ class WatchedRole:
 
 
 class LiveLoop:
-    def __init__(self, host: LoopHost, device: Device, sharing: Sharing, rates: Rates) -> None:
+    def __init__(self, host: LoopHost, device: Device, sharing: TimeSharing, rates: Rates) -> None:
         self._host = host
         self._device = device
         self._rates = rates
@@ -123,9 +120,7 @@ class LiveLoop:
             return take_in(step, result)
 
         vars(host.scheduler)["update"] = updated
-        self._task = host.virtual_loop.create_task(
-            self._loop.run(WatchedRole(role, watch), watch.admitting, watch.prefetch)
-        )
+        self._task = host.virtual_loop.create_task(self._loop.run(WatchedRole(role, watch), watch.prefetch))
 
     def stop(self) -> Flight | None:
         assert self._task is not None

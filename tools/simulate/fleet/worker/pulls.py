@@ -15,14 +15,14 @@ from typing import Protocol
 
 from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
 from tools.simulate.fleet.shape import FleetShape
-from twostroke.engine.build import LoadedModel
-from twostroke.errors import PeerLost, ServeError, TransferFailed
-from twostroke.ids import BlockHash, Epoch, RequestId, SessionId, WorkerId
+from twostroke.base.errors import PeerLost, ServeError, TransferFailed
+from twostroke.base.ids import BlockHash, Epoch, RequestId, SessionId, WorkerId
+from twostroke.engine.backends.facts import LoadedModel
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.worker.pulls.link_rates import LinkRates
-from twostroke.worker.pulls.pages_service import PageJob, RequestedBlocks, readable
-from twostroke.worker.pulls.pull_spec import OpenPull, PullReport, PullSpec, open_pull
+from twostroke.worker.measured.link_rates import LinkRates
+from twostroke.worker.services.pages_service import PageJob, RequestedBlocks, readable
+from twostroke.worker.supply.pull_spec import OpenPull, PullReport, PullSpec, open_pull
 
 COPY_PAGES = 8
 """Most pages of one announcement: about what one step of a page source computes."""
@@ -41,7 +41,7 @@ class Wire:
 
 
 def carry(source: Wire, target: Wire, size_bytes: float, ready_s: float) -> float:
-    """Book a copy that can begin at `ready_s`; when it ends."""
+    """Books a copy that can begin at `ready_s`. Returns when it ends."""
     begin_s = max(ready_s, source.out_free_s, target.in_free_s)
     end_s = begin_s + size_bytes / min(source.bytes_per_s, target.bytes_per_s)
     source.out_free_s = target.in_free_s = end_s
@@ -58,7 +58,7 @@ class Converter:
         """When each page was or will be converted."""
 
     def convert(self, blocks: Iterable[BlockHash], now_s: float) -> float:
-        """Convert these after those before them; return when the last one is done."""
+        """Converts these after those before them; returns when the last one is done."""
         done_s = now_s
         for block in blocks:
             if block not in self._converted_s:
@@ -67,7 +67,7 @@ class Converter:
         return done_s
 
     def forget(self, block: BlockHash) -> None:
-        """The page was evicted, and the converted one with it."""
+        """Forgets a page that was evicted, and its converted copy."""
         self._converted_s.pop(block, None)
 
 
@@ -102,7 +102,7 @@ class Party(Protocol):
     def is_dead(self) -> bool: ...
 
     def party(self, worker: WorkerId) -> Party:
-        """The latest epoch of a worker."""
+        """Returns the latest epoch of a worker."""
 
     def serve(self, wanted: RequestedBlocks, *, is_from_cache: bool) -> PageJob:
         """Raises InvalidRequest or Overloaded."""
@@ -124,14 +124,14 @@ class SimulatedPulls:
         return len(self._open) + len(self._host.served)
 
     def start(self, spec: PullSpec, tasks: asyncio.TaskGroup) -> asyncio.Future[PullReport]:
-        """Become the writer of the pages and pull them, as the live pull client does."""
+        """Becomes the writer of the pages and pulls them, as the live pull client does."""
         pull = SimulatedPull(self._host, spec, self.links, self._open.pop)
         self._open[pull] = None
         pull.start()
         return pull.report_ready
 
     def prune(self) -> None:
-        """Stop pulls whose missing pages nobody wants any more."""
+        """Stops pulls when none of their missing pages is wanted any more."""
         for pull in self._open:
             if not any(map(self._host.pool.is_wanted, pull.remaining.values())):
                 pull.stop()
@@ -151,11 +151,11 @@ class SimulatedPulls:
         ]
 
     def stop_one(self, pull: SessionId) -> None:
-        """Stop a pull whose pages are wanted: whoever waits for them computes them."""
+        """Stops a pull although its pages are wanted: the sequences that wait for them compute them."""
         next(each for each in self._open if each.spec.session == pull).stop()
 
     def announce(self) -> None:
-        """Blocks may have become readable: whoever pulls them from here hears of it.
+        """Blocks may have become readable: the workers that pull them from here learn of it.
 
         A pull that has just been told waits for the next news behind all others, as its task does live.
         """
@@ -165,7 +165,7 @@ class SimulatedPulls:
                 served[pull] = served.pop(pull)
 
     def break_off(self) -> None:
-        """The worker has died, and its peers have noticed."""
+        """Ends the pulls of a worker that has died. Its peers have noticed."""
         for pull in list(self._host.served):
             pull.fail()
         for pull in list(self._open):
@@ -179,7 +179,7 @@ class SimulatedPull:
         self._host = host
         self.spec = spec
         self.report_ready: asyncio.Future[PullReport] = host.virtual_loop.create_future()
-        self.remaining = dict(spec.pages)
+        self.remaining = {part.block: page for part, page in spec.parts.items()}
         self.started_s = host.queue.now_s
         self.has_begun = False
         self.is_stopped = False
@@ -187,7 +187,7 @@ class SimulatedPull:
         self._links = links
         self._ended = ended
         self._source = host.party(WorkerId(spec.source.worker_id))
-        self._pending = sorted(spec.pages)
+        self._pending = list(self.remaining)
         self._announced: deque[tuple[list[tuple[int, bool]], float]] = deque()
         """Blocks, whether each was computed for this pull, and when the announcement is here."""
         self._job: PageJob | None = None
@@ -197,7 +197,7 @@ class SimulatedPull:
 
     def start(self) -> None:
         host, spec = self._host, self.spec
-        for page in spec.pages.values():
+        for page in spec.parts.values():
             host.pool.assign_writer(page, spec.session)
         if spec.cached_within_s is not None:
             host.queue.after(spec.cached_within_s, lambda: self._end(TransferFailed("it took too long")))
@@ -210,7 +210,7 @@ class SimulatedPull:
             self._host.virtual_loop.call_soon(self._end, None)
 
     def announce(self) -> bool:
-        """At the source: something may have become readable. False where nothing has."""
+        """Announces at the source what has become readable. Returns False where nothing has."""
         job = self._job
         if job is None:
             return False
@@ -228,7 +228,7 @@ class SimulatedPull:
         return bool(ready)
 
     def _readable_s(self, ready: Sequence[tuple[int, bool]]) -> float:
-        """At the source: when these blocks can be announced in the form of the worker that pulls."""
+        """Returns when the source can announce these blocks in the form of the worker that pulls."""
         now_s, source = self._host.queue.now_s, self._source
         if source.facts.kv_form == self._host.facts.kv_form:
             return now_s
@@ -243,7 +243,7 @@ class SimulatedPull:
         self._end(PeerLost("the source is gone"))
 
     def release_source(self) -> None:
-        """The call is over: the source unpins what it announced."""
+        """Ends the call: the source unpins what it announced."""
         job, self._job = self._job, None
         if job is not None:
             self._source.served.pop(self, None)
@@ -251,7 +251,7 @@ class SimulatedPull:
                 job.close()
 
     def _end(self, failure: ServeError | None) -> None:
-        """What has not come is left to whoever wants it."""
+        """Ends a pull. What has not come is left to the sequences that want it."""
         if self._is_over:
             return
         self._is_over = True
@@ -273,7 +273,7 @@ class SimulatedPull:
         if source.is_dead or str(source.epoch) != spec.source.epoch:
             host.queue.after(host.shape.delays.detection_s, self.fail)
             return
-        blocks = sorted(spec.pages)
+        blocks = [part.block for part in spec.parts]
         end = blocks[-1] + 1
         tokens = list(spec.tokens[: end * host.shape.block_size])
         wanted = RequestedBlocks(spec.request_id, tokens, list(spec.block_hashes[:end]), blocks, spec.peer)

@@ -1,7 +1,7 @@
 """Steps of a simulated worker: the live work loop in virtual time, many equal steps at once.
 
-Tokens are not computed: a step is its chunks, and its length is what the cost model says, times seeded noise. All that
-is decided is the live scheduler's, and the role is told what a live one is told, in the same order.
+Tokens are not computed: a step is its chunks, and its length is what the cost model says, times seeded noise. The live
+scheduler makes all decisions. The role gets the same calls as a live one, in the same order.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from twostroke.scheduler.batching import Chunk, Step, terms_of
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.values import AdmittedSequence, Emission
-from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.steps.stream_steps import StreamSteps
 from twostroke.worker.steps.work_loop import Prefetching, RoleHandlers
 
 TOKEN = 0
-"""Whatever is sampled: nobody looks at it."""
+"""Whatever is sampled: it is not looked at."""
 SAMPLED = SampledToken(TOKEN)
 NOISY_STEPS = 16
 """Steps at once where each has a length of its own: few, as most of a long run is cut short."""
@@ -59,7 +58,7 @@ class StepPace:
         self._draws = random.Random(seed)
 
     def flight(self, step: Step, begun_s: float, repeats: int) -> Flight:
-        """The step, and `repeats` more like it or somewhat fewer."""
+        """Returns the step, and `repeats` more like it or somewhat fewer."""
         cost, terms = self.cost, terms_of(step.chunks)
         length_s = cost.of(terms)
         growth_s = terms.streams * cost.context_token_s
@@ -71,7 +70,7 @@ class StepPace:
         return Flight(step, terms, begun_s, length_s, growth_s, cost.prompt_share(terms), noisy, 1 + repeats)
 
     def factor(self) -> float:
-        """Draw a factor of a step's length; the mean is 1."""
+        """Draws a factor of a step's length; the mean is 1."""
         if not self._noise:
             return 1.0
         return self._draws.lognormvariate(-(self._noise**2) / 2, self._noise)
@@ -93,7 +92,7 @@ class Flight:
     steps: int
 
     def after(self, steps: int) -> float:
-        """Seconds from the beginning until so many of them have ended."""
+        """Returns seconds from the beginning until so many of them have ended."""
         if self.noisy:
             return self.noisy[steps - 1] if steps else 0.0
         return steps * self.first_s + self.growth_s * steps * (steps - 1) / 2
@@ -120,7 +119,7 @@ class Flight:
         return low
 
     def cut(self, now_s: float) -> bool:
-        """End with the step that runs now; False where that is the last one anyway."""
+        """Ends with the step that runs now; False where that is the last one anyway."""
         steps = min(self.steps, self.ended_by(now_s) + 1)
         is_cut = steps < self.steps
         self.steps = steps
@@ -128,13 +127,13 @@ class Flight:
 
 
 def right_drafts(chunk: Chunk) -> int:
-    """Return how many of the drafted tokens of a chunk become known."""
+    """Returns how many of the drafted tokens of a chunk become known."""
     return sum(1 for _ in itertools.takewhile(lambda token: token == TOKEN, chunk.drafts))
 
 
 def repeats(step: Step, block_size: int) -> int:
-    """How many more steps would each run the next token of the same sequences, and nothing else, if no token ends
-    an answer, nothing else happens to the scheduler, and no more sequences can be admitted.
+    """Returns how many more steps would each run only the next token of the same sequences. It assumes that no token
+    ends an answer, that nothing else happens to the scheduler, and that no more sequences can be admitted.
 
     The last of these steps may fill a block or end an answer; none before it does. Steps with drafts differ from one
     to the next.
@@ -142,7 +141,7 @@ def repeats(step: Step, block_size: int) -> int:
     least = sys.maxsize
     for chunk in step.chunks:
         sequence, params = chunk.sequence, chunk.sequence.sampling
-        if params is None or not chunk.samples or chunk.end - chunk.start != 1 or sequence.speculation is not None:
+        if params is None or not chunk.samples or chunk.end - chunk.start != 1 or sequence.proposer is not None:
             return 0
         block_left = block_size - 1 - chunk.start % block_size
         answer_left = params.max_tokens - sequence.answer_tokens
@@ -151,7 +150,7 @@ def repeats(step: Step, block_size: int) -> int:
 
 
 def run_ahead(step: Step, times: int) -> tuple[Step, list[Emission]]:
-    """Take in the step in flight as if it had been emitted and planned again `times` times (at most `repeats`).
+    """Takes in the step in flight as if it had been emitted and planned again `times` times (at most `repeats`).
 
     Returns the step that is in flight then, and what was emitted before it.
     """
@@ -168,16 +167,16 @@ def run_ahead(step: Step, times: int) -> tuple[Step, list[Emission]]:
 
 
 class StepWatch(Protocol):
-    """What a simulated worker is told of its steps, besides its role."""
+    """Gets the events of a simulated worker's steps, besides its role."""
 
     @property
     def prefetch(self) -> Prefetching: ...
 
-    def admitting(self, admission: AdmittedSequence, pull: OrderedPull | None) -> AdmittedSequence:
-        """The admission as the role is told of it; `pull` is what its router ordered."""
+    def admitted(self, admission: AdmittedSequence) -> None:
+        """Called before the role is told of an admission."""
 
     def most_steps(self, flight: Flight) -> int:
-        """How many equal steps may run before the role must be told."""
+        """Returns how many equal steps may run before the role must be called."""
 
     def preempted(self) -> None: ...
 
@@ -209,11 +208,11 @@ class SimulatedLoop:
         self.stream_steps = StreamSteps()
 
     def run(self, role: RoleHandlers, watch: StepWatch) -> None:
-        """Work for the role from now on."""
+        """Lets the loop work for the role from now on."""
         self._role, self._watch = role, watch
 
     def wake(self) -> None:
-        """Something changed that the next plan should see."""
+        """Notes a change that the next plan should see."""
         if self._is_over:
             return
         if self._flight is not None:
@@ -233,10 +232,10 @@ class SimulatedLoop:
     @property
     def queued_s(self) -> float:
         """Predicted seconds until every prompt token that is to be computed here is computed."""
-        return self.budget.drain_s(self._scheduler.queued(), self._scheduler.step_tokens)
+        return self.budget.drain_s(self._scheduler.load.queued(), self._scheduler.step_tokens)
 
     def stop(self) -> Flight | None:
-        """The worker dies. Returns what has run of the steps under way."""
+        """Stops a worker that dies. Returns what has run of the steps under way."""
         self._is_over = True
         if self._end is not None:
             self._end.cancel()
@@ -251,14 +250,15 @@ class SimulatedLoop:
             self._progressed()
 
     def _begin(self) -> None:
-        """Admit, and start the next steps."""
+        """Admits, and starts the next steps."""
         scheduler, role, watch = self._scheduler, self._role, self._watch
         assert role is not None
         assert watch is not None
         watch.prefetch.begin_admission(scheduler.next_waiting())
         admitted = scheduler.admit()
         for admission in admitted:
-            role.admitted(watch.admitting(admission, role.ordered_pull(admission.sequence)))
+            watch.admitted(admission)
+            role.admitted(admission)
         watch.prefetch.end_admission(scheduler.running)
         role.planning()
         step = scheduler.plan(self.budget)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import FleetShape
-from twostroke.ids import BlockHash, PageId, SessionId
+from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.memory import Window
 from twostroke.kv_cache.pool import BlockPool
@@ -32,9 +32,9 @@ from twostroke.rpc.events import tier_to_message
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.cost import Queued
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.tiers.loads import TierLoads
+from twostroke.worker.tiers.loads.prefetch import Prefetch
+from twostroke.worker.tiers.loads.tier_loads import TierLoads
 from twostroke.worker.tiers.page_tiers import MOST_STAGED, SECOND_SIGHT, STAGING_BYTES
-from twostroke.worker.tiers.prefetch import Prefetch
 from twostroke.worker.tiers.price import PageTime, ReadTimes
 from twostroke.worker.tiers.reader import THREADS, BusyThreads, MissingPage, PageRead, ReadJob, TierReaders
 
@@ -77,12 +77,12 @@ class SimulatedDisk:
         self._tiers: SimulatedTiers | None = None
 
     def mount(self, tiers: SimulatedTiers) -> None:
-        """A new epoch of its worker has begun; pages on their way at the end of the last one are lost."""
+        """Begins a new epoch of its worker. Pages on their way at the end of the last epoch are lost."""
         self._tiers = tiers
         self._writing = set()
 
     def may_write(self, block_hash: BlockHash, *, wanted_again: bool) -> bool:
-        """Tell whether a page is to be written now, and take its bytes from the budget."""
+        """Tells whether a page is to be written now, and takes its bytes from the budget."""
         if block_hash in self.store or block_hash in self._writing or len(self._writing) >= self._most_writes:
             return False
         if not self.store.has_room():
@@ -90,7 +90,7 @@ class SimulatedDisk:
         return self._budget.take_page(self._queue.now_s, wanted_again=wanted_again)
 
     def write(self, block_hash: BlockHash, done: Callable[[], None] = lambda: None) -> None:
-        """Write a page after those before it; `done` is called when its bytes are needed no more."""
+        """Writes a page after those before it; `done` is called when its bytes are needed no more."""
         writing, place = self._writing, self.store.reserve(self._queue.now_s).place
         writing.add(block_hash)
         self._writer_free_s = max(self._queue.now_s, self._writer_free_s) + self._write_s
@@ -131,7 +131,7 @@ class SimulatedTiers:
                 self.stored_on(Tier.DISK, block_hash)
 
     def loads(self) -> TierLoads:
-        """Return the live loads over these tiers."""
+        """Returns the live loads over these tiers."""
         host, tiers = self._host, self
         unchecked: Any = tiers  # what loads use of the live tiers is here
         return TierLoads(
@@ -145,13 +145,13 @@ class SimulatedTiers:
         )
 
     def prefetch(self, loads: TierLoads) -> Prefetch:
-        """Return the live prefetch over these tiers."""
+        """Returns the live prefetch over these tiers."""
         host, tiers = self._host, self
         unchecked: Any = tiers  # what prefetch uses of the live tiers is here
         return Prefetch(unchecked, host.pool, loads, host.shape.block_size, compute_s=host.compute_s, wake=host.wake)
 
     def rates(self) -> Iterator[control_pb2.TierRate]:
-        """Yield what a worker reports of each tier that it uses."""
+        """Yields what a worker reports of each tier that it uses."""
         shape = self._host.shape
         if self._store is not None:
             blocks, page_s = len(self._store), self._times[Tier.HOST].seconds
@@ -172,7 +172,7 @@ class SimulatedTiers:
         self._sightings.saw(block_hash)
 
     def evicting(self, block_hash: BlockHash, parent: BlockHash) -> None:
-        """Keep a block whose page the pool is about to give away."""
+        """Keeps a block before the pool gives its page away."""
         is_kept = self._store is not None and self._keep_in_host(self._store, block_hash, parent)
         if not is_kept and self._disk is not None and self._may_write(self._disk, block_hash):
             self._disk.write(block_hash)
@@ -180,7 +180,7 @@ class SimulatedTiers:
     # What loads ask and tell
 
     def when_turned_off(self, turned_off: Callable[[Tier], None]) -> None:
-        """No simulated tier fails."""
+        """Does nothing: no simulated tier fails."""
 
     @property
     def used(self) -> frozenset[Tier]:
@@ -221,7 +221,7 @@ class SimulatedTiers:
         return any(self.place(tier, block_hash) is not None for tier in self._readers)
 
     def reused(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
-        """Note that a request found this block in the pool; now it is worth writing."""
+        """Notes that a request found this block in the pool; now it is worth writing."""
         if self._disk is None:
             return
         self._sightings.saw(block_hash)
@@ -229,7 +229,7 @@ class SimulatedTiers:
             self._disk.write(block_hash)
 
     def hit(self, tier: Tier, block_hash: BlockHash) -> None:
-        """A page came up and was of use."""
+        """Counts a page that came up and was used."""
         self._host.use.loaded_tokens[tier] += self._host.shape.block_size
         if tier is Tier.DISK and self._disk is not None:
             self._disk.store.hit(block_hash)
@@ -237,7 +237,7 @@ class SimulatedTiers:
             self.touch(block_hash)
 
     def missing_read(self, tier: Tier, read: PageRead[Any]) -> None:
-        """A page had gone before it was read: its store has told of that already."""
+        """Does nothing for a page that was gone before it was read: its store has reported that already."""
 
     def turn_off(self, tier: Tier, reason: str) -> None:
         raise AssertionError(f"the simulated {tier.name} tier failed: {reason}")
@@ -249,12 +249,12 @@ class SimulatedTiers:
         return 0 if self._store is None else self._store.pages
 
     def touch(self, block_hash: BlockHash) -> None:
-        """Make a block the last one to leave host memory."""
+        """Makes a block the last one to leave host memory."""
         if self._store is not None and block_hash in self._store:
             self._store.touch(block_hash)
 
     def take_host_page(self) -> PageId | None:
-        """Take a page of host memory; None if all are held."""
+        """Takes a page of host memory; None if all are held."""
         if self._store is None:
             return None
         victim = self._store.victim()
@@ -267,7 +267,7 @@ class SimulatedTiers:
             self._store.give_back(page)
 
     def promoted(self, block_hash: BlockHash, parent: BlockHash, page: PageId) -> bool:
-        """Keep a block that was read into a page that was taken; return False if it is not to be kept there."""
+        """Keeps a block that was read into a page that was taken; returns False if it is not to be kept there."""
         if self._store is None or block_hash in self._store:
             return False
         self._kept(self._store, HostEntry(block_hash, parent, page, b"", self._host.queue.now_s))
@@ -284,7 +284,7 @@ class SimulatedTiers:
     # Internals
 
     def _keep_in_host(self, store: HostStore, block_hash: BlockHash, parent: BlockHash) -> bool:
-        """Copy a block to host memory, and from there to disk; return False if all pages there are being read."""
+        """Copies a block to host memory, and from there to disk; returns False if all pages there are being read."""
         if block_hash in store:
             store.touch(block_hash)
             return True
@@ -295,7 +295,7 @@ class SimulatedTiers:
         return True
 
     def _kept(self, store: HostStore, entry: HostEntry) -> None:
-        """Announce a block that has come to host memory, and write it to disk from there."""
+        """Announces a block that has come to host memory, and writes it to disk from there."""
         store.put(entry)
         self.stored_on(Tier.HOST, entry.block_hash)
         if self._disk is not None and self._may_write(self._disk, entry.block_hash):
@@ -313,7 +313,7 @@ class SimulatedTiers:
 
 
 def _readers(queue: EventQueue, tier: Tier, tiers: SimulatedTiers) -> TierReaders[Any]:
-    """Return threads that share what the tier can do."""
+    """Returns threads that share what the tier can do."""
     busy = BusyThreads(THREADS)
     threads: list[Any] = [SimulatedReader(queue, tier, tiers, busy, index) for index in range(THREADS)]
     return TierReaders(threads)
@@ -337,18 +337,18 @@ class SimulatedReader:
         return self._busy.since_s[self._index]
 
     def start(self, job: ReadJob[Any], ended: Future[None]) -> None:
-        """Read the job's pages after those of earlier jobs."""
+        """Reads the job's pages after those of earlier jobs."""
         self._jobs.append((job, iter(job.reads), ended))
         if self.busy_since_s is None:
             self._next()
 
     def probe(self, read: PageRead[Any], took: Future[ReadTimes]) -> None:
-        """Read a page to nowhere."""
+        """Reads a page to nowhere."""
         page_s, is_beside = self._page_s()
         self._queue.after(page_s, lambda: took.set_result(ReadTimes().plus(page_s, is_beside=is_beside)))
 
     def _page_s(self) -> tuple[float, bool]:
-        """Return how long a read that begins now takes, and whether another thread reads meanwhile."""
+        """Returns how long a read that begins now takes, and whether another thread reads meanwhile."""
         is_beside = self._busy.is_beside(self._index)
         return self._page_time.reading_s(1, int(is_beside)), is_beside
 

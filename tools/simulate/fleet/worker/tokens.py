@@ -10,7 +10,7 @@ from decode_worker.request_manager import RequestManager
 from tools.simulate.fleet.results import Gaps
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.worker.steps import Flight, right_drafts
-from twostroke.ids import RequestId
+from twostroke.base.ids import RequestId
 from twostroke.rpc.v1 import worker_pb2
 
 Hear = Callable[[worker_pb2.TokenEntry], None]
@@ -56,7 +56,7 @@ class TokenTimes:
         self._gaps[Gaps.bucket_of(gap_s)] += 1
 
     def _note_steps(self, flight: Flight) -> None:
-        """Between the tokens of all steps but the first, as long as those steps were."""
+        """Notes the gaps between the tokens of all steps but the first. They are as long as those steps."""
         streams, steps = flight.terms.streams, flight.steps
         if steps < 2:
             return
@@ -69,7 +69,7 @@ class TokenTimes:
 
 
 async def read_tokens(requests: RequestManager, router_id: str, hear: Hear) -> None:
-    """A router's end of the stream that carries all of its answers on a decode worker."""
+    """Reads the stream that carries all answers of a router on a decode worker."""
     async with contextlib.aclosing(requests.output_stream(router_id).stream()) as batches:
         async for batch in batches:
             for entry in batch.entries:

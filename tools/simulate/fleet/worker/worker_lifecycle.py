@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.simulated_request import SimulatedRequest
+from tools.simulate.fleet.worker.decode_service import SimulatedDecodeService
 from tools.simulate.fleet.worker.host import SharedFleet, SimulatedHost
+from twostroke.base.ids import Epoch, WorkerId
 from twostroke.config import Role
-from twostroke.ids import Epoch, WorkerId
 
 
 class WorkerLifecycle:
@@ -47,14 +49,25 @@ class WorkerLifecycle:
         """Its latest epoch."""
         return self._hosts[worker]
 
+    @property
+    def decode_services(self) -> list[SimulatedDecodeService]:
+        """Returns the calls to the decode workers that are alive."""
+        return [host.decode_service for host in self.alive if host.decode_service is not None]
+
+    def decode_service(self, worker: WorkerId) -> SimulatedDecodeService:
+        """Returns the service of a decode worker's latest epoch."""
+        service = self._hosts[worker].decode_service
+        assert service is not None, f"{worker} is no decode worker"
+        return service
+
     def begin(self, worker: WorkerId) -> SimulatedHost:
-        """A new epoch begins, with an empty cache."""
+        """Begins a new epoch with an empty cache."""
         use = self.uses[worker]
         epoch = Epoch(use.epochs + 1, _nonce(f"{self._shape.seed} {worker} {use.epochs + 1}"))
         host = self._hosts[worker] = SimulatedHost(self._fleet, worker, epoch, use)
         return host
 
-    def end(self, worker: WorkerId) -> list[SimulatedRequest]:
+    def end(self, worker: WorkerId) -> Sequence[SimulatedRequest]:
         """It dies; returns what it owned."""
         return self._hosts[worker].die()
 
@@ -63,7 +76,7 @@ class WorkerLifecycle:
             host.check_quiet()
 
     def reach_span_end(self) -> None:
-        """The last request has arrived."""
+        """Notes that the last request has arrived."""
         for use in self.uses.values():
             use.prefill_span_s = use.prefill_s
 

@@ -13,7 +13,7 @@
 
 namespace twostroke {
 
-// Named by `KERNELS` of twostroke/profiler.py, in this order.
+// Named by `KERNELS` of twostroke/observability/profiler.py, in this order.
 enum class KernelKind : int32_t {
     EMBEDDING, NORM, QKV, HEAD_NORM, STORE, ATTENTION, OUTPUT, GATED, DOWN, HEAD,
     ROUTER, EXPERTS_GATED, EXPERTS_DOWN, EXPERTS_SUM,
@@ -27,7 +27,7 @@ struct Work {
     double bytes, operations;
 };
 
-// `KernelRecord` of twostroke/profiler.py, field by field.
+// `KernelRecord` of twostroke/observability/profiler.py, field by field.
 struct KernelRecord {
     int64_t start_ns, end_ns;  // of the monotonic clock
     Work work;
@@ -35,7 +35,7 @@ struct KernelRecord {
     int32_t layer, rows, threads;
 };
 
-// `KernelRecords` of twostroke/profiler.py.
+// `KernelRecords` of twostroke/observability/profiler.py.
 struct KernelRecords {
     static constexpr int64_t MOST = 2048;
     KernelRecord records[MOST];

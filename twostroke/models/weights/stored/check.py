@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.models.weights.stored.coded_matrices import SCALES, CodedMatrices, coded_in
-from twostroke.models.weights.stored.gguf_file import GgufFile, GgufTensor, check_architecture, read_gguf
+from twostroke.models.weights.stored.gguf_file import TYPES, GgufFile, GgufTensor, check_architecture, read_gguf
 from twostroke.models.weights.stored.model_files import gguf_in
 from twostroke.models.weights.stored.tensor_header import HeaderTensor, read_headers
 
@@ -51,7 +51,7 @@ def check_gguf(path: Path) -> None:
 
 
 def check_describes_itself(path: Path) -> None:
-    """Raises ConfigError where a GGUF file alone does not say all of a model's config that we would read from it."""
+    """Raises ConfigError where a GGUF file does not have all of a model's config that we would read from it."""
     file = read_gguf(path)
     scaling = file.facts.get(f"{file.architecture}.rope.scaling.type", "none")
     lost = [name for name in file.tensors if name.startswith("rope_f")]
@@ -75,13 +75,12 @@ def _check_heads(file: GgufFile) -> None:
 
 
 def _has_wrong_scale(content: Bytes, tensor: GgufTensor) -> bool:
-    kind = tensor.kind
-    if kind.layout is None:
-        return len(tensor.shape) == 1 and _has_wrong_number(content, kind.name)
-    blocks = content.reshape(-1, kind.block_bytes)
-    if kind.layout.scales == "exponent":
+    if tensor.layout is None:
+        return len(tensor.shape) == 1 and _has_wrong_number(content, tensor.kind)
+    blocks = content.reshape(-1, tensor.block_bytes)
+    if tensor.layout.scales == "exponent":
         return bool((blocks[:, 0] == NO_EXPONENT).any())
-    return any(_has_wrong_number(blocks[:, at : at + 2], "F16") for at in kind.numbers)
+    return any(_has_wrong_number(blocks[:, at : at + 2], "F16") for at in TYPES[tensor.kind].numbers)
 
 
 def _has_wrong_number(content: Bytes, dtype: str) -> bool:

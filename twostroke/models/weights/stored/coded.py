@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
-from twostroke.errors import ConfigError
-from twostroke.kernels.stored import Matrix, StoredMatrix, StoredNumbers
+from twostroke.base.errors import ConfigError
+from twostroke.kernels.products.stored import Matrix, StoredMatrix, StoredNumbers
 from twostroke.models.weights.files import TensorFiles
 from twostroke.models.weights.stored.coded_matrices import EXPERT_BLOCKS, CodedMatrices, CodedMatrix
 from twostroke.models.weights.stored.schemes import Scheme
@@ -40,14 +40,14 @@ class CodedTensors(TensorFiles):
         self._keeps_codes = keeps_codes
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor of this name as plain numbers, on the device and in the dtype asked for."""
+        """Returns the tensor of this name as plain numbers, on the device and in the dtype asked for."""
         matrix = self._coded.find(name)
         if matrix is None:
             return super().take(name, *shape)
         return self._stored(name, matrix, shape).dense().to(self._device, self._dtype)
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
-        """The same in the file's form, where that is kept."""
+        """Returns the same in the file's form, where that is kept."""
         matrix = self._coded.find(name)
         if matrix is None or not self._keeps_codes:
             return self.take(name, rows, inputs)
@@ -109,7 +109,7 @@ def _check_scales(numbers: StoredNumbers, name: str) -> None:
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """uint8 [.., words * codes] of int32 words, the lowest bits first."""
+    """Returns uint8 [.., words * codes] of int32 words, the lowest bits first."""
     content = words.contiguous().view(torch.uint8)
     if bits == 8:
         return content
@@ -117,12 +117,12 @@ def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _signed(codes: torch.Tensor) -> torch.Tensor:
-    """int8 codes, less the 128 that unsigned ones have more."""
+    """Returns int8 codes, less the 128 that unsigned ones have more."""
     return (codes.int() - 128).to(torch.int8)
 
 
 def _ints(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, scheme: Scheme) -> StoredNumbers:
-    """Unsigned codes and zeros [rows, ..]; where the scheme is symmetric, zeros say nothing."""
+    """Returns unsigned codes and zeros [rows, ..]; where the scheme is symmetric, zeros say nothing."""
     if scheme.is_symmetric:
         zeros = None
     if scheme.bits == 8:
@@ -180,7 +180,7 @@ def _expert_blocks(tensors: Tensors, _matrix: CodedMatrix, _scheme: Scheme) -> S
 
 
 def _by_row(scales: torch.Tensor, matrix: CodedMatrix) -> torch.Tensor:
-    """[rows, groups] of scales that may be one for each row, or one for all."""
+    """Returns [rows, groups] of scales that may be one for each row, or one for all."""
     groups = matrix.inputs // matrix.layout.group
     wide = scales.reshape(1, 1) if scales.numel() == 1 else scales.reshape(matrix.rows, -1)
     return wide.expand(matrix.rows, groups).contiguous()

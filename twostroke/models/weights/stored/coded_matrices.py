@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from twostroke.errors import ConfigError, UnsupportedModel
+from twostroke.base.errors import ConfigError, UnsupportedModel
 from twostroke.kernels.layout import Layout
 from twostroke.models.weights.fused_experts import FusedExpert
 from twostroke.models.weights.stored.schemes import Scheme, scheme_of
@@ -45,7 +45,7 @@ class CodedMatrices:
     _found: dict[str, CodedMatrix | None] = field(default_factory=dict)
 
     def find(self, name: str) -> CodedMatrix | None:
-        """Return the matrix that the model calls `name`; None where it is there as plain numbers, or not at all.
+        """Returns the matrix that the model calls `name`; None where it is there as plain numbers, or not at all.
 
         Raises ConfigError where its parts do not fit together, or the config says that it is exact and it is not.
         """
@@ -54,7 +54,7 @@ class CodedMatrices:
         return self._found[name]
 
     def modules(self) -> list[str]:
-        """Return the names of all matrices that are quantised; of those that are one tensor, that of the first."""
+        """Returns the names of all matrices that are quantised; of those that are one tensor, that of the first."""
         main = MAIN[self.scheme.method]
         if self.scheme.method == EXPERT_BLOCKS:
             return _first_experts(self.tensors)
@@ -77,7 +77,7 @@ class CodedMatrices:
 
 
 def coded_in(directory: Path) -> CodedMatrices | None:
-    """Return the quantised matrices of a directory's safetensors; None where its config says that there are none.
+    """Returns the quantised matrices of a directory's safetensors; None where its config says that there are none.
 
     Raises ConfigError for files that are damaged and options that are not served.
     """
@@ -108,7 +108,7 @@ PARTS: Final = (
     *("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_g_idx"),
 )
 EXPERT_BLOCKS: Final = "expert blocks"
-"""The method of gpt-oss: tensors of all experts of a layer, whose names `fused_experts` knows."""
+"""The method of gpt-oss: tensors of all experts of a layer. Their names `fused_experts` knows."""
 MAIN: Final = {
     EXPERT_BLOCKS: "blocks",
     "gptq": "qweight",
@@ -143,7 +143,7 @@ class _Parts:
         return ConfigError(f"weights of {self.module} cannot be read: the module {what}", field="model")
 
     def groups(self, inputs: int, group: int | None) -> tuple[int, int]:
-        """Return how many inputs share a scale, and how many scales a row has."""
+        """Returns how many inputs share a scale, and how many scales a row has."""
         size = group or inputs
         if inputs % size or inputs % 32:
             raise self.wrong(f"has {inputs} inputs, which are no groups of {size}")

@@ -17,7 +17,7 @@ from twostroke.models.weights.tensors import WeightSource
 
 
 class OpenWeights(WeightSource, Protocol):
-    """The files of a model, open for as long as somebody takes tensors."""
+    """The files of a model, open while tensors are read."""
 
     def __enter__(self) -> Self: ...
 
@@ -29,7 +29,7 @@ class OpenWeights(WeightSource, Protocol):
 def open_weights(
     directory: Path, dtype: torch.dtype, device: torch.device | None = None, *, keeps_codes: bool = False
 ) -> OpenWeights:
-    """Return the weights of a model directory in whatever format it has.
+    """Returns the weights of a model directory in whatever format it has.
 
     Matrices become plain numbers of `dtype`, or stay in their file's form where `keeps_codes` is true. Raises
     ConfigError naming the file that cannot be read.

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from twostroke.errors import ConfigError
-from twostroke.kernels.stored import Matrix, StoredMatrix, StoredNumbers
+from twostroke.base.errors import ConfigError
+from twostroke.kernels.products.stored import Matrix, StoredMatrix, StoredNumbers
 from twostroke.models.weights.stored.gguf_file import GgufFile, GgufTensor, check_architecture, read_gguf
 from twostroke.models.weights.stored.gguf_names import gguf_place, has_one, is_paired
 
@@ -35,16 +35,16 @@ class GgufTensors(ExitStack):
             self._content = self.enter_context(_Mapped(mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)))
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor of this name as plain numbers, on the device and in the dtype asked for."""
+        """Returns the tensor of this name as plain numbers, on the device and in the dtype asked for."""
         tensor = self._tensor(name, shape)
-        if tensor.kind.layout is None:
+        if tensor.layout is None:
             return self._plain(name, tensor).to(self._device, self._dtype, copy=True).view(shape)
         return self._stored(name, tensor).dense().to(self._device, self._dtype)
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
-        """The same in the file's form, where that is kept."""
+        """Returns the same in the file's form, where that is kept."""
         tensor = self._tensor(name, (rows, inputs))
-        if not self._keeps_codes or tensor.kind.layout is None:
+        if not self._keeps_codes or tensor.layout is None:
             return self.take(name, rows, inputs)
         return self._stored(name, tensor)
 
@@ -54,7 +54,7 @@ class GgufTensors(ExitStack):
             place = gguf_place(self._file.architecture, name)
             of_expert = "" if place.expert is None else f" with an expert {place.expert}"
             raise ConfigError(f"{self._file.path} has no tensor {place.name}{of_expert}", field="model")
-        if shape not in {tensor.shape, (1, *tensor.shape)}:  # a row alone may be stored as a vector
+        if shape not in {tensor.shape, (1, *tensor.shape)}:  # a single row may be stored as a vector
             raise ConfigError(
                 f"{self._file.path}: tensor {tensor.name} has shape {tensor.shape}, the config says {shape}",
                 field="model",
@@ -65,20 +65,20 @@ class GgufTensors(ExitStack):
         return np.frombuffer(self._content.region, np.uint8, tensor.size_bytes, tensor.start)
 
     def _plain(self, name: str, tensor: GgufTensor) -> torch.Tensor:
-        numbers = torch.from_numpy(self._bytes(tensor).copy()).view(PLAIN[tensor.kind.name]).view(tensor.shape)
+        numbers = torch.from_numpy(self._bytes(tensor).copy()).view(PLAIN[tensor.kind]).view(tensor.shape)
         if has_one(self._file.architecture, name):
             numbers = numbers.float() - 1
         return self._with_halves_of_heads(name, numbers)
 
     def _stored(self, name: str, tensor: GgufTensor) -> StoredMatrix:
-        layout = tensor.kind.layout
+        layout = tensor.layout
         assert layout is not None, "plain numbers are read at once"
         rows, inputs = tensor.shape
 
         def read() -> StoredNumbers:
-            blocks = torch.from_numpy(self._bytes(tensor).copy()).view(rows, -1, tensor.kind.block_bytes)
+            blocks = torch.from_numpy(self._bytes(tensor).copy()).view(rows, -1, tensor.block_bytes)
             blocks = self._with_halves_of_heads(name, blocks)
-            numbers = READERS[tensor.kind.name](blocks)
+            numbers = READERS[tensor.kind](blocks)
             _check_finite(numbers, self._file.path, tensor.name)
             return numbers
 
@@ -120,17 +120,17 @@ def _check_finite(numbers: StoredNumbers, path: Path, name: str) -> None:
 
 
 def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    """16 float16 bits of each block as numbers [rows, blocks]."""
+    """Returns 16 float16 bits of each block as numbers [rows, blocks]."""
     return blocks[:, :, start : start + 2].contiguous().view(torch.float16)[:, :, 0]
 
 
 def _split(content: torch.Tensor, parts: int) -> torch.Tensor:
-    """Cut the bytes of each block into equal parts [rows, blocks, parts, bytes]."""
+    """Cuts the bytes of each block into equal parts [rows, blocks, parts, bytes]."""
     return content.reshape(*content.shape[:2], parts, -1)
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """Low halves of all bytes, then their high halves."""
+    """Returns low halves of all bytes, then their high halves."""
     return torch.cat([packed & 15, packed >> 4], dim=-1)
 
 

@@ -1,44 +1,26 @@
 """The places of a model's tensors in GGUF files, by the names that the model's own files have for them. No torch here.
 
-`ARCHITECTURES` is the table: one line for each value of general.architecture that is served. Names are those of
-llama.cpp's gguf-py/gguf/tensor_mapping.py.
+`ARCHITECTURES` is the table: one line for each value of general.architecture that is served. Names are those
+of the `gguf` package, with which llama.cpp's converter writes them.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-_OF_MODEL: Final = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
-_OF_LAYER: Final = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
-_EXPERT: Final = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)")
+_EXPERT: Final = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
+FIRST_LAYER: Final = "model.layers.0."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufNames:
     """How files of one architecture differ from those of Llama."""
 
-    layer: Mapping[str, str] = field(default_factory=dict)
-    """Names of modules of a layer, * for the number of an expert: all experts of a layer are one tensor."""
     is_paired: bool = False
     """Whether the two halves of each head's queries and keys lie as pairs of neighbours."""
     has_ones_in_norms: bool = False
@@ -54,61 +36,45 @@ class GgufPlace:
     """Which of the experts in it; None for all of the tensor."""
 
 
-def _experts(block: str, gate: str, up: str, down: str) -> dict[str, str]:
-    parts = {"gate": gate, "up": up, "down": down}
-    return {f"{block}.experts.*.{theirs}": f"ffn_{ours}_exps" for ours, theirs in parts.items()}
-
-
-_GEMMA: Final = GgufNames(
-    layer={
-        "post_attention_layernorm": "post_attention_norm",
-        "pre_feedforward_layernorm": "ffn_norm",
-        "post_feedforward_layernorm": "post_ffw_norm",
-    },
-    has_ones_in_norms=True,
-)
-_QWEN_EXPERTS: Final = {"mlp.gate": "ffn_gate_inp"} | _experts("mlp", "gate_proj", "up_proj", "down_proj")
+_GEMMA: Final = GgufNames(has_ones_in_norms=True)
 
 ARCHITECTURES: Final[Mapping[str, GgufNames]] = {
-    "llama": GgufNames(
-        layer={"block_sparse_moe.gate": "ffn_gate_inp"} | _experts("block_sparse_moe", "w1", "w3", "w2"), is_paired=True
-    ),
+    "llama": GgufNames(is_paired=True),
     "qwen2": GgufNames(),
     "qwen3": GgufNames(),
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
-    "phi3": GgufNames(layer={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}),
-    "qwen2moe": GgufNames(
-        layer=_QWEN_EXPERTS
-        | {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
-        | {"mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
-    ),
-    "qwen3moe": GgufNames(layer=_QWEN_EXPERTS),
-    "gpt-oss": GgufNames(
-        layer={
-            "post_attention_layernorm": "post_attention_norm",
-            "mlp.router": "ffn_gate_inp",
-            **_experts("mlp", "gate_proj", "up_proj", "down_proj"),
-        }
-    ),
+    "phi3": GgufNames(),
+    "qwen2moe": GgufNames(),
+    "qwen3moe": GgufNames(),
+    "gpt-oss": GgufNames(),
 }
-"""Values of general.architecture whose files are read."""
+"""Values of general.architecture that are served."""
 
 
 def gguf_place(architecture: str, name: str) -> GgufPlace:
-    """Return where a file of an architecture has what the model's own file calls `name`; that name if nowhere."""
-    stem, _, kind = name.rpartition(".")
-    if stem in _OF_MODEL:
-        return GgufPlace(f"{_OF_MODEL[stem]}.{kind}")
-    found = _LAYER.fullmatch(stem)
-    if found is None:
+    """Returns where a file of an architecture has what the model's own file calls `name`; that name if nowhere."""
+    layer = _LAYER.fullmatch(name)
+    general = name if layer is None else f"{FIRST_LAYER}{layer[2]}"
+    expert = _EXPERT.fullmatch(general)
+    if expert is not None:
+        general = f"{expert[1]}.{expert[3]}"
+    stem, _, kind = (general, "", "weight") if general.endswith(".sinks") else general.rpartition(".")
+    place = _names(architecture).get(stem)
+    if place is None:
         return GgufPlace(name)
-    if kind == "sinks":
-        return GgufPlace(f"blk.{found[1]}.attn_sinks.weight")
-    names, expert = ARCHITECTURES[architecture].layer, _EXPERT.fullmatch(found[2])
-    part = found[2] if expert is None else f"{expert[1]}.*.{expert[3]}"
-    part = names.get(part) or _OF_LAYER.get(part, "")
-    return GgufPlace(f"blk.{found[1]}.{part}.{kind}" if part else name, None if expert is None else int(expert[2]))
+    if layer is not None:
+        place = f"blk.{layer[1]}.{place.removeprefix('blk.0.')}"
+    return GgufPlace(f"{place}.{kind}", None if expert is None else int(expert[2]))
+
+
+@functools.cache
+def _names(architecture: str) -> Mapping[str, str]:
+    """Returns the names of modules in GGUF files by those that other files have, of a model with one layer."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    return {name: place for name, (_, place) in get_tensor_name_map(arch, 1).mapping.items()}
 
 
 def is_paired(architecture: str, name: str) -> bool:

@@ -1,11 +1,11 @@
-"""The layouts of a model's matrices, from the headers of its files alone. No torch here."""
+"""The layouts of a model's matrices, only from the headers of its files. No torch here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.kernels.layout import Layout
 from twostroke.models.weights.stored.coded_matrices import coded_in
 from twostroke.models.weights.stored.gguf_file import check_architecture, read_gguf
@@ -18,7 +18,7 @@ LayoutOf = Callable[[str], Layout | None]
 
 
 def gguf_in(directory: Path) -> Path | None:
-    """Return the GGUF file that holds the model's weights; None where safetensors do.
+    """Returns the GGUF file that holds the model's weights; None where safetensors do.
 
     Raises ConfigError where it has several, because nothing says which one is meant.
     """
@@ -32,7 +32,7 @@ def gguf_in(directory: Path) -> Path | None:
 
 
 def layouts_in(directory: Path) -> LayoutOf | None:
-    """Return the layouts of a model's matrices; None where all of them are plain numbers.
+    """Returns the layouts of a model's matrices; None where all of them are plain numbers.
 
     Raises ConfigError where the files are damaged.
     """
@@ -51,12 +51,12 @@ def layouts_in(directory: Path) -> LayoutOf | None:
 
 
 def layouts_of_gguf(path: Path) -> LayoutOf:
-    """Return the layouts of a GGUF file's matrices. Raises ConfigError where it is damaged."""
+    """Returns the layouts of a GGUF file's matrices. Raises ConfigError where it is damaged."""
     file = read_gguf(path)
     check_architecture(file)
 
     def layout_of(name: str) -> Layout | None:
         tensor = file.find(gguf_place(file.architecture, name))
-        return None if tensor is None else tensor.kind.layout
+        return None if tensor is None else tensor.layout
 
     return layout_of

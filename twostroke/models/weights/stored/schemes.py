@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twostroke.errors import ConfigError, UnsupportedModel
+from twostroke.base.errors import ConfigError, UnsupportedModel
 
 Options = Mapping[str, Any]
 
@@ -45,7 +45,8 @@ def _matches(pattern: str, module: str) -> bool:
 
 
 def scheme_of(options: Options, where: str) -> Scheme:
-    """Return the scheme of a `quantization_config`. Raises ConfigError that names a method, key or value not served."""
+    """Returns the scheme of a `quantization_config`. Raises ConfigError that names a method, key or value not
+    served."""
     method = options.get("quant_method")
     if method not in SCHEMES:
         known = ", ".join(SCHEMES)
@@ -54,7 +55,7 @@ def scheme_of(options: Options, where: str) -> Scheme:
 
 
 class _Reader:
-    """Takes options one by one. What nobody has taken is unknown."""
+    """Takes options one by one. Options that no code has read are unknown."""
 
     def __init__(self, options: Any, where: str) -> None:
         if not isinstance(options, Mapping):
@@ -66,7 +67,7 @@ class _Reader:
         return self._left.pop(key, default)
 
     def one_of(self, key: str, *values: Any, default: Any = None) -> Any:
-        """Take an option with one of these values. Raises ConfigError for another one."""
+        """Takes an option with one of these values. Raises ConfigError for another one."""
         value = self.take(key, default)
         if not any(value == each and type(value) is type(each) for each in values):
             raise self.refused(key, value)
@@ -108,7 +109,7 @@ class _Reader:
 
 
 def _group(options: _Reader, key: str = "group_size") -> int | None:
-    """-1: a row has one scale."""
+    """Returns the inputs of a group. -1 means that a row has one scale."""
     size = options.whole(key, -1, 1 << 20)
     if size != -1 and (size < 32 or size % 32):
         raise options.refused(key, size)
@@ -178,7 +179,7 @@ def _block(options: _Reader, key: str, value: Any) -> tuple[int, int]:
 
 
 def _compressed(options: _Reader) -> Scheme:
-    """One group of modules with one kind of weights."""
+    """Returns the scheme of a config with one group of modules and one kind of weights."""
     options.passed("quant_method", "quantization_status", "global_compression_ratio", "version")
     groups = options.take("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
@@ -202,7 +203,7 @@ def _compressed(options: _Reader) -> Scheme:
 
 
 def _mxfp4(options: _Reader) -> Scheme:
-    """gpt-oss: experts alone have codes."""
+    """Returns the scheme of gpt-oss: only experts have codes."""
     options.passed("quant_method", "use_kernels")
     ignored = options.names("modules_to_not_convert")
     options.one_of("dequantize", False, None)

@@ -1,36 +1,19 @@
-"""The header of a safetensors file: names, types, shapes and places of its tensors, all checked. No torch here.
-
-The format: huggingface.co/docs/safetensors, 8 bytes of length, that much JSON, then the tensors' bytes.
-"""
+"""The header of a safetensors file: names, types, shapes and places of its tensors. No torch here."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
-MOST_HEADER_BYTES: Final = 100_000_000
-"""What the format itself allows."""
-TYPE_BYTES: Final = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "F8_E8M0": 1,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
+LENGTH_BYTES: Final = 8
+"""Bytes of the header's length, with which a file begins."""
+WHOLE: Final = "model.safetensors"
+SHARD_INDEX: Final = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,58 +28,100 @@ class HeaderTensor:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The safetensors files that a directory's weights lie in."""
+
+    paths: tuple[Path, ...]
+    shard_of: Mapping[str, str]
+    """The names of files by tensor, from the index; empty where there is no index."""
+
+    def has(self, tensor: str, path: Path) -> bool:
+        """Whether the tensor of this name is meant to be read from this file."""
+        return self.shard_of.get(tensor, path.name) == path.name
+
+
+def weight_files(directory: Path) -> WeightFiles:
+    """Returns the files that an index names; else model.safetensors; else all of them.
+
+    Other files are copies of the weights in another form, such as consolidated.safetensors. Raises ConfigError for an
+    index that names anything but files in its own folder. It does the same where the folder has model.safetensors and
+    an index of other files: then it is unclear which of the two is meant.
+    """
+    whole, index = directory / WHOLE, directory / SHARD_INDEX
+    if not index.is_file():
+        paths = [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
+        return WeightFiles(tuple(paths), {})
+    shards = _shards(index)
+    named = sorted(set(shards.values()))
+    for name in named:
+        if not (directory / name).is_file():
+            raise ConfigError(
+                f"model directory {directory} has no {name}, which its {SHARD_INDEX} names", field="model"
+            )
+    if whole.is_file() and WHOLE not in named:
+        raise ConfigError(
+            f"model directory {directory} has {WHOLE} beside {SHARD_INDEX}, which does not name it: take away the one "
+            "that is not meant",
+            field="model",
+        )
+    return WeightFiles(tuple(directory / name for name in named), shards)
+
+
+def _shards(index: Path) -> dict[str, str]:
+    try:
+        shards = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{index} is not an index of weight files: {error!r}", field="model") from error
+    for shard in shards.values():
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ConfigError(f"{index} names {shard!r}, which is no weight file beside it", field="model")
+    return shards
+
+
 def read_headers(directory: Path) -> dict[str, HeaderTensor]:
-    """Return all tensors of a directory's safetensors files by name. Raises ConfigError for a damaged header."""
+    """Returns all tensors of a directory's weights by name.
+
+    Raises ConfigError for a damaged header. It does so too where several files have a tensor of the same name and no
+    index says which one is meant.
+    """
+    files = weight_files(directory)
     found: dict[str, HeaderTensor] = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        found.update(_header_of(path))
+    for path in files.paths:
+        for name, tensor in _header_of(path).items():
+            if not files.has(name, path):
+                continue
+            if name in found:
+                raise ConfigError(
+                    f"{directory}: tensor {name} is in {found[name].path.name} and in {path.name}: take away the file "
+                    "that is not meant",
+                    field="model",
+                )
+            found[name] = tensor
     return found
 
 
 def _header_of(path: Path) -> dict[str, HeaderTensor]:
+    """Returns the tensors of one file. The library checks its header; where their bytes are, it does not say."""
+    from safetensors import SafetensorError, safe_open  # programs that read no file, as `make gpu`, do without it
+
     try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, MOST_HEADER_BYTES):
-                raise _damaged(path, f"a header of {length} bytes does not fit into its {size}")
+        with safe_open(path, framework="np"), path.open("rb") as file:
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             header = json.loads(file.read(length))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
-    if not isinstance(header, dict):
-        raise _damaged(path, "its header is no object")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}", field="model") from error
     header.pop("__metadata__", None)
-    tensors = {name: _tensor(path, name, facts, 8 + length) for name, facts in header.items()}
-    end = 8 + length
-    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size_bytes)):
-        if tensor.start < end:
-            raise _damaged(path, f"tensor {name} overlaps the one before it")
-        end = tensor.start + tensor.size_bytes
-        if end > size:
-            raise _damaged(path, f"tensor {name} ends at {end}, behind the file's {size} bytes")
-    return tensors
+    return {name: _tensor(path, facts, LENGTH_BYTES + length) for name, facts in header.items()}
 
 
-def _tensor(path: Path, name: str, facts: Any, begin: int) -> HeaderTensor:
-    try:
-        dtype, shape, (first, end) = str(facts["dtype"]), tuple(facts["shape"]), facts["data_offsets"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, f"tensor {name} has no type, shape and place") from error
-    numbers = (*shape, first, end)
-    if not all(isinstance(number, int) and number >= 0 for number in numbers) or dtype not in TYPE_BYTES:
-        raise _damaged(path, f"tensor {name} has type {dtype}, shape {shape} and place {first}..{end}")
-    size_bytes = math.prod(shape) * TYPE_BYTES[dtype]
-    if end - first != size_bytes:
-        raise _damaged(path, f"tensor {name} of type {dtype} and shape {shape} takes {end - first} bytes")
-    return HeaderTensor(path, dtype, shape, begin + first, size_bytes)
-
-
-def _damaged(path: Path, what: str) -> ConfigError:
-    return ConfigError(f"{path} cannot be read: {what}", field="model")
+def _tensor(path: Path, facts: Mapping[str, Any], begin: int) -> HeaderTensor:
+    first, end = facts["data_offsets"]
+    return HeaderTensor(path, facts["dtype"], tuple(facts["shape"]), begin + first, end - first)
 
 
 def quantization_in(directory: Path) -> Mapping[str, Any] | None:
-    """Return what config.json says of quantised weights; None where it says nothing or cannot be read."""
+    """Returns what config.json says of quantised weights; None where it says nothing or cannot be read."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -49,7 +49,7 @@ def requantised(
 
 
 def with_expert_blocks(directory: Path) -> Tensors:
-    """Turn the experts of a saved gpt-oss into blocks of MXFP4 in place; return what all of its tensors stand for."""
+    """Turns the experts of a saved gpt-oss into blocks of MXFP4 in place; returns what all of its tensors stand for."""
     path = directory / "model.safetensors"
     written, meaning = {}, {}
     for name, tensor in load_file(path).items():
@@ -68,7 +68,7 @@ def with_expert_blocks(directory: Path) -> Tensors:
 
 
 def describe(directory: Path, options: Any) -> None:
-    """Set the `quantization_config` of the directory."""
+    """Sets the `quantization_config` of the directory."""
     path = directory / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(config | {"quantization_config": options}), encoding="utf-8")

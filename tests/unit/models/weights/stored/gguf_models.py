@@ -42,7 +42,7 @@ def written(
     types: tuple[str, ...] = MIXED,
     meaning: Path | None = None,
 ) -> Path:
-    """Save the model's config beside `model.gguf`, whose matrices have these types in turn, and return that file.
+    """Saves the model's config beside `model.gguf`, whose matrices have these types in turn, and returns that file.
 
     A model of transformers with the numbers of that file is saved in `meaning`.
     """
@@ -80,7 +80,7 @@ def written(
 
 
 def _of_layers(tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a model's tensors, those of all experts of a layer as one, gates and values apart."""
+    """Yields a model's tensors, those of all experts of a layer as one, gates and values apart."""
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         found = _EXPERT.fullmatch(name)
@@ -101,7 +101,7 @@ def _of_layers(tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _as_saved(stored: Tensors, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what was stored as the tensors of the model's own file."""
+    """Yields what was stored as the tensors of the model's own file."""
     for name in tensors:
         found = _EXPERT.fullmatch(name)
         if found is not None:
@@ -121,7 +121,7 @@ def _as_saved(stored: Tensors, tensors: Tensors) -> Iterator[tuple[str, torch.Te
 def _converted(
     tensor: torch.Tensor, name: str, architecture: str, config: PreTrainedConfig, *, back: bool = False
 ) -> torch.Tensor:
-    """Return what a converter makes of a tensor: pairs in heads of Llama, norms of Gemma plus 1, rows as vectors."""
+    """Returns what a converter makes of a tensor: pairs in heads of Llama, norms of Gemma plus 1, rows as vectors."""
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return tensor - 1 if back else tensor + 1
     if name.endswith("shared_expert_gate.weight"):

@@ -11,13 +11,13 @@ from twostroke.models.weights.stored.model_files import layouts_in
 
 
 def billed_bytes(directory: Path) -> int:
-    """Return what `twostroke bill` counts for the quantised weights of a directory."""
+    """Returns what `twostroke bill` counts for the quantised weights of a directory."""
     layouts, spec = layouts_in(directory), read_spec(directory)
     assert layouts is not None
     return stored_weights(spec, layouts_named(layouts, spec)).total
 
 
 def packed_bytes(folder: Path) -> int:
-    """Return the size of the only file of packed weights in the folder's cache."""
+    """Returns the size of the only file of packed weights in the folder's cache."""
     (file,) = (folder / "cache" / "packed").glob("*.weights")
     return file.stat().st_size

@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 from tests.unit.models.test_registry import saved
 from tests.unit.models.weights.stored.coded_models import FORMATS, describe, quantised
 from tests.unit.models.weights.stored.gguf_models import SIZES, written
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.models.catalog.places import check_files
 from twostroke.models.weights.stored.check import check_weights
 from twostroke.models.weights.stored.gguf_file import read_gguf
@@ -46,7 +46,7 @@ def _at(place: int, kind: str, value: Any) -> Callable[[Path], None]:
 
 
 def _field(name: str, skip: int, kind: str, value: Any) -> Callable[[Path], None]:
-    """Change a number that comes so many bytes behind the name of a tensor in the header."""
+    """Changes a number that comes so many bytes behind the name of a tensor in the header."""
 
     def change(content: bytearray) -> bytearray:
         struct.pack_into(kind, content, content.index(name.encode()) + len(name) + skip, value)
@@ -56,7 +56,7 @@ def _field(name: str, skip: int, kind: str, value: Any) -> Callable[[Path], None
 
 
 def _scale(name: str, offset: int, value: float) -> Callable[[Path], None]:
-    """Change a float16 of the first block of a tensor."""
+    """Changes a float16 of the first block of a tensor."""
 
     def do(path: Path) -> None:
         place = read_gguf(path).tensors[name].start + offset
@@ -71,30 +71,33 @@ LLAMA: Final = b"\x05\0\0\0\0\0\0\0llama"
 """The value of general.architecture."""
 Q_PROJ: Final = "blk.0.attn_q.weight"
 UP: Final = "blk.1.ffn_up.weight"
+UNSERVED: Final = "model.gguf cannot be read as GGUF: "
 GGUF: Final = {
-    "empty": Damage("cannot be read", _bytes(lambda _: b"")),
-    "another magic": Damage("does not begin with GGUF", _at(0, "<4s", b"GGML")),
-    "an old version": Damage("version 1 is none of", _at(4, "<I", 1)),
-    "big endian": Damage("version 50331648 is none of", _at(4, ">I", 3)),
-    "huge count of tensors": Damage("more than a model has", _at(8, "<Q", 1 << 62)),
-    "huge count of facts": Damage("more than a model has", _at(16, "<Q", 1 << 62)),
-    "more tensors than there are": Damage("", _at(8, "<Q", 50)),
-    "a huge name": Damage("a name has", _at(24, "<Q", 1 << 40)),
-    "cut in its header": Damage("ends in the middle of its header", _bytes(lambda content: content[:200])),
-    "cut in its tensors": Damage("does not lie in the file", _bytes(lambda content: content[:-4000])),
-    "no dimensions": Damage("has 0 dimensions", _field(Q_PROJ, 0, "<I", 0)),
-    "many dimensions": Damage("has 1000000 dimensions", _field(Q_PROJ, 0, "<I", 1_000_000)),
-    "an empty tensor": Damage("has shape", _field(Q_PROJ, 4, "<Q", 0)),
-    "no whole blocks": Damage("has shape (64, 63)", _field(Q_PROJ, 4, "<Q", 63)),
-    "a product that overflows": Damage("has shape", _field(Q_PROJ, 4, "<Q", 1 << 63)),
-    "rows beyond the file": Damage("does not lie in the file", _field(Q_PROJ, 12, "<Q", 1 << 30)),
-    "an unknown type": Damage("has type 4242", _field(Q_PROJ, 20, "<I", 4242)),
-    "a type that is not served": Damage("has type 10", _field(Q_PROJ, 20, "<I", 10)),
-    "an offset beyond the file": Damage("does not lie in the file", _field(UP, 24, "<Q", 1 << 40)),
-    "an offset that wraps": Damage("does not lie in the file", _field(UP, 24, "<Q", (1 << 64) - 32)),
-    "an uneven offset": Damage("does not lie in the file", _field(UP, 24, "<Q", 7)),
+    "empty": Damage(UNSERVED, _bytes(lambda _: b"")),
+    "another magic": Damage("GGUF magic invalid", _at(0, "<4s", b"GGML")),
+    "an old version": Damage("version 1 ", _at(4, "<I", 1)),
+    "big endian": Damage(UNSERVED, _at(4, ">I", 3)),
+    "huge count of tensors": Damage(UNSERVED, _at(8, "<Q", 1 << 62)),
+    "huge count of facts": Damage(UNSERVED, _at(16, "<Q", 1 << 62)),
+    "more tensors than there are": Damage(UNSERVED, _at(8, "<Q", 50)),
+    "a huge name": Damage(UNSERVED, _at(24, "<Q", 1 << 40)),
+    "cut in its header": Damage(UNSERVED, _bytes(lambda content: content[:200])),
+    "cut in its tensors": Damage(UNSERVED, _bytes(lambda content: content[:-4000])),
+    "no dimensions": Damage(UNSERVED, _field(Q_PROJ, 0, "<I", 0)),
+    "many dimensions": Damage(UNSERVED, _field(Q_PROJ, 0, "<I", 1_000_000)),
+    "an empty tensor": Damage("has type Q8_0 and shape (64, 0)", _field(Q_PROJ, 4, "<Q", 0)),
+    "no whole blocks": Damage(UNSERVED, _field(Q_PROJ, 4, "<Q", 63)),
+    "a product that overflows": Damage(UNSERVED, _field(Q_PROJ, 4, "<Q", 1 << 63)),
+    "rows beyond the file": Damage(UNSERVED, _field(Q_PROJ, 12, "<Q", 1 << 30)),
+    "an unknown type": Damage("4242", _field(Q_PROJ, 20, "<I", 4242)),
+    "a type that is not served": Damage("Q2_K", _field(Q_PROJ, 20, "<I", 10)),
+    "an offset beyond the file": Damage(UNSERVED, _field(UP, 24, "<Q", 1 << 40)),
+    "an offset that wraps": Damage(UNSERVED, _field(UP, 24, "<Q", (1 << 64) - 32)),
+    "an uneven offset": Damage("overlaps the one before it", _field(UP, 24, "<Q", 7)),
     "tensors that overlap": Damage("overlaps the one before it", _field(UP, 24, "<Q", 0)),
-    "a tensor twice": Damage("twice", _bytes(lambda content: content.replace(b"blk.1.ffn_up.w", b"blk.0.ffn_up.w"))),
+    "a tensor twice": Damage(
+        "duplicated", _bytes(lambda content: content.replace(b"blk.1.ffn_up.w", b"blk.0.ffn_up.w"))
+    ),
     "a scale of NaN": Damage(f"tensor {UP} has a scale that is no number", _scale(UP, 0, float("nan"))),
     "a scale of infinity": Damage("has a scale that is no number", _scale(Q_PROJ, 0, float("inf"))),
     "another architecture": Damage(
@@ -118,7 +121,7 @@ def test_a_broken_gguf_file_is_refused_in_one_line(name: str, whole_gguf: Path, 
 
 
 def _header(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """Change the JSON of a file's header, and leave its tensors."""
+    """Changes the JSON of a file's header, and leaves its tensors."""
 
     def do(directory: Path) -> None:
         path = directory / "model.safetensors"
@@ -141,7 +144,7 @@ def _tensor(name: str, **facts: Any) -> Callable[[Path], None]:
 
 
 def _numbers(name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[Path], None]:
-    """Change a tensor; without one where None comes of it."""
+    """Changes a tensor; without one where None comes of it."""
 
     def do(directory: Path) -> None:
         tensors = load_file(directory / "model.safetensors")
@@ -149,6 +152,11 @@ def _numbers(name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -
         save_file(tensors | ({} if changed is None else {name: changed.contiguous()}), directory / "model.safetensors")
 
     return do
+
+
+def _with_one(tensor: torch.Tensor, place: int, value: float) -> torch.Tensor:
+    tensor.view(-1)[place] = value
+    return tensor
 
 
 def _options(**options: Any) -> Callable[[Path], None]:
@@ -166,20 +174,21 @@ def _index(content: str) -> Callable[[Path], None]:
 MODULE: Final = "model.layers.0.mlp.up_proj"
 SCALES: Final = f"{MODULE}.scales"
 OUTSIDE: Final = "no weight file beside it"
+UNREAD: Final = "model.safetensors cannot be read: "
 CODED: Final = {
-    "a short file": Damage("does not fit", _weights(_bytes(lambda _: b"abc"))),
-    "a huge header": Damage("does not fit", _weights(_at(0, "<Q", 1 << 62))),
-    "a header that is no JSON": Damage("cannot be read", _weights(_at(8, "<4s", b"\xff{{{"))),
-    "a header that is a list": Damage("no object", _header(lambda _: [1])),
-    "tensors cut off": Damage("behind the file's", _weights(_bytes(lambda c: c[:-500]))),
+    "a short file": Damage(UNREAD, _weights(_bytes(lambda _: b"abc"))),
+    "a huge header": Damage(UNREAD, _weights(_at(0, "<Q", 1 << 62))),
+    "a header that is no JSON": Damage(UNREAD, _weights(_at(8, "<4s", b"\xff{{{"))),
+    "a header that is a list": Damage(UNREAD, _header(lambda _: [1])),
+    "tensors cut off": Damage(UNREAD, _weights(_bytes(lambda c: c[:-500]))),
     "a tensor beyond the file": Damage(
-        "behind the file's", _header(lambda h: h[SCALES].update(data_offsets=[1 << 40, (1 << 40) + 384]))
+        UNREAD, _header(lambda h: h[SCALES].update(data_offsets=[1 << 40, (1 << 40) + 384]))
     ),
-    "tensors over each other": Damage("overlaps", _header(lambda h: h[SCALES].update(data_offsets=[0, 384]))),
-    "an offset below zero": Damage("and place", _header(lambda h: h[SCALES].update(data_offsets=[-384, 0]))),
-    "a shape that does not fit": Damage("takes", _tensor(SCALES, shape=[1 << 60, 16])),
-    "an unknown type": Damage("has type F3", _tensor(SCALES, dtype="F3")),
-    "a tensor without a place": Damage("no type, shape and place", _tensor(SCALES, data_offsets=None)),
+    "tensors over each other": Damage(UNREAD, _header(lambda h: h[SCALES].update(data_offsets=[0, 384]))),
+    "an offset below zero": Damage(UNREAD, _header(lambda h: h[SCALES].update(data_offsets=[-384, 0]))),
+    "a shape that does not fit": Damage(UNREAD, _tensor(SCALES, shape=[1 << 60, 16])),
+    "an unknown type": Damage(UNREAD, _tensor(SCALES, dtype="F3")),
+    "a tensor without a place": Damage(UNREAD, _tensor(SCALES, data_offsets=None)),
     "scales of another shape": Damage(f"{MODULE} cannot be read", _numbers(SCALES, lambda t: t[:, :32])),
     "no scales": Damage("has no scales", _numbers(SCALES, lambda _: None)),
     "no zeros": Damage("has no qzeros", _numbers(f"{MODULE}.qzeros", lambda _: None)),
@@ -190,6 +199,12 @@ CODED: Final = {
     ),
     "codes of one dimension": Damage("has qweight of type", _numbers(f"{MODULE}.qweight", lambda t: t.flatten())),
     "a scale of NaN": Damage("scale that is no number", _numbers(SCALES, lambda t: t.fill_(torch.nan))),
+    "one scale of NaN among all others": Damage(
+        "scale that is no number", _numbers(SCALES, lambda t: _with_one(t, -1, torch.nan))
+    ),
+    "one endless scale among all others": Damage(
+        "scale that is no number", _numbers(SCALES, lambda t: _with_one(t, 5, -torch.inf))
+    ),
     "another method": Damage("quantised weights (hqq) are not served", _options(quant_method="hqq")),
     "another number of bits": Damage("quantization_config.bits = 3 is not served", _options(bits=3)),
     "a number of bits that is text": Damage("quantization_config.bits = '4' is not served", _options(bits="4")),

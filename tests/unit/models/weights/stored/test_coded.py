@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
-from tests.unit.models.test_native_transformer import logits_of, native, plain, prompt
+from tests.unit.models.decoders.test_native_transformer import logits_of, native, plain, prompt
 from tests.unit.models.test_registry import saved
 from tests.unit.models.weights.stored.coded_models import FORMATS, quantised
 from tests.unit.models.weights.stored.gguf_models import SIZES
 from tests.unit.models.weights.stored.packed_sizes import billed_bytes, packed_bytes
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.stored import StoredMatrix
+from twostroke.kernels.products.stored import StoredMatrix
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.weights import packed_file
 from twostroke.models.weights.stored.formats import open_weights

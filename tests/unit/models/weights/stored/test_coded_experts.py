@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, MixtralConfig, Phi3Config, PreTrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
+from tests.unit.models.decoders.test_native_transformer import Served, logits_of, native, plain, prompt
 from tests.unit.models.family_configs import longrope
-from tests.unit.models.test_native_transformer import Served, logits_of, native, plain, prompt
 from tests.unit.models.test_registry import our_logits, saved
 from tests.unit.models.weights.stored.coded_models import FORMATS, Tensors, fp8_in_blocks, quantised
 from tests.unit.models.weights.stored.gguf_models import SIZES
 from tests.unit.models.weights.stored.packed_sizes import billed_bytes, packed_bytes
-from twostroke.errors import UnsupportedModel
+from twostroke.base.errors import UnsupportedModel
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.weights import packed_file
@@ -83,7 +83,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def written(model: str, form: str, directory: Path) -> Tensors:
-    """Save a model whose matrices, routers aside, are quantised; return what its tensors stand for."""
+    """Saves a model whose matrices, routers aside, are quantised; returns what its tensors stand for."""
     saved(MODELS[model], directory)
     return quantised(directory, FORMATS[form])
 
@@ -123,7 +123,7 @@ def test_deepseek_v3_is_served_as_it_is_published(form: str, tmp_path: Path, ker
 
 
 def add_a_layer_that_predicts(directory: Path) -> None:
-    """Write the last layer once more behind itself, and say so in the config."""
+    """Writes the last layer once more behind itself, and says so in the config."""
     tensors = load_file(directory / "model.safetensors")
     last = {name: each for name, each in tensors.items() if name.startswith("model.layers.1.")}
     further = {name.replace("layers.1.", "layers.2."): each.clone() for name, each in last.items()}

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GptOssConfig
 
+from tests.unit.models.decoders.test_native_transformer import Served, logits_of, native, plain, prompt
 from tests.unit.models.family_configs import OSS
 from tests.unit.models.test_families import Pages, greedy
-from tests.unit.models.test_native_transformer import Served, logits_of, native, plain, prompt
 from tests.unit.models.test_registry import saved
 from tests.unit.models.weights.stored.coded_models import Tensors, with_expert_blocks
 from tests.unit.models.weights.stored.packed_sizes import billed_bytes, packed_bytes
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.stored import StoredMatrix
+from twostroke.kernels.products.stored import StoredMatrix
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.weights import packed_file
 from twostroke.models.weights.stored.check import check_weights

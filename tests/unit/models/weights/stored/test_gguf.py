@@ -7,22 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from tests.unit.models.test_native_transformer import logits_of, native, plain, prompt
+from tests.unit.models.decoders.test_native_transformer import logits_of, native, plain, prompt
 from tests.unit.models.test_registry import saved as model_of
 from tests.unit.models.weights.stored.gguf_models import MIXED, SIZES, random_blocks, written
 from tests.unit.models.weights.stored.packed_sizes import billed_bytes, packed_bytes
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.stored import StoredMatrix
+from twostroke.kernels.products.stored import StoredMatrix
 from twostroke.models.catalog.places import cache_dir
+from twostroke.models.file_versions import FileVersions
 from twostroke.models.weights import packed_file
 from twostroke.models.weights.digest import weights_digest
 from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.stored.gguf import READERS
-from twostroke.models.weights.stored.gguf_file import TYPES
+from twostroke.models.weights.stored.gguf_file import TYPES, read_gguf
+from twostroke.models.weights.stored.gguf_header import HeaderReader
 from twostroke.models.weights.stored.model_files import layouts_in
 
 MODELS: dict[str, tuple[PreTrainedConfig, str]] = {
@@ -42,14 +44,15 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(packed_file, "share_in_large_pages", lambda region: 1.0)
 
 
-@pytest.mark.parametrize("number", [number for number, kind in TYPES.items() if kind.layout])
-def test_numbers_are_those_of_llama_cpp(number: int) -> None:
-    kind = TYPES[number]
-    assert kind.layout is not None
-    blocks = random_blocks(6, 512 // kind.block, kind.block_bytes)
-    numbers = READERS[kind.name](torch.from_numpy(blocks))
-    ours = StoredMatrix(kind.layout, 6, 512, lambda: numbers).dense().numpy()
-    theirs = quants.dequantize(blocks.reshape(6, -1), GGMLQuantizationType(number))
+@pytest.mark.parametrize("name", [name for name, kind in TYPES.items() if kind.layout])
+def test_numbers_are_those_of_llama_cpp(name: str) -> None:
+    layout, theirs_type = TYPES[name].layout, GGMLQuantizationType[name]
+    assert layout is not None
+    block, block_bytes = GGML_QUANT_SIZES[theirs_type]
+    blocks = random_blocks(6, 512 // block, block_bytes)
+    numbers = READERS[name](torch.from_numpy(blocks))
+    ours = StoredMatrix(layout, 6, 512, lambda: numbers).dense().numpy()
+    theirs = quants.dequantize(blocks.reshape(6, -1), theirs_type)
     np.testing.assert_array_equal(ours, theirs)
 
 
@@ -90,9 +93,9 @@ def test_the_bill_knows_the_size_of_the_packed_file(
 def test_another_file_has_another_digest(tmp_path: Path) -> None:
     config, architecture = MODELS["qwen3"]
     written(config, architecture, tmp_path)
-    before = weights_digest(tmp_path)
+    before = weights_digest(FileVersions.now(tmp_path))
     written(config, architecture, tmp_path, ("Q8_0",))
-    assert weights_digest(tmp_path) != before
+    assert weights_digest(FileVersions.now(tmp_path)) != before
 
 
 def test_int8_weights_of_quantised_files_are_refused(tmp_path: Path, kernels: Kernels) -> None:
@@ -100,6 +103,23 @@ def test_int8_weights_of_quantised_files_are_refused(tmp_path: Path, kernels: Ke
     written(config, architecture, tmp_path)
     with pytest.raises(ConfigError, match="quantised already"):
         native(tmp_path, kernels, is_int8=True)
+
+
+def test_of_a_vocabulary_only_its_length_is_read(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_token_list(["a", "", "bc"])
+    writer.add_token_types([1, 1, 6])
+    writer.add_eos_token_id(2)
+    writer.add_tensor("token_embd.weight", np.ones((3, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    header = HeaderReader(tmp_path / "model.gguf")
+    assert [len(header.fields[f"tokenizer.ggml.{name}"].data) for name in ("tokens", "token_type")] == [1, 1]
+    file = read_gguf(tmp_path / "model.gguf")
+    assert [file.facts[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type", "eos_token_id")] == [3, 3, 2]
+    assert file.tensors["token_embd.weight"].shape == (3, 32)
 
 
 def test_two_files_in_a_directory_are_refused(tmp_path: Path) -> None:

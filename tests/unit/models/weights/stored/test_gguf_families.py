@@ -19,12 +19,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from tests.unit.models.decoders.test_native_transformer import logits_of, native, plain, prompt
 from tests.unit.models.family_configs import CONFIGS, MIXED, OSS, WINDOW, longrope
 from tests.unit.models.test_families import Pages, greedy
-from tests.unit.models.test_native_transformer import logits_of, native, plain, prompt
 from tests.unit.models.weights.stored.gguf_models import SIZES, written
 from tests.unit.models.weights.stored.packed_sizes import billed_bytes, packed_bytes
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.weights import packed_file

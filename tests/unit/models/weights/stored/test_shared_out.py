@@ -11,21 +11,21 @@ import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen2MoeConfig
 
 from tests.unit.kernels.stored_matrices import LAYOUTS
-from tests.unit.models.test_native_transformer import logits_of, plain, prompt
+from tests.unit.models.decoders.test_native_transformer import logits_of, plain, prompt
+from tests.unit.models.ranks.test_share import NativeRanks, prefilled
 from tests.unit.models.test_registry import saved
-from tests.unit.models.test_share import NativeRanks, prefilled
 from tests.unit.models.weights.stored.coded_models import FORMATS, quantised
 from tests.unit.models.weights.stored.gguf_models import SIZES, written
 from tests.unit.models.weights.stored.test_coded import cache
+from twostroke.base.errors import ConfigError
 from twostroke.config import ModelConfig
-from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.layout import Layout
+from twostroke.models.checks.preflight import check_tensors
 from twostroke.models.families.table import layouts_named
 from twostroke.models.memory_needs import stored_weights
-from twostroke.models.preflight import check_tensors
+from twostroke.models.ranks.share import layouts_of_share, mlp_unit_of, share_of
 from twostroke.models.registry import read_spec
-from twostroke.models.share import layouts_of_share, mlp_unit_of, share_of
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.model_files import layouts_in
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tools.simulate.fit.core_fit import fitted_cores, read_steps, steps_of
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.scheduler.cost import StepCost
 
 COST = StepCost(

@@ -12,12 +12,12 @@ from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import TierShape
 from tools.simulate.fleet.worker.host import FastParts, SharedFleet, SimulatedHost
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import Epoch, WorkerId
+from twostroke.base.lifetime import Instant
 from twostroke.config import Role
-from twostroke.errors import ConfigError
-from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.tier import Tier
-from twostroke.lifetime import Instant
-from twostroke.request_log import AnswerRecord, LinkRecord, WorkerRecord, line_of
+from twostroke.observability.request_log import AnswerRecord, LinkRecord, WorkerRecord, line_of
 from twostroke.scheduler.cost import StepCost
 
 PREFILL_COST = StepCost(prompt_token_s=1e-4, prompt_pair_s=1e-9, step_s=9.0)

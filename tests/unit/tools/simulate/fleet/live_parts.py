@@ -15,8 +15,8 @@ from tools.simulate.fleet.worker.host import SimulatedHost
 from tools.simulate.fleet.worker.live_loop import LiveLoop
 from tools.simulate.fleet.worker.pulls import COPY_PAGES, carry
 from tools.simulate.fleet.worker.steps import SAMPLED
-from twostroke.errors import TransferFailed
-from twostroke.ids import PageId
+from twostroke.base.errors import TransferFailed
+from twostroke.base.ids import PageId
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.batch import Batch, StepResult
@@ -25,13 +25,13 @@ from twostroke.scheduler.cost import Budget, StepTerms
 from twostroke.scheduler.step_target import StepTarget
 from twostroke.transfer.base import PageEndpoint, ReadOutcome, TransferResult
 from twostroke.worker.condition import Condition
-from twostroke.worker.pulls.landing import DirectLanding
-from twostroke.worker.pulls.pages_service import PagesService
+from twostroke.worker.landing.landing import DirectLanding
+from twostroke.worker.measured.rates import Rates
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
-from twostroke.worker.pulls.pull_spec import PullReport, PullSpec
 from twostroke.worker.request_validator import RequestValidator
-from twostroke.worker.steps.rates import Rates
-from twostroke.worker.steps.sharing import Sharing
+from twostroke.worker.services.pages_service import PagesService
+from twostroke.worker.steps.sharing import TimeSharing
+from twostroke.worker.supply.pull_spec import PullReport, PullSpec
 
 NEVER_S = 1e6
 
@@ -42,7 +42,7 @@ class LiveParts:
 
     def loop(self, host: SimulatedHost) -> LiveLoop:
         rates = KnownRates(host.budget)
-        sharing = Sharing(host.scheduler, rates, StepTarget(host.shape.step_target_s), host.virtual_loop.time)
+        sharing = TimeSharing(host.scheduler, rates, StepTarget(host.shape.step_target_s), host.virtual_loop.time)
         return LiveLoop(host, Device(host), sharing, rates)
 
     def pulls(self, host: SimulatedHost) -> LivePulls:
@@ -159,7 +159,7 @@ class LivePulls:
                 metrics=host.metrics,
                 facts=host.facts, config=host.config,
                 exchange=SimpleNamespace(digests=Digests(), converted=None, endpoints=[endpoint]),
-                memory=SimpleNamespace(generation=lambda page: 0), loads=host.loads,
+                memory=SimpleNamespace(generation=lambda page: 0), loads=host.loads or SimpleNamespace(for_others=None),
             )  # fmt: skip
             unused: Any = None
             self._service = PagesService(view, host.actions, unused)

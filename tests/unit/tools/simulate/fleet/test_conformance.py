@@ -19,10 +19,9 @@ from tools.simulate.fleet.simulation import simulate
 from tools.simulate.fleet.worker.host import FastParts, Parts, SimulatedHost
 from tools.simulate.fleet.worker.steps import Flight
 from tools.simulate.traces.trace import Trace
-from twostroke.ids import BlockHash, WorkerId
+from twostroke.base.ids import BlockHash, WorkerId
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.values import AdmittedSequence
-from twostroke.worker.pulls.ordered_pull import OrderedPull
 from twostroke.worker.tiers.metrics import TierMetrics
 
 History = dict[tuple[str, str], list[tuple[float, object]]]
@@ -36,9 +35,9 @@ def played(of: Trace, shape: FleetShape, policy: str, parts: Parts, monkeypatch:
         history[host.worker, kind].append((host.queue.now_s, what))
 
     class Noted(SimulatedHost):
-        def admitting(self, admission: AdmittedSequence, pull: OrderedPull | None) -> AdmittedSequence:
+        def admitted(self, admission: AdmittedSequence) -> None:
             note(self, "admitted", (admission.sequence.request_id, tuple(admission.missing)))
-            return super().admitting(admission, pull)
+            super().admitted(admission)
 
         def preempted(self) -> None:
             note(self, "preempted", None)

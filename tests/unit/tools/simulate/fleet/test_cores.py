@@ -10,9 +10,9 @@ from tests.unit.tools.simulate.fleet.fleets import row, trace
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.results import SimulatedRun, Status
 from tools.simulate.fleet.shape import CoreSpeeds, FleetShape, SharedCores
-from tools.simulate.fleet.worker.cores import BORROW_AFTER_S, HostCores, RunningStep
+from tools.simulate.fleet.worker.shared_cores.cores import BORROW_AFTER_S, HostCores, RunningStep
 from tools.simulate.runs import Trial, run_trial
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.scheduler.cost import StepCost
 from twostroke.scheduler.lateness import WaitingPrompts
 

@@ -8,7 +8,7 @@ import pytest
 
 from tools.simulate.fleet import event_queue as queue
 from tools.simulate.fleet.event_queue import EventQueue
-from twostroke.errors import InternalError
+from twostroke.base.errors import InternalError
 
 
 def test_things_happen_in_order_and_equal_times_as_they_were_entered() -> None:

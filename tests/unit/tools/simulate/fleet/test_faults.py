@@ -11,7 +11,7 @@ from tools.simulate.fleet.results import SimulatedRun, Status, percentile, ttfts
 from tools.simulate.fleet.shape import Death, Delays, Faults, RouterRestart
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.simulation import name_of
-from twostroke.ids import RequestId, WorkerId
+from twostroke.base.ids import RequestId, WorkerId
 
 
 def spoiled(share: float) -> Faults:

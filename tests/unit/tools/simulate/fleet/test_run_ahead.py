@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.scheduler.symbolic import answering, limits
 from tools.simulate.fleet.worker.steps import TOKEN, repeats, run_ahead
+from twostroke.base.ids import BlockHash, PageId
 from twostroke.config import ScheduleConfig
-from twostroke.ids import BlockHash, PageId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import StepResult

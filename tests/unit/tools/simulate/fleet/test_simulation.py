@@ -19,9 +19,9 @@ from tools.simulate.fleet.results import (
 from tools.simulate.fleet.shape import Death, Delays, Faults, FleetShape, TierShape
 from tools.simulate.fleet.worker import steps
 from tools.simulate.fleet.worker.pulls import Converter
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import BlockHash, WorkerId
 from twostroke.config import Role
-from twostroke.errors import ConfigError
-from twostroke.ids import BlockHash, WorkerId
 from twostroke.kv_cache.tier import Tier
 
 PAIR = dataclasses.replace(SMALL, prefill=1, decode=1)
@@ -33,7 +33,7 @@ def page_s(shape: FleetShape = PAIR) -> float:
 
 
 def way_s() -> float:
-    """Return the seconds that a request and its first token travel, without computing or copying anything."""
+    """Returns the seconds that a request and its first token travel, without computing or copying anything."""
     return DELAYS.frontend_s + DELAYS.open_s + 2 * DELAYS.pull_s + DELAYS.token_s
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tools.simulate.fleet.worker.pulls import Wire, carry
 from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, StepPace
-from twostroke.ids import RequestId, SessionId
+from twostroke.base.ids import RequestId, SessionId
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batching import Chunk
 from twostroke.scheduler.cost import StepCost, StepTerms
@@ -16,7 +16,7 @@ from twostroke.scheduler.sequence import Sequence
 
 
 def flight(steps: int = 5) -> Flight:
-    """Return a flight of steps of 1.0, 1.5, 2.0, ... seconds."""
+    """Returns a flight of steps of 1.0, 1.5, 2.0, ... seconds."""
     return Flight(ChunksOnly().build([]), StepTerms(), 10.0, 1.0, 0.5, 0.0, (), steps)
 
 

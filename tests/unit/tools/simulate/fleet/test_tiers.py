@@ -18,9 +18,9 @@ from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import TierShape
 from tools.simulate.fleet.worker.tiers import SimulatedDisk, SimulatedTiers
+from twostroke.base.ids import BlockHash, Epoch, PageId
 from twostroke.config import Role
 from twostroke.config.cache import CacheConfig
-from twostroke.ids import BlockHash, Epoch, PageId
 from twostroke.kv_cache.block import root_hash
 from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.memory import PageMemory
@@ -87,7 +87,7 @@ class Simulated:
         self.tiers = SimulatedTiers(host, SimulatedDisk(self.queue, shape))
 
     def play(self, told: Sequence[tuple[str, BlockHash]]) -> list[EventBatch]:
-        """Tell all of it, one thing in each millisecond; return what was announced after each."""
+        """Tells all of it, one thing in each millisecond; returns what was announced after each."""
         batches: list[EventBatch] = []
         for number, (what, block) in enumerate(told):
             self.queue.at(1e-3 * number, partial(self._tell, what, block))

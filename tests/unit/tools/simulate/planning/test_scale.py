@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.scaling.capacity import LatencyTargets, WorkerCounts
 from cluster.scaling.planner import Planner
+from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from tests.unit.tools.simulate.fleets import BLOCK, even_trace
 from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.planning.scale import Planned, compared, surged
 from tools.simulate.variants import OURS, policy_of
+from twostroke.base.errors import ConfigError
 from twostroke.config import Bounds, ScalingConfig
-from twostroke.errors import ConfigError
 
 
 def test_a_surge_is_followed_up_and_down_for_less_than_all_workers_cost() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.scaling.capacity import LatencyTargets, WorkerCounts
+from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from tests.unit.tools.simulate.fleets import Recording, even_trace, run_of
 from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.shape import FleetShape
@@ -14,7 +14,7 @@ from tools.simulate.planning import sizing
 from tools.simulate.planning.plan import answer, pays
 from tools.simulate.planning.sizing import LoadPoint, crossing, crossover, smallest_fleet, splits_near, splits_of
 from tools.simulate.runs import Trial
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 from twostroke.scheduler.cost import StepCost
 
 SHAPE = FleetShape(prefill=4, decode=4, cost=StepCost(step_s=0.01, stream_s=1e-3, prompt_token_s=1e-4))

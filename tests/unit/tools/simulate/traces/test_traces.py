@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tools.simulate.traces.trace import Replay, Trace, TraceRow, parse_trace, read_trace, replayed
-from twostroke.errors import ConfigError
-from twostroke.request_log import AnswerRecord, WorkerRecord, blocks_of, line_of
+from twostroke.base.errors import ConfigError
+from twostroke.observability.request_log import AnswerRecord, WorkerRecord, blocks_of, line_of
 
 GOOD: dict[str, Any] = {"timestamp": 1500, "input_length": 600, "output_length": 7, "hash_ids": [0, 4]}
 AZURE = [

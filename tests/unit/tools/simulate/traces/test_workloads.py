@@ -9,7 +9,7 @@ import pytest
 
 from tools.simulate.traces.oracle import full_blocks, oracle_rate
 from tools.simulate.traces.workloads import WORKLOADS, generated
-from twostroke.errors import ConfigError
+from twostroke.base.errors import ConfigError
 
 ENDLESS = 10**9
 

@@ -1,0 +1,1 @@
+"""Commands that change a running server: its workers, their weights, and what they hold."""

@@ -1,0 +1,1 @@
+"""What several rooms of the cluster exchange: a fleet's specification, its desired state, counts, nodes. Pure."""

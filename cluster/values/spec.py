@@ -1,0 +1,193 @@
+"""Derives from one ClusterConfig what the supervisor keeps alive and what the routers are started with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from cluster.ports import check_distinct
+from cluster.values.placement import gpu_ranks_of
+from cluster.values.worker_counts import LatencyTargets, WorkerCounts
+from twostroke.base.credentials import TlsConfig
+from twostroke.config import Bounds, ClusterConfig, Role, RoleConfig, RouterConfig, ScalingConfig, WorkerConfig
+
+NODE_ADDRESS = ""
+"""A worker's host that stands for the address of the Ray node its actor is on, which is known only there."""
+
+LOOPBACK = "127.0.0.1"
+NAMESPACE = "twostroke"
+"""Ray namespace of all our actors; there is one fleet per Ray cluster."""
+SUPERVISOR = "supervisor"
+"""Name of the supervisor's actor."""
+LAUNCHED_GRACE_S = 3.0
+"""Seconds that a launched router gives open requests after SIGTERM: whoever stops a server waits for its launcher."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSpec:
+    """The workers a fleet starts with, and the address of its Fleet service."""
+
+    workers: tuple[WorkerConfig, ...]
+    host: str = LOOPBACK
+    port: int = 0
+    """Port that stays the same when the supervisor restarts, so that routers find it again. 0 (any) is for tests."""
+    token: str = field(default="", repr=False)
+    tls: TlsConfig | None = None
+    """Certificates of all processes of the cluster; the files are on every host."""
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    slo_ttft_s: float | None = None
+    roles: Mapping[Role, RoleConfig] = field(default_factory=dict)
+    """What workers ask of nodes, and their threads. A missing role asks for nothing in particular."""
+
+    @property
+    def identity(self) -> str:
+        """A digest that tells this fleet from earlier and later fleets on the same Ray cluster."""
+        said = f"{self.token} {' '.join(worker.worker_id for worker in self.workers)}"
+        return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+
+    @property
+    def counts(self) -> WorkerCounts:
+        """Workers of each role at the start."""
+        prefill = sum(worker.role is Role.PREFILL for worker in self.workers)
+        return WorkerCounts(prefill, len(self.workers) - prefill)
+
+    @property
+    def bounds(self) -> tuple[Bounds, Bounds]:
+        """Bounds of prefill and of decode workers."""
+        counts = self.counts
+        return self.scaling.prefill_bounds(counts.prefill), self.scaling.decode_bounds(counts.decode)
+
+    @property
+    def scales(self) -> bool:
+        return self.scaling.scales(*self.counts.pair)
+
+    @property
+    def flexible(self) -> bool:
+        return self.scaling.may_switch(*self.counts.pair)
+
+    @property
+    def promise(self) -> LatencyTargets:
+        return LatencyTargets(ttft_s=self.slo_ttft_s, itl_s=self.scaling.slo_itl_s)
+
+    def worker(self, worker_id: str, role: Role) -> WorkerConfig:
+        """Returns the config of a worker of the start, or of an additional worker like those."""
+        alike_first = sorted(self.workers, key=lambda each: (each.worker_id != worker_id, each.role is not role))
+        like, threads = alike_first[0], alike_first[0].runtime.threads
+        if worker_id != like.worker_id and role in self.roles:
+            threads = self.roles[role].threads or threads
+        return like.replace(worker_id=worker_id, role=role, runtime=like.runtime.replace(threads=threads))
+
+    def is_as(self, other: FleetSpec) -> bool:
+        """Whether both come from the same configuration.
+
+        The token and the port are drawn at launch and do not count.
+        """
+        return self._undrawn() == other._undrawn()
+
+    def _undrawn(self) -> FleetSpec:
+        return replace(
+            self, workers=tuple(worker.replace(cluster_token="") for worker in self.workers), token="", port=0
+        )
+
+
+def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
+    joined = config.address is not None
+    host = NODE_ADDRESS if joined else LOOPBACK
+    # Which workers will share a GPU is not known here; one GPU for all is what must work. Several ranks share none.
+    scaling = config.scaling
+    most = scaling.prefill_bounds(config.prefill).most + scaling.decode_bounds(config.decode).most
+    model, cache = config.of_workers
+    shared = cache.replace(device_share=cache.device_share / most)
+    workers = tuple(
+        WorkerConfig(
+            role=role,
+            worker_id=f"{role}-{index}",
+            flexible=scaling.may_switch(config.prefill, config.decode),
+            host=host,
+            ports=config.ports,
+            cluster_token=token,
+            cluster_tls=config.certificates.cluster,
+            model=model,
+            cache=cache if gpu_ranks_of(model, role) > 1 else shared,
+            schedule=config.schedule,
+            adapters=config.adapters,
+            slo_ttft_s=config.routing.slo_ttft_s,
+            slo_itl_s=scaling.slo_itl_s,
+            runtime=config.runtime.replace(threads=config.role(role).threads or config.runtime.threads),
+            patience=config.patience,
+            tracing=config.tracing,
+        )
+        for role, count in config.counts
+        for index in range(count)
+    )
+    return FleetSpec(
+        workers=workers,
+        host=host,
+        port=port,
+        token=token,
+        tls=config.certificates.cluster,
+        roles={
+            role: config.role(role).replace(threads=config.role(role).threads or config.runtime.threads)
+            for role, _ in config.counts
+        },
+        scaling=scaling,
+        slo_ttft_s=config.routing.slo_ttft_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPorts:
+    """Ports of one router; 0 means any free port."""
+
+    http: int
+    grpc: int
+    admin: int
+    metrics: int | None
+    """Port of the metrics; None means that they have no port of their own."""
+
+    def by_flag(self) -> dict[str, int]:
+        flags = {"--http-port": self.http, "--grpc-port": self.grpc, "--admin-port": self.admin}
+        return flags if self.metrics is None else {**flags, "--metrics-port": self.metrics}
+
+
+def router_ports(config: ClusterConfig) -> list[RouterPorts]:
+    """Returns each router's ports, counted up from the first router's. Raises ConfigError where two are equal."""
+    endpoints, of_routers = config.endpoints, []
+    # On other machines the Fleet service may have the same port.
+    taken = {config.fleet_port: "--fleet-port"} if config.address is None else {}
+    for index in range(config.routers):
+        first = (config.listen.http_port, config.listen.grpc_port, endpoints.admin_port)
+        http, grpc, admin = (port + index if port else 0 for port in first)
+        metrics = endpoints.metrics_port + index if endpoints.metrics_port else endpoints.metrics_port
+        ports = RouterPorts(http, grpc, admin, metrics)
+        check_distinct(ports.by_flag(), taken, _of_routers(config))
+        of_routers.append(ports)
+    return of_routers
+
+
+def _of_routers(config: ClusterConfig) -> str:
+    return f" for some of the {config.routers} routers" if config.routers > 1 else ""
+
+
+def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, model_dir: str) -> list[RouterConfig]:
+    return [
+        RouterConfig(
+            listen=config.listen.replace(http_port=ports.http, grpc_port=ports.grpc),
+            endpoints=config.endpoints.replace(admin_port=ports.admin, metrics_port=ports.metrics),
+            fleet_address=fleet_address,
+            cluster_token=token,
+            tls=config.certificates.clients,
+            cluster_tls=config.certificates.cluster,
+            model_dir=model_dir,
+            served_model_name=config.model.public_name,
+            routing=config.routing,
+            number=index,
+            drain_grace_s=LAUNCHED_GRACE_S,
+            patience=config.patience,
+            adapters=config.adapters,
+            output=config.output,
+            tracing=config.tracing,
+        )
+        for index, ports in enumerate(router_ports(config))
+    ]

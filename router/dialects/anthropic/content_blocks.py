@@ -1,0 +1,130 @@
+"""The content blocks of an answer, built from its parts: as events of a stream, or whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from router.dialects.reply import Json, encoded, sse
+from router.text.output.parts import INVALID_JSON, Part, ReasoningPart, TextPart, ToolCallPart
+
+_quoted = json.encoder.encode_basestring
+
+
+class _Block:
+    """One block so far."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        """Its first part."""
+        self.pieces: list[str] = []
+
+    def has(self, part: Part) -> bool:
+        """Returns whether a part belongs to this block."""
+        first = self.part
+        return type(part) is type(first) and not (
+            isinstance(part, ToolCallPart) and isinstance(first, ToolCallPart) and part.number != first.number
+        )
+
+
+class ContentBlocks:
+    """A part of another kind, or of another tool call, begins a new block. No block begins with an empty text."""
+
+    def __init__(self, signature: str) -> None:
+        """`signature`: what thinking blocks are signed with. Clients send it back; nothing is read from it."""
+        self._signature = signature
+        self._blocks: list[_Block] = []
+        self._head = ""
+        """What stands before the text of each delta of the open block."""
+        self.has_calls = False
+
+    def add(self, part: Part) -> None:
+        """Keeps a part for `whole`."""
+        if self._goes_on(part) or self._opens(part):
+            self._blocks[-1].pieces.append(_said(part))
+
+    def events(self, part: Part) -> str:
+        """Returns the events that tell a client of a part."""
+        begun = ""
+        if not self._goes_on(part):
+            ended = self.end()
+            if not self._opens(part):
+                return ""
+            begun = ended + self._begin(part)
+        said = _said(part)
+        return f"{begun}{self._head}{_quoted(said)}}}}}\n\n" if said else begun
+
+    def end(self) -> str:
+        """Returns the events that end the open block, if there is one."""
+        if not self._blocks:
+            return ""
+        index = len(self._blocks) - 1
+        signed = ""
+        if isinstance(self._blocks[-1].part, ReasoningPart):
+            delta = {"type": "signature_delta", "signature": self._signature}
+            signed = _event({"type": "content_block_delta", "index": index, "delta": delta})
+        return signed + _event({"type": "content_block_stop", "index": index})
+
+    def whole(self) -> list[Json]:
+        return [self._whole(block) for block in self._blocks]
+
+    def _goes_on(self, part: Part) -> bool:
+        return bool(self._blocks) and self._blocks[-1].has(part)
+
+    def _opens(self, part: Part) -> bool:
+        """Opens a block for a part. Returns False for one that has nothing to say."""
+        if isinstance(part, ToolCallPart):
+            self.has_calls = True
+        elif not part.text:
+            return False
+        self._blocks.append(_Block(part))
+        return True
+
+    def _begin(self, part: Part) -> str:
+        index = len(self._blocks) - 1
+        match part:
+            case TextPart():
+                delta, field, block = "text_delta", "text", {"type": "text", "text": ""}
+            case ReasoningPart():
+                block, delta, field = (
+                    {"type": "thinking", "thinking": "", "signature": ""},
+                    "thinking_delta",
+                    "thinking",
+                )
+            case ToolCallPart():
+                delta, field, block = "input_json_delta", "partial_json", _call(part, {})
+        # One event is made for every token: all but its text is written once.
+        frame = f'{{"type":"content_block_delta","index":{index},"delta":{{"type":"{delta}","{field}":'
+        self._head = f"event: content_block_delta\ndata: {frame}"
+        return _event({"type": "content_block_start", "index": index, "content_block": block})
+
+    def _whole(self, block: _Block) -> Json:
+        text = "".join(block.pieces)
+        match block.part:
+            case TextPart():
+                return {"type": "text", "text": text}
+            case ReasoningPart():
+                return {"type": "thinking", "thinking": text, "signature": self._signature}
+            case ToolCallPart() as call:
+                return _call(call, _arguments(text))
+
+
+def _said(part: Part) -> str:
+    return part.arguments if isinstance(part, ToolCallPart) else part.text
+
+
+def _call(call: ToolCallPart, arguments: Json) -> Json:
+    return {"type": "tool_use", "id": call.call_id, "name": call.name, "input": arguments}
+
+
+def _arguments(text: str) -> Json:
+    """Returns the arguments as an object. Anthropic's docs name the field for those that are no JSON object."""
+    try:
+        arguments: Any = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {INVALID_JSON: text}
+
+
+def _event(value: Json) -> str:
+    return sse(encoded(value), event=value["type"])

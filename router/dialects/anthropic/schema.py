@@ -1,0 +1,189 @@
+"""Bodies of /v1/messages and its count_tokens, checked and turned into the router's own types."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from router.dialects.anthropic.conversation import ConversationBuilder
+from router.dialects.anthropic.tools import is_parallel, openai_choice, openai_tools
+from router.dialects.openai.chat_messages import tool_use_of, tools_of
+from router.dialects.openai.schema import refuse_unsupported
+from router.json_body import Body, Integer, Strings, wrong_kind
+from router.requests.client_request import AnswerRequest
+from router.requests.params import MAX_REQUEST_ID_CHARS, MAX_STOP_CHARS, MAX_STOP_STRINGS, AnswerOptions
+from router.text.prompts import ChatPrompt
+from router.text.structured.fields import opened, structured_output
+from router.text.structured.output import StructuredOutput
+from twostroke.base.client_text import shown
+from twostroke.base.errors import InvalidRequest, UnsupportedFeature
+
+_HARMLESS: Mapping[str, Callable[[Any], bool]] = {
+    "container": lambda value: value is None,
+    "mcp_servers": lambda value: not value,
+    "response_format": lambda value: value is None,
+    "return_token_ids": lambda value: not value,
+    "return_tokens_as_token_ids": lambda value: not value,
+    "include_reasoning": lambda value: value is True,
+    "add_special_tokens": lambda value: not value,
+}
+"""Fields whose effect is not offered here, and the values that ask for none. Other unknown fields are ignored."""
+
+_THINKS: Mapping[str, bool] = {"enabled": True, "adaptive": True, "disabled": False}
+_THINKING_VARIABLES = ("enable_thinking", "thinking")
+"""Names by which published chat templates ask whether the model is to think."""
+
+OTHER_OPTIONS = (
+    *("n", "max_completion_tokens", "include_stop_str_in_output"),
+    *("logprobs", "logprob_token_ids", "prompt_logprobs"),
+)
+"""Options of other dialects to which a message of this one has no answer: they are ignored, as all unknown fields."""
+
+
+class _MessagesFields(Body):
+    messages: list[Any] = Field(description="a list of objects with role and content")
+    system: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    thinking: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    cache_control: Any = None
+    chat_template: str = ""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    def prompt(self, chat: ConversationBuilder) -> ChatPrompt:
+        """Returns the chat, all of which `chat` gets."""
+        if not self.messages:
+            raise InvalidRequest("messages must not be empty", field="messages")
+        tools = tools_of(openai_tools(self.tools))
+        if self.system is not None:
+            chat.add_system(self.system, "system")
+        for tool in self.tools or ():
+            if tool.get("cache_control") is not None:  # templates write tools into the system prompt
+                chat.keep(tool["cache_control"], len(chat.messages), "tools.cache_control")
+        for index, message in enumerate(self.messages):
+            chat.add(message, f"messages[{index}]")
+        if self.cache_control is not None:
+            chat.keep(self.cache_control, len(chat.messages), "cache_control")
+        return ChatPrompt(
+            messages=tuple(chat.messages),
+            add_generation_prompt=not chat.goes_on,
+            continue_final_message=chat.goes_on,
+            variables={**self._thinking_variables(), **self.chat_template_kwargs},
+            tools=tools,
+            tool_use=tool_use_of(tools, openai_choice(self.tool_choice), is_parallel(self.tool_choice)),
+            hints=chat.hints,
+            template=self.chat_template,
+        )
+
+    def _thinking_variables(self) -> Mapping[str, bool]:
+        if self.thinking is None:
+            return {}
+        kind = self.thinking.get("type")
+        if not isinstance(kind, str) or kind not in _THINKS:
+            raise InvalidRequest(f"thinking.type must be one of {', '.join(_THINKS)}", field="thinking.type")
+        return dict.fromkeys(_THINKING_VARIABLES, _THINKS[kind])
+
+    @property
+    def user(self) -> str:
+        """The user's id, or its digest where it is no id that a log may have."""
+        user = None if self.metadata is None else self.metadata.get("user_id")
+        if user is None:
+            return ""
+        if not isinstance(user, str):
+            raise InvalidRequest("metadata.user_id must be a string", field="metadata.user_id")
+        is_short = len(user) <= MAX_REQUEST_ID_CHARS and user.isprintable()
+        return user if is_short else hashlib.sha256(user.encode()).hexdigest()
+
+
+class _Limits(Body):
+    max_tokens: Integer
+    stop_sequences: Strings = ()
+
+    @property
+    def stop(self) -> list[str]:
+        stops = self.stop_sequences
+        if len(stops) > MAX_STOP_STRINGS or any(not 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+            wanted = f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters"
+            raise InvalidRequest(f"stop_sequences must be {wanted}", field="stop_sequences")
+        return list(stops)
+
+    @property
+    def length(self) -> Mapping[str, Any]:
+        """Returns options of the answer. Who wants no token of it wants its prompt in the cache."""
+        if self.max_tokens == 0:
+            return {"is_prompt_only": True, "max_tokens": 1, "min_tokens": 0}
+        return {"is_prompt_only": False}
+
+
+class MessagesRequest(AnswerRequest):
+    """One parsed body of /v1/messages. Clients do not send `had_billing_header`."""
+
+    had_billing_header: bool
+
+    @property
+    def removed_part(self) -> str:
+        return "billing_header" if self.had_billing_header else ""
+
+
+FIELDS: tuple[type[Body], ...] = (MessagesRequest, _MessagesFields, _Limits, AnswerOptions)
+"""What reads the fields of a body; `AnswerOptions` all but `OTHER_OPTIONS`."""
+
+
+def parse_messages(body: Mapping[str, Any]) -> MessagesRequest:
+    _refuse_unsupported(body)
+    fields, chat = _MessagesFields.read(body), ConversationBuilder()
+    prompts = (fields.prompt(chat),)
+    top_k = body.get("top_k") or None  # 0 means all tokens
+    limits = _Limits.read(body)
+    own = {"top_k": top_k, "stop": limits.stop, "structured": _output_format(body), **limits.length}
+    options = AnswerOptions.read({**body, **dict.fromkeys(OTHER_OPTIONS), **own})
+    made = {"prompts": prompts, "options": options, "had_billing_header": chat.had_billing_header}
+    return MessagesRequest.read({**body, "user": fields.user, **made})
+
+
+def counted_chat(body: Mapping[str, Any]) -> ChatPrompt:
+    """Returns the chat of a body of count_tokens, which limits no answer."""
+    _refuse_unsupported(body)
+    return _MessagesFields.read(body).prompt(ConversationBuilder())
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    refuse_unsupported(body)
+    for name, is_harmless in _HARMLESS.items():
+        value = body.get(name)
+        if value is not None and not is_harmless(value):
+            raise UnsupportedFeature(f"{name} is not supported in this API by this server", field=name)
+
+
+def _output_format(body: Mapping[str, Any]) -> StructuredOutput | None:
+    """Returns what the text of an answer must match; None: any text. Raises InvalidRequest, naming the field.
+
+    `output_format` is an older name of `output_config.format`. vLLM's `structured_outputs` may stand in a body, too.
+    """
+    config = body.get("output_config")
+    if not isinstance(config, Mapping | None):
+        raise wrong_kind("output_config", config, "an object")
+    named = {"output_config.format": (config or {}).get("format"), "output_format": body.get("output_format")}
+    formats = [_schema_of(form, name) for name, form in named.items() if form is not None]
+    others = structured_output({**body, "response_format": None})
+    given = [*formats, *([] if others is None else [others])]
+    if len(given) > 1:
+        raise InvalidRequest(f"{given[0].field} and {given[1].field} exclude each other", field=given[1].field)
+    return opened(given[0] if given else None, body.get("structured_outputs"))
+
+
+def _schema_of(form: Any, name: str) -> StructuredOutput:
+    if not isinstance(form, Mapping):
+        raise wrong_kind(name, form, "an object")
+    if form.get("type") != "json_schema":
+        raise UnsupportedFeature(f"{name}.type must be json_schema, got {shown(str(form.get('type')))}", field=name)
+    schema = form.get("schema")
+    if not isinstance(schema, Mapping):
+        raise wrong_kind(f"{name}.schema", schema, "an object")
+    text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return StructuredOutput("json", text.encode(), f"{name}.schema", is_strict=True)

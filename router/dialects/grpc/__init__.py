@@ -1,0 +1,1 @@
+"""Our own gRPC messages as the types of the router."""

@@ -1,0 +1,108 @@
+"""Responses of `generate` and `generate_stream`: text and other outputs in JSON."""
+
+from __future__ import annotations
+
+from router.dialects.kserve.answer_parts import ChoiceParts, Outputs
+from router.dialects.kserve.errors import error_body
+from router.dialects.kserve.schema import VERSION, KServeRequest
+from router.dialects.reply import LONG_BODY, Json, encoded, finite, sse
+from router.requests.resume import SentProgress, StreamPoint
+from router.text.output.events import TextEvent, Usage
+from router.text.tokenizer import Text, token_text
+from twostroke.base.errors import ServeError
+from twostroke.request import FinishReason, SampledToken
+
+
+class GenerateReply:
+    def __init__(
+        self, request: KServeRequest, point: StreamPoint, model: str, text: Text, progress: SentProgress
+    ) -> None:
+        del progress
+        self._request = request
+        self._text = text
+        self._outputs = Outputs(request, text)
+        self._head: Json = {
+            **({"id": request.id} if request.id else {}),
+            "model_name": model,
+            "model_version": VERSION,
+        }
+        self._choices = [ChoiceParts() for _ in point.sent]
+        self._prompt_tokens = 0
+        self._last: SampledToken | None = None
+        self._usage: Usage | None = None
+
+    def add(self, event: TextEvent) -> None:
+        """Keeps an event for `body`."""
+        self._choices[event.choice].add(event)
+        self._prompt_tokens = event.prompt_tokens
+        self._last = event.token or self._last
+        self._usage = event.usage or self._usage
+
+    @property
+    def is_long(self) -> bool:
+        tokens = sum(len(choice.tokens) for choice in self._choices)
+        return tokens * (1 + self._request.options.shown_logprobs) > LONG_BODY
+
+    def body(self) -> Json:
+        if not self._request.details:
+            return {**self._head, **self._said()}
+        (choice,) = self._choices
+        logprobs = [self._token(token) for token in choice.tokens]
+        return {**self._head, **self._said(), "details": {**self._end(choice), "logprobs": logprobs}}
+
+    def messages(self, event: TextEvent) -> str:
+        """Returns one message, or "" where text is waited for. With details, each message has the token and its text,
+        and the last message has the details.
+        """
+        self.add(event)
+        choice = self._choices[event.choice]
+        if choice.is_waited_for and not self._request.details:
+            return ""
+        message = {**self._head, **self._said()}
+        if self._request.details and event.token is not None:
+            message["token"] = self._token(event.token)
+        if self._request.details and event.finish is not None and self._last is not None:
+            message["details"] = {**self._end(choice), "token": self._token(self._last)}
+        choice.texts.clear()
+        choice.tokens.clear()
+        return sse(encoded(message))
+
+    def end(self) -> str:
+        return ""
+
+    def failure(self, error: ServeError) -> str:
+        return sse(encoded(error_body(error)))
+
+    def beat(self) -> str:
+        return ": going on\n\n"
+
+    def _said(self) -> Json:
+        """Returns the outputs as a Triton server does: a list only where there are several values."""
+        outputs = self._outputs.of(self._choices, self._prompt_tokens)
+        return {name: values[0] if len(values) == 1 else list(values) for name, values in outputs}
+
+    def _end(self, choice: ChoiceParts) -> Json:
+        """Returns how an answer ended, and the tokens that it took."""
+        assert self._usage is not None
+        return {
+            "finish_reason": self._reason(choice),
+            "prompt_tokens": self._usage.prompt_tokens,
+            "completion_tokens": self._usage.completion_tokens,
+            "cached_tokens": self._usage.cached_tokens,
+        }
+
+    def _reason(self, choice: ChoiceParts) -> str:
+        """Returns the protocol's name. A stop token that the client named counts as a sequence of it."""
+        if choice.finish is not FinishReason.STOP:
+            return "length"
+        last = None if self._last is None else self._last.token
+        is_own = last is not None and self._text.is_special(last) and last not in self._request.options.stop_token_ids
+        return "eos_token" if is_own else "stop_sequence"
+
+    def _token(self, token: SampledToken) -> Json:
+        return {
+            "id": token.token,
+            "text": token_text(self._text, token.token),
+            "logprob": finite(token.logprob),
+            "special": self._text.is_special(token.token),
+        }

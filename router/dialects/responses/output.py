@@ -1,0 +1,283 @@
+"""Output items of one response: what an answer's parts make of them, and the events by which a client follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from router.dialects.openai.custom_tools import CustomInput
+from router.dialects.reply import Json
+from router.dialects.responses.items import encoded_reasoning
+from router.text.output.parts import Part, ReasoningPart, TextPart, ToolCallPart
+
+
+class ItemEvent(NamedTuple):
+    kind: str
+    """The event's type, without `response.`."""
+    fields: Json
+
+
+Events = Iterator[ItemEvent]
+
+
+class OutputItem(Protocol):
+    """One item while it is written. Its methods yield the events of what they do."""
+
+    item_id: str
+
+    def takes(self, part: Part) -> bool:
+        """Returns whether a part belongs to this item."""
+
+    def open(self) -> Events: ...
+
+    def add(self, part: Part, logprobs: Sequence[Json]) -> Events: ...
+
+    def close(self) -> Events:
+        """Yields what comes before the event with the whole item."""
+
+    def body(self, status: str) -> Json: ...
+
+
+class MessageItem:
+    def __init__(self, item_id: str) -> None:
+        self.item_id = item_id
+        self.texts: list[str] = []
+        self._logprobs: list[Json] = []
+
+    def takes(self, part: Part) -> bool:
+        return isinstance(part, TextPart)
+
+    def open(self) -> Events:
+        yield ItemEvent("content_part.added", {"content_index": 0, "part": self._part()})
+
+    def add(self, part: Part, logprobs: Sequence[Json]) -> Events:
+        assert isinstance(part, TextPart)
+        self.texts.append(part.text)
+        self._logprobs += logprobs
+        yield self.delta(part.text, logprobs)
+
+    def delta(self, text: str, logprobs: Sequence[Json]) -> ItemEvent:
+        return ItemEvent("output_text.delta", {"content_index": 0, "delta": text, "logprobs": list(logprobs)})
+
+    def close(self) -> Events:
+        whole = self._part()
+        told = {"content_index": 0, "text": whole["text"], "logprobs": whole["logprobs"]}
+        yield ItemEvent("output_text.done", told)
+        yield ItemEvent("content_part.done", {"content_index": 0, "part": whole})
+
+    def body(self, status: str) -> Json:
+        content = [] if status == "in_progress" else [self._part()]
+        return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+    def _part(self) -> Json:
+        return {
+            "type": "output_text",
+            "text": "".join(self.texts),
+            "annotations": [],
+            "logprobs": list(self._logprobs),
+        }
+
+
+class ReasoningItem:
+    """Reasoning as the model wrote it. Nothing here makes summaries of it."""
+
+    def __init__(self, item_id: str, *, is_encoded: bool) -> None:
+        """`is_encoded`: the client sends it back as `encrypted_content`."""
+        self.item_id = item_id
+        self._is_encoded = is_encoded
+        self._texts: list[str] = []
+
+    def takes(self, part: Part) -> bool:
+        return isinstance(part, ReasoningPart)
+
+    def open(self) -> Events:
+        yield ItemEvent("content_part.added", {"content_index": 0, "part": self._part()})
+
+    def add(self, part: Part, logprobs: Sequence[Json]) -> Events:
+        assert isinstance(part, ReasoningPart)
+        self._texts.append(part.text)
+        yield ItemEvent("reasoning_text.delta", {"content_index": 0, "delta": part.text})
+
+    def close(self) -> Events:
+        whole = self._part()
+        yield ItemEvent("reasoning_text.done", {"content_index": 0, "text": whole["text"]})
+        yield ItemEvent("content_part.done", {"content_index": 0, "part": whole})
+
+    def body(self, status: str) -> Json:
+        body: Json = {"id": self.item_id, "type": "reasoning", "summary": [], "status": status}
+        body["content"] = [] if status == "in_progress" else [self._part()]
+        if self._is_encoded:
+            body["encrypted_content"] = None if status == "in_progress" else encoded_reasoning("".join(self._texts))
+        return body
+
+    def _part(self) -> Json:
+        return {"type": "reasoning_text", "text": "".join(self._texts)}
+
+
+class FunctionCallItem:
+    def __init__(self, item_id: str, part: ToolCallPart) -> None:
+        self.item_id = item_id
+        self._call_index, self._call_id, self._name = part.number, part.call_id, part.name
+        self._arguments: list[str] = []
+
+    def takes(self, part: Part) -> bool:
+        return isinstance(part, ToolCallPart) and part.number == self._call_index
+
+    def open(self) -> Events:
+        yield from ()
+
+    def add(self, part: Part, logprobs: Sequence[Json]) -> Events:
+        assert isinstance(part, ToolCallPart)
+        if part.arguments:
+            self._arguments.append(part.arguments)
+            yield ItemEvent("function_call_arguments.delta", {"delta": part.arguments})
+
+    def close(self) -> Events:
+        told = {"name": self._name, "arguments": "".join(self._arguments)}
+        yield ItemEvent("function_call_arguments.done", told)
+
+    def body(self, status: str) -> Json:
+        return {
+            "id": self.item_id,
+            "type": "function_call",
+            "status": status,
+            "call_id": self._call_id,
+            "name": self._name,
+            "arguments": "".join(self._arguments),
+        }
+
+
+class CustomCallItem:
+    """A call of a custom tool, whose arguments hold its input."""
+
+    def __init__(self, item_id: str, part: ToolCallPart) -> None:
+        self.item_id = item_id
+        self._call_index, self._call_id, self._name = part.number, part.call_id, part.name
+        self._reading = CustomInput()
+        self._input: list[str] = []
+
+    def takes(self, part: Part) -> bool:
+        return isinstance(part, ToolCallPart) and part.number == self._call_index
+
+    def open(self) -> Events:
+        yield from ()
+
+    def add(self, part: Part, logprobs: Sequence[Json]) -> Events:
+        assert isinstance(part, ToolCallPart)
+        yield from self._told(self._reading.feed(part.arguments))
+
+    def close(self) -> Events:
+        yield from self._told(self._reading.end())
+        yield ItemEvent("custom_tool_call_input.done", {"input": "".join(self._input)})
+
+    def body(self, status: str) -> Json:
+        return {
+            "id": self.item_id,
+            "type": "custom_tool_call",
+            "status": status,
+            "call_id": self._call_id,
+            "name": self._name,
+            "input": "".join(self._input),
+        }
+
+    def _told(self, text: str) -> Events:
+        if text:
+            self._input.append(text)
+            yield ItemEvent("custom_tool_call_input.delta", {"delta": text})
+
+
+class OutputItems:
+    """All items of one response, one after the other."""
+
+    def __init__(self, response: str, custom_names: frozenset[str], *, encodes_reasoning: bool) -> None:
+        """`response`: what the ids of items begin with, after the kind. `custom_names`: names of custom tools."""
+        self._response = response
+        self._custom_names = custom_names
+        self._encodes_reasoning = encodes_reasoning
+        self._closed: list[Json] = []
+        self._current: OutputItem | None = None
+        self._logprobs: list[Json] = []
+        """Logprobs of tokens whose text has not come yet."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        return isinstance(self._current, ReasoningItem)
+
+    @property
+    def index(self) -> int:
+        """Index of the current item in the output, or of the next one."""
+        return len(self._closed)
+
+    def add_text(self, text: str) -> bool:
+        """Adds text to the message that is being written. Returns False, and adds nothing, where there is none."""
+        if not isinstance(self._current, MessageItem):
+            return False
+        self._current.texts.append(text)
+        return True
+
+    def text_delta(self, text: str) -> ItemEvent:
+        """Returns the event of text that `add_text` has added."""
+        assert isinstance(self._current, MessageItem)
+        (event,) = self._named(iter([self._current.delta(text, [])]))
+        return event
+
+    def hold(self, logprobs: Sequence[Json]) -> None:
+        """Keeps logprobs of tokens until their text comes."""
+        self._logprobs += logprobs
+
+    def add(self, part: Part) -> Events:
+        if isinstance(part, TextPart | ReasoningPart) and not part.text:
+            return
+        if self._current is None or not self._current.takes(part):
+            yield from self.close("completed")
+            self._current = self._new_item(part)
+            yield self._item_event("output_item.added", self._current.body("in_progress"))
+            yield from self._named(self._current.open())
+        told, self._logprobs = self._logprobs, []
+        yield from self._named(self._current.add(part, told))
+
+    def end(self, status: str) -> Events:
+        """Closes the last item. An answer without any is an empty message."""
+        if self._current is None and not self._closed:
+            self._current = self._message()
+            yield self._item_event("output_item.added", self._current.body("in_progress"))
+            yield from self._named(self._current.open())
+        if isinstance(self._current, MessageItem) and self._logprobs:
+            yield from self._named(self._current.add(TextPart(""), self._logprobs))
+        yield from self.close(status)
+
+    def close(self, status: str) -> Events:
+        if self._current is None:
+            return
+        yield from self._named(self._current.close())
+        whole = self._current.body(status)
+        yield self._item_event("output_item.done", whole)
+        self._closed.append(whole)
+        self._current = None
+
+    def bodies(self) -> list[Json]:
+        """Returns all items; one that is still written is incomplete."""
+        return [*self._closed, *([] if self._current is None else [self._current.body("incomplete")])]
+
+    def _item_event(self, kind: str, item: Json) -> ItemEvent:
+        return ItemEvent(kind, {"output_index": self.index, "item": item})
+
+    def _named(self, events: Events) -> Events:
+        assert self._current is not None
+        for kind, fields in events:
+            yield ItemEvent(kind, {"item_id": self._current.item_id, "output_index": self.index, **fields})
+
+    def _new_item(self, part: Part) -> OutputItem:
+        if isinstance(part, TextPart):
+            return self._message()
+        if isinstance(part, ReasoningPart):
+            return ReasoningItem(self._item_id("rs"), is_encoded=self._encodes_reasoning)
+        if part.name in self._custom_names:
+            return CustomCallItem(self._item_id("ctc"), part)
+        return FunctionCallItem(self._item_id("fc"), part)
+
+    def _message(self) -> MessageItem:
+        return MessageItem(self._item_id("msg"))
+
+    def _item_id(self, kind: str) -> str:
+        return f"{kind}_{self._response}_{self.index}"

@@ -1,0 +1,190 @@
+"""Replies of /v1/responses: one response object, or the events of it in order."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+
+from router.dialects.openai.reply import FRAMED
+from router.dialects.reply import LEAST_LOGPROB, LONG_BODY, Json, encoded, sse
+from router.dialects.responses.output import ItemEvent, OutputItems
+from router.dialects.responses.schema import ResponsesRequest
+from router.requests.resume import SentProgress, StreamPoint
+from router.text.output.events import TextEvent, Usage
+from router.text.output.parts import Part, ReasoningPart, TextPart
+from router.text.tokenizer import Text, token_text
+from twostroke.base.errors import InvalidRequest, Overloaded, ServeError
+from twostroke.request import FinishReason, SampledToken
+
+_quoted = json.encoder.encode_basestring
+
+
+class ResponsesReply:
+    """Builds one response of its text events."""
+
+    def __init__(
+        self, request: ResponsesRequest, point: StreamPoint, model: str, text: Text, progress: SentProgress
+    ) -> None:
+        del progress  # a stream of this dialect is not resumed
+        self._request = request
+        self._text = text
+        self._response_id = point.request_id
+        self._model = model
+        self._created_s = int(time.time())
+        custom = request.given_tools.custom_names
+        self._output = OutputItems(self._response_id, custom, encodes_reasoning=request.encodes_reasoning)
+        self._usage: Usage | None = None
+        self._tokens = self._reasoning_tokens = 0
+        self._finish: FinishReason | None = None
+        self._sequence = 0
+        self._frames: dict[int, tuple[str, str]] = {}
+        """What stands around the text, and then around the number, in deltas of messages, by index in the output."""
+
+    def add(self, event: TextEvent) -> None:
+        """Keeps an event for `body`."""
+        for _ in self._item_events(event):
+            pass
+
+    @property
+    def is_long(self) -> bool:
+        return self._tokens * (1 + self._request.options.shown_logprobs) > LONG_BODY
+
+    def body(self) -> Json:
+        return self._body(self._status)
+
+    def messages(self, event: TextEvent) -> str:
+        if event.finish is None and not self._request.has_logprobs:
+            text = _plain_text(event)
+            if text and self._output.add_text(text):
+                self._tokens += 1
+                return self._text_delta(text)
+        begins = self._begun() if self._sequence == 0 else ""
+        items = "".join(self._message(kind, fields) for kind, fields in self._item_events(event))
+        return begins + items
+
+    def end(self) -> str:
+        return self._message(self._status, {"response": self.body()})
+
+    def failure(self, error: ServeError) -> str:
+        """Returns the event that tells of a failed response, with as much of the output as there was."""
+        failed = self._body("failed", error={"code": _code(error), "message": error.message})
+        return self._message("failed", {"response": failed})
+
+    def beat(self) -> str:
+        return ": going on\n\n"
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._finish is FinishReason.LENGTH else "completed"
+
+    def _item_events(self, event: TextEvent) -> Sequence[ItemEvent]:
+        """Takes an event into the output, and returns what happened to its items."""
+        parts: Sequence[Part] = (TextPart(event.text),) if event.parts is None else event.parts
+        logprobs = [] if event.token is None or not self._request.has_logprobs else [self._logprob(event.token)]
+        self._output.hold(logprobs)
+        happened = [each for part in parts for each in self._output.add(part)]
+        if event.token is not None:
+            self._tokens += 1
+            self._reasoning_tokens += self._output.is_reasoning or any(isinstance(p, ReasoningPart) for p in parts)
+        if event.finish is not None:
+            self._finish, self._usage = event.finish, event.usage
+            happened += self._output.end(self._status)
+        return happened
+
+    def _begun(self) -> str:
+        body = self._body("in_progress")
+        return self._message("created", {"response": body}) + self._message("in_progress", {"response": body})
+
+    def _text_delta(self, text: str) -> str:
+        """Returns the event of text that a message has got: deltas of one message differ only in text and number."""
+        index = self._output.index
+        frame = self._frames.get(index)
+        if frame is None:
+            framed = self._output.text_delta(FRAMED)
+            before, _, after = self._message(framed.kind, framed.fields, number=0).rpartition(_quoted(FRAMED))
+            frame = self._frames[index] = before, after.removesuffix("0}\n\n")
+        self._sequence += 1
+        return f"{frame[0]}{_quoted(text)}{frame[1]}{self._sequence - 1}}}\n\n"
+
+    def _message(self, kind: str, fields: Json, number: int | None = None) -> str:
+        name = f"response.{kind}"
+        if number is None:
+            number = self._sequence
+            self._sequence += 1
+        return sse(encoded({"type": name, **fields, "sequence_number": number}), event=name)
+
+    def _body(self, status: str, error: Json | None = None) -> Json:
+        request, tools = self._request, self._request.given_tools
+        is_cut = status == "incomplete"
+        return {
+            "id": f"resp_{self._response_id}",
+            "object": "response",
+            "created_at": self._created_s,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": error,
+            "frequency_penalty": request.options.frequency_penalty,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": request.metadata,
+            "model": self._model,
+            "output": [] if status == "in_progress" else self._output.bodies(),
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "presence_penalty": request.options.presence_penalty,
+            "previous_response_id": None,
+            "prompt_cache_key": request.prompt_cache_key,
+            "reasoning": {"effort": request.reasoning.effort, "summary": request.reasoning.summary},
+            "safety_identifier": request.safety_identifier,
+            "service_tier": "default",
+            "store": False,
+            "temperature": request.options.temperature,
+            "text": request.text.shown,
+            "tool_choice": tools.choice,
+            "tools": list(tools.given),
+            "top_logprobs": request.top_logprobs,
+            "top_p": request.options.top_p,
+            "truncation": "disabled",
+            "usage": None if self._usage is None else self._usage_body(self._usage),
+            **({"user": request.user} if request.user else {}),
+        }
+
+    def _usage_body(self, usage: Usage) -> Json:
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+    def _logprob(self, token: SampledToken) -> Json:
+        tops = [self._entry(other, logprob) for other, logprob in token.top]
+        return {**self._entry(token.token, token.logprob), "top_logprobs": tops}
+
+    def _entry(self, token: int, logprob: float | None) -> Json:
+        is_number = logprob is not None and math.isfinite(logprob)
+        return {
+            "token": token_text(self._text, token),
+            "logprob": logprob if is_number else LEAST_LOGPROB,
+            "bytes": list(self._text.token_bytes(token)),
+        }
+
+
+def _plain_text(event: TextEvent) -> str:
+    """Returns the event's text; empty where it has anything else."""
+    if event.parts is None:
+        return event.text
+    part = event.parts[0] if len(event.parts) == 1 else None
+    return part.text if isinstance(part, TextPart) else ""
+
+
+def _code(error: ServeError) -> str:
+    """Returns which of the codes that OpenAI's clients know comes nearest."""
+    if isinstance(error, Overloaded):
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"

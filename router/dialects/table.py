@@ -1,0 +1,89 @@
+"""The dialects in which clients ask for answers over HTTP: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from router.dialects.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
+from router.dialects.anthropic.models import VERSION_HEADER
+from router.dialects.anthropic.reply import AnthropicReply
+from router.dialects.anthropic.schema import parse_messages
+from router.dialects.kserve.errors import ERRORS as KSERVE_ERRORS
+from router.dialects.kserve.infer_json import InferJsonReply, parse_infer_json
+from router.dialects.kserve.reply import GenerateReply
+from router.dialects.kserve.schema import parse_generate, parse_generate_stream
+from router.dialects.openai.errors import ERRORS as OPENAI_ERRORS
+from router.dialects.openai.reply import OpenAIReply
+from router.dialects.openai.schema import parse_chat, parse_completion
+from router.dialects.reply import ErrorForm, Reply
+from router.dialects.responses.reply import ResponsesReply
+from router.dialects.responses.schema import parse_response
+from router.requests.client_request import AnswerRequest
+from router.requests.resume import SentProgress, StreamPoint
+from router.text.tokenizer import Text
+
+
+class MakeReply(Protocol):
+    def __call__(self, request: Any, point: StreamPoint, model: str, text: Text, progress: SentProgress) -> Reply:
+        """Returns the reply. `request` is what the dialect's `parse` returned, `model` the name that the
+        client called.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    path: str
+    """Path of the endpoint. Its parameters, as `{model}`, are fields of the body that `parse` gets."""
+    parse: Callable[[Mapping[str, Any]], AnswerRequest]
+    """Reads a body. It runs in any process, before the request is admitted, and raises ServeError."""
+    reply: MakeReply
+    errors: ErrorForm
+    is_resumable: bool = False
+    """A client can resume a stream at another router."""
+    takes_bytes: bool = False
+    """Bytes may follow the JSON of a body; `parse` gets them in `BYTES_FIELD`."""
+    clamps_length: bool = False
+    """Clients ask for more tokens than a context window holds, and expect as many as fit."""
+
+
+def _kserve(
+    method: str,
+    parse: Callable[[Mapping[str, Any]], AnswerRequest],
+    reply: MakeReply = GenerateReply,
+    *,
+    takes_bytes: bool = False,
+) -> tuple[Dialect, ...]:
+    """Returns a method of a version and of a model. Names of models may have slashes: the longer path comes first."""
+    paths = "/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}"
+    return tuple(
+        Dialect(path=f"{path}/{method}", parse=parse, reply=reply, errors=KSERVE_ERRORS, takes_bytes=takes_bytes)
+        for path in paths
+    )
+
+
+DIALECTS: tuple[Dialect, ...] = (
+    Dialect(path="/v1/chat/completions", parse=parse_chat, reply=OpenAIReply, errors=OPENAI_ERRORS, is_resumable=True),
+    Dialect(path="/v1/completions", parse=parse_completion, reply=OpenAIReply, errors=OPENAI_ERRORS, is_resumable=True),
+    Dialect(
+        path="/v1/messages", parse=parse_messages, reply=AnthropicReply, errors=ANTHROPIC_ERRORS, clamps_length=True
+    ),
+    Dialect(path="/v1/responses", parse=parse_response, reply=ResponsesReply, errors=OPENAI_ERRORS, clamps_length=True),
+    *_kserve("generate", parse_generate),
+    *_kserve("generate_stream", parse_generate_stream),
+    *_kserve("infer", parse_infer_json, InferJsonReply, takes_bytes=True),
+)
+
+_ERRORS_BELOW: tuple[tuple[str, ErrorForm], ...] = (("/v1/messages", ANTHROPIC_ERRORS), ("/v2", KSERVE_ERRORS))
+"""Errors of paths that begin like this. All others are written as OpenAI's API writes them."""
+
+
+def error_form_at(path: str, headers: Mapping[str, str]) -> ErrorForm:
+    """Returns how errors are written to who calls that path, whatever may be there.
+
+    Anthropic's clients, which their header tells apart, ask for models where OpenAI's do.
+    """
+    if path.startswith("/v1/models") and VERSION_HEADER in headers:
+        return ANTHROPIC_ERRORS
+    return next((form for begins, form in _ERRORS_BELOW if path.startswith(begins)), OPENAI_ERRORS)

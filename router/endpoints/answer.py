@@ -1,0 +1,215 @@
+"""One response over HTTP: a JSON body, or server-sent events with every token its own event; it ends with its
+client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from router.dialects.reply import JSON_LENGTH_HEADER, ErrorForm, Json, JsonWithBytes, Reply
+from router.endpoints.errors import error_response
+from router.http_server.exchange import WRITE_PART, PartWriter
+from router.requests.client_request import ClientRequest
+from router.requests.request_handler import RequestHandler
+from router.requests.resume import with_pulse
+from router.text.output.events import TextEvent
+from twostroke.base.errors import Cancelled, Draining, ServeError
+
+Value = TypeVar("Value")
+
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """Returns what `work` returns. If the client disconnects, `work` is cancelled and Cancelled is raised."""
+    worker = await _watched(_outcome(work), request.receive)
+    if worker.cancelled():
+        raise Cancelled("the client went away before its request was read")
+    value, error = worker.result()
+    if error is not None:
+        raise error
+    return value
+
+
+async def _outcome(work: Coroutine[Any, Any, Any]) -> tuple[Any, ServeError | None]:
+    """Returns the error instead of raising it, because a group of tasks would wrap it."""
+    try:
+        return await work, None
+    except ServeError as error:
+        return None, error
+
+
+class AnswerResponse(Response):
+    """Runs the request while its client listens.
+
+    Status and headers wait for the first event, so that a request that fails before its first token gets the status of
+    its failure.
+    """
+
+    def __init__(
+        self,
+        handler: RequestHandler,
+        request: ClientRequest,
+        reply: Callable[[], Reply],
+        errors: ErrorForm,
+        *,
+        stream: bool,
+    ) -> None:
+        """`reply` makes one: a whole answer may begin anew, into another reply."""
+        super().__init__()
+        self._errors = errors
+        self._handler = handler
+        self._request = request
+        self._new_reply = reply
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answering = self._send_stream if self._stream else self._send_body
+        await _watched(answering(scope, receive, send), receive)
+
+    async def _send_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response: Response
+        try:
+            body = await self._handler.answer_whole(self._request, lambda: _Body(self._new_reply()))
+            response = await self._whole(body.reply)
+        except ServeError as error:
+            response = error_response(error, self._errors, self._request.request_id)
+        await response(scope, receive, send)
+
+    async def _whole(self, reply: Reply) -> Response:
+        """Makes long bodies on a thread, one at a time, so that they take turns with the loop."""
+        if not reply.is_long:
+            return _response(reply.body(), _ENCODER.encode)
+        async with self._handler.share.whole_bodies:
+            return await asyncio.to_thread(lambda: _response(reply.body(), _encoded_in_pieces))
+
+    async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = self._new_reply()
+        events = _EventStream(reply, send, scope.get("extensions", {}).get(WRITE_PART))
+        try:
+            work = self._handler.answer(self._request, events)
+            if self._request.is_resumable:
+                has_begun, dispatcher = self._request.point.resumptions > 0, self._handler.dispatcher
+                work = with_pulse(
+                    work, events, lambda: (has_begun or events.is_started) and dispatcher.knows_decode_worker
+                )
+            await work
+            await events.end(reply.end())
+        except ServeError as error:
+            if not events.is_started:
+                failed = error_response(error, self._errors, self._request.request_id)
+                await failed(scope, receive, send)
+                return
+            if isinstance(error, Draining) and self._request.is_resumable:
+                return  # cut, not closed: a client that sees no end resumes at another router
+            await events.end(reply.failure(error))
+
+
+class _Body:
+    """Keeps every event for the body."""
+
+    is_ready = True
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.put = reply.add
+
+    def flush(self) -> None: ...
+
+    async def drain(self) -> None: ...
+
+
+class _EventStream:
+    """Server-sent events. What the connection takes at once is written at once, the rest through ASGI."""
+
+    def __init__(self, reply: Reply, send: Send, parts: PartWriter | None) -> None:
+        self._reply = reply
+        self._send = send
+        self._parts = parts
+        self._unsent: list[str] = []
+        """What the connection has not taken."""
+        self.is_started = False
+        self.sent_s = time.monotonic()
+        self.turn = asyncio.Lock()
+        """Held while anything is sent through ASGI: what a token says was sent goes before it."""
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._unsent and self._parts is not None and self._parts.takes_parts
+
+    def put(self, event: TextEvent) -> None:
+        messages = self._reply.messages(event)
+        if messages:  # an empty part would end the response's body
+            self._unsent.append(messages)
+
+    def flush(self) -> None:
+        if self._parts is not None and self._unsent:
+            self._parts.write_part("".join(self._unsent).encode())
+            self._unsent.clear()
+            self.sent_s = time.monotonic()
+
+    async def drain(self) -> None:
+        async with self.turn:
+            await self._write(is_last=False)
+
+    async def beat(self) -> None:
+        self._unsent.append(self._reply.beat())
+        await self._write(is_last=False)
+
+    async def end(self, messages: str) -> None:
+        self._unsent.append(messages)
+        async with self.turn:
+            await self._write(is_last=True)
+
+    async def _write(self, *, is_last: bool) -> None:
+        if not (self._unsent or is_last):
+            return
+        if not self.is_started:
+            self.is_started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
+        count, data = len(self._unsent), "".join(self._unsent).encode()
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        del self._unsent[:count]
+        self.sent_s = time.monotonic()
+
+
+def _response(body: Json | JsonWithBytes, encode: Callable[[Json], str]) -> Response:
+    if not isinstance(body, JsonWithBytes):
+        return Response(encode(body).encode(), media_type="application/json")
+    head = encode(body.json).encode()
+    headers = {JSON_LENGTH_HEADER: str(len(head))}
+    return Response(head + body.behind, media_type="application/octet-stream", headers=headers)
+
+
+def _encoded_in_pieces(body: Json) -> str:
+    """Encodes so that others run between: Python's lock is not given up within one call of json's C code."""
+    return "".join(_ENCODER.iterencode(body))
+
+
+async def _watched(work: Coroutine[Any, Any, Value], receive: Receive) -> asyncio.Task[Value]:
+    """Returns once `work` is done, or cancelled because the client went away."""
+
+    async def cancel_on_disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        worker.cancel()
+
+    async with asyncio.TaskGroup() as group:
+        worker = group.create_task(work)
+        watcher = group.create_task(cancel_on_disconnect())
+        worker.add_done_callback(lambda _: watcher.cancel())
+    return worker

@@ -1,0 +1,307 @@
+"""The HTTP endpoints: the OpenAI API with the helpers that vLLM adds, and health, as one ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from router.auth.auth import Authenticator, KeyAuthenticator, NoAuthentication
+from router.auth.stream_marks import Mark
+from router.dialects.reply import JSON_LENGTH_HEADER, ErrorForm, Reply
+from router.dialects.table import DIALECTS, Dialect, error_form_at
+from router.endpoints.answer import AnswerResponse, until_disconnect
+from router.endpoints.errors import error_response
+from router.endpoints.health_pages import HealthPages, with_index
+from router.endpoints.kserve.pages import KServePages
+from router.endpoints.lora import LOAD_PATH, UNLOAD_PATH, LoraEndpoints
+from router.endpoints.middleware import OPEN_PATHS, Authentication, RequestIds
+from router.endpoints.models import ModelPages
+from router.endpoints.openapi import OpenApiPage
+from router.json_body import as_number
+from router.requests.client_request import AnswerRequest, ClientRequest, check_timeout
+from router.requests.params import check_request_id
+from router.requests.request_handler import RequestHandler
+from router.requests.resume import SentProgress, StreamPoint
+from twostroke.base import client_text
+from twostroke.base.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    RequestTooLarge,
+    ServeError,
+    UnsupportedMediaType,
+)
+from twostroke.observability.bug_log import log_bug
+from twostroke.tracing.context import HEADER as TRACE_HEADER
+
+log = logging.getLogger(__name__)
+
+BODY_TIMEOUT_S = 60.0
+"""Time for a whole request body to arrive."""
+
+TIMEOUT_HEADER = "x-request-timeout-s"
+LAST_EVENT_ID_HEADER = "last-event-id"
+RESUMABLE_HEADER = "x-resumable-stream"
+"""`true`: the client wants to be able to resume the stream at another router, as one that sends Last-Event-ID does."""
+TENANT_HEADER = "x-tenant-id"
+"""Tenant, set by gateways that know their clients; clients must not be able to choose it."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def build_http_app(
+    handler: RequestHandler,
+    authenticator: Authenticator | None = None,
+    *,
+    max_body_bytes: int,
+    with_metrics: bool = True,
+    outer: Sequence[Middleware] = (),
+    lora: LoraEndpoints | None = None,
+    further: Sequence[Route] = (),
+) -> Starlette:
+    """Builds the HTTP application. `outer` sees every request first. `further` are routes in addition to those of
+    clients.
+    """
+    endpoints, models = HttpEndpoints(handler, max_body_bytes), ModelPages(handler)
+    clients = [
+        *(Route(each.path, _funnel(partial(endpoints.answer, each)), methods=["POST"]) for each in DIALECTS),
+        Route("/v1/responses/input_tokens", _funnel(partial(endpoints.prepared, "input_tokens")), methods=["POST"]),
+        Route("/v1/responses/{response:path}", _funnel(stored_response), methods=["GET", "POST", "DELETE"]),
+        Route("/v1/models", _funnel(models.all), methods=["GET"]),
+        Route("/v1/models/{model:path}", _funnel(models.one), methods=["GET"]),
+        Route("/tokenize", _funnel(partial(endpoints.prepared, "tokenize")), methods=["POST"]),
+        Route("/v1/messages/count_tokens", _funnel(partial(endpoints.prepared, "count_tokens")), methods=["POST"]),
+        Route("/detokenize", _funnel(partial(endpoints.prepared, "detokenize")), methods=["POST"]),
+        *([] if lora is None else _lora_routes(lora)),
+        *(Route(path, _funnel(page), methods=["GET"]) for path, page in KServePages(handler).pages()),
+        *HealthPages(handler).routes(with_metrics=with_metrics),
+    ]
+    openapi = OpenApiPage(clients, OPEN_PATHS, takes_keys=isinstance(authenticator, KeyAuthenticator))
+    return Starlette(
+        routes=with_index([*clients, openapi.route(), *further]),
+        middleware=[
+            *outer,
+            Middleware(RequestIds),
+            Middleware(Authentication, authenticator=authenticator or NoAuthentication()),
+        ],
+        exception_handlers={HTTPException: _http_error},
+    )
+
+
+def _lora_routes(lora: LoraEndpoints) -> list[Route]:
+    calls = ((LOAD_PATH, lora.load), (UNLOAD_PATH, lora.unload))
+    return [Route(path, _funnel(call), methods=["POST"]) for path, call in calls]
+
+
+class HttpEndpoints:
+    def __init__(self, handler: RequestHandler, max_body_bytes: int) -> None:
+        self._handler = handler
+        self._max_body_bytes = max_body_bytes
+
+    async def prepared(self, kind: str, request: Request) -> Response:
+        """Answers a request that needs only preparation."""
+        body = await self._prepare(request, kind, await self._body(request))
+        return Response(body, media_type="application/json")
+
+    async def answer(self, dialect: Dialect, request: Request) -> Response:
+        body, auth = await self._body(request, takes_bytes=dialect.takes_bytes), request.state.auth
+        received_s, received_at_s = time.monotonic(), time.time()
+        deadline_s = _deadline(_header_timeout_s(request), received_at_s)
+        wanted = await self._prepare(request, dialect.path, body, deadline_s, _json_length(request, len(body)))
+        assert isinstance(wanted, AnswerRequest)
+        if wanted.removed_part:
+            self._handler.metrics.count_removed_part(wanted.removed_part)
+        named = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
+        tenant = auth.tenant_of(named, TENANT_HEADER)
+        client_request = ClientRequest(
+            body=wanted,
+            point=_point(request, dialect, wanted, auth.marks(tenant)),
+            is_id_drawn=request.state.is_id_drawn,
+            is_resumable=_is_resumable(request, dialect, wanted),
+            may_rename=True,
+            clamps_length=dialect.clamps_length,
+            # The header wins: proxies set it, and they know how long they will wait.
+            deadline_s=_deadline(wanted.timeout_s, received_at_s) if deadline_s is None else deadline_s,
+            tenant=tenant,
+            auth=auth,
+            client=_client_address(request),
+            traceparent=request.headers.get(TRACE_HEADER, ""),
+            received_s=received_s,
+        )
+        model, point = wanted.model or self._handler.model, client_request.point
+
+        def reply() -> Reply:
+            progress = SentProgress(point, is_told=client_request.is_resumable)
+            return dialect.reply(wanted, point, model, self._handler.text, progress)
+
+        return AnswerResponse(self._handler, client_request, reply, dialect.errors, stream=wanted.stream)
+
+    async def _prepare(
+        self,
+        request: Request,
+        kind: str,
+        body: bytes,
+        deadline_s: float | None = None,
+        json_bytes: int | None = None,
+    ) -> Any:
+        state = request.state
+        preparing = self._handler.prepare(
+            kind,
+            body,
+            state.auth,
+            client=_client_address(request),
+            request_id=state.request_id,
+            deadline_s=deadline_s,
+            path_fields=tuple(request.path_params.items()),
+            json_bytes=json_bytes,
+        )
+        return await until_disconnect(request, preparing)
+
+    async def _body(self, request: Request, *, takes_bytes: bool = False) -> bytes:
+        check_content_type(request, takes_bytes=takes_bytes)
+        announced = request.headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced) > self._max_body_bytes:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > self._max_body_bytes:
+                        raise self._too_large()
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the request body did not arrive within {BODY_TIMEOUT_S:.0f} s") from error
+        except ClientDisconnect as error:
+            raise Cancelled("the client went away before its request was complete") from error
+        return bytes(body)
+
+    def _too_large(self) -> RequestTooLarge:
+        return RequestTooLarge(f"the body is larger than the {self._max_body_bytes} bytes that are allowed")
+
+
+async def stored_response(request: Request) -> Response:
+    """Answers what clients ask of a response that OpenAI's servers would have kept."""
+    response = client_text.shown(request.path_params["response"])
+    raise NotFound(f"there is no response {response}: this server stores none, whatever a request says in store")
+
+
+def check_content_type(request: Request, *, takes_bytes: bool) -> None:
+    """Refuses bodies that are not read here, and those that a browser sends without asking first.
+
+    A browser asks (preflight) whether a page of another origin may send JSON or plain bytes, but not for forms and
+    texts. A request that no browser sent may have no type. tritonclient's asyncio client calls JSON bytes, too.
+    """
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise UnsupportedMediaType(f"Content-Encoding {coding[:100]!r} is not supported: send the body as it is")
+    if JSON_LENGTH_HEADER in request.headers and not takes_bytes:
+        raise UnsupportedMediaType(f"{JSON_LENGTH_HEADER}: this endpoint takes JSON alone")
+    sent = request.headers.get("content-type")
+    if sent is None and "origin" not in request.headers:
+        return
+    media_type = (sent or "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not (takes_bytes and media_type == "application/octet-stream"):
+        raise UnsupportedMediaType(f"Content-Type must be application/json, got {(sent or '')[:100]!r}")
+
+
+def _client_address(request: Request) -> str:
+    return "" if request.client is None else request.client.host
+
+
+def _json_length(request: Request, body_bytes: int) -> int | None:
+    """Returns how many bytes of a body are JSON, where the client says that others follow."""
+    said = request.headers.get(JSON_LENGTH_HEADER)
+    if said is None:
+        return None
+    if not (said.isascii() and said.isdecimal() and len(said) < 20 and 0 < int(said) <= body_bytes):
+        raise InvalidRequest(
+            f"{JSON_LENGTH_HEADER} must be a number from 1 to {body_bytes}, the bytes of the body, "
+            f"got {client_text.shown(said)}",
+            field=JSON_LENGTH_HEADER,
+        )
+    return int(said)
+
+
+def _point(request: Request, dialect: Dialect, wanted: AnswerRequest, mark: Mark) -> StreamPoint:
+    choices = len(wanted.prompts) * wanted.options.n
+    token = request.headers.get(LAST_EVENT_ID_HEADER)
+    if not token:
+        return StreamPoint.begin(request.state.request_id, choices, mark)
+    if not dialect.is_resumable:
+        raise InvalidRequest(f"streams of {dialect.path} cannot be resumed", field=LAST_EVENT_ID_HEADER)
+    if not wanted.stream:
+        raise InvalidRequest(
+            f"{LAST_EVENT_ID_HEADER} goes on with a stream, but this request asks for a whole answer",
+            field=LAST_EVENT_ID_HEADER,
+        )
+    return StreamPoint.after(token, choices, LAST_EVENT_ID_HEADER, mark)
+
+
+def _is_resumable(request: Request, dialect: Dialect, wanted: AnswerRequest) -> bool:
+    shown = request.headers.get(RESUMABLE_HEADER, "false").lower()
+    if shown not in ("true", "false"):
+        raise InvalidRequest(f"{RESUMABLE_HEADER} must be true or false, got {shown[:40]!r}", field=RESUMABLE_HEADER)
+    return (
+        dialect.is_resumable and wanted.stream and (shown == "true" or bool(request.headers.get(LAST_EVENT_ID_HEADER)))
+    )
+
+
+def _header_timeout_s(request: Request) -> float | None:
+    shown = request.headers.get(TIMEOUT_HEADER)
+    if shown is None:
+        return None
+    try:
+        return check_timeout(as_number(float(shown), TIMEOUT_HEADER), TIMEOUT_HEADER)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER} must be a number, got {client_text.shown(shown)}", field=TIMEOUT_HEADER
+        ) from error
+
+
+def _deadline(timeout_s: float | None, received_at_s: float) -> float | None:
+    return None if timeout_s is None else received_at_s + timeout_s
+
+
+def _funnel(handler: Handler) -> Handler:
+    """Turns errors into bodies of the path's dialect (`AnswerResponse` does so for running requests)."""
+
+    async def funnelled(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ServeError as error:
+            return error_response(error, _error_form(request), request.state.request_id)
+        except Exception as error:
+            log_bug(log, "internal error request=%s", request.state.request_id, error=error)
+            internal = InternalError(f"internal error: {type(error).__name__}: {error}")
+            return error_response(internal, _error_form(request), request.state.request_id)
+
+    return funnelled
+
+
+def _error_form(request: Request) -> ErrorForm:
+    return error_form_at(request.url.path, request.headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = client_text.shown(request.url.path)
+    form, request_id = _error_form(request), request.state.request_id
+    if error.status_code == 404:
+        return error_response(NotFound(f"there is nothing at {path}"), form, request_id)
+    refused = error_response(InvalidRequest(f"{path}: {error.detail}"), form, request_id)
+    refused.status_code = error.status_code
+    refused.headers.update(error.headers or {})
+    return refused

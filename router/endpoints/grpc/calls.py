@@ -1,0 +1,53 @@
+"""Calls of clients: who makes them, and what their metadata say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from router.auth.auth import AuthContext, Authenticator
+from twostroke.rpc.entrance import Context
+
+
+class AuthenticatedCalls:
+    """Authenticated calls, until they end: a call is authenticated before its message is read."""
+
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+        self._open: dict[Context, AuthContext] = {}
+
+    @contextlib.contextmanager
+    def admit(self, context: Context) -> Iterator[None]:
+        """Raises InvalidApiKey or RateLimitExceeded."""
+        with self.admit_request(context) as auth:
+            self._open[context] = auth
+            try:
+                yield
+            finally:
+                del self._open[context]
+
+    def of(self, context: Context) -> AuthContext:
+        return self._open[context]
+
+    def check(self, context: Context) -> None:
+        """Checks who makes a call with a stream of requests, each of which is admitted by itself.
+
+        Raises InvalidApiKey.
+        """
+        self._authenticator.check(shown_metadata(context, "authorization") or None)
+
+    def admit_request(self, context: Context) -> AbstractContextManager[AuthContext]:
+        """Raises InvalidApiKey or RateLimitExceeded."""
+        return self._authenticator.admit(shown_metadata(context, "authorization") or None)
+
+
+def shown_metadata(context: Context, name: str) -> str:
+    """Returns what a call's metadata say under a name. Empty: nothing."""
+    shown = next((value for key, value in context.invocation_metadata() or () if key == name), "")
+    return shown.decode(errors="replace") if isinstance(shown, bytes) else shown
+
+
+def client_address(context: Context) -> str:
+    """Returns the address that a call comes from, out of gRPC's `ipv4:127.0.0.1:5`."""
+    return context.peer().partition(":")[2].rpartition(":")[0]

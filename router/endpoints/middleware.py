@@ -1,0 +1,173 @@
+"""What every HTTP request passes first: its id, authentication, and a guard against web pages of other origins.
+
+A page of another origin may send requests that a browser does not ask about first (no preflight): a POST of plain text,
+say. And a page whose own name was made to lead to 127.0.0.1 (DNS rebinding) is of the same origin to its browser. Both
+would reach a router that listens on loopback, where no API key keeps them out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import uuid
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.auth.auth import Authenticator
+from router.dialects.table import error_form_at
+from router.endpoints.errors import SHOULD_RETRY_HEADER, error_response
+from router.endpoints.health_pages import HEALTH_PATHS, INDEX
+from router.endpoints.kserve.pages import LIVE_PATH, READY_PATH
+from router.endpoints.lora import LOAD_PATH, UNLOAD_PATH
+from router.endpoints.openapi import OPENAPI_PATH
+from router.requests.params import check_request_id
+from twostroke.base.errors import Forbidden, InvalidApiKey, InvalidRequest, MisdirectedRequest, RateLimitExceeded
+from twostroke.config import EndpointsConfig
+
+REQUEST_ID_HEADER = "x-request-id"
+ANTHROPIC_ID_HEADER = "request-id"
+"""Header from which Anthropic's clients read the request's id."""
+KEY_HEADER = "x-api-key"
+
+
+class RequestIds:
+    """Gives every request an id, the client's own where it sent one, and every response the header with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        shown = Request(scope).headers.get(REQUEST_ID_HEADER, "")
+        request_id = shown or uuid.uuid4().hex
+        scope.setdefault("state", {}).update(request_id=request_id, is_id_drawn=not shown)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = headers[ANTHROPIC_ID_HEADER] = request_id
+            await send(message)
+
+        try:
+            check_request_id(request_id, REQUEST_ID_HEADER)
+        except InvalidRequest as error:
+            form = error_form_at(scope["path"], Headers(scope=scope))
+            await error_response(error, form, request_id)(scope, receive, send)
+            return
+        await self._app(scope, receive, send_with_id)
+
+
+OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX, OPENAPI_PATH, LOAD_PATH, UNLOAD_PATH, LIVE_PATH, READY_PATH}
+"""Paths that take no client's key: those for adapters take the cluster's token. Metrics are among them only where they
+have no port of their own. The description of the endpoints says nothing of the cluster."""
+
+CONSOLE_PAGE, CONSOLE_FILES = "/console", "/console/static/"
+"""The console's page and the beginning of its files' paths: they say nothing of the cluster, and take no key. Its API
+takes an operator's."""
+
+PREFLIGHT_S = 600
+"""Time for which a browser remembers what it may send."""
+
+
+class Authentication:
+    """Authenticates every call but those of probes, for as long as it takes."""
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _is_open(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        try:
+            with self._authenticator.admit(_shown_key(Request(scope).headers)) as auth:
+                scope["state"]["auth"] = auth
+                await self._app(scope, receive, send)
+        except (InvalidApiKey, RateLimitExceeded) as error:
+            form = error_form_at(scope["path"], Headers(scope=scope))
+            refused = error_response(error, form, scope["state"]["request_id"])
+            await refused(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path == CONSOLE_PAGE or path.startswith(CONSOLE_FILES)
+
+
+def _shown_key(headers: Headers) -> str | None:
+    """Returns the key as a bearer token. Anthropic's clients show it in a header of its own."""
+    shown = headers.get("authorization")
+    if shown is None and (key := headers.get(KEY_HEADER)) is not None:
+        return f"Bearer {key}"
+    return shown
+
+
+class BrowserGuard:
+    """Refuses names and origins that are not this server's. What no browser sent has no Origin header."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], origins: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Request(scope).headers
+            host, origin = headers.get("host"), headers.get("origin")
+            if host is not None and not self._is_ours(_name(host)):  # HTTP/1.0 may have none, and no browser speaks it
+                error = MisdirectedRequest(f"Host: {host[:100]!r} is not a name of this server (--allowed-host)")
+                await error_response(error, error_form_at(scope["path"], headers))(scope, receive, send)
+                return
+            if origin is not None and not self._may_call(origin, host, scope["scheme"]):
+                refused = Forbidden(f"Origin: {origin[:100]!r} may not call this server (--cors-origin)")
+                await error_response(refused, error_form_at(scope["path"], headers))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_ours(self, name: str) -> bool:
+        return "*" in self._hosts or name in self._hosts or _is_loopback(name)
+
+    def _may_call(self, origin: str, host: str | None, scheme: str) -> bool:
+        return "*" in self._origins or origin in self._origins or origin.lower() == f"{scheme}://{host}".lower()
+
+
+def browser_middleware(endpoints: EndpointsConfig, host: str) -> list[Middleware]:
+    """Returns what guards against browsers. `host` is the interface that clients connect to."""
+    middleware = []
+    if endpoints.cors_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=endpoints.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID_HEADER, ANTHROPIC_ID_HEADER, "retry-after", SHOULD_RETRY_HEADER),
+            max_age=PREFLIGHT_S,
+        )
+        middleware.append(cors)
+    if endpoints.allowed_hosts or (endpoints.api_keys is None and _is_loopback(host)):
+        hosts = frozenset(name.lower() for name in (*endpoints.allowed_hosts, host))
+        middleware.append(Middleware(BrowserGuard, hosts=hosts, origins=frozenset(endpoints.cors_origins)))
+    return middleware
+
+
+def _name(host: str) -> str:
+    """Returns the name or address in a Host header, without the port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

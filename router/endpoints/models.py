@@ -1,0 +1,65 @@
+"""`/v1/models`: what is served, as OpenAI's API and vLLM write it, and to Anthropic's clients as theirs does."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from router.dialects.anthropic.models import VERSION_HEADER, ListedModel, model_page
+from router.dialects.reply import Json
+from router.fleet.adapters import ServedAdapter
+from router.requests.request_handler import RequestHandler
+
+
+class ModelPages:
+    def __init__(self, handler: RequestHandler) -> None:
+        self._handler = handler
+        self._created_s = int(time.time())
+
+    async def all(self, request: Request) -> Response:
+        adapters = self._handler.dispatcher.adapters
+        if VERSION_HEADER in request.headers:
+            listed = [self._listed(name) for name in (self._handler.model, *adapters)]
+            return JSONResponse(model_page(listed, request.query_params))
+        cards = [self._model_card(), *map(self._adapter_card, adapters.values())]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def one(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        self._handler.check_model(name)
+        if VERSION_HEADER in request.headers:
+            return JSONResponse(self._listed(name).info)
+        adapter = self._handler.dispatcher.adapters.get(name)
+        return JSONResponse(self._model_card() if adapter is None else self._adapter_card(adapter))
+
+    def _listed(self, name: str) -> ListedModel:
+        adapter = self._handler.dispatcher.adapters.get(name)
+        created_s = self._created_s if adapter is None else int(adapter.loaded_s)
+        return ListedModel(name=name, created_s=created_s, context_tokens=self._context_tokens)
+
+    @property
+    def _context_tokens(self) -> int | None:
+        dispatcher = self._handler.dispatcher
+        return dispatcher.facts.context_tokens if dispatcher.is_ready else None
+
+    def _model_card(self) -> Json:
+        card: Json = {
+            "id": self._handler.model,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "twostroke",
+            "root": self._handler.model,
+            "parent": None,
+        }
+        if recommended := self._handler.recommended.said():
+            card["recommended_sampling"] = recommended
+        if self._context_tokens is not None:
+            card["max_model_len"] = self._context_tokens
+        return card
+
+    def _adapter_card(self, adapter: ServedAdapter) -> Json:
+        """Returns what vLLM says of an adapter: its root is the folder that it came from."""
+        own = {"id": adapter.name, "created": int(adapter.loaded_s), "root": adapter.ref.path}
+        return {**self._model_card(), **own, "parent": self._handler.model}

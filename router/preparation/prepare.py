@@ -1,0 +1,296 @@
+"""Parses, checks, renders and tokenizes a request before it is admitted. Pure: it may run in any process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from router.dialects.anthropic.schema import counted_chat
+from router.dialects.grpc.schema import parse_generate, prefix_of, prompt_of
+from router.dialects.kserve.infer import parse_infer
+from router.dialects.openai.schema import (
+    DetokenizeBody,
+    TokenizeBody,
+    tokenize_prompt,
+)
+from router.dialects.responses.schema import counted_response
+from router.dialects.table import DIALECTS, Dialect
+from router.json_body import BYTES_FIELD, parse_json
+from router.requests.client_request import AnswerRequest
+from router.requests.params import (
+    AnswerOptions,
+    check_length,
+    check_model,
+    check_prompt,
+    check_text_length,
+    check_token_ids,
+)
+from router.requests.public_prefixes import common_length
+from router.requests.work import PreparationOutcome, Work
+from router.text.cache_hints import TokenHint
+from router.text.infill import infill_ends, infill_text
+from router.text.output.answer_grammar import answer_grammar, unmarked_calls
+from router.text.output.parsing import Parsing, callable_tools
+from router.text.output.reasoning_formats import BY_NAME
+from router.text.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, diverging_chat, prompt_field
+from router.text.structured.output import StructuredOutput
+from router.text.tokenizer import Text
+from twostroke.base.errors import InvalidRequest, ServeError, UnsupportedFeature, without_frames
+from twostroke.observability.bug_log import place_of
+from twostroke.request import LONGEST
+from twostroke.rpc.v1 import inference_pb2, kserve_pb2, pins_pb2
+
+MOST_COUNTED_TOKENS = 1 << 17
+"""Tokens in a response of `/tokenize` where the model takes fewer: a megabyte or two."""
+
+OPENING_TOKENS = 16
+"""Tokens of a prompt's end among which a mark that begins the reasoning is looked for."""
+
+
+def prepare(work: Work, text: Text) -> PreparationOutcome:
+    """Prepares one request. It never raises ServeError: the outcome holds it."""
+    outcome = PreparationOutcome()
+    try:
+        outcome.value = KINDS[work.kind](_Preparation(work, text, outcome))
+    except ServeError as error:
+        outcome.place = place_of(error)
+        outcome.error = without_frames(error)
+    except MemoryError:
+        outcome.error = InvalidRequest("the request takes more memory to read than one request may have")
+    except RecursionError:
+        outcome.error = InvalidRequest("the request is nested too deeply")
+    return outcome
+
+
+class _Preparation:
+    def __init__(self, work: Work, text: Text, outcome: PreparationOutcome) -> None:
+        self._work = work
+        self._facts = work.facts
+        self._text = text
+        self._outcome = outcome
+
+    def answer(self, dialect: Dialect) -> AnswerRequest:
+        """Returns the request with its prompts as tokens."""
+        body, end = self._work.body, self._work.json_bytes
+        fields = {**parse_json(body[:end]), **dict(self._work.path_fields)}
+        if dialect.takes_bytes:
+            fields[BYTES_FIELD] = b"" if end is None else body[end:]
+        return self._tokenized(dialect.parse(fields))
+
+    def kserve_infer(self) -> AnswerRequest:
+        """Returns the request with its prompt as tokens."""
+        return self._tokenized(parse_infer(_message(kserve_pb2.ModelInferRequest, self._work.body)))
+
+    def _tokenized(self, wanted: AnswerRequest) -> AnswerRequest:
+        check_model(wanted.model, self._work.model, self._work.adapters)
+        structured = wanted.options.structured
+        pairs = zip(wanted.prompts, self._prompts(wanted.prompts), strict=True)
+        prompts = tuple(self._parsed(prompt, tokens, structured) for prompt, tokens in pairs)
+        for prompt, tokens in zip(wanted.prompts, prompts, strict=True):
+            structured = self._structured(prompt, tokens, structured)
+        ends = self._ends(wanted.prompts, wanted.options)
+        options = wanted.options.model_copy(update={"structured": structured, "stop_token_ids": ends})
+        return wanted.model_copy(update={"prompts": prompts, "options": options})
+
+    def _ends(self, prompts: Iterable[Prompt], options: AnswerOptions) -> tuple[int, ...]:
+        """Returns the tokens that end an answer: those that the client names, and with a suffix those of the form."""
+        named = tuple(options.stop_token_ids)
+        fills = any(isinstance(prompt, TextPrompt) and prompt.suffix for prompt in prompts)
+        if not fills or options.ignore_eos:
+            return named
+        return tuple(dict.fromkeys((*named, *infill_ends(self._text))))[: LONGEST["stop_token_ids"]]
+
+    def _structured(
+        self, prompt: Prompt, tokens: TokenPrompt, structured: StructuredOutput | None
+    ) -> StructuredOutput | None:
+        """Returns what an answer must match, with the calls that a chat asks for. `structured`: without them."""
+        if not isinstance(prompt, ChatPrompt) or prompt.tool_use is None or tokens.parsing is None:
+            return structured
+        return answer_grammar(prompt.tools, prompt.tool_use, tokens.parsing, structured, self._text.added_token)
+
+    def tokenize(self) -> bytes:
+        """Returns the body of the response."""
+        body = parse_json(self._work.body)
+        wanted, prompt = TokenizeBody.read(body), tokenize_prompt(body)
+        check_model(wanted.model, self._work.model, self._work.adapters)
+        tokens = self._counted(prompt, isinstance(prompt, TextPrompt) and prompt.add_special_tokens)
+        strings = [self._text.entry(token) for token in tokens] if wanted.return_token_strs else None
+        counts = {"count": len(tokens), "max_model_len": self._facts.context_tokens}
+        return _json({**counts, "tokens": tokens, "token_strs": strings})
+
+    def count(self, chat_of: Callable[[Mapping[str, Any]], ChatPrompt], named: Mapping[str, str]) -> bytes:
+        """Returns the body of a response that says how many tokens a chat has, beside what `named` says.
+
+        `chat_of` reads the request's body.
+        """
+        body = parse_json(self._work.body)
+        wanted, chat = TokenizeBody.read(body), chat_of(body)
+        check_model(wanted.model, self._work.model, self._work.adapters)
+        return _json({**named, "input_tokens": len(self._counted(chat, False))})
+
+    def detokenize(self) -> bytes:
+        """Returns the body of the response."""
+        wanted = DetokenizeBody.read(parse_json(self._work.body))
+        return _json({"prompt": self._detokenized(wanted.model, wanted.tokens, "tokens")})
+
+    def grpc_detokenize(self) -> bytes:
+        """Returns the serialized response."""
+        message = _message(inference_pb2.DetokenizeRequest, self._work.body)
+        text = self._detokenized(message.model or None, message.token_ids, "token_ids")
+        return inference_pb2.DetokenizeResponse(text=text).SerializeToString()
+
+    def _detokenized(self, model: str | None, tokens: Sequence[int], field: str) -> str:
+        check_model(model, self._work.model, self._work.adapters)
+        check_length(len(tokens), field, self._facts)
+        check_token_ids(tokens, field, self._facts.vocab_size)
+        self._outcome.tokens += len(tokens)
+        return self._text.decode(tokens, skip_special_tokens=False)
+
+    def grpc_generate(self) -> AnswerRequest:
+        """Returns the request with its prompt as tokens."""
+        return self._tokenized(parse_generate(_message(inference_pb2.GenerateRequest, self._work.body)))
+
+    def grpc_tokenize(self) -> bytes:
+        """Returns the serialized response."""
+        message = _message(inference_pb2.TokenizeRequest, self._work.body)
+        check_model(message.model or None, self._work.model, self._work.adapters)
+        prompt = prompt_of(message)
+        tokens = self._counted(prompt, isinstance(prompt, TextPrompt))
+        return inference_pb2.TokenizeResponse(token_ids=tokens).SerializeToString()
+
+    def pinned_prefix(self) -> array[int]:
+        """Returns the tokens that prompts which begin like this have in common."""
+        message = _message(pins_pb2.AddPinRequest, self._work.body)
+        prefix = prefix_of(message)
+        if not isinstance(prefix, ChatPrompt):
+            return array("I", self._tokens(prefix, self._facts.context_tokens, isinstance(prefix, TextPrompt)))
+        if prefix.continue_final_message:
+            raise InvalidRequest("continue_final_message has no effect on a pin", field="chat.continue_final_message")
+        begun = diverging_chat(prefix, len(prefix.messages))
+        tokens = self._tokens(begun, self._facts.context_tokens, False)
+        return array("I", tokens[: self._tokens_up_to(begun, len(prefix.messages), tokens)])
+
+    def _counted(self, prompt: Prompt, add_special_tokens: bool) -> Sequence[int]:
+        """Tokenizes for clients that count tokens to find out what to leave out: more than the model takes."""
+        most_tokens = max(MOST_COUNTED_TOKENS, self._facts.max_model_len)
+        tokens = self._tokens(prompt, most_tokens, add_special_tokens)
+        if len(tokens) > most_tokens:
+            name = prompt_field(prompt)
+            raise InvalidRequest(f"{name} has {len(tokens)} tokens; at most {most_tokens} are counted", field=name)
+        return tokens
+
+    def _prompts(self, prompts: Sequence[Prompt]) -> tuple[TokenPrompt, ...]:
+        """Tokenizes all prompts, after all of them have passed the checks that cost little."""
+        for prompt in prompts:
+            if isinstance(prompt, TokenPrompt):
+                check_prompt(prompt, self._facts)
+            elif isinstance(prompt, TextPrompt):
+                self._check_text(prompt.text, "prompt", self._facts.context_tokens)
+        return tuple(map(self._prompt, prompts))
+
+    def _prompt(self, prompt: Prompt) -> TokenPrompt:
+        is_empty = isinstance(prompt, TextPrompt) and not prompt.text and not prompt.suffix
+        most_tokens = self._facts.context_tokens
+        adds = isinstance(prompt, TextPrompt) and prompt.add_special_tokens
+        ids = () if is_empty else self._tokens(prompt, most_tokens, adds)
+        echoed = self._echoed(prompt)
+        tokens = TokenPrompt(array("I", ids), isinstance(prompt, ChatPrompt), self._hints(prompt, ids), text=echoed)
+        check_prompt(tokens, self._facts)
+        return tokens
+
+    def _parsed(self, prompt: Prompt, tokens: TokenPrompt, structured: StructuredOutput | None) -> TokenPrompt:
+        """Returns the prompt with how its answers are taken apart. `structured`: what they match without calls."""
+        formats = self._work.formats
+        uses = isinstance(prompt, ChatPrompt) and prompt.tool_use is not None
+        if uses and not formats.calls:
+            raise UnsupportedFeature(
+                "tools: the model's chat template shows no known format of tool calls; whoever runs this server can "
+                'name one with --tool-call-parser, or send tool_choice "none"',
+                field="tools",
+            )
+        if not isinstance(prompt, ChatPrompt) or not (uses or formats.reasoning):
+            return tokens
+        opening = BY_NAME[formats.reasoning].opening if formats.reasoning else ""
+        end = self._text.decode(tokens.ids[-OPENING_TOKENS:], skip_special_tokens=False).rstrip() if opening else ""
+        tools = callable_tools(prompt.tools) if uses else {}
+        is_open = bool(opening) and end.endswith(opening)
+        parsing = Parsing(formats=formats, tools=tools, is_reasoning_open=is_open)
+        if prompt.tool_use is not None:
+            unmarked = unmarked_calls(prompt.tools, prompt.tool_use, structured)
+            parsing = dataclasses.replace(parsing, unmarked=unmarked)
+        return dataclasses.replace(tokens, parsing=parsing)
+
+    def _echoed(self, prompt: Prompt) -> str:
+        match prompt:
+            case TextPrompt(text=text, is_echoed=True):
+                return text
+            case TokenPrompt(ids=ids, is_echoed=True):
+                return self._text.decode(ids, skip_special_tokens=False)
+            case _:
+                return ""
+
+    def _hints(self, prompt: Prompt, tokens: Sequence[int]) -> tuple[TokenHint, ...]:
+        """Returns which of the prompt's tokens are to be kept, and how long."""
+        match prompt:
+            case TokenPrompt(hints=hints):
+                return hints
+            case TextPrompt(keep_s=keep_s):
+                return () if keep_s is None else (TokenHint(len(tokens), keep_s),)
+            case ChatPrompt(hints=of_messages):
+                return tuple(
+                    TokenHint(self._tokens_up_to(prompt, hint.messages, tokens), hint.seconds) for hint in of_messages
+                )
+
+    def _tokens_up_to(self, chat: ChatPrompt, messages: int, tokens: Sequence[int]) -> int:
+        """Returns how many of the chat's tokens belong to its first messages, whatever comes after them."""
+        return common_length(tokens, self._text.encode_chat(diverging_chat(chat, messages)))
+
+    def _tokens(self, prompt: Prompt, most_tokens: int, add_special_tokens: bool) -> Sequence[int]:
+        match prompt:
+            case TokenPrompt(ids):
+                tokens: Sequence[int] = ids
+            case TextPrompt(text, split):
+                if prompt.suffix:
+                    text = infill_text(self._text, text, prompt.suffix)
+                self._check_text(text, "prompt", most_tokens)
+                tokens = self._text.encode(text, add_special_tokens=add_special_tokens, split_special_tokens=split)
+            case ChatPrompt():
+                tokens = self._text.encode_chat(
+                    prompt, check=lambda text: self._check_text(text, "messages", most_tokens)
+                )
+        self._outcome.tokens += len(tokens)
+        return tokens
+
+    def _check_text(self, text: str, name: str, most_tokens: int) -> None:
+        check_text_length(text, name, self._text.longest_token_chars, most_tokens, self._facts)
+
+
+KINDS: Mapping[str, Callable[[_Preparation], Any]] = {
+    **{dialect.path: partial(_Preparation.answer, dialect=dialect) for dialect in DIALECTS},
+    "tokenize": _Preparation.tokenize,
+    "count_tokens": partial(_Preparation.count, chat_of=counted_chat, named={}),
+    "input_tokens": partial(_Preparation.count, chat_of=counted_response, named={"object": "response.input_tokens"}),
+    "detokenize": _Preparation.detokenize,
+    "kserve_infer": _Preparation.kserve_infer,
+    "grpc_generate": _Preparation.grpc_generate,
+    "grpc_tokenize": _Preparation.grpc_tokenize,
+    "grpc_detokenize": _Preparation.grpc_detokenize,
+    "pinned_prefix": _Preparation.pinned_prefix,
+}
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _message(kind: Any, body: bytes) -> Any:
+    try:
+        return kind.FromString(body)
+    except DecodeError as error:
+        raise InvalidRequest(f"the request is not a valid message: {error}") from error

@@ -1,0 +1,115 @@
+"""Prepares requests that the router writes to stdin; it ends with its stdin, and at once with its router.
+
+The first message that it writes is empty, and says that it has loaded what it needs.
+
+`python -m router.preparation.process PARENT NICE CPU_S MODEL_DIR`
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from router.preparation.prepare import prepare
+from router.preparation.preparer import HEADER
+from router.preparation.wire import packed, unpacked
+from router.requests.work import PreparationOutcome
+from router.text.text_files import one_text
+from router.text.tokenizer import load_text
+from twostroke.base.allocator import give_holes_back, give_large_buffers_back
+from twostroke.base.errors import InternalError, InvalidRequest
+
+PR_SET_PDEATHSIG = 1
+MOST_BYTES = 3 << 30
+"""Bytes of address space for one request, in addition to what the process has at its start."""
+MOST_FRAMES = 800
+"""Calls within calls while a request is read: what is nested as deeply has to fit into the router's own 1,000 later,
+below the calls that serve it, where a response repeats it."""
+CGROUP_SHARE = 2
+"""Divisor of a container's memory for that: without the rest the kernel might end the router."""
+
+
+def main() -> None:
+    serve(_prepares, most_bytes(Path("/sys/fs/cgroup/memory.max")))
+
+
+def _prepares(model_dir: str) -> Callable[[Any], PreparationOutcome]:
+    text = load_text(model_dir)
+    sys.setrecursionlimit(MOST_FRAMES)
+    return lambda work: prepare(work, text)
+
+
+def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int) -> None:
+    """Does what comes on stdin with what `load` makes of the model's directory.
+
+    `most`: bytes of address space for one piece of work, in addition to what the process has at its start. The command
+    line is `PARENT NICE CPU_S MODEL_DIR DIGEST`. SIGPROF ends the process where one piece takes more than CPU_S seconds
+    of processor time; 0 is no limit. It ends, too, where the model's files of text have another digest by now.
+    """
+    parent, nice, most_cpu_s, model_dir = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the router, which then ends this
+    os.nice(nice)
+    give_large_buffers_back()
+    with one_text(model_dir, sys.argv[5]):
+        do = load(model_dir)
+    give_holes_back()
+    _limit_memory(most)
+    _write(b"")
+    while (work := _read(sys.stdin.buffer)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, most_cpu_s)
+        try:
+            outcome = do(work)
+        except Exception as error:
+            outcome = PreparationOutcome(error=InternalError(f"internal error: {type(error).__name__}: {error}"))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(_packed(outcome))
+
+
+def _packed(outcome: PreparationOutcome) -> bytes:
+    try:
+        return packed(outcome)
+    except ValueError:  # deeper than msgpack goes
+        error = InvalidRequest("the request is nested too deeply")
+        return packed(PreparationOutcome(error=error, tokens=outcome.tokens))
+
+
+def _limit_memory(most: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + most
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def most_bytes(limit: Path) -> int:
+    """Returns the bytes of address space for one request. `limit` is the file with a cgroup's (v2) memory limit."""
+    said = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
+    return MOST_BYTES if said == "max" else min(MOST_BYTES, int(said) // CGROUP_SHARE)
+
+
+def _write(said: bytes) -> None:
+    sys.stdout.buffer.write(HEADER.pack(len(said), 0) + said)
+    sys.stdout.buffer.flush()
+
+
+def _read(stream: BinaryIO) -> Any:
+    """Returns a piece of work; None at the end."""
+    head = stream.read(HEADER.size)
+    if len(head) < HEADER.size:
+        return None
+    length, body_length = HEADER.unpack(head)
+    work: Any = unpacked(stream.read(length), object)
+    return dataclasses.replace(work, body=stream.read(body_length))
+
+
+if __name__ == "__main__":
+    main()

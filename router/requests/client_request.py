@@ -1,0 +1,195 @@
+"""One request of a client: what its dialect has read of it, and who sends it over which stream."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, ValidationInfo
+
+from router.auth.auth import ANONYMOUS, AuthContext
+from router.fleet.serving_facts import ServingFacts
+from router.json_body import Body, Integer, Number, wrong_kind
+from router.requests.params import (
+    MAX_ANSWERS,
+    AnswerOptions,
+    check_request_id,
+    check_salt,
+    check_speculation,
+    priority_class,
+    takes_converted,
+)
+from router.requests.public_prefixes import PublicPrefixes
+from router.requests.resume import StreamPoint
+from router.routing.selector import RoutingParams
+from router.text.prompts import Prompt, TokenPrompt
+from twostroke.base.errors import InvalidRequest
+from twostroke.config import SPECULATE_AUTO
+from twostroke.kv_cache.block import adapter_salt, exact_salt, owner_salt
+from twostroke.request import AdapterRef, CacheHint, GenerateRequest, SamplingParams
+from twostroke.rpc.channel import call_timeout_s
+
+
+def check_timeout(timeout_s: float | None, name: str) -> float | None:
+    """Returns at most a day; more means a day, too."""
+    if timeout_s is not None and timeout_s < 0:
+        raise InvalidRequest(f"{name} must be a number of seconds, 0 or more, got {timeout_s}", field=name)
+    return None if timeout_s is None else call_timeout_s(timeout_s)
+
+
+def _salt(value: Any, info: ValidationInfo) -> bytes:
+    if not isinstance(value, str):
+        raise wrong_kind(info.field_name, value, "a string")
+    return check_salt(value)
+
+
+def _takes_converted(value: Any) -> bool:
+    if not isinstance(value, str):
+        raise wrong_kind("kv_exactness", value, "a string")
+    return takes_converted(value)
+
+
+def _speculation(value: Any) -> str:
+    if not isinstance(value, str):
+        raise wrong_kind("speculation", value, "a string")
+    return check_speculation(value)
+
+
+class AnswerRequest(Body):
+    """What a dialect has read of a request. It adds the fields that its replies depend on.
+
+    Clients do not send `prompts` and `options`: the dialect makes them of what they send.
+    """
+
+    prompts: Annotated[tuple[Prompt, ...], SkipValidation]
+    options: AnswerOptions
+    model: str | None = None
+    stream: bool = False
+    timeout_s: Annotated[Number | None, AfterValidator(lambda seconds: check_timeout(seconds, "timeout"))] = Field(
+        default=None, alias="timeout"
+    )
+    priority: Annotated[Integer, AfterValidator(lambda wanted: priority_class(-wanted))] = 0
+    """Class of the request. In a body lower goes first, as in vLLM's and LiteLLM's servers; here, higher does."""
+    user: Annotated[str, AfterValidator(lambda user: check_request_id(user, "user"))] = ""
+    cache_salt: Annotated[bytes, BeforeValidator(_salt, json_schema_input_type=str)] = b""
+    """The client's own salt: its requests share prefixes only with those of its tenant that bring the same."""
+    prompt_cache_key: str | None = None
+    """The client's hint which of its requests have prefixes in common: it may decide between workers that are equally
+    good, and never who shares what."""
+    takes_converted: Annotated[bool, BeforeValidator(_takes_converted, json_schema_input_type=str)] = Field(
+        default=True, alias="kv_exactness"
+    )
+    """It may be served by pages that were converted from another form."""
+    speculation: Annotated[str, BeforeValidator(_speculation)] = SPECULATE_AUTO
+    """It says who may propose its tokens: auto, off, or a drafter."""
+
+    @property
+    def removed_part(self) -> str:
+        """What the dialect has taken out of the prompt because it changes with each request, as metrics name it."""
+        return ""
+
+    @property
+    def token_prompts(self) -> tuple[TokenPrompt, ...]:
+        """The prompts, once preparation has made tokens of them."""
+        return tuple(prompt for prompt in self.prompts if isinstance(prompt, TokenPrompt))
+
+    @property
+    def has_parts(self) -> bool:
+        """Events of its answers have parts: a parser takes their text apart."""
+        return any(prompt.parsing is not None for prompt in self.token_prompts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRequest:
+    """A request as its endpoint received it: what is asked, by whom, and what the client has of it already."""
+
+    body: AnswerRequest
+    """Its prompts are token ids that fit the model."""
+    point: StreamPoint
+    """The stream of its output, and what the client has of it already."""
+    is_resumable: bool = False
+    """The client gets with every message what it needs to resume the stream at another router."""
+    is_id_drawn: bool = False
+    """The request id is this router's own, which no other client can guess."""
+    may_rename: bool = False
+    """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
+    clamps_length: bool = False
+    """A client that asks for more tokens than fit behind its prompt gets as many as fit, instead of an error."""
+    deadline_s: float | None = None
+    """Seconds since the Unix epoch."""
+    tenant: str = ""
+    """Named by the API key or the gateway. No other tenant shares its prefixes."""
+    auth: AuthContext = ANONYMOUS
+    client: str = ""
+    """Address of the client's machine."""
+    traceparent: str = ""
+    """The client's own span, as the header of that name says it."""
+    received_s: float = field(default_factory=time.monotonic)
+    """When the request was complete, on the monotonic clock."""
+
+    def __post_init__(self) -> None:
+        prompts, n = len(self.body.prompts), self.body.options.n
+        if prompts * n > MAX_ANSWERS:
+            raise InvalidRequest(
+                f"n: {prompts} prompts with {n} choices make {prompts * n} answers; one request may have {MAX_ANSWERS}",
+                field="n",
+            )
+
+    @property
+    def open_choices(self) -> int:
+        """Choices of all prompts whose end the client does not have."""
+        return sum(not sent.is_finished for sent in self.point.sent)
+
+    @property
+    def request_id(self) -> str:
+        return self.point.request_id
+
+    @property
+    def turns_of(self) -> str:
+        """The name of those whose turns it takes: its tenant, or else its machine. No client chooses it."""
+        return self.tenant or self.client
+
+    @property
+    def routing(self) -> RoutingParams:
+        """What only routers need to know of it. Tenants that use the same cache key do not meet by it."""
+        cache_key, body = b"", self.body
+        if body.prompt_cache_key:
+            named = f"{self.tenant}\0{body.prompt_cache_key}".encode()
+            cache_key = hashlib.blake2b(named, digest_size=16, person=b"prompt cache key").digest()
+        return RoutingParams(
+            priority=min(body.priority, self.auth.max_priority),
+            tenant=self.turns_of,
+            takes_converted=body.takes_converted,
+            cache_key=cache_key,
+        )
+
+    def generate_request(
+        self,
+        prompt: TokenPrompt,
+        sampling: SamplingParams,
+        facts: ServingFacts,
+        adapter: AdapterRef | None,
+        public: PublicPrefixes,
+    ) -> GenerateRequest:
+        """Returns what is wanted of one of its prompts."""
+        tokens, block_size = tuple(prompt.ids), facts.block_size
+        is_exact = not self.body.takes_converted and facts.kv_form.converted_from is not None
+        is_apart = is_exact or adapter is not None
+        salt = owner_salt(self.tenant, self.body.cache_salt)
+        if is_exact:
+            salt = exact_salt(salt)
+        if adapter is not None:
+            salt = adapter_salt(salt, adapter.digest)
+        return GenerateRequest(
+            prompt=tokens,
+            sampling=sampling,
+            salt=salt,
+            public_blocks=0 if is_apart else public.blocks_of(tokens, block_size),
+            adapter=adapter,
+            deadline_s=self.deadline_s,
+            speculation=self.body.speculation,
+            hints=tuple(CacheHint(hint.tokens // block_size, hint.seconds) for hint in prompt.hints),
+            hint_tenant=self.tenant,
+        )

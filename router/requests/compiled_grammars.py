@@ -1,0 +1,110 @@
+"""Grammars that have compiled, and those that were refused, by digest: each is compiled once, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+from dataclasses import dataclass
+
+from router.metrics import RouterMetrics
+from router.requests.work import Preparer
+from router.text.structured.compile import CompiledGrammar, Refusal
+from router.text.structured.output import StructuredOutput
+from twostroke.base.errors import InvalidRequest
+
+MOST_KNOWN_BYTES = 32 << 20
+"""Bytes of grammars and errors that are kept."""
+ENTRY_BYTES = 1024
+"""A generous number of bytes for an entry, without its text."""
+COMPILE_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    outcome: CompiledGrammar | Refusal
+    size_bytes: int
+
+
+class CompiledGrammars:
+    def __init__(self, preparer: Preparer, metrics: RouterMetrics, *, most_bytes: int = MOST_KNOWN_BYTES) -> None:
+        self._preparer = preparer
+        self._most_bytes = most_bytes
+        self._known: collections.OrderedDict[bytes, _Known] = collections.OrderedDict()
+        """The least recently used one comes first."""
+        self._known_bytes = 0
+        self._compiling: dict[tuple[str, bytes], asyncio.Event] = {}
+        """What is being compiled, by tenant and digest: else a tenant with a long queue would hold up others who want
+        one of its grammars."""
+        self._hits = metrics.counter("grammar_cache_hits", "Requests whose grammar this router had compiled before.")
+        self._compiled = metrics.labelled_counter("grammars_compiled", "Grammars compiled, by kind.", "kind")
+        self._refused = metrics.labelled_counter(
+            "grammars_refused", "Grammars refused, by kind and cause: a keyword, size, syntax, unsatisfiable.",
+            "kind", "cause",
+        )  # fmt: skip
+        self._compile_seconds = metrics.histogram(
+            "grammar_compile_seconds", "Compilation of one grammar, without waiting for its turn.", COMPILE_BUCKETS_S
+        )
+
+    async def of(self, output: StructuredOutput, tenant: str) -> CompiledGrammar:
+        """Raises InvalidRequest, naming the field, for what cannot be kept to; Overloaded where too many wait.
+
+        Requests of a tenant that ask for the same output at the same time wait for one compilation.
+        """
+        digest = output.digest
+        wanted = tenant, digest
+        while (known := self._find(digest)) is None:
+            if (others := self._compiling.get(wanted)) is not None:
+                await others.wait()
+                continue
+            done = self._compiling[wanted] = asyncio.Event()
+            try:
+                known = await self._compile(output, tenant)
+            finally:
+                del self._compiling[wanted]
+                done.set()
+            self._keep(digest, known)
+            break
+        else:
+            self._hits.inc()
+        if isinstance(known, Refusal) and output.otherwise is not None:
+            return await self.of(output.otherwise, tenant)
+        if isinstance(known, Refusal):
+            raise _raised(known.error)
+        return known
+
+    async def _compile(self, output: StructuredOutput, tenant: str) -> CompiledGrammar | Refusal:
+        outcome = await self._preparer.compile(dataclasses.replace(output, otherwise=None), tenant)
+        known = outcome.value
+        if isinstance(outcome.error, InvalidRequest):
+            known = Refusal("size", InvalidRequest(f"{output.field}: {outcome.error.message}", field=output.field))
+        elif outcome.error is not None:
+            raise outcome.error
+        if isinstance(known, Refusal):
+            self._refused.labels("router", output.kind, known.cause).inc()
+            return known
+        assert isinstance(known, CompiledGrammar)
+        self._compiled.labels("router", output.kind).inc()
+        self._compile_seconds.observe(known.compile_s)
+        return known
+
+    def _find(self, digest: bytes) -> CompiledGrammar | Refusal | None:
+        if (known := self._known.get(digest)) is None:
+            return None
+        self._known.move_to_end(digest)
+        return known.outcome
+
+    def _keep(self, digest: bytes, outcome: CompiledGrammar | Refusal) -> None:
+        if digest in self._known:  # another tenant's was sooner
+            return
+        text = outcome.grammar.source if isinstance(outcome, CompiledGrammar) else outcome.error.message
+        self._known[digest] = _Known(outcome, len(text) + ENTRY_BYTES)
+        self._known_bytes += len(text) + ENTRY_BYTES
+        while self._known_bytes > self._most_bytes and len(self._known) > 1:
+            _, dropped = self._known.popitem(last=False)
+            self._known_bytes -= dropped.size_bytes
+
+
+def _raised(error: InvalidRequest) -> InvalidRequest:
+    """Returns an error of its own for each request: one that is raised holds its frames."""
+    return type(error)(error.message, field=error.field)

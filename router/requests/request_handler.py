@@ -1,0 +1,315 @@
+"""The path that every request takes, whichever protocol it came by: prepared, checked, and given to the dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+import uuid
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from router.admission.queued_request import Siblings
+from router.auth.auth import AuthContext
+from router.fleet.serving_facts import ServingFacts
+from router.metrics import RouterMetrics
+from router.requests.client_request import ClientRequest
+from router.requests.compiled_grammars import CompiledGrammars
+from router.requests.output_share import OutputShare
+from router.requests.params import answer_length, check_model, check_prompt, sampling_params
+from router.requests.public_prefixes import PublicPrefixes
+from router.requests.request_output import OutputDependencies, RequestOutput
+from router.requests.resume import Seeds, stream_of
+from router.requests.work import Preparer, Work
+from router.serving.answer_weights import AnswerWeights
+from router.serving.parent_request import Dispatcher, ParentRequest
+from router.text.output.events import Sink
+from router.text.prompts import TokenPrompt
+from twostroke.base.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    InternalError,
+    InvalidRequest,
+    ServeError,
+    WeightsChanged,
+)
+from twostroke.base.fault_points import Point, reach
+from twostroke.models.catalog.recommended import UNKNOWN, Recommended
+from twostroke.observability.bug_log import log_bug, place_of
+from twostroke.request import AdapterRef
+from twostroke.tracing.context import TraceContext
+from twostroke.tracing.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+MOST_CHANGES = 2
+"""How often a whole answer begins anew because weights were changed: each of them takes a reload."""
+
+WholeSink = TypeVar("WholeSink", bound=Sink)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenIds:
+    """How an open request may be aborted."""
+
+    tenant: str | None
+    """The tenant of the API key. None: no key was asked for."""
+    parts: tuple[str, ...]
+    """Ids of its prompts at the dispatcher."""
+    is_id_enough: bool
+    """The request's id is enough to abort it."""
+
+
+class RequestHandler:
+    """Owns the ids of open requests; everything else about them belongs to the dispatcher."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        preparer: Preparer,
+        metrics: RouterMetrics,
+        *,
+        model: str,
+        seeds: Seeds | None = None,
+        public: PublicPrefixes | None = None,
+        recorder: Recorder | None = None,
+        recommended: Recommended = UNKNOWN,
+    ) -> None:
+        """`recommended`: the sampling that the model's makers recommend; clients are told, nothing follows it here."""
+        self.dispatcher = dispatcher
+        self.text = preparer.text
+        self.metrics = metrics
+        self.model = model
+        self.recommended = recommended
+        self.public = public or PublicPrefixes()
+        self._seeds = seeds or Seeds()
+        self._recorder = recorder or Recorder()
+        self.share = OutputShare()
+        self._dependencies = OutputDependencies(dispatcher, self.text, metrics, self.share)
+        self._preparer = preparer
+        self._grammars = CompiledGrammars(preparer, metrics)
+        self._open: dict[tuple[str | None, str], _OpenIds] = {}
+        """Open requests by tenant of the API key, if any, and the client's request id."""
+        self._streams: dict[str, _OpenIds] = {}
+        """Open requests by name of the stream."""
+
+    def check_model(self, model: str | None) -> None:
+        check_model(model, self.model, self.dispatcher.adapters)
+
+    async def prepare(
+        self,
+        kind: str,
+        body: bytes,
+        auth: AuthContext,
+        *,
+        client: str,
+        request_id: str = "",
+        deadline_s: float | None = None,
+        path_fields: tuple[tuple[str, str], ...] = (),
+        json_bytes: int | None = None,
+    ) -> Any:
+        """Returns what preparation makes of a request. Tokens that were counted for nothing are charged, too.
+
+        `client` takes turns with others where no API key names a tenant. `request_id`, for the log, and `deadline_s`,
+        in Unix seconds, are given where they are known before the body is read. `path_fields` and `json_bytes` are
+        those of `Work`.
+        """
+        self._refuse_if_draining()
+        dispatcher = self.dispatcher
+        work = Work(
+            kind,
+            body,
+            self.model,
+            dispatcher.facts,
+            frozenset(dispatcher.adapters),
+            path_fields,
+            self.text.formats,
+            json_bytes,
+        )
+        place = ""
+        try:
+            async with _until(deadline_s):
+                outcome = await self._preparer.prepare(work, auth.tenant or client)
+            if outcome.error is not None or isinstance(outcome.value, bytes):
+                auth.spend(outcome.tokens)
+            if outcome.error is not None:
+                place = outcome.place
+                raise outcome.error
+        except ServeError as error:
+            self.metrics.count_request(error.label())
+            _log_failure(request_id, error, place)
+            raise
+        return outcome.value
+
+    async def pinned_prefix(self, body: bytes) -> tuple[array[int], int]:
+        """Returns the tokens of a pin's prefix, for an AddPinRequest as its bytes, and how many of them are public.
+
+        Raises InvalidRequest, or ContextLengthExceeded.
+        """
+        facts = self.dispatcher.facts
+        outcome = await self._preparer.prepare(Work("pinned_prefix", body, self.model, facts), "")
+        if outcome.error is not None:
+            raise outcome.error
+        tokens: array[int] = outcome.value
+        check_prompt(TokenPrompt(tokens), facts)
+        return tokens, self.public.blocks_of(tokens, facts.block_size) * facts.block_size
+
+    def adapter(self, model: str) -> AdapterRef | None:
+        """Returns the adapter that is served under a name now. Raises NotFound for a name that leads to nothing."""
+        check_model(model, self.model, self.dispatcher.adapters)
+        served = self.dispatcher.adapters.get(model)
+        return None if served is None else served.ref
+
+    async def abort(self, request_id: str, resume_token: str, auth: AuthContext) -> bool:
+        """Ends the request of that id, or the one whose stream the token names. Returns False where there is none.
+
+        Without API keys an id that a client chose is not enough: others can guess it.
+        """
+        if resume_token:
+            opened = self._streams.get(stream_of(resume_token))
+        else:
+            opened = self._open.get((auth.tenant, request_id))
+        if opened is None or opened.tenant != auth.tenant or not (resume_token or opened.is_id_enough):
+            return False
+        aborted = [await self.dispatcher.abort(part) for part in opened.parts]
+        return any(aborted)
+
+    async def answer(self, request: ClientRequest, sink: Sink) -> None:
+        """Gives every event of the output to `sink`. Raises ServeError; cancelling this call cancels everywhere."""
+        status = Cancelled.label()
+        span = self._recorder.root("request", request.point.stream, request.traceparent)
+        span.start_s -= time.monotonic() - request.received_s
+        self.metrics.open_requests.inc()
+        try:
+            async with _until(request.deadline_s):
+                request.auth.widen(request.open_choices)
+                with self._named(request) as ids:
+                    with span.part("prepare") as part:
+                        part.start_s = span.start_s
+                        facts, requests = await self._requests(request, ids, span.context)
+                        part.set(
+                            prompts=len(requests), prompt_tokens=sum(len(each.request.prompt) for each in requests)
+                        )
+                    reach(Point.ROUTER_RECEIVED)
+                    await RequestOutput(self._dependencies, request, requests, facts, sink).run()
+            status = "ok"
+        except asyncio.CancelledError:
+            log.info("request cancelled request=%s", request.request_id)
+            raise
+        except ServeError as error:
+            status = error.label()
+            _log_failure(request.request_id, error)
+            raise
+        except Exception as error:
+            status = InternalError.label()
+            log_bug(log, "request failed by a bug request=%s", request.request_id, error=error)
+            raise InternalError(f"internal error: {type(error).__name__}: {error}") from error
+        finally:
+            self.metrics.open_requests.dec()
+            self.metrics.count_request(status)
+            self.metrics.request_duration_seconds.observe(time.monotonic() - request.received_s)
+            span.set(request_id=request.request_id, status=status, resumptions=request.point.resumptions)
+            span.end(error=None if status == "ok" else status)
+
+    async def answer_whole(self, request: ClientRequest, begin: Callable[[], WholeSink]) -> WholeSink:
+        """Returns a sink of `begin` with every event of the output. Raises ServeError.
+
+        Where weights change under the answer, it begins anew with those that are served then, into another sink: the
+        client has nothing of it yet.
+        """
+        for _ in range(MOST_CHANGES):
+            sink = begin()
+            try:
+                await self.answer(request, sink)
+                return sink
+            except WeightsChanged:
+                log.info("begun anew with other weights request=%s", request.request_id)
+                point = dataclasses.replace(request.point, weights=AnswerWeights())
+                request = dataclasses.replace(request, point=point)
+        sink = begin()
+        await self.answer(request, sink)
+        return sink
+
+    def _refuse_if_draining(self) -> None:
+        if self.dispatcher.is_draining:
+            raise Draining("this router takes no new requests: it is shutting down")
+
+    async def _requests(
+        self, request: ClientRequest, ids: tuple[str, ...], trace: TraceContext
+    ) -> tuple[ServingFacts, tuple[ParentRequest, ...]]:
+        """Makes one request for the dispatcher of each prompt, after every check that the frontend can make."""
+        self._refuse_if_draining()
+        facts, body, point = self.dispatcher.facts, request.body, request.point
+        options, adapter, routing, grammar = body.options, self.adapter(body.model or ""), request.routing, None
+        if options.structured is not None:
+            compiled = await self._grammars.of(options.structured, request.turns_of)
+            grammar = compiled.grammar
+            routing = dataclasses.replace(routing, compile_s=compiled.compile_s, mask_s=compiled.mask_s)
+        requests = []
+        for number, (request_id, prompt) in enumerate(zip(ids, body.token_prompts, strict=True)):
+            sent = point.sent[number * options.n : (number + 1) * options.n]
+            check_prompt(prompt, facts)
+            length = answer_length(prompt, options, facts, clamps=request.clamps_length)
+            sampling = sampling_params(options, length, facts, self._seeds.of(point, number), grammar)
+            requests.append(
+                ParentRequest(
+                    request_id=request_id,
+                    request=request.generate_request(prompt, sampling, facts, adapter, self.public),
+                    n=options.n,
+                    routing=routing,
+                    siblings=Siblings(number * options.n, len(ids) * options.n),
+                    resumptions=point.resumptions,
+                    ended_choices=frozenset(choice for choice, one in enumerate(sent) if one.is_finished),
+                    is_resumable=request.is_resumable,
+                    weights=point.weights,
+                    trace=trace,
+                )
+            )
+            await asyncio.sleep(0)  # each of a thousand prompts takes a moment
+        return facts, tuple(requests)
+
+    @contextlib.contextmanager
+    def _named(self, request: ClientRequest) -> Iterator[tuple[str, ...]]:
+        """Gives the dispatcher's ids of the request's prompts, and keeps them while it is open."""
+        name, point, tenant = request.request_id, request.point, request.auth.tenant
+        if (tenant, name) in self._open and not point.resumptions:
+            if not request.may_rename:
+                raise InvalidRequest(f"request_id {name!r} is that of another open request", field="request_id")
+            name = f"{name}-{uuid.uuid4().hex[:8]}"
+        count = len(request.body.prompts)
+        parts = tuple(f"{point.stream}/{prompt}" for prompt in range(count)) if count > 1 else (point.stream,)
+        is_id_secret = request.is_id_drawn and not point.resumptions
+        opened = _OpenIds(tenant=tenant, parts=parts, is_id_enough=tenant is not None or is_id_secret)
+        self._open[tenant, name] = self._streams[point.stream] = opened
+        try:
+            yield parts
+        finally:
+            if self._open.get((tenant, name)) is opened:
+                del self._open[tenant, name]
+            if self._streams.get(point.stream) is opened:
+                del self._streams[point.stream]
+
+
+def _log_failure(request_id: str, error: ServeError, place: str = "") -> None:
+    """Says what kind of error it was, and where it was found; its message may quote what the client sent."""
+    log.info("request failed request=%s error=%s at=%s", request_id, error.label(), place or place_of(error))
+
+
+@contextlib.asynccontextmanager
+async def _until(deadline_s: float | None) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded inside once `deadline_s` (Unix seconds) is reached."""
+    left_s = None if deadline_s is None else deadline_s - time.time()
+    if left_s is not None and left_s <= 0:
+        raise DeadlineExceeded("the deadline had passed before the request came in")
+    try:
+        async with asyncio.timeout(left_s) as timeout:
+            yield
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        raise DeadlineExceeded("the deadline passed before the answer was complete") from error

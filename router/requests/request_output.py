@@ -1,0 +1,254 @@
+"""The output of one client request: the dispatcher's tokens as text, and the events that a reply is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from router.fleet.serving_facts import ServingFacts
+from router.fleet.worker_link import TokenDelta
+from router.metrics import RouterMetrics
+from router.requests.client_request import ClientRequest
+from router.requests.output_share import AT_ONCE, OutputShare
+from router.serving.parent_request import Dispatcher, ParentRequest
+from router.text.detokenize import OutputText
+from router.text.output.events import Sink, TextEvent, Usage
+from router.text.output.parsed_text import ParsedText
+from router.text.stop_strings import StopScanner, StopStrings
+from router.text.tokenizer import Text
+from twostroke.base.errors import InternalError, InvalidRequest
+from twostroke.request import FinishReason, PromptLogprobs, SampledToken
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDependencies:
+    """What the outputs of all requests use."""
+
+    dispatcher: Dispatcher
+    text: Text
+    metrics: RouterMetrics
+    share: OutputShare
+
+
+class RequestOutput:
+    """The output of one client request: counts what it sends, and knows which event is the last."""
+
+    def __init__(
+        self,
+        dependencies: OutputDependencies,
+        request: ClientRequest,
+        parents: tuple[ParentRequest, ...],
+        facts: ServingFacts,
+        sink: Sink,
+    ) -> None:
+        self._dispatcher = dependencies.dispatcher
+        self._text = dependencies.text
+        self._metrics = dependencies.metrics
+        self._share = dependencies.share
+        self._client_request = request
+        self._prompts = request.body.token_prompts
+        self._parents = parents
+        self._facts = facts
+        self._sink = sink
+        self._point = request.point
+        ended = [sent for sent in self._point.sent if sent.is_finished]
+        self._choices_left = len(self._point.sent) - len(ended)
+        self._completion_tokens = sum(sent.tokens or 0 for sent in ended)
+        self._cached_tokens = 0
+        self._has_token = self._point.resumptions > 0
+        stop = request.body.options.stop
+        self._stops = StopStrings(stop) if stop else None
+
+    async def run(self) -> None:
+        n = self._client_request.body.options.n
+        unfinished = [index for index, parent in enumerate(self._parents) if len(parent.ended_choices) < n]
+        if not unfinished:
+            if not self._point.is_complete:
+                self._sink.put(TextEvent(0, "", usage=self._usage(), is_sent=True))
+                await self._sink.drain()
+            return
+        if len(unfinished) == 1:
+            await self._run_prompt(unfinished[0])
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in unfinished:
+                    group.create_task(self._run_prompt(index))
+                    await asyncio.sleep(0)  # each begins with a step of its own
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _run_prompt(self, index: int) -> None:
+        parent = self._parents[index]
+        self._client_request.auth.spend(len(parent.request.prompt))
+        if not parent.resumptions:
+            self._metrics.prompt_tokens_total.inc(len(parent.request.prompt))
+        prompt = _Prompt(parent, self._choices(index))
+        cached: dict[int, int] = {}
+        deltas = self._dispatcher.generate(parent, partial(self._take_at_once, prompt))
+        async with contextlib.aclosing(deltas):
+            async for number, delta in deltas:
+                prompt.waits = True
+                choice = prompt.choices[number]
+                for position, token in enumerate(delta.tokens, delta.position):
+                    await self._turn()
+                    self._take_token(prompt, number, delta, token, position)
+                    await self._sink.drain()
+                if delta.finish is not None and not choice.is_finished:
+                    await self._turn()
+                    cached[number] = choice.cached_tokens = delta.cached_tokens
+                    if len(cached) == len(prompt.choices):  # the later choices of a prompt always reuse the first
+                        self._cached_tokens += min(cached.values())
+                        self._metrics.cached_tokens_total.inc(min(cached.values()))
+                    self._finish(choice, delta.finish)
+                    await self._sink.drain()
+                prompt.waits = False
+        if not all(choice.is_finished for choice in prompt.choices.values()):
+            raise InternalError(f"the output of {parent.request_id} ended without a finish reason")
+
+    async def _turn(self) -> None:
+        if self._share.is_over:
+            await self._share.turn(self._client_request.tenant or self._point.stream)
+
+    def _take_at_once(self, prompt: _Prompt, number: int, delta: TokenDelta) -> bool:
+        """Sends tokens as they arrive. Returns False where they have to wait: for earlier ones, or for the client."""
+        if prompt.waits or not self._sink.is_ready or len(delta.tokens) > AT_ONCE or self._share.is_over:
+            return False
+        for position, token in enumerate(delta.tokens, delta.position):
+            self._take_token(prompt, number, delta, token, position)
+        self._sink.flush()
+        return True
+
+    def _choices(self, index: int) -> dict[int, _Choice]:
+        """Returns the choices of one prompt that have something left to say."""
+        parent, options = self._parents[index], self._client_request.body.options
+        ends = frozenset(options.stop_token_ids)
+        if not options.ignore_eos:
+            ends |= frozenset(self._facts.eos_token_ids)
+        choices = {}
+        includes_stop = options.include_stop_str_in_output
+        for number in set(range(options.n)) - parent.ended_choices:
+            scanner = None if self._stops is None else StopScanner(self._stops, include_stop=includes_stop)
+            mute = frozenset[int]() if includes_stop else ends
+            choice = index * options.n + number
+            text = self._output_text(index, choice, scanner, mute)
+            choices[number] = _Choice(choice, len(parent.request.prompt), text, self._point.sent[choice].tokens or 0)
+        return choices
+
+    def _output_text(
+        self, index: int, choice: int, scanner: StopScanner | None, mute: frozenset[int]
+    ) -> OutputText | ParsedText:
+        prompt, options = self._parents[index].request.prompt, self._client_request.body.options
+        parsing, skips = self._prompts[index].parsing, options.skip_special_tokens
+        if parsing is None:
+            decoder = self._text.decoder(prompt, skip_special_tokens=skips)
+            return OutputText(decoder, scanner, mute=mute, min_tokens=options.min_tokens)
+        decoder = self._text.decoder(prompt, skip_special_tokens=skips, kept=parsing.special)
+        text = OutputText(decoder, None, mute=mute, min_tokens=options.min_tokens)
+        parser = parsing.parser(self._point.stream, choice)
+        return ParsedText(text, parser, scanner, min_tokens=options.min_tokens)
+
+    def _take_token(self, prompt: _Prompt, number: int, delta: TokenDelta, token: SampledToken, position: int) -> None:
+        """Gives one token of a delta to the sink. Where a stop string ends its choice with it, no more are asked for.
+
+        Logprobs of the prompt, if there are any, go with the token at position 0.
+        """
+        choice = prompt.choices[number]
+        choice.cached_tokens = max(choice.cached_tokens, delta.cached_tokens)
+        text = choice.text
+        if choice.text.is_stopped:
+            return
+        scores = None if position else delta.prompt_logprobs
+        if self._client_request.body.options.is_prompt_only:
+            choice.prompt_logprobs = scores
+            return
+        self._completion_tokens += 1
+        new = text.feed(token.token)
+        is_sent = position < choice.sent_tokens
+        if not (is_sent and delta.is_recovered):
+            self._client_request.auth.spend(1)  # what the client has already was computed once more
+        if not is_sent:
+            now, last = time.monotonic(), choice.last_token_s
+            choice.last_token_s = now
+            self._metrics.sent_tokens.add(None if last is None else now - last)
+            if not self._has_token:
+                self._has_token = True
+                self._metrics.ttft_seconds.observe(now - self._client_request.received_s)
+        event = TextEvent(
+            choice.index,
+            new,
+            choice.prompt_tokens,
+            text.tokens,
+            token,
+            is_sent=is_sent,
+            parts=text.parts,
+            cached_tokens=choice.cached_tokens,
+            prompt_logprobs=scores,
+        )
+        self._sink.put(event)
+        if text.is_stopped:
+            self._dispatcher.finish_early(prompt.parent, number)
+
+    def _finish(self, choice: _Choice, reason: FinishReason) -> None:
+        choice.is_finished = True
+        rest = choice.text.flush(is_cut=reason is not FinishReason.STOP)
+        if choice.text.is_stopped:
+            reason = FinishReason.STOP
+        if reason is FinishReason.STOP and self._client_request.body.options.is_prompt_only:
+            reason = FinishReason.LENGTH  # whatever the token was that is not shown
+        if reason is FinishReason.ERROR:
+            raise InternalError("a worker ended the answer with an error it did not name")
+        if choice.text.tokens < choice.sent_tokens:
+            raise InvalidRequest("the stream that is to be resumed answers another request", field="resume_from")
+        self._choices_left -= 1
+        usage = self._usage() if self._choices_left == 0 else None
+        counts = choice.prompt_tokens, choice.text.tokens
+        parts, stop = choice.text.parts, choice.text.stop_string
+        event = TextEvent(choice.index, rest, *counts, finish=reason, usage=usage, parts=parts, stop_string=stop)
+        self._sink.put(event._replace(cached_tokens=choice.cached_tokens, prompt_logprobs=choice.prompt_logprobs))
+        if usage is not None:
+            log.info(
+                "request done request=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d ms=%.1f",
+                self._client_request.request_id,
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.completion_tokens,
+                1000 * (time.monotonic() - self._client_request.received_s),
+            )
+
+    def _usage(self) -> Usage:
+        prompt_tokens = sum(len(parent.request.prompt) for parent in self._parents)
+        return Usage(prompt_tokens, self._completion_tokens, self._cached_tokens)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice that has something left to say."""
+
+    index: int
+    prompt_tokens: int
+    text: OutputText | ParsedText
+    sent_tokens: int
+    """Tokens that the client has already."""
+    is_finished: bool = False
+    last_token_s: float | None = None
+    cached_tokens: int = 0
+    """Tokens of the prompt whose KV was reused, as far as is known."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Kept for its end, where no token of it is shown."""
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """One prompt that is being answered."""
+
+    parent: ParentRequest
+    choices: dict[int, _Choice]
+    waits: bool = False
+    """Tokens of it wait for their turn, or for the client: what comes now must not overtake them."""

@@ -1,0 +1,252 @@
+"""Resume tokens: up to where a client has a stream, sent with every message (SSE `id`, gRPC `resume_token`).
+
+Over HTTP only clients that ask for it get them: stock clients stumble over `id:` lines and comments. A token is
+`stream:resumptions:weights:choices:mark`. The stream's name is the client's request id, a random part, and a mark where
+it belongs to a tenant's key. `weights` tells which weights have computed what was sent: others cannot go on with it.
+Each choice is the number of tokens sent, with an `e` where its end was sent, too. `-` stands for a choice without any
+message, and `17x3` for three equal ones in a row. `end` instead of the choices says that there is nothing left to send.
+The mark is of all before it, so that no client can say anything else than it was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import itertools
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import quote, unquote
+
+from router.auth.stream_marks import Mark, unmarked
+from router.serving.answer_weights import AnswerWeights
+from router.serving.attempts import MOST_RESUMPTIONS
+from twostroke.base.errors import InvalidRequest
+
+RANDOM_BYTES = 8
+"""Random bytes of a stream's name: a client that knows it, and the prompt, may read the output."""
+MOST_CHARS = 16 << 10
+"""Characters of a token. A thousand choices that advance together take few; in disorder, five each."""
+MARK_BYTES = 8
+MOST_NAME_CHARS = 256 + 1 + 2 * RANDOM_BYTES + 1 + 2 * MARK_BYTES
+"""Characters of a stream's name; a request id may have 256."""
+MOST_TOKENS = 1 << 32
+BLOCK_CHOICES = 32
+"""Choices whose part of a token is written anew when one of them advances: about the root of the largest number."""
+PULSE_S = 1.0
+"""Longest silence towards a client whose stream recovers: without a sign it would leave."""
+
+_END = "end"
+_RUN = re.compile(r"(-|\d{1,10})(e?)(?:x(\d{1,6}))?")
+_TOKEN = "\n"
+"""Begins what a token's mark is made of. No name of a stream begins with it, so that no name's mark is a token's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a client has of one choice."""
+
+    tokens: int | None = None
+    """Tokens that the client has; None: not even the opening (in a chat, the chunk with the role)."""
+    is_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPoint:
+    stream: str
+    resumptions: int
+    sent: tuple[Sent, ...]
+    """What was sent of every choice of every prompt."""
+    is_complete: bool = False
+    weights: AnswerWeights = field(default_factory=AnswerWeights, compare=False)
+    """Those that answer, once it is known which."""
+    mark: Mark = field(default=unmarked, compare=False, repr=False)
+
+    @classmethod
+    def begin(cls, request_id: str, choices: int, mark: Mark = unmarked) -> StreamPoint:
+        name = f"{request_id}~{secrets.token_hex(RANDOM_BYTES)}"
+        return cls(_marked(name, mark), 0, (Sent(),) * choices, mark=mark)
+
+    @classmethod
+    def after(cls, token: str, choices: int, field: str, mark: Mark = unmarked) -> StreamPoint:
+        """Returns the point after a token. Raises InvalidRequest, naming `field`, for a token of another request or
+        mark, and for one that was not sent as it is."""
+        said_all, _, token_mark = token[: MOST_CHARS + 1].rpartition(":")
+        name, resumed, weights, said = _parts(said_all)
+        stream = unquote(name)
+        client, _, rest_of_name = stream.rpartition("~")
+        drawn = rest_of_name.partition(".")[0]
+        is_marked = hmac.compare_digest(stream.encode(), _marked(f"{client}~{drawn}", mark).encode())
+        is_short = len(token) <= MOST_CHARS and len(stream) <= MOST_NAME_CHARS
+        is_marked &= hmac.compare_digest(token_mark.encode(), mark(_TOKEN + said_all).encode())
+        is_token = is_short and is_marked and resumed.isdecimal() and len(drawn) == 2 * RANDOM_BYTES
+        if not (is_token and client and client.isprintable()) or len(resumed) > 4 or int(resumed) >= MOST_RESUMPTIONS:
+            raise _no_token(token, field)
+        is_complete = said == _END
+        sent = (Sent(0, is_finished=True),) * choices if is_complete else _parse_runs(said, choices, token, field)
+        return cls(stream, int(resumed) + 1, sent, is_complete, AnswerWeights(weights), mark)
+
+    @property
+    def request_id(self) -> str:
+        """The id that the client knows."""
+        return self.stream.rpartition("~")[0]
+
+
+class SentProgress:
+    """Keeps what has been sent. A message costs the writing of one block of choices, however many there are."""
+
+    def __init__(self, point: StreamPoint, *, is_told: bool = True) -> None:
+        """`is_told`: the client has asked for tokens. Otherwise all are empty."""
+        self._is_told = is_told
+        self._begins = f"{quote(point.stream, safe='~')}:{point.resumptions}:"
+        self._weights, self._mark = point.weights, point.mark
+        told = point.sent if is_told else ()
+        self._tokens = [sent.tokens or 0 for sent in told]
+        self._sent = [_one(sent) for sent in told]
+        self._blocks = [self._block(first) for first in range(0, len(told), BLOCK_CHOICES)]
+
+    def opened(self, choice: int) -> str:
+        """Returns the token of the choice's opening, as the others do of their messages."""
+        return self._token(choice, "0")
+
+    def sent_token(self, choice: int) -> str:
+        if not self._is_told:
+            return ""
+        self._tokens[choice] += 1
+        return self._token(choice, str(self._tokens[choice]))
+
+    def finished(self, choice: int) -> str:
+        return self._token(choice, f"{self._tokens[choice]}e") if self._is_told else ""
+
+    def ended(self) -> str:
+        return self._marked(_END) if self._is_told else ""
+
+    def _token(self, choice: int, sent: str) -> str:
+        if not self._is_told:
+            return ""
+        self._sent[choice] = sent
+        index = choice // BLOCK_CHOICES
+        self._blocks[index] = self._block(index * BLOCK_CHOICES)
+        return self._marked(",".join(self._blocks))
+
+    def _marked(self, said: str) -> str:
+        said_all = f"{self._begins}{self._weights.mark}:{said}"
+        return f"{said_all}:{self._mark(_TOKEN + said_all)}"
+
+    def _block(self, first: int) -> str:
+        if len(self._sent) == 1:
+            return self._sent[0]
+        runs = itertools.groupby(self._sent[first : first + BLOCK_CHOICES])
+        return ",".join(_run(sent, len(list(alike))) for sent, alike in runs)
+
+
+class PulsedStream(Protocol):
+    """A stream to a client that must not be silent for long."""
+
+    turn: asyncio.Lock
+    """Held while a message or a beat is sent."""
+    sent_s: float
+    """Instant at which the client was last sent anything."""
+
+    async def beat(self) -> None:
+        """Sends a sign of life. The caller has the turn."""
+
+
+async def with_pulse(work: Awaitable[None], stream: PulsedStream, may_beat: Callable[[], bool]) -> None:
+    """Waits for `work`, and beats where it sends nothing for `PULSE_S`, so that the client does not leave.
+
+    `may_beat` is false where nothing has begun, and where the router hears no worker: it may be the one that is cut
+    off, and another router may serve.
+    """
+    beating = asyncio.create_task(_keep_beating(stream, may_beat))
+    try:
+        await work
+    except asyncio.CancelledError:
+        beating.cancel()
+        raise
+    finally:
+        async with stream.turn:  # never in the middle of a beat: what is sent next would run into it
+            beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)  # what it met, the next message meets too
+
+
+async def _keep_beating(stream: PulsedStream, may_beat: Callable[[], bool]) -> None:
+    while True:
+        left_s = stream.sent_s + PULSE_S - time.monotonic()
+        if left_s > 0:
+            await asyncio.sleep(left_s)
+            continue
+        async with stream.turn:
+            stream.sent_s = time.monotonic()
+            if may_beat():
+                await stream.beat()
+
+
+class Seeds:
+    """Seeds for requests that bring none.
+
+    Every router of a cluster derives the same seed from a stream's name, so that any can compute the same output again.
+    With a seed of the operator's, equal request ids have equal seeds.
+    """
+
+    def __init__(self, cluster_token: str = "", seed: int | None = None) -> None:
+        secret = cluster_token if seed is None else f"seed {seed}"
+        self._key = hashlib.blake2b(secret.encode(), person=b"stream seeds").digest()
+        self._is_by_request = seed is not None
+
+    def of(self, point: StreamPoint, prompt: int) -> int:
+        name = point.request_id if self._is_by_request else point.stream
+        drawn = hashlib.blake2b(f"{prompt} {name}".encode(), key=self._key, digest_size=8).digest()
+        return int.from_bytes(drawn, "little")
+
+
+def stream_of(token: str) -> str:
+    """Returns the name of the stream, which only its client knows. It returns anything for what is no token."""
+    return unquote(token[:MOST_CHARS].partition(":")[0])
+
+
+def _parts(said: str) -> tuple[str, str, str, str]:
+    """Returns name, resumptions, weights and choices of a token; empty text for what it lacks."""
+    name, _, rest = said.partition(":")
+    resumed, _, rest = rest.partition(":")
+    weights, _, choices = rest.partition(":")
+    return name, resumed, weights, choices
+
+
+def _marked(name: str, mark: Mark) -> str:
+    owner = mark(name)
+    return f"{name}.{owner}" if owner else name
+
+
+def _one(sent: Sent) -> str:
+    return "-" if sent.tokens is None else f"{sent.tokens}{'e' if sent.is_finished else ''}"
+
+
+def _run(sent: str, count: int) -> str:
+    return sent if count == 1 else f"{sent}x{count}"
+
+
+def _parse_runs(said: str, choices: int, token: str, field: str) -> tuple[Sent, ...]:
+    sent: list[Sent] = []
+    for run in said.split(","):
+        matched = _RUN.fullmatch(run)
+        if matched is None:
+            raise _no_token(token, field)
+        tokens, end, count = matched[1], bool(matched[2]), int(matched[3] or 1)
+        if (tokens == "-" and end) or (tokens != "-" and int(tokens) >= MOST_TOKENS) or len(sent) + count > choices:
+            raise _no_token(token, field)
+        sent += [Sent(None if tokens == "-" else int(tokens), end)] * count
+    if len(sent) != choices:
+        raise _no_token(token, field)
+    return tuple(sent)
+
+
+def _no_token(token: str, field: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field} must be what came with the last message of a stream that answers this request, got {token[:80]!r}",
+        field=field,
+    )

@@ -1,0 +1,389 @@
+"""One choice of a request, from its first placement to its last token, over as many decode workers as it takes.
+
+Everything that must survive a decode worker is here: the prompt, the tokens so far, the hashes of their blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.fleet.demand import DemandReporter
+from router.fleet.fleet import Fleet
+from router.fleet.link_pool import LinkPool
+from router.fleet.worker_link import TokenDelta, TokenStream
+from router.metrics import RouterMetrics
+from router.serving.attempts import first_attempt
+from router.serving.migration import Migrated, Migration
+from router.serving.parent_request import ParentRequest
+from router.serving.placement import Placer, may_go_elsewhere
+from router.serving.recovery import Recovered
+from router.serving.request_log import NoLog, RequestLog
+from router.serving.request_stats import RequestStats
+from twostroke.base.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineLost,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    ServeError,
+    StepFailed,
+)
+from twostroke.base.fault_points import Point, reach
+from twostroke.base.ids import BlockHash, RequestId, WorkerId
+from twostroke.base.lifetime import Instant
+from twostroke.kv_cache.block import extend_hashes
+from twostroke.observability.bug_log import log_bug
+from twostroke.request import Attempt, FinishReason, SampledToken
+from twostroke.tracing.recorder import Recorder
+from twostroke.tracing.span import OpenSpan
+
+log = logging.getLogger(__name__)
+
+MOST_FAILED_STEPS = 2
+"""Attempts that fail alike: a request that two workers could not compute would fail at the third one, too."""
+MOST_LOST_ENGINES = 3
+"""Workers whose engine failed, one after the other without a new token. The request that did it must end before it has
+been everywhere; others that were beside it each time are few."""
+MAX_LOSSES = 5
+"""Workers lost one after the other without a new token: by then the request itself is the likely cause."""
+
+_GOOD_ENDS = frozenset({*FinishReason, "cancelled"}) - {FinishReason.ERROR}
+"""Outcomes that are no error. Cancelled: a stop string was found, or the client has left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependencies:
+    """What all requests of a router share."""
+
+    router_id: str
+    tasks: asyncio.TaskGroup
+    fleet: Fleet
+    placer: Placer
+    links: LinkPool
+    migration: Migration
+    metrics: RouterMetrics
+    request_log: RequestLog | NoLog
+    demand: DemandReporter
+    recorder: Recorder
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Counts why attempts failed, and decides when the request itself is to blame."""
+
+    in_a_row: int = 0
+    """Attempts lost without a new token."""
+    failed_steps: int = 0
+    lost_engines: int = 0
+
+    def add(self, error: ServeError, *, has_new_tokens: bool) -> None:
+        """Raises where the request must not go to another worker."""
+        self.in_a_row = 1 if has_new_tokens else self.in_a_row + 1
+        if not may_go_elsewhere(error):
+            raise error
+        if self.in_a_row > MAX_LOSSES:
+            raise InternalError(f"{self.in_a_row} workers were lost in a row: {error.message}") from error
+        if isinstance(error, EngineLost):
+            self.lost_engines = 1 if has_new_tokens else self.lost_engines + 1
+            if self.lost_engines == MOST_LOST_ENGINES:
+                raise InternalError(f"{self.lost_engines} workers lost their engines: {error.message}") from error
+        if isinstance(error, StepFailed):
+            self.failed_steps += 1
+            if self.failed_steps == MOST_FAILED_STEPS:
+                raise InternalError(f"{self.failed_steps} attempts failed alike: {error.message}") from error
+
+
+class ChoiceReports(Protocol):
+    """Takes what happens to the choices of a request."""
+
+    def tokens(self, choice: int, delta: TokenDelta) -> None:
+        """Takes tokens without an end."""
+
+    def put(self, event: tuple[int, TokenDelta] | ServeError) -> None:
+        """Takes the end of a choice, or an error."""
+
+
+class ChoiceState:
+    def __init__(
+        self,
+        parent: ParentRequest,
+        choice: int,
+        block_hashes: tuple[BlockHash, ...],
+        dependencies: Dependencies,
+        reports: ChoiceReports,
+        recovered: Recovered | None = None,
+    ) -> None:
+        """`recovered` is what a decode worker has of it already, where a client resumes its stream."""
+        self.choice = choice
+        self.request_id = RequestId(f"{parent.request_id}#{choice}")
+        self._parent = parent
+        self._request = parent.request.of_choice(choice)
+        self._block_hashes = list(block_hashes)
+        self._with = dependencies
+        self._reports = reports
+        self._recovered = recovered
+        self._least_attempt = first_attempt(parent.resumptions)
+        self._is_left_open = False
+        self._has_ended = False
+        self._begun_at: TokenStream | None = None
+        """The attempt that has brought the latest token."""
+        self._emitted: list[SampledToken] = []
+        self._block_size, policy = dependencies.fleet.facts.block_size, dependencies.placer.policy
+        self._stats = RequestStats(self.request_id, parent, block_hashes, block_size=self._block_size, policy=policy)
+        if recovered is None:  # otherwise another router has counted it
+            dependencies.demand.begins()
+        self._span = dependencies.recorder.begin("answer", parent.request_id, parent.trace)
+        self._wait: OpenSpan | None = None
+        """The time from its latest placement to its first token."""
+
+    def leave_open(self) -> None:
+        """Cancelling does not close it at its decode worker: a router will attach to it there."""
+        self._is_left_open = True
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._emitted)
+
+    def end(self, reason: FinishReason) -> None:
+        """Reports the end, with its last token or because its caller has what it wants."""
+        self._has_ended = True
+        self._with.placer.selector.ended(len(self._emitted))
+        self._with.demand.ends(len(self._request.prompt), self._stats.cached_tokens, len(self._emitted))
+        self._reports.put((self.choice, TokenDelta(len(self._emitted), (), reason, self._stats.cached_tokens)))
+
+    async def run(self) -> None:
+        """Reports tokens and one end, or one error. Only cancelling ends it without either."""
+        outcome = "cancelled"
+        try:
+            reason = await self._until_deadline()
+            outcome = reason.value
+            self.end(reason)
+        except ServeError as error:
+            outcome = type(error).__name__
+            self._reports.put(error)
+        except Exception as error:
+            log_bug(log, "request failed by a bug request=%s", self.request_id, error=error)
+            outcome = "InternalError"
+            self._reports.put(InternalError(f"internal error: {type(error).__name__}: {error}"))
+        finally:
+            self._stats.lifetime.mark(Instant.DONE)
+            self._record(outcome)
+
+    async def _until_deadline(self) -> FinishReason:
+        deadline_s = self._request.deadline_s
+        left_s = None if deadline_s is None else deadline_s - time.time()
+        if left_s is not None and left_s <= 0:
+            raise DeadlineExceeded("the request's deadline had passed before it could be placed")
+        try:
+            async with asyncio.timeout(left_s) as limit:
+                return await self._over_attempts()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(
+                f"the request's deadline passed after {len(self._emitted)} tokens of choice {self.choice}"
+            ) from None
+
+    async def _over_attempts(self) -> FinishReason:
+        stream: TokenStream | None = None
+        if self._recovered is not None and not self._fits(self._recovered):
+            self._recovered = None
+        if self._recovered is not None:
+            self._replay(self._recovered)
+            if self._recovered.finish not in (None, FinishReason.ERROR):
+                return self._recovered.finish
+            stream = await self._reattach(self._recovered)
+        losses = _Losses()
+        next_worker: WorkerId | None = None
+        avoided: WorkerId | None = None
+        while len(self._emitted) < self._request.sampling.max_tokens:
+            before = len(self._emitted)
+            if stream is None:
+                stream = await self._place(next_worker, avoided)
+            worker, next_worker, avoided = stream.link.worker_id, None, None
+            try:
+                return await self._relay(stream)
+            except Migrated as migrated:
+                next_worker = migrated.to
+                self._span.event("migrated", worker=worker, to=migrated.to or "any")
+            except ServeError as error:
+                losses.add(error, has_new_tokens=len(self._emitted) > before)
+                avoided = worker if isinstance(error, StepFailed) else None
+                self._note_reopening(worker, error)
+            stream = None
+        return FinishReason.LENGTH
+
+    async def _place(self, at: WorkerId | None, avoided: WorkerId | None) -> TokenStream:
+        is_urgent = self._stats.attempts > 0 or self._recovered is not None
+        with self._span.part("route") as span:
+            stream = await self._with.placer.place(
+                self._attempt_now(),
+                self._parent,
+                self._stats,
+                span,
+                is_urgent=is_urgent,
+                at=at,
+                avoided=avoided,
+            )
+        self._wait = self._span.begin("wait")
+        return stream
+
+    def _fits(self, recovered: Recovered) -> bool:
+        """Tells whether the weights that answer have computed what was recovered."""
+        weights, fingerprint, adapter = self._parent.weights, recovered.link.fingerprint, self._request.adapter
+        decides = weights.fix if recovered.tokens else weights.admit
+        return decides(fingerprint, adapter)
+
+    def _replay(self, recovered: Recovered) -> None:
+        """Reports what another router has had already."""
+        sampling = dataclasses.replace(self._request.sampling, max_tokens=recovered.most_tokens)
+        self._request = dataclasses.replace(self._request, sampling=sampling)
+        self._least_attempt = max(self._least_attempt, recovered.attempt + 1)
+        self._stats.arrived(0, recovered.cached_tokens, time.monotonic())
+        if recovered.tokens:
+            self._emitted += recovered.tokens
+            scores, cached = recovered.prompt_logprobs, recovered.cached_tokens
+            delta = TokenDelta(0, recovered.tokens, cached_tokens=cached, prompt_logprobs=scores, is_recovered=True)
+            self._reports.tokens(self.choice, delta)
+
+    async def _reattach(self, recovered: Recovered) -> TokenStream | None:
+        """Attaches to it at its worker. Returns None where it has to be placed again."""
+        if recovered.finish is not None:
+            return None
+        link, attempt = recovered.link, self._with.placer.attempts.next(self._least_attempt)
+        stream, is_taken = TokenStream(link, self.request_id, attempt, len(self._emitted)), False
+        try:
+            await link.reattach(stream, recovered.attempt, self._request.deadline_s)
+            is_taken = True
+            self._span.event("recovered", worker=link.worker_id, tokens=len(self._emitted))
+            self._stats.placed(None, time.monotonic())
+            return stream
+        except ServeError as error:
+            is_another_attempt = isinstance(error, NotFound | InvalidRequest | Cancelled)  # the one found is over
+            if not may_go_elsewhere(error) and not is_another_attempt:
+                raise
+            log.warning("not recovered request=%s worker=%s error=%s", self.request_id, link.worker_id, error.label())
+            return None
+        finally:
+            if not is_taken:
+                link.forget(stream)
+                self._with.links.close_later(stream)
+
+    def _attempt_now(self) -> Attempt:
+        """Returns an attempt with all that is known so far; placing numbers it."""
+        request = self._request
+        known = (*request.prompt, *(sampled.token for sampled in self._emitted))
+        extend_hashes(self._block_hashes, known, self._block_size, request.salt, request.public_blocks)
+        return Attempt(
+            request=request,
+            request_id=self.request_id,
+            number=self._least_attempt,
+            emitted=tuple(self._emitted),
+            block_hashes=tuple(self._block_hashes),
+            router_id=self._with.router_id,
+            trace=None if self._parent.trace is None else self._span.context,
+        )
+
+    async def _relay(self, stream: TokenStream) -> FinishReason:
+        """Reports what arrives until the worker's end of it; an earlier end closes the attempt there."""
+        try:
+            with self._with.migration.watching(stream, self._attempt_now, self._parent):
+                return await stream.read(functools.partial(self._take, stream))
+        finally:
+            self._with.placer.queue.left(self.request_id)
+            stream.link.forget(stream)
+            if not stream.is_complete and not self._is_left_open:
+                self._with.links.close_later(stream)
+
+    def _take(self, stream: TokenStream, delta: TokenDelta) -> None:
+        if self._has_ended:
+            return  # its task does not know it yet
+        if delta.finish is not None:
+            reach(Point.ROUTER_FINISHED)
+        else:
+            reach(Point.ROUTER_TOKEN if self._emitted else Point.ROUTER_FIRST_TOKEN)
+        if delta.lifetime:
+            self._stats.lifetime.merge(delta.lifetime)
+        if delta.drafts:
+            self._stats.drafts = delta.drafts
+        self._stats.arrived(len(delta.tokens), delta.cached_tokens, time.monotonic())
+        if not delta.tokens:
+            return  # the end is reported apart: `end` knows what was reused over all attempts
+        if stream is not self._begun_at:
+            self._begin(stream)
+        self._emitted += delta.tokens  # first: reporting may end it
+        self._reports.tokens(self.choice, delta if delta.finish is None else delta._replace(finish=None))
+
+    def _begin(self, stream: TokenStream) -> None:
+        """Notes the first token of an attempt. Raises Migrated where another choice has begun with other weights."""
+        if not self._parent.weights.fix(stream.link.fingerprint, self._request.adapter):
+            raise Migrated(f"decode worker {stream.link.worker_id} has other weights than the request began with")
+        self._begun_at = stream
+        self._with.placer.queue.first_token(self.request_id)
+        if self._emitted:
+            return
+        self._span.event("first token")
+        if self._wait is not None:
+            self._wait.end()
+        self._log_first_token(stream)
+
+    def _note_reopening(self, worker: WorkerId, error: ServeError) -> None:
+        self._with.metrics.reopened_requests_total.inc()
+        self._span.event("reopened", lost_worker=worker, error=error.label())
+        log.warning(
+            "reopening request=%s after_tokens=%d lost_worker=%s error=%s",
+            self.request_id,
+            len(self._emitted),
+            worker,
+            error.label(),
+        )
+
+    def _log_first_token(self, stream: TokenStream) -> None:
+        compared = self._stats.comparison
+        if compared is None:  # another router had placed it
+            return
+        log.info(
+            "first token request=%s worker=%s ttft_s=%.4f since_decision_s=%s predicted_s=%.4f reused_blocks=%d "
+            "predicted_blocks=%d",
+            self.request_id,
+            stream.link.worker_id,
+            self._stats.lifetime.between(Instant.RECEIVED, Instant.FIRST_TOKEN) or 0.0,
+            "unpredicted" if compared.actual_s is None else f"{compared.actual_s:.4f}",
+            compared.predicted_s,
+            compared.reused_blocks,
+            compared.predicted_blocks,
+        )
+
+    def _record(self, outcome: str) -> None:
+        """Compares the outcome with what was predicted, and writes it down."""
+        stats, compared = self._stats, self._stats.comparison
+        if stats.token_s is not None:
+            self._with.placer.selector.streamed(stats.token_s)
+        if compared is not None:
+            self._with.metrics.compare(compared)
+        self._with.request_log.put(functools.partial(stats.record, outcome))
+        self._span.set(
+            choice=self.choice,
+            outcome=outcome,
+            tokens=len(self._emitted),
+            attempts=stats.attempts,
+            cached_tokens=stats.cached_tokens,
+            resumptions=self._parent.resumptions,
+        )
+        self._span.end(error=None if outcome in _GOOD_ENDS else outcome)
+        log.info(
+            "choice ended request=%s outcome=%s tokens=%d attempts=%d cached_tokens=%d %s",
+            self.request_id,
+            outcome,
+            len(self._emitted),
+            stats.attempts,
+            stats.cached_tokens,
+            " ".join(f"{name}={at_s:.3f}" for name, at_s in stats.lifetime.as_dict().items()),
+        )

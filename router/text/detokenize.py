@@ -1,0 +1,158 @@
+"""Turns token ids into text as they come: whole characters only, and stop strings applied wherever tokens split
+them."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from router.text.stop_strings import StopScanner
+
+REPLACEMENT = "\ufffd"
+UNFINISHED_CHARS = 3
+"""Most bytes of a UTF-8 character that can be there without its last one; each may show as a replacement."""
+WINDOW_TOKENS = 8
+"""Tokens that are decoded again with each new one, before the window moves on."""
+KEPT_TOKENS = 4
+"""Tokens kept of a window that moves on: enough context for any joining rule of a tokenizer."""
+KEPT_BROKEN_TOKENS = 16
+"""Tokens kept of a window of broken characters: more than can belong to the characters held back."""
+MAX_WINDOW_TOKENS = 64
+"""A window that is all broken characters moves on anyway, or long garbage would cost quadratic time."""
+
+
+class Decoder(Protocol):
+    """Decodes one output."""
+
+    def feed(self, token: int) -> str:
+        """Returns the text that is certain now; never part of a character."""
+
+    def flush(self) -> str:
+        """Returns what was held back, at the end of the output."""
+
+
+class ByteDecoder:
+    """Decodes tokens that each stand for their own bytes."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._held = b""
+        """Bytes of a character that is not complete."""
+
+    def feed(self, token: int) -> str:
+        data = self._held + self._token_bytes(token)
+        text, used = codecs.utf_8_decode(data, "replace")
+        self._held = data[used:]
+        return text
+
+    def flush(self) -> str:
+        held, self._held = self._held, b""
+        return held.decode(errors="replace")
+
+
+class WindowDecoder:
+    """Decodes a short window of the last tokens, for any tokenizer, and sends what has become certain in it."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], silent: frozenset[int], context: Sequence[int]) -> None:
+        self._decode = decode
+        self._silent = silent
+        self._window = list(context)
+        self._text = decode(self._window) if self._window else ""
+        self._sent = self._text[: len(self._text) - _unfinished(self._text)]
+        """The beginning of the window's text that was sent, or belongs to the prompt."""
+
+    def feed(self, token: int) -> str:
+        if token in self._silent:
+            return ""
+        self._window.append(token)
+        self._text = self._decode(self._window)
+        if not self._is_settled():
+            return ""
+        certain = self._text[: len(self._text) - _unfinished(self._text)]
+        new = certain[len(self._sent) :]
+        if len(certain) >= len(self._sent):
+            self._sent = certain
+        self._move_on()
+        return new
+
+    def flush(self) -> str:
+        rest = self._text[len(self._sent) :]
+        self._sent = self._text
+        return rest
+
+    def _is_settled(self) -> bool:
+        """Tells whether the text is certain: some tokenizers show a run of bytes as broken until its last character is
+        complete."""
+        is_broken = self._text.endswith(REPLACEMENT) and not self._text.startswith(self._sent)
+        return not is_broken or len(self._window) >= MAX_WINDOW_TOKENS
+
+    def _move_on(self) -> None:
+        if len(self._window) < WINDOW_TOKENS:
+            return
+        kept = self._window[-KEPT_TOKENS:]
+        text = self._decode(kept)
+        is_clean = len(self._sent) == len(self._text) and REPLACEMENT not in text
+        if not is_clean:
+            if len(self._window) < MAX_WINDOW_TOKENS:
+                return
+            kept = self._window[-KEPT_BROKEN_TOKENS:]
+            text = self._decode(kept)
+        held = len(self._text) - len(self._sent)
+        self._window, self._text, self._sent = kept, text, text[: len(text) - held]
+
+
+def _unfinished(text: str) -> int:
+    """Counts characters at the end of `text` that may still become another one."""
+    trailing = len(text) - len(text.rstrip(REPLACEMENT))
+    return min(trailing, UNFINISHED_CHARS)
+
+
+class OutputText:
+    """The text of one output: tokens in, text out, stop strings applied."""
+
+    def __init__(
+        self, decoder: Decoder, scanner: StopScanner | None, *, mute: frozenset[int] = frozenset(), min_tokens: int = 0
+    ) -> None:
+        """`scanner` is None where there are no stop strings. `mute` are tokens that end the output and are no part of
+        its text. Nothing ends it before `min_tokens`."""
+        self._decoder = decoder
+        self._scanner = scanner
+        self._mute = mute
+        self._min_tokens = min_tokens
+        self.tokens = 0
+        """Tokens so far."""
+        self.is_stopped = False
+        """A stop string was found: nothing more belongs to the output."""
+
+    parts = None
+    """No parser takes the text apart."""
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
+        return None if self._scanner is None else self._scanner.found
+
+    def feed(self, token: int) -> str:
+        self.tokens += 1
+        if token in self._mute and self.tokens >= self._min_tokens:
+            return ""
+        new = self._decoder.feed(token)
+        return new if self._scanner is None or self.tokens <= self._min_tokens else self._scan(self._scanner, new)
+
+    def flush(self, *, is_cut: bool = False) -> str:
+        """Returns the rest of an output that no stop string has ended, whether or not the model would have
+        continued.
+        """
+        if self.is_stopped:
+            return ""
+        last = self._decoder.flush()
+        if self._scanner is None:
+            return last
+        last = self._scan(self._scanner, last)
+        return last if self.is_stopped else last + self._scanner.flush()
+
+    def _scan(self, scanner: StopScanner, new: str) -> str:
+        certain = scanner.feed(new)
+        self.is_stopped = scanner.is_stopped
+        return certain

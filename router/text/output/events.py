@@ -1,0 +1,62 @@
+"""What happens to the output of a request, token by token, and who takes it to the client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from router.text.output.parts import Part
+from twostroke.request import FinishReason, PromptLogprobs, SampledToken
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class TextEvent(NamedTuple):
+    """One token of one choice with the text it adds, or the end of that choice with the text held back until then.
+
+    It is a tuple because one is made for every token.
+    """
+
+    choice: int
+    """Counted over all prompts: prompt i of n choices each has choices i*n to i*n + n - 1."""
+    text: str
+    prompt_tokens: int = 0
+    """Tokens of this choice's prompt."""
+    choice_tokens: int = 0
+    """Tokens of this choice so far, this one included."""
+    token: SampledToken | None = None
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    """Usage of the whole request, in its very last event."""
+    is_sent: bool = False
+    """The client has it (but for the usage): the stream is resumed."""
+    parts: tuple[Part, ...] | None = None
+    """What a parser made of the text so far, without what earlier events have. None: the request has no parser, and
+    all is text."""
+    stop_string: str | None = None
+    """The client's stop string that has ended the choice, in its last event."""
+    cached_tokens: int = 0
+    """Tokens of this choice's prompt whose KV was reused, as far as is known."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Logprobs of the prompt, in the first event of a choice, where they are wanted."""
+
+
+class Sink(Protocol):
+    """Takes the events of one output to its client."""
+
+    @property
+    def is_ready(self) -> bool:
+        """All that was put has left, and what is put now can leave at once, by `flush`."""
+
+    def put(self, event: TextEvent) -> None: ...
+
+    def flush(self) -> None:
+        """Lets what was put leave together, in one write."""
+
+    async def drain(self) -> None:
+        """Returns once all that was put has left, however slowly the client reads."""

@@ -1,0 +1,187 @@
+"""Which alternatives of `oneOf` exclude one another: those are `anyOf`, which llguidance keeps to. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.text.structured.references import schema_at
+
+MOST_COMPARED = 20_000
+"""Schemas that are looked at for one document. Alternatives beyond are not known to exclude one another."""
+MOST_DEPTH = 8
+"""Schemas within schemas that are compared."""
+_TYPES: Mapping[str, frozenset[str]] = {
+    **{name: frozenset({name}) for name in ("array", "boolean", "integer", "null", "object", "string")},
+    "number": frozenset({"integer", "number"}),
+}
+_BESIDE = ("$ref", "allOf", "const", "enum", "properties", "required", "type")
+"""Keywords beside `oneOf` that tell alternatives apart."""
+_ANY = frozenset().union(*_TYPES.values())
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What a value must be like that a schema takes, as far as it is known without alternatives."""
+
+    types: frozenset[str] = _ANY
+    values: tuple[frozenset[str], ...] = ()
+    """Sets of values, as canonical JSON. The value is in each of them."""
+    properties: dict[str, list[Any]] = field(default_factory=dict)
+    required: set[str] = field(default_factory=set)
+    alternatives: list[Sequence[Any]] = field(default_factory=list)
+    """Lists of schemas. One schema of each list takes the value."""
+    is_never: bool = False
+
+
+class Alternatives:
+    """Compares schemas of one document."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._left = MOST_COMPARED
+
+    def mark(self, schema: dict[str, Any]) -> None:
+        """Makes `oneOf` of a schema `anyOf`, in place, where no value can match two of its alternatives.
+
+        Where the schema names a discriminator, a value has it.
+        """
+        options = schema.get("oneOf")
+        if not isinstance(options, list):
+            return
+        if not self._exclude_one_another(options, schema):
+            options = _with_discriminator(options, schema.get("discriminator"))
+            if options is None or not self._exclude_one_another(options, schema):
+                return
+        del schema["oneOf"]
+        if "anyOf" not in schema:
+            schema["anyOf"] = options
+        elif isinstance(schema.setdefault("allOf", []), list):
+            schema["allOf"].append({"anyOf": options})
+
+    def _exclude_one_another(self, options: Sequence[Any], schema: Mapping[str, Any]) -> bool:
+        """Returns whether the alternatives exclude one another. What `schema` says besides them holds for
+        each of them.
+        """
+        beside = {keyword: schema[keyword] for keyword in _BESIDE if keyword in schema}
+        wholes = [{"allOf": [beside, option]} for option in options] if beside else options
+        pairs = ((one, other) for index, one in enumerate(wholes) for other in wholes[:index])
+        return all(self._are_disjoint(one, other, MOST_DEPTH) for one, other in pairs)
+
+    def _are_disjoint(self, one: Any, other: Any, depth: int) -> bool:
+        """Tells whether it is known that no value matches both."""
+        self._left -= 1
+        if depth == 0 or self._left < 0:
+            return False
+        first, second = self._facts(one), self._facts(other)
+        if first.is_never or second.is_never or not first.types & second.types:
+            return True
+        if any(not mine & theirs for mine in first.values for theirs in second.values):
+            return True
+        if first.types & second.types == {"object"} and self._differ_in_a_property(first, second, depth):
+            return True
+        return any(
+            all(self._are_disjoint(option, beside, depth - 1) for option in options)
+            for facts, beside in ((first, other), (second, one))
+            for options in facts.alternatives
+        )
+
+    def _differ_in_a_property(self, first: _Facts, second: _Facts, depth: int) -> bool:
+        return any(
+            self._are_disjoint(mine, theirs, depth - 1)
+            for name in sorted(first.required | second.required)
+            for mine in first.properties.get(name, ())
+            for theirs in second.properties.get(name, ())
+        )
+
+    def _facts(self, schema: Any) -> _Facts:
+        facts = _Facts()
+        for part in self._parts(schema):
+            if part is False:
+                facts.is_never = True
+            elif isinstance(part, dict):
+                _add(facts, part)
+        return facts
+
+    def _parts(self, schema: Any) -> Iterator[Any]:
+        """Yields the schemas that a value must match if it matches this one, itself included."""
+        waiting, seen = [schema], set[int]()
+        while waiting and self._left > 0:
+            part = waiting.pop()
+            if id(part) in seen and isinstance(part, dict):
+                continue
+            seen.add(id(part))
+            self._left -= 1
+            yield part
+            if not isinstance(part, dict):
+                continue
+            if isinstance(part.get("allOf"), list):
+                waiting += part["allOf"]
+            if "$ref" in part:
+                waiting.append(schema_at(self._root, part["$ref"]))
+
+
+def _with_discriminator(options: Sequence[Any], said: Any) -> list[Any] | None:
+    """Returns the alternatives with the property that OpenAPI's keyword names, which it asks for.
+
+    None: it names none. Without its property an object might match two alternatives.
+    """
+    name = said.get("propertyName") if isinstance(said, Mapping) else None
+    return [{"allOf": [option, {"required": [name]}]} for option in options] if isinstance(name, str) else None
+
+
+def _add(facts: _Facts, schema: Mapping[str, Any]) -> None:
+    facts.types &= _types_of(schema)
+    for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
+        if isinstance(values, list):
+            facts.values = (*facts.values, frozenset(map(_canonical, values)))
+            facts.types &= frozenset(map(_type_of, values))
+    if isinstance(schema.get("properties"), dict):
+        for name, each in schema["properties"].items():
+            facts.properties.setdefault(name, []).append(each)
+    if isinstance(schema.get("required"), list):
+        facts.required |= {name for name in schema["required"] if isinstance(name, str)}
+    facts.alternatives += [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
+
+
+def _types_of(schema: Mapping[str, Any]) -> frozenset[str]:
+    said = schema.get("type")
+    names = [said] if isinstance(said, str) else said if isinstance(said, list) else []
+    if not names or not all(isinstance(name, str) and name in _TYPES for name in names):
+        return _ANY
+    return frozenset().union(*(_TYPES[name] for name in names))
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "integer" if value.is_integer() else "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def _canonical(value: Any) -> str:
+    """Returns the same text for values that are equal in JSON, where 1 and 1.0 are."""
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_plain(each) for each in value]
+        case dict():
+            return {name: _plain(each) for name, each in value.items()}
+    return value

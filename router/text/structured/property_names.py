@@ -1,0 +1,97 @@
+"""Finds objects whose answers could run into a dead end behind a comma: no name of a further property is left.
+
+A pattern may match no name at all, or none but those that the schema names. llguidance permits the comma all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from router.text.structured.joint_schemas import joint_schemas
+from router.text.structured.json_schema import Schema, schemas_in, unsupported
+from router.text.structured.output import StructuredOutput
+from twostroke.grammar.compiler import LIMITS
+
+_JSON_RULE = re.compile(r"%json\s+(?=\{)")
+_QUOTE = ord('"')
+_NAMING = ("properties", "required")
+
+
+def check_property_names(output: StructuredOutput) -> None:
+    """Raises UnsupportedSchema where patterns of a schema, or of several for one value, leave an answer no way on."""
+    patterns = _Patterns()
+    for root in roots_of(output):
+        schemas = list(schemas_in(root))
+        if not any("patternProperties" in schema for _, schema in schemas):
+            continue
+        for place, parts in joint_schemas(schemas, root):
+            given = dict.fromkeys(pattern for part in parts for pattern in _keys(part, "patternProperties"))
+            named = dict.fromkeys(name for part in parts for key in _NAMING for name in _keys(part, key))
+            if given and (said := patterns.problem(tuple(given), tuple(named))):
+                raise unsupported("patternProperties", place, output.field, f" {said}")
+
+
+def _keys(schema: Schema, keyword: str) -> list[str]:
+    said = schema.get(keyword)
+    return [name for name in said if isinstance(name, str)] if isinstance(said, dict | list) else []
+
+
+def roots_of(output: StructuredOutput) -> Iterator[Any]:
+    """Gives the schemas of JSON that are in an output."""
+    text = output.body.decode()
+    if output.kind == "json":
+        yield json.loads(text)
+    elif output.kind in ("llguidance", "grammar"):
+        for rule in _JSON_RULE.finditer(text):
+            try:
+                yield json.JSONDecoder().raw_decode(text, rule.end())[0]
+            except ValueError:  # what compiles the whole says why, or it is no rule
+                continue
+
+
+class _Patterns:
+    """Compiles each pattern, and what several match together, once."""
+
+    def __init__(self) -> None:
+        self._tokenizer = LLTokenizer("byte")
+        self._matchers: dict[tuple[str, ...], LLMatcher] = {}
+        self._known: dict[tuple[tuple[str, ...], str], bool] = {}
+        self._without_names: dict[str, bool] = {}
+
+    def problem(self, patterns: tuple[str, ...], names: tuple[str, ...]) -> str | None:
+        """Returns what is wrong with the patterns of an object that has properties of these names."""
+        for name in names:
+            if self._match(patterns, name):
+                return f"that matches the property {json.dumps(name)[:80]} too"
+        return "that matches no name" if any(map(self._matches_no_name, patterns)) else None
+
+    def _match(self, patterns: tuple[str, ...], name: str) -> bool:
+        """Returns whether one of the patterns matches a name. An invalid pattern matches none, and is refused later."""
+        if (patterns, name) in self._known:
+            return self._known[patterns, name]
+        if patterns not in self._matchers:
+            strings = [{"type": "string", "pattern": pattern} for pattern in patterns]
+            self._matchers[patterns] = self._matcher({"anyOf": strings})
+        matcher = self._matchers[patterns].deep_copy()
+        text = list(json.dumps(name, ensure_ascii=False).encode())
+        is_match = not matcher.is_error() and matcher.try_consume_tokens(text) == len(text) and matcher.is_accepting()
+        self._known[patterns, name] = is_match
+        return is_match
+
+    def _matches_no_name(self, pattern: str) -> bool:
+        if pattern not in self._without_names:
+            alone = {"patternProperties": {pattern: {"type": "null"}}, "additionalProperties": False}
+            matcher = self._matcher({"type": "object", **alone})
+            matcher.consume_token(ord("{"))
+            mask = matcher.compute_bitmask()
+            self._without_names[pattern] = not (matcher.is_error() or bool(mask[_QUOTE // 8] >> _QUOTE % 8 & 1))
+        return self._without_names[pattern]
+
+    def _matcher(self, schema: Schema) -> LLMatcher:
+        source = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        return LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)

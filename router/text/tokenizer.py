@@ -1,0 +1,209 @@
+"""Converts text to token ids and back, with only a model's tokenizer files: no torch, no transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from router.json_body import checked_utf8
+from router.text.chat_template import Guard, SpecialTexts
+from router.text.chat_templates import load_templates, unknown_template
+from router.text.detokenize import ByteDecoder, Decoder, WindowDecoder
+from router.text.output.parsing import OutputFormats
+from router.text.prompts import ChatPrompt
+from twostroke.base.errors import ConfigError, UnsupportedFeature
+from twostroke.config.output import OutputConfig
+
+CONTEXT_TOKENS = 4
+"""Tokens of the prompt's tail with which an output is decoded, so that the space before its first word survives."""
+
+
+class TokenizerText:
+    """Reads tokenizer.json, tokenizer_config.json and files of chat templates, as published with a model."""
+
+    def __init__(self, directory: Path, output: OutputConfig | None = None) -> None:
+        """`output`: flags that say how answers are taken apart; by default the chat template says it."""
+        file = directory / "tokenizer.json"
+        if not file.is_file():
+            raise ConfigError(f"{directory} has no tokenizer.json", field="model_dir")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigError(f"{file} is not a tokenizer: {error}", field="model_dir") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added = {token: entry.content for token, entry in added.items()}
+        self._special = frozenset(token for token, entry in added.items() if entry.special)
+        specials = [entry for entry in added.values() if entry.special]
+        normalizer = self._tokenizer.normalizer if any(entry.normalized for entry in specials) else None
+        texts = [entry.content for entry in specials if entry.content]
+        self._special_texts = SpecialTexts(texts, *([] if normalizer is None else [normalizer.normalize_str]))
+        self.longest_token_chars = max(len(piece) for piece in self._tokenizer.get_vocab())
+        """Most characters that one token stands for."""
+        self._decoders = _decoder_types(self._tokenizer)
+        self._templates = load_templates(directory)
+        shown = self._templates.source if self._templates else ""
+        self.formats = OutputFormats.of(shown, output or OutputConfig())
+        """How the model writes calls and reasoning."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        """Returns the token ids of a text. `split_special_tokens`: special tokens written in `text` are
+        ordinary text.
+        """
+        self._tokenizer.encode_special_tokens = split_special_tokens
+        # The fast way, which notes no offsets, takes batches only.
+        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
+        return ids
+
+    def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
+        """Returns the tokens of a chat. Special tokens are the template's own only: what clients write is text.
+
+        `check` may refuse what the template made before it is tokenized.
+        """
+        guard = Guard(self._special_texts, chat)
+        rendered = self.render_chat(guard.guarded if guard.is_needed else chat)
+        check(rendered)
+        if not guard.is_needed:
+            return self.encode(rendered, add_special_tokens=False)
+        ids: list[int] = []
+        for piece, is_special in guard.pieces(rendered):
+            ids += self.encode(piece, add_special_tokens=False, split_special_tokens=not is_special)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """Returns the bytes that this token stands for; not always whole characters."""
+        if token in self._added:
+            return self._added[token].encode()
+        piece: str | None = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if "ByteLevel" in self._decoders:
+            return b"".join(_BYTE_OF.get(char) or char.encode() for char in piece)
+        if "ByteFallback" in self._decoders and len(piece) == 6 and piece.startswith("<0x"):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("▁", " ").encode()
+
+    def entry(self, token: int) -> str:
+        """Returns a token as the vocabulary writes it; "" for an id that it lacks."""
+        written: str | None = self._tokenizer.id_to_token(token)
+        return written or ""
+
+    def added_token(self, text: str) -> int | None:
+        """Returns the token of a text that was added to the vocabulary as a whole."""
+        return next((token for token, content in self._added.items() if content == text), None)
+
+    def is_special(self, token: int) -> bool:
+        """Tells whether the token is no text of an answer, such as the one that ends it."""
+        return token in self._special
+
+    def token_of(self, piece: str) -> int | None:
+        """Returns the token of an entry of the vocabulary."""
+        token: int | None = self._tokenizer.token_to_id(piece)
+        return token
+
+    def decoder(
+        self, prompt: Sequence[int], *, skip_special_tokens: bool = True, kept: frozenset[str] = frozenset()
+    ) -> Decoder:
+        """Returns a decoder for one output that follows `prompt`. `kept`: special tokens that stay in the text."""
+        silent = self._special if skip_special_tokens else frozenset()
+        if kept:
+            silent = frozenset(token for token in silent if self._added[token] not in kept)
+        context = [token for token in prompt[-CONTEXT_TOKENS:] if token not in silent]
+        return WindowDecoder(lambda ids: self.decode(ids, skip_special_tokens=False), silent, context)
+
+    def render_chat(self, chat: ChatPrompt) -> str:
+        """Returns the prompt text of a chat, special tokens included."""
+        if self._templates is None:
+            raise UnsupportedFeature("this model has no chat template: use completions", field="messages")
+        return checked_utf8(self._templates.render(chat), "messages")
+
+
+class ByteText:
+    """Text of a model without a tokenizer: ids below 256 are bytes, the others show as <id>."""
+
+    def __init__(self, output: OutputConfig | None = None) -> None:
+        self.formats = OutputFormats.of("", output or OutputConfig())
+
+    longest_token_chars = 1
+
+    def token_of(self, piece: str) -> int | None:
+        return None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
+        rendered = self.render_chat(chat)
+        check(rendered)
+        return self.encode(rendered)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        decoder = self.decoder((), skip_special_tokens=skip_special_tokens)
+        return "".join([*map(decoder.feed, ids), decoder.flush()])
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else f"<{token}>".encode()
+
+    def entry(self, token: int) -> str:
+        return token_text(self, token)
+
+    def added_token(self, text: str) -> int | None:
+        return None
+
+    def is_special(self, token: int) -> bool:
+        return token >= 256
+
+    def decoder(
+        self, prompt: Sequence[int], *, skip_special_tokens: bool = True, kept: frozenset[str] = frozenset()
+    ) -> Decoder:
+        return ByteDecoder(self.token_bytes)
+
+    def render_chat(self, chat: ChatPrompt) -> str:
+        if chat.template:
+            raise unknown_template(chat.template, ())
+        text = "\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in chat.messages)
+        if chat.continue_final_message:
+            return text
+        return f"{text}\nassistant: " if chat.add_generation_prompt else f"{text}\n"
+
+
+Text = TokenizerText | ByteText
+"""What the frontend knows of a model's text."""
+
+
+def load_text(model_dir: str, output: OutputConfig | None = None) -> Text:
+    """Returns the text of the model in `model_dir`; that of a paced model ("") is bytes."""
+    return TokenizerText(Path(model_dir), output) if model_dir else ByteText(output)
+
+
+def _decoder_types(tokenizer: Tokenizer) -> frozenset[str]:
+    if tokenizer.decoder is None:
+        return frozenset()
+    state = json.loads(tokenizer.decoder.__getstate__())
+    return frozenset(part["type"] for part in [state, *state.get("decoders", ())])
+
+
+def _byte_alphabet() -> dict[str, bytes]:
+    """Returns the byte of each printable character that byte-level tokenizers write it as."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): bytes([byte]) for byte in printable} | {
+        chr(256 + index): bytes([byte]) for index, byte in enumerate(hidden)
+    }
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def token_text(text: Text, token: int) -> str:
+    """Returns a token as logprobs show it: readable, even in the middle of a character."""
+    return text.token_bytes(token).decode("utf-8", "replace")

@@ -1,5 +1,0 @@
-"""A cluster over several hosts of one machine, broken as hosts and cables break: `python -m tests.chaos.hosts`.
-
-network   hosts out of namespaces, their cables and their power
-site      what they run: the start scripts of deploy/ray, the launcher; certificates and tokens
-"""

@@ -1,0 +1,32 @@
+"""Builds and fetches what the first worker of a machine would, before tests need it.
+
+python -m tests.prepare
+
+The gate does it while the code is checked. It takes minutes in an empty cache, which would count as a test's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twostroke.config import DEFAULT_MODEL
+from twostroke.models.catalog.fetch import fetch
+from twostroke.models.catalog.places import cache_dir
+
+
+def fetched_model() -> Path:
+    """Returns the default model in float32. It is there in bfloat16, too, for workers that are asked for it."""
+    fetch(DEFAULT_MODEL, "bfloat16", lambda stage, part: None)
+    return fetch(DEFAULT_MODEL, "float32", lambda stage, part: None)
+
+
+def build_kernels() -> None:
+    """Builds the native kernels that workers choose between, and measures which are faster."""
+    from twostroke.kernels.cpu.choice import choose_kernels  # loads torch, which tests of paced workers do without
+
+    choose_kernels(cache_dir() / "kernels")
+
+
+if __name__ == "__main__":
+    fetched_model()
+    build_kernels()

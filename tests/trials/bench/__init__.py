@@ -1,0 +1,2 @@
+"""Measurements of the product's parts and of whole clusters: `python -m tests.trials.bench NAME`, or `make
+bench-NAME`."""

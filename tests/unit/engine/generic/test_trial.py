@@ -1,0 +1,98 @@
+"""A generic model is tried over pages before it serves: distances, the mark of bits, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.unit.engine.test_build import config
+from tests.unit.models.generic_configs import GENERIC
+from tests.unit.models.test_registry import saved
+from twostroke.base.errors import ConfigError, UnsupportedModel
+from twostroke.config import CacheConfig
+from twostroke.engine.backends.cpu import backend
+from twostroke.engine.build import build_runner
+from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
+from twostroke.models.spec import ModelSpec
+
+MEMORY = 1 << 21
+
+
+@pytest.fixture
+def stablelm(tmp_path: Path) -> Path:
+    saved(GENERIC["stablelm"], tmp_path)
+    return tmp_path
+
+
+def test_distances_are_logged_once_and_say_why_bits_may_differ(
+    stablelm: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        built = build_runner(config(str(stablelm), MEMORY), stablelm)
+    built.close()
+    lines = [record.getMessage() for record in caplog.records if "generic model tried" in record.getMessage()]
+    assert len(lines) == 1
+    assert "model=StableLmForCausalLM plain_distance=" in lines[0]
+    assert "from plain attention" in built.determinism.why
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_deterministic_is_kept_where_the_trial_found_the_same_bits_and_refused_elsewhere(
+    dtype: str, stablelm: Path
+) -> None:
+    built = build_runner(config(str(stablelm), MEMORY, dtype=dtype), stablelm)
+    built.close()
+    asked = config(str(stablelm), MEMORY, dtype=dtype, deterministic=True)
+    if built.determinism.holds:
+        build_runner(asked, stablelm).close()
+    else:
+        with pytest.raises(ConfigError, match=r"--deterministic cannot be kept: StableLmForCausalLM"):
+            build_runner(asked, stablelm)
+
+
+@pytest.mark.parametrize("variant", ["", TORCH])
+@pytest.mark.parametrize("form", ["float32", "int8", "fp8_e4m3", "int4"])
+def test_every_form_of_pages_stays_within_its_bound(
+    form: str, variant: str, stablelm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variant:
+        monkeypatch.setenv(OVERRIDE, variant)
+    asked = config(str(stablelm), MEMORY).replace(cache=CacheConfig(kv_cache_memory_bytes=MEMORY, kv_format=form))
+    build_runner(asked, stablelm).close()
+
+
+def test_a_model_whose_attention_is_not_what_we_compute_is_refused_with_the_distance(
+    stablelm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnsupportedModel, match=r"StableLmForCausalLM is not served: .* are \d\.\de[+-]\d\d from those"):
+        _built_with(stablelm, monkeypatch, scale=0.5)
+
+
+def test_a_window_that_the_model_does_not_have_is_noticed(stablelm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnsupportedModel, match=r"1\.0e-03 would be rounding"):
+        _built_with(stablelm, monkeypatch, window=20)
+
+
+def _built_with(directory: Path, monkeypatch: pytest.MonkeyPatch, **rule: Any) -> None:
+    """Builds an engine whose attention has other rules than the model asks for."""
+    facts = backend.model_facts
+
+    def changed(asked: Any, spec: ModelSpec, *others: Any) -> Any:
+        object.__setattr__(spec, "layer_rules", tuple(replace(each, **rule) for each in spec.layer_rules))
+        return facts(asked, spec, *others)
+
+    monkeypatch.setattr(backend, "model_facts", changed)
+    build_runner(config(str(directory), MEMORY), directory).close()
+
+
+def test_weights_that_are_no_numbers_are_refused(stablelm: Path) -> None:
+    tensors = load_file(stablelm / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, stablelm / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"outputs are nan from those"):
+        build_runner(config(str(stablelm), MEMORY), stablelm)

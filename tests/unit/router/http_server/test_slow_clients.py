@@ -1,0 +1,320 @@
+"""Clients that keep connections without using them, over real sockets; and how many there may be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import ssl
+import weakref
+from asyncio import sslproto
+from asyncio.sslproto import SSLProtocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from router.addresses import bind_listener
+from router.http_server import protocol as http_protocol
+from router.http_server.server import HttpServer, http_config
+from router.server import _client_options
+from tests.certificates import Authority
+from tests.half_calls import half_a_call
+from tests.unit.router.conftest import open_frontend
+from twostroke.base.credentials import TlsConfig
+from twostroke.base.errors import ConfigError
+from twostroke.config import EndpointsConfig
+from twostroke.request import SampledToken
+from twostroke.rpc import connections, entrance, open_calls
+from twostroke.rpc import server as rpc_server
+from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
+from twostroke.security.tls import Certificates, CertificateUse
+
+REQUEST = b"GET /live HTTP/1.1\r\nHost: router\r\n\r\n"
+
+
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+class App:
+    """Answers at once, after the whole body, or without end and with how it ended."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+        self.answer = "answer"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] != "/endless":
+            while scope["path"] == "/body" and (await receive()).get("more_body"):
+                pass
+            await PlainTextResponse(self.answer)(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        writing = asyncio.create_task(self._write(send))
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        writing.cancel()
+        self.gone.set()
+
+    async def _write(self, send: Send) -> None:
+        while True:
+            await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
+
+
+@asynccontextmanager
+async def listening(
+    most_connections: int = 100, certificates: Certificates | None = None
+) -> AsyncIterator[tuple[App, Connect]]:
+    """Connections, plain ones, are closed at the end."""
+    app, listener = App(), bind_listener("127.0.0.1", 0)
+    server = HttpServer(http_config(app, grace_s=0, most_connections=most_connections, certificates=certificates))
+    serving = asyncio.create_task(server.serve([listener]))
+    await server.is_up.wait()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writers.append(writer)
+        return reader, writer
+
+    try:
+        yield app, connect
+    finally:
+        for writer in writers:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        server.should_exit = True
+        await serving
+
+
+async def ends(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the connection does."""
+    said = b""
+    with contextlib.suppress(ConnectionResetError):
+        async with asyncio.timeout(20):
+            while piece := await reader.read(1 << 16):
+                said += piece
+    return said
+
+
+async def test_who_does_not_come_to_the_end_of_a_request_is_cut_off_however_he_dawdles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEADERS_S", 0.5)
+    async with listening() as (_, connect):
+        silent, _ = await connect()
+        reader, writer = await connect()
+        second, second_writer = await connect()
+        second_writer.write(REQUEST)
+        await second.readuntil(b"answer")
+        second_writer.write(b"GET /live HTTP/1.1\r\n")
+
+        async def trickle() -> None:
+            writer.write(b"GET /live HTTP/1.1\r\nx-slow: ")
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(b"x")
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+
+        trickling = asyncio.create_task(trickle())
+        assert await ends(silent) == b""
+        assert await ends(reader) == b""
+        assert await ends(second) == b""
+        trickling.cancel()
+        kept, kept_writer = await connect()
+        for _ in range(2):  # who asks may wait between two requests
+            kept_writer.write(REQUEST)
+            assert b"200 OK" in await kept.readuntil(b"\r\n")
+            await kept.readuntil(b"answer")
+            await asyncio.sleep(0.7)
+
+
+async def test_who_takes_nothing_of_an_answer_is_gone_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "STALL_S", 0.3)
+    async with listening() as (app, connect):
+        reader, writer = await connect()
+        writer.write(b"GET /endless HTTP/1.1\r\nHost: router\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(20):
+            await app.gone.wait()
+
+
+async def test_one_connection_too_many_ends_the_one_that_waits_longest() -> None:
+    async with listening(most_connections=2) as (app, connect):
+        busy, busy_writer = await connect()
+        busy_writer.write(b"GET /endless HTTP/1.1\r\nHost: router\r\n\r\n")
+        await busy.readuntil(b"\r\n\r\n")
+        idle, _ = await connect()
+        asks, asks_writer = await connect()
+        asks_writer.write(REQUEST)
+        assert await ends(idle) == b""
+        assert b"200 OK" in await asks.readuntil(b"\r\n")
+        assert not app.gone.is_set()
+
+
+async def test_grpc_clients_connect_again_after_a_while_and_their_streams_go_on() -> None:
+    ages = dict(_client_options(EndpointsConfig(max_connection_age_s=77)))
+    assert ages["grpc.max_connection_age_ms"] == 77_000
+    async with open_frontend(EndpointsConfig(max_connection_age_s=1)) as frontend:
+        frontend.dispatcher.script = lambda request, index: [SampledToken(65)] * 150
+
+        async def slowly(request: inference_pb2.GenerateRequest) -> AsyncIterator[int]:
+            async for message in inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request):
+                await asyncio.sleep(0.01)
+                yield len(message.token_ids)
+
+        states: list[grpc.ChannelConnectivity] = []
+
+        async def follow() -> None:
+            while True:
+                states.append(frontend.channel.get_state())
+                await frontend.channel.wait_for_state_change(states[-1])
+
+        following = asyncio.create_task(follow())
+        stop = inference_pb2.StopOptions(max_tokens=150, ignore_eos=True)
+        request = inference_pb2.GenerateRequest(text="a", stop=stop)
+        assert sum([count async for count in slowly(request)]) == 150
+        assert grpc.ChannelConnectivity.IDLE in states[states.index(grpc.ChannelConnectivity.READY) :]
+        following.cancel()
+
+
+def tls_endpoint(folder: Path) -> tuple[Certificates, ssl.SSLContext]:
+    """Returns the router's certificates, and what a client believes."""
+    authority = Authority(folder)
+    issued = authority.issue("door")
+    certificates = Certificates(TlsConfig(cert=str(issued.cert), key=str(issued.key)), CertificateUse.CLIENTS)
+    return certificates, ssl.create_default_context(cafile=str(authority.file))
+
+
+async def test_over_tls_those_who_do_not_shake_hands_are_no_more_and_stay_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.http_server.server.HEADERS_S", 1.5)
+    certificates, context = tls_endpoint(tmp_path)
+    async with listening(2, certificates) as (_, connect):
+        (first, _), (second, second_writer), (third, _) = [await connect() for _ in range(3)]
+        assert await ends(first) == b"", "one too many: the oldest goes"
+        await second_writer.start_tls(context, server_hostname="localhost")
+        second_writer.write(REQUEST)
+        assert b"200 OK" in await second.readuntil(b"answer")
+        assert await ends(third) == b"", "its time is over"
+        fourth, fourth_writer = await connect()
+        fourth_writer.write(REQUEST)
+        assert b"HTTP" not in await ends(fourth), "plain where it must not be"
+
+
+async def test_connections_over_tls_leave_no_garbage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a quarter of a megabyte, and the collector seldom comes."""
+    left: weakref.WeakSet[SSLProtocol] = weakref.WeakSet()
+
+    class Watched(SSLProtocol):
+        def __init__(self, *made_of: Any, **options: Any) -> None:
+            super().__init__(*made_of, **options)
+            if self._server_side:  # type: ignore[attr-defined]
+                left.add(self)
+
+    monkeypatch.setattr(sslproto, "SSLProtocol", Watched)
+    certificates, context = tls_endpoint(tmp_path)
+    async with listening(100, certificates) as (_, connect):
+        gc.disable()
+        try:
+            _, silent = await connect()
+            reader, cut_off = await connect()
+            await cut_off.start_tls(context, server_hostname="localhost")
+            cut_off.write(REQUEST)
+            await reader.readuntil(b"answer")
+            assert len(left) == 2
+            silent.transport.abort()
+            cut_off.transport.abort()
+            async with asyncio.timeout(20):
+                while left:
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
+
+
+async def test_who_is_not_let_in_or_does_not_come_to_the_end_of_a_message_has_no_memory_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = ["/twostroke.v1.Inference/Generate", "/twostroke.v1.Inference/Abort", "/grpc.health.v1.Health/Check"]
+    reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    monkeypatch.setattr(open_calls, "MESSAGE_S", 0.2)
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: {}")
+    async with open_frontend(EndpointsConfig(api_keys=str(keys))) as frontend:
+        for method in (*methods, reflection):
+            said, writer = await half_a_call(frontend.grpc_address, method)
+            assert (b"an API key is needed" in said) == ("Inference" in method), method
+            writer.close()
+    monkeypatch.setattr(entrance, "MESSAGE_S", 0.2)
+    async with open_frontend(EndpointsConfig()) as frontend:
+        for method in methods:
+            said, writer = await half_a_call(frontend.grpc_address, method)
+            assert b"did not arrive" in said, method
+            writer.close()
+
+
+async def test_grpc_connections_that_say_nothing_make_room_for_those_that_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "LOOK_S", 0.05)
+    async with open_frontend(EndpointsConfig(max_connections=3)) as frontend:
+        stub = inference_pb2_grpc.InferenceStub(frontend.channel)
+        assert [message async for message in stub.Generate(inference_pb2.GenerateRequest(text="a"))]
+        silent = [await asyncio.open_connection(*frontend.grpc_address.split(":")) for _ in range(6)]
+        ending = [asyncio.create_task(ends(reader)) for reader, _ in silent]
+        while sum(task.done() for task in ending) < 4:  # which four is open: they came at once
+            await asyncio.wait([task for task in ending if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+        later = [await asyncio.open_connection(*frontend.grpc_address.split(":")) for _ in range(2)]
+        await asyncio.gather(*ending)
+        assert frontend.channel.get_state() is grpc.ChannelConnectivity.READY, "it has called, and stays"
+        assert [message async for message in stub.Generate(inference_pb2.GenerateRequest(text="a"))]
+        for _, writer in (*silent, *later):
+            writer.close()
+
+
+async def test_grpc_connections_that_do_not_shake_hands_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_server, "HANDSHAKE_MS", 500)
+    async with open_frontend(EndpointsConfig()) as frontend:
+        reader, writer = await asyncio.open_connection(*frontend.grpc_address.split(":"))
+        await ends(reader)
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"max_connections": 0}, "--max-connections must be 1 or more"),
+        ({"max_request_bytes": 0}, "--max-request-bytes must be 1 or more"),
+        ({"max_connection_age_s": 0.0}, "--max-connection-age must be from 1 to 1000000"),
+    ],
+)
+def test_limits_that_let_nobody_in_are_refused(wrong: dict[str, float], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        EndpointsConfig(**wrong)  # type: ignore[arg-type]  # one of its fields
+
+
+async def test_who_sends_more_than_its_last_request_may_be_slow_to_take_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_protocol, "LINGER_SILENCE_S", 0.05)
+    begins, ends_head = b"POST /body HTTP/1.1\r\nHost: a\r\nConnection: close\r\n", b"Content-Length: 3000\r\n\r\n"
+    padding = http_protocol.SLICE_BYTES - len(begins) - len(ends_head) - len(b"X: \r\n") - 3000
+    async with listening() as (app, connect):
+        app.answer = "x" * (32 << 20)  # more than the system takes for a client that reads nothing
+        reader, writer = await connect()
+        writer.write(begins + b"X: " + b"x" * padding + b"\r\n" + ends_head + b"x" * 3000 + b"\r\n")
+        await asyncio.sleep(0.5)
+        taken = 0
+        async with asyncio.timeout(60):
+            while piece := await reader.read(1 << 20):
+                taken += len(piece)
+        assert taken > 32 << 20
+        writer.close()

@@ -1,0 +1,156 @@
+"""Hit rate of a log against the pool's capacity: least recently used, and the optimum.
+
+Both count as an engine counts: full blocks from the first one up to the first that is missing. A request is over before
+the next one comes, so pages of requests that overlap are not held back; one pool sees all requests, so for a fleet this
+is what its pools together could find if every request went where its blocks are.
+
+Least recently used, leaf before parent, is a stack: of two pools the larger one holds all that the smaller one holds
+(Mattson 1970), so one pass gives the hits of all capacities. Blocks that one request used last stay together in that
+stack, a suffix of its chain; so the stack is counted per request and not per block.
+
+The optimum evicts what is used again last (Belady 1966). A parent is used whenever its child is. So among blocks with
+the same next use the deepest is evicted first. A real pool could hold the same blocks. No pool that may refuse to keep
+a block finds more: the bound is exact for requests that come one after the other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tools.bill.requests.chains import RequestChain, RequestChains
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LruHits:
+    """Hits of a pool that evicts the least recently used leaf, for all capacities."""
+
+    by_blocks: Counts
+    """At index c the hits in blocks with room for c blocks; with more room than the last index they stay the same."""
+
+    def at(self, capacity_blocks: int) -> int:
+        return int(self.by_blocks[min(capacity_blocks, len(self.by_blocks) - 1)])
+
+    @property
+    def most(self) -> int:
+        """Hits of a pool that never evicts."""
+        return int(self.by_blocks[-1])
+
+    @property
+    def enough_blocks(self) -> int:
+        """The smallest capacity with as many hits as a pool that never evicts."""
+        return int(np.searchsorted(self.by_blocks, self.by_blocks[-1]))
+
+
+def least_recently_used(requests: RequestChains) -> LruHits:
+    """Counts the hits of all capacities in one pass."""
+    last = [-1] * requests.block_count
+    stack = _Stack(len(requests.chains))
+    begins, ends = [0], [0]
+    for at, chain in enumerate(requests.chains):
+        for user, count in _runs(last, chain.blocks[: chain.looked_up]):
+            above = stack.above(user)
+            begins.append(above)
+            ends.append(above + count)
+        for user, count in _runs(last, chain.blocks):
+            stack.add(user, -count)
+        for block in chain.blocks:
+            last[block] = at
+        stack.add(at, chain.length)
+    most = max(ends)
+    rises = np.bincount(begins, minlength=most + 1) - np.bincount(ends, minlength=most + 1)
+    gained = np.cumsum(rises)[:most]  # hits of the capacity c + 1 that the capacity c does not have
+    return LruHits(np.concatenate((np.zeros(1, np.int64), np.cumsum(gained))))
+
+
+def _runs(last: Sequence[int], blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields the requests that used these blocks last, each with how many; blocks without a use end it."""
+    for user, run in itertools.groupby(blocks, key=last.__getitem__):
+        if user < 0:
+            return
+        yield user, len(list(run))
+
+
+class _Stack:
+    """Blocks per request that used them last, in a tree of partial sums (Fenwick 1994)."""
+
+    def __init__(self, requests: int) -> None:
+        self._sums = [0] * (requests + 1)
+        self._total = 0
+
+    def add(self, request: int, count: int) -> None:
+        self._total += count
+        index = request + 1
+        while index < len(self._sums):
+            self._sums[index] += count
+            index += index & -index
+
+    def above(self, request: int) -> int:
+        """Returns how many blocks were used last by later requests."""
+        upto, index = 0, request + 1
+        while index:
+            upto += self._sums[index]
+            index -= index & -index
+        return self._total - upto
+
+
+class Optimum:
+    """Hits of a pool that knows the future, for one capacity at a time."""
+
+    def __init__(self, requests: RequestChains) -> None:
+        self._chains = requests.chains
+        self._next_uses = _next_uses(requests)
+
+    def hits(self, capacity_blocks: int) -> int:
+        """Returns the hits in blocks."""
+        held = [0] * len(self._chains)
+        """Blocks in the pool by the request that uses them next: a prefix of that request's blocks once it comes."""
+        farthest: list[int] = []
+        total = found = 0
+        for at, (chain, next_uses) in enumerate(zip(self._chains, self._next_uses, strict=True)):
+            found += min(held[at], chain.looked_up)
+            total -= held[at]
+            held[at] = 0
+            for user, count in next_uses:
+                if not held[user]:
+                    heapq.heappush(farthest, -user)
+                held[user] += count
+                total += count
+            while total > capacity_blocks:
+                user = -farthest[0]
+                dropped = min(held[user], total - capacity_blocks)
+                held[user] -= dropped
+                total -= dropped
+                if not held[user]:
+                    heapq.heappop(farthest)
+        return found
+
+
+def _next_uses(requests: RequestChains) -> list[list[tuple[int, int]]]:
+    """Returns for each request which later ones use its blocks next, each with how many; the others never come back."""
+    next_use = [-1] * requests.block_count
+    found: list[list[tuple[int, int]]] = []
+    for at, chain in reversed(list(enumerate(requests.chains))):
+        found.append(list(_runs(next_use, chain.blocks)))
+        for block in chain.blocks:
+            next_use[block] = at
+    return found[::-1]
+
+
+def capacities(requests: RequestChains, points: int) -> tuple[int, ...]:
+    """Returns capacities in blocks for a curve: powers of one factor, up to where nothing more is found."""
+    most = max(1, distinct_blocks(requests.chains))
+    return tuple(sorted({round(most ** (step / (points - 1))) for step in range(points)}))
+
+
+def distinct_blocks(chains: Sequence[RequestChain]) -> int:
+    """Returns how many blocks a pool that never evicts ends with."""
+    shared = {block for chain in chains for block in chain.blocks}
+    return len(shared) + sum(chain.length - len(chain.blocks) for chain in chains)

@@ -1,0 +1,40 @@
+"""Adapters as the engine sees them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from twostroke.base.errors import UnsupportedFeature
+from twostroke.models.adapters.peft import Adapter
+
+
+class AdapterSlots(Protocol):
+    """Adapters that steps may name in `Batch.adapters`."""
+
+    def prepare(self, adapter: Adapter) -> Any:
+        """Returns the adapter in the form that steps compute with; on any thread. Raises ConfigError if it does not
+        fit the model."""
+
+    def put(self, digest: bytes, prepared: Any) -> None:
+        """Lets steps use it; on the engine thread, in a moment."""
+
+    def drop(self, digest: bytes) -> None:
+        """Forgets an adapter that no step uses any more; on the engine thread."""
+
+
+class NoSlots:
+    """Slots of an engine that computes only the model."""
+
+    def prepare(self, adapter: Adapter) -> Any:
+        raise UnsupportedFeature("adapters are not computed by this engine")
+
+    def put(self, digest: bytes, prepared: Any) -> None:
+        """Does nothing: no adapter is ever prepared."""
+
+    def drop(self, digest: bytes) -> None:
+        """Does nothing: no adapter was ever put."""
+
+
+def own_slots(slots: AdapterSlots) -> AdapterSlots:
+    """Returns the slots of a worker of one rank: its only ones."""
+    return slots

@@ -1,0 +1,1 @@
+"""What computes the steps of a worker: one backend for each kind of device."""

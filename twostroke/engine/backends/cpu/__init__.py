@@ -1,0 +1,1 @@
+"""A backend that computes a model on the cores of a machine."""

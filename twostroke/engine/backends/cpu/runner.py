@@ -1,0 +1,277 @@
+"""One real model on one device: a batch of host data in, sampled tokens out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from twostroke.config import ModelConfig
+from twostroke.engine.adapters.model_adapters import ModelAdapters
+from twostroke.engine.adapters.slots import AdapterSlots, own_slots
+from twostroke.engine.cores.borrowing import Borrowing, StepKind
+from twostroke.engine.cores.cores import Cores
+from twostroke.engine.determinism import EXPANDED, NATIVE, STEADY, TORCH, Determinism, check_deterministic
+from twostroke.engine.sampling.prompt_scores import score_prompts
+from twostroke.engine.sampling.sampler import sample
+from twostroke.kernels.attention.interface import AttentionBackend, RaggedBatch, RaggedPlaces
+from twostroke.kernels.choice import choose_attention
+from twostroke.kernels.cpu.attention import NativeAttention
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.choice import choose_kernels
+from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.pools.parted_pool import AnyPool, parts_of
+from twostroke.kernels.products.linear import Linears, TorchLinears
+from twostroke.kernels.products.steady import SteadyLinears
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.models.catalog.places import cache_dir
+from twostroke.models.decoders.choice import LoadOptions, load_model
+from twostroke.models.decoders.native_transformer import NativeTransformer
+from twostroke.models.decoders.transformer import Model
+from twostroke.models.expert_load import ExpertLoad
+from twostroke.models.ranks.interface import OneRank, Ranks
+from twostroke.models.rope import rope_tables
+from twostroke.models.spec import ModelSpec
+from twostroke.observability.profiler import ENGINE, KernelRecords, Profiler
+from twostroke.request import PromptLogprobs, SampledToken
+from twostroke.scheduler.batch import Batch, StepResult
+from twostroke.scheduler.lateness import WaitingPrompts
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerResources:
+    """What a runner computes with, besides its model and its pages."""
+
+    cores: Cores | ModelRunner
+    """Another runner, which is closed later: its threads compute the steps of both, in turns."""
+    profiler: Profiler = field(default_factory=Profiler)
+    """Is shown the parts of its steps."""
+    ranks: Ranks | None = None
+    """The other ranks of the worker, where the model is one rank's share, and the pool its part of the pages."""
+    slots_over: Callable[[AdapterSlots], AdapterSlots] = own_slots
+    """Makes the slots of all ranks from this one's."""
+
+
+class ModelRunner:
+    """Loads the weights at once; `run` belongs to the engine thread. `pool` is a view of `memory`."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        spec: ModelSpec,
+        memory: PageMemory,
+        model: ModelConfig,
+        *,
+        pool: AnyPool,
+        on: RunnerResources,
+        with_head: bool,
+    ) -> None:
+        self._profiler = on.profiler
+        self._ranks = on.ranks or OneRank()
+        beside = on.cores if isinstance(on.cores, ModelRunner) else None
+        self._owns_threads = beside is None
+        cores = on.cores if isinstance(on.cores, Cores) else on.cores._cores
+        self._cores: Cores = cores
+        self._further_groups = len(memory.layout.regions) - 1
+        torch.set_num_threads(len(cores.home))
+        self._borrowing = Borrowing()
+        kind: torch.dtype = getattr(torch, model.dtype)
+        kernels = choose_kernels(cache_dir() / "kernels") if beside is None else beside.kernels
+        self.kernels: Kernels | None = kernels
+        self._team: Team | None = _team_on(cores, kernels) if beside is None else beside._team
+        backend = choose_attention(
+            pool,
+            heads=spec.heads,
+            rules=spec.rules,
+            kernels=kernels,
+            dtype=kind,
+            team=self._team,
+            is_deterministic=model.deterministic,
+        )
+        self.has_native_pages = isinstance(backend, NativeAttention)
+        self._cosines, self._sines = rope_tables(spec.ropes, model.max_model_len or spec.max_position_embeddings)
+        try:
+            self._model = self._loaded(model_dir, spec, backend, model, with_head=with_head, ranks=on.ranks)
+            linears: Linears | None = SteadyLinears() if model.deterministic else TorchLinears()
+            if isinstance(self._model, NativeTransformer):
+                linears = None
+            self.adapters = ModelAdapters(model_dir, spec, kind, linears=linears)
+            self.slots = on.slots_over(self.adapters)
+            """Those of all ranks, where `adapters` has this one's."""
+            if isinstance(self._model, NativeTransformer):  # whose threads are the team's
+                torch.set_num_threads(1)
+            self.determinism = self._tried(memory, model, spec, pool, with_head=with_head)
+        except BaseException:
+            self._close_team()
+            raise
+
+    def _loaded(
+        self,
+        model_dir: Path,
+        spec: ModelSpec,
+        backend: AttentionBackend,
+        model: ModelConfig,
+        *,
+        with_head: bool,
+        ranks: Ranks | None,
+    ) -> Model:
+        return load_model(
+            model_dir,
+            spec,
+            backend,
+            self.kernels,
+            LoadOptions(
+                dtype=getattr(torch, model.dtype),
+                is_int8=model.weights == "int8",
+                with_head=with_head,
+                is_deterministic=model.deterministic,
+            ),
+            ranks,
+        )
+
+    def _tried(
+        self, memory: PageMemory, model: ModelConfig, spec: ModelSpec, pool: AnyPool, *, with_head: bool
+    ) -> Determinism:
+        """Tries what must be tried on the loaded model. Raises ConfigError where it cannot serve so."""
+        if spec.generic is not None:
+            return self._generic_tried(memory, model, spec, pool)
+        is_first = spec.share is None or spec.share.rank == 0
+        if model.deterministic and is_first:  # the other ranks compute what the first one tries
+            check_deterministic(
+                self,
+                memory,
+                block_size=pool.block,
+                vocab=spec.vocab_size,
+                longest=len(self._cosines),
+                with_head=with_head,
+            )
+        if isinstance(self._model, NativeTransformer):
+            return EXPANDED if self._model.expands_prompts else NATIVE
+        return STEADY if model.deterministic else TORCH
+
+    def _generic_tried(self, memory: PageMemory, model: ModelConfig, spec: ModelSpec, pool: AnyPool) -> Determinism:
+        from twostroke.engine.generic.trial import tried  # loads transformers, which families do without
+        from twostroke.models.generic.paged_model import PagedModel
+
+        assert isinstance(self._model, PagedModel)
+        return tried(
+            self._model,
+            memory,
+            (self._cosines, self._sines),
+            name=spec.architecture,
+            block_size=pool.block,
+            vocab=spec.vocab_size,
+            formats=(model.dtype, *(part.form.name for part in parts_of(pool))),
+            is_deterministic=model.deterministic,
+        )
+
+    def run(self, batch: Batch) -> StepResult:
+        started_s = time.perf_counter()
+        torch.get_num_threads()  # a new thread learns of the limit by asking; until then oneDNN takes every core
+        with torch.inference_mode(), nullcontext() if self._team is None else self._team_step(self._team, batch):
+            logits = self.logits(batch)
+            with self._profiler.slice(ENGINE, "sample"):
+                tokens, scores = _outputs(logits, batch)
+        return StepResult(tokens, time.perf_counter() - started_s, scores)
+
+    @contextmanager
+    def _team_step(self, team: Team, batch: Batch) -> Iterator[None]:
+        """Runs a step on the worker's own cores, and on those of idle neighbours while that makes such
+        steps shorter.
+        """
+        if self._cores.should_look:
+            team.borrow_from(self._cores.neighbours())
+        kind = StepKind.of(batch)
+        trials = self._borrowing.of(kind)
+        started_s = time.perf_counter()
+        with team.step(borrows=trials.wanted):
+            yield
+            borrowed = team.most_borrowed
+        trials.observe(kind, time.perf_counter() - started_s, borrowed)
+
+    @property
+    def has_packed_weights(self) -> bool:
+        """Whether its weights are packed for the native kernels."""
+        return isinstance(self._model, NativeTransformer)
+
+    @property
+    def expert_load(self) -> ExpertLoad | None:
+        """How much each expert had to do, counted as steps run; None for a dense model."""
+        return self._model.expert_load
+
+    @property
+    def can_borrow(self) -> bool:
+        """Whether steps get shorter by cores of others: the team's kernels do nearly all of their work."""
+        return isinstance(self._model, NativeTransformer)
+
+    def tell_prompts(self, prompts: WaitingPrompts) -> None:
+        """Tells the other workers of this host which prompts wait here, while their cores make steps shorter."""
+        self._cores.tell_prompts(prompts if self._borrowing.prompts.wanted else WaitingPrompts())
+
+    def prompts_beside(self) -> WaitingPrompts:
+        return self._cores.prompts_beside()
+
+    def measuring(self) -> AbstractContextManager[None]:
+        return self._cores.measuring()
+
+    def lend(self) -> None:
+        """Lets the other workers of this host borrow this one's cores at once."""
+        if self._team is not None:
+            self._team.lend()
+
+    def logits(self, batch: Batch) -> torch.Tensor | None:
+        """Writes the KV of all tokens; the logits of `batch.logit_rows`, or None where there are none."""
+        with self._profiler.slice(ENGINE, "prepare"):
+            tokens, ragged, sample_rows = self._prepare(batch)
+        with self._ranks.step(batch), self._profiler.slice(ENGINE, "forward", kernels=ragged.kernels):
+            return self._model.forward(tokens, ragged, sample_rows)
+
+    def _prepare(self, batch: Batch) -> tuple[torch.Tensor, RaggedBatch, torch.Tensor | None]:
+        assert len(batch.windows) == self._further_groups, "each page group has places of its own"
+        positions = torch.from_numpy(batch.positions)
+        ragged = RaggedBatch(
+            positions=positions,
+            query_starts=tuple(batch.query_starts.tolist()),
+            context_lens=tuple(batch.context_lens.tolist()),
+            block_tables=torch.from_numpy(batch.block_tables).contiguous(),
+            write_slots=torch.from_numpy(batch.write_slots),
+            cosines=self._cosines[positions],
+            sines=self._sines[positions],
+            released=batch.released,
+            windows=tuple(
+                RaggedPlaces(torch.from_numpy(own.block_tables).contiguous(), torch.from_numpy(own.write_slots))
+                for own in batch.windows
+            ),
+            adapters=self.adapters.of(batch.adapters) if batch.adapters else (),
+            kernels=KernelRecords() if self._profiler.is_on else None,
+        )
+        rows = batch.logit_rows
+        return torch.from_numpy(batch.tokens), ragged, torch.tensor(rows) if rows else None
+
+    def close(self) -> None:
+        """Lets go of weights and of the view of the pages, so that the page memory can be unmapped."""
+        self._ranks.close()
+        del self._model
+        self._close_team()
+        if self._owns_threads:
+            self._cores.close()
+
+    def _close_team(self) -> None:
+        if self._team is not None and self._owns_threads:
+            self._team.close()
+
+
+def _team_on(cores: Cores, kernels: Kernels | None) -> Team | None:
+    return None if kernels is None else Team(kernels, cores.home, cores.neighbours(), cores.folder, pin=cores.pin)
+
+
+def _outputs(logits: torch.Tensor | None, batch: Batch) -> tuple[tuple[SampledToken, ...], tuple[PromptLogprobs, ...]]:
+    if logits is None:
+        return (), ()
+    count = len(batch.samples)
+    tokens = sample(logits[:count], batch.samples) if count else ()
+    return tokens, score_prompts(logits[count:], batch.scores) if batch.scores else ()

@@ -1,0 +1,1 @@
+"""A backend that computes a model on a CUDA device."""

@@ -1,0 +1,196 @@
+"""Facts about a worker's model and its page pool, which a plan has before anything is loaded. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twostroke.base.cache_key import cache_key
+from twostroke.base.errors import ConfigError
+from twostroke.base.ids import PageId
+from twostroke.config import Role, WorkerConfig
+from twostroke.config.worker import kv_format_of
+from twostroke.kv_cache.block import HASH_SCHEME
+from twostroke.kv_cache.form import Conversion, KvForm, PageShape, page_form
+from twostroke.kv_cache.groups.page_group import PageGroup
+from twostroke.kv_cache.layout import PageRegion, PoolLayout
+from twostroke.kv_cache.pool_share import SharedPool
+from twostroke.kv_cache.pool_size import PoolSize
+from twostroke.kv_cache.windows.shape import WindowShape
+from twostroke.models.revision import revision_of
+
+if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
+    import torch
+
+    from twostroke.models.spec import ModelSpec
+
+PIECE_TOKENS = 16
+"""Tokens of a piece of the native order: blocks of a multiple of them are cut into pieces."""
+GROUPS_APART = ";groups=apart"
+"""Added to the fingerprint where the layers of a block lie in a page of each page group."""
+NATIVE_ORDER = ";order=pieces"
+"""Added to the fingerprint where the native kernel keeps tokens in an order of its own: native/page.h."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """Facts about the loaded model and its page pool, for everybody but the engine."""
+
+    name: str
+    """The name by which clients call it."""
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    kv_form: KvForm
+    """The form of its pages."""
+    conversion: Conversion | None = None
+    """How pages of prefill workers become those of decode workers, where these have another form."""
+    block_size: int
+    page_bytes: int
+    """Bytes of a page of the first page group."""
+    pages: int
+    """Pages of the first group: one for each block that a pool holds."""
+    advice: str
+    """Advice to the operator about the size of the page pool, or empty."""
+    fingerprint: str
+    """Workers whose fingerprints differ hold different KV and never exchange pages. It says nothing of the form."""
+    windows: tuple[PageRegion, ...] = ()
+    """The pages of further page groups."""
+    page_groups: tuple[PageGroup, ...] = ()
+    """The layers of each page group."""
+    model_dir: str = ""
+    """The folder of the model's files; empty for a paced model."""
+
+    @property
+    def layout(self) -> PoolLayout:
+        """Returns how the pages of all groups lie in the pool's memory."""
+        return PoolLayout.of(self.pages, self.page_bytes, *self.windows)
+
+    @property
+    def window_shape(self) -> WindowShape | None:
+        """Returns where window parts of blocks lie, if layers with a window keep theirs apart."""
+        if not self.windows:
+            return None
+        window = self.page_groups[-1].window
+        assert window is not None, "the last of several groups has a window"
+        ends = () if self.conversion is None else (self.conversion.source, self.conversion.target)
+        has_exact_blocks = any(page_form(form.format).spans_block for form in (self.kv_form, *ends))
+        first, slots = PageId(self.layout.first(1)), self.windows[0].pages
+        return WindowShape(first, slots, window, self.block_size, has_exact_blocks)
+
+    @property
+    def page_identity(self) -> str:
+        """The fingerprint and the form: pages of the same blocks are interchangeable where both agree."""
+        return self.identity_in(self.kv_form)
+
+    def identity_in(self, form: KvForm) -> str:
+        """Returns the identity of pages of the same model in this form."""
+        return f"{self.fingerprint};form={form}"
+
+
+def model_facts(
+    config: WorkerConfig, spec: ModelSpec, model_dir: Path, layout: PoolLayout, groups: tuple[PageGroup, ...]
+) -> LoadedModel:
+    facts = facts_of(
+        config,
+        model=Path(config.model.model).name,
+        layout=layout,
+        groups=groups,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        longest_sequence=spec.max_position_embeddings,
+        revision=revision_of(model_dir, spec),
+    )
+    return replace(facts, model_dir=str(model_dir))
+
+
+def facts_of(
+    config: WorkerConfig,
+    *,
+    model: str,
+    layout: PoolLayout,
+    groups: tuple[PageGroup, ...],
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...],
+    longest_sequence: int,
+    revision: str,
+) -> LoadedModel:
+    wanted = config.model.max_model_len
+    if wanted is not None and wanted > longest_sequence:
+        raise ConfigError(
+            f"--max-model-len {wanted} is more than the {longest_sequence} tokens that the model was made for",
+            field="max_model_len",
+        )
+    block_size, dtype = config.cache.block_size, config.model.dtype
+    first, *windows = layout.regions
+    pool = PoolSize(first.pages, first.page_bytes, block_size)
+    if wanted is not None:
+        pool.check(wanted)
+    fingerprint = (
+        f"model={model};revision={revision};block_size={block_size};hash={HASH_SCHEME};"
+        f"dtype={dtype};weights={config.model.weights};code={cache_key('pages')}"
+    )
+    return LoadedModel(
+        name=config.model.public_name,
+        max_model_len=wanted or longest_sequence,
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+        dtype=dtype,
+        kv_form=_kv_form(config),
+        block_size=block_size,
+        page_bytes=first.page_bytes,
+        pages=first.pages,
+        windows=tuple(windows),
+        page_groups=groups,
+        advice=pool.advice(wanted or longest_sequence),
+        fingerprint=fingerprint,
+    )
+
+
+def shared_pool(
+    config: WorkerConfig,
+    groups: tuple[PageGroup, ...],
+    page_sizes: tuple[int, ...],
+    longest: int,
+    *,
+    on_gpu: bool = False,
+) -> SharedPool:
+    return SharedPool(
+        page_sizes=page_sizes,
+        window=groups[-1].window,
+        block_size=config.cache.block_size,
+        longest=config.model.max_model_len or longest,
+        step_tokens=config.schedule.step_tokens(on_gpu=on_gpu),
+        window_share=config.cache.kv_window_share,
+    )
+
+
+def conversion_of(
+    config: WorkerConfig,
+    shapes: Sequence[PageShape],
+    groups: tuple[PageGroup, ...],
+    key_centers: torch.Tensor | None,
+) -> Conversion | None:
+    """Returns how pages of prefill workers become those of decode workers, if these have another form."""
+    prefill, decode = (kv_format_of(config.cache, config.model, role) for role in (Role.PREFILL, Role.DECODE))
+    if prefill == decode:
+        return None
+    first, *further = (
+        Conversion(
+            KvForm(prefill),
+            KvForm(decode, prefill),
+            shape,
+            has_pieces=False,
+            key_centers=None if key_centers is None else key_centers[list(group.layers)].numpy(),
+        )
+        for shape, group in zip(shapes, groups, strict=True)
+    )
+    return replace(first, window=further[0] if further else None)
+
+
+def _kv_form(config: WorkerConfig) -> KvForm:
+    own, peers = config.kv_format, config.peer_kv_format
+    return KvForm(own, peers if config.role is Role.DECODE and own != peers else None)

@@ -1,0 +1,1 @@
+"""A backend that waits instead of computing."""

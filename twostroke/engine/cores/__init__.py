@@ -1,0 +1,1 @@
+"""Which cores a worker computes on, and which it borrows from its neighbours."""

@@ -1,0 +1,1 @@
+"""Trials of models that run by the code of transformers."""

@@ -1,0 +1,211 @@
+"""Compares what a model of transformers computes over our pages with what it computes without them, before it serves.
+
+A short prompt runs three times: with transformers' own attention, whole over pages, and in chunks. The last chunk runs
+together with another prompt, over pages that were moved as pages of a prefill worker are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from twostroke.base.errors import ConfigError, UnsupportedModel
+from twostroke.engine.determinism import Determinism
+from twostroke.kernels.attention.interface import RaggedBatch, RaggedPlaces
+from twostroke.kernels.products.steady import telling_rows, telling_weight
+from twostroke.kv_cache.layout import SCRATCH_PAGES
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.models.generic.paged_model import PagedModel
+
+log = logging.getLogger(__name__)
+
+Bytes = npt.NDArray[np.uint8]
+
+TRIED_TOKENS: Final = 53
+"""Some blocks and a tail."""
+FIRST_CUTS: Final = (1, 8)
+"""Ends of the first chunks: one row, and few."""
+COMPANY: Final = 17
+"""Rows of the other prompt in the step of the last chunk."""
+TOLD_ROWS: Final = (1, 2, 4, 8, 17, 33, 64, 128)
+MOST_ROWS: Final = 256
+"""Numbers of rows whose products are compared with those of `MOST_ROWS`."""
+TOLD_OUTPUTS: Final = 4096
+"""Outputs of a product that are compared at most: a head's would take gigabytes, and change no choice of a kernel."""
+BOUNDS: Final = {
+    "float32": 1e-3,
+    "bfloat16": 0.15,
+    "float16": 0.03,
+    "int8": 0.2,
+    "fp8_e4m3": 0.3,
+    "fp8_e5m2": 0.5,
+    "int4": 0.7,
+}
+"""The largest distance of a served model, by the coarser of the model's dtype and the form of its pages. Rounding stays
+some times below; a wrong scale, mask or position is far above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """How far the outputs of a prompt's tokens are from each other: the norm of their difference over that of what
+    they say of tokens."""
+
+    plain: float
+    """Whole over pages, from transformers' own attention."""
+    split: float
+    """In chunks over moved pages, from whole."""
+    has_same_bits: bool
+    """Whether pages and outputs of the chunks are those of the whole prompt to the bit, and products always are."""
+
+
+def tried(
+    model: PagedModel,
+    memory: PageMemory,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    *,
+    name: str,
+    block_size: int,
+    vocab: int,
+    formats: Collection[str],
+    is_deterministic: bool,
+) -> Determinism:
+    """Tries a loaded model. No page may be held yet. `formats` are the model's dtype and the forms of its pages.
+
+    Raises UnsupportedModel where pages lead to other outputs than plain attention, ConfigError where bits that
+    --deterministic promises differ.
+    """
+    found = measured(model, memory, angles, block_size=block_size, vocab=vocab)
+    bound = max(BOUNDS[each] for each in formats)
+    log.info(
+        "generic model tried model=%s plain_distance=%.1e split_distance=%.1e bound=%.1e same_bits=%s",
+        name,
+        found.plain,
+        found.split,
+        bound,
+        found.has_same_bits,
+    )
+    if not max(found.plain, found.split) <= bound:  # which NaN is not, either
+        raise UnsupportedModel(
+            f"{name} is not served: over pages its outputs are {found.plain:.1e} from those of transformers' own "
+            f"attention, and {found.split:.1e} in chunks from whole; {bound:.1e} would be rounding",
+            field="model",
+        )
+    if is_deterministic and not found.has_same_bits:
+        raise ConfigError(
+            f"--deterministic cannot be kept: {name} runs in transformers' code, where a prompt has other bits in "
+            "chunks beside another one than alone; leave --deterministic away",
+            field="deterministic",
+        )
+    return Determinism(
+        found.has_same_bits,
+        f"transformers' code, tried at start: {found.plain:.1e} from plain attention, {found.split:.1e} in chunks "
+        "from whole",
+    )
+
+
+def measured(
+    model: PagedModel,
+    memory: PageMemory,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    *,
+    block_size: int,
+    vocab: int,
+) -> Distances:
+    """Runs the prompt three times. `angles` are the cosines and sines of all positions."""
+    fitting = min(len(region) - SCRATCH_PAGES for region in memory.regions) // 2
+    count = min(TRIED_TOKENS, fitting * block_size, len(angles[0]))
+    trial = _Trial(model, memory.regions, angles, block_size, -(-count // block_size))
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, vocab, count))
+    plain = model.plain_outputs(tokens)
+    trial.clear()
+    whole = trial.run(tokens, 0, count, first_page=0)
+    written = trial.pages_from(0)
+
+    trial.clear()
+    moved = count // 2 // block_size
+    cuts = [0, *(cut for cut in FIRST_CUTS if cut < moved * block_size), moved * block_size]
+    parts = [trial.run(tokens, start, end, first_page=0) for start, end in itertools.pairwise(cuts) if start < end]
+    trial.move(moved)
+    parts.append(trial.run(tokens, cuts[-1], count, first_page=trial.pages, company=min(COMPANY, count)))
+    split = torch.cat(parts)
+    same = all(map(np.array_equal, trial.pages_from(trial.pages), written)) and torch.equal(split, whole)
+    return Distances(_distance(whole, plain), _distance(split, whole), same and _are_steady(model))
+
+
+def _are_steady(model: PagedModel) -> bool:
+    """Whether products of such shapes give a row the same bits among few rows and many.
+
+    The prompt alone does not tell: sums that differ are mostly rounded to the same number of 16 bits.
+    """
+    kinds = {(min(len(each.weight), TOLD_OUTPUTS), each.in_features, each.weight.dtype) for each in model.products()}
+    for outputs, inputs, dtype in kinds:
+        weight, rows = telling_weight(torch.empty(outputs, inputs, dtype=dtype)), telling_rows(MOST_ROWS, inputs, dtype)
+        whole = functional.linear(rows, weight)
+        if not all(torch.equal(functional.linear(rows[:count], weight), whole[:count]) for count in TOLD_ROWS):
+            return False
+    return True
+
+
+def _distance(some: torch.Tensor, others: torch.Tensor) -> float:
+    some, others = some.double(), others.double()
+    said = others - others.mean(dim=-1, keepdim=True)
+    return float((some - others).norm() / said.norm())
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    model: PagedModel
+    regions: Sequence[Bytes]
+    """The pages of each page group; the last is the scratch page."""
+    angles: tuple[torch.Tensor, torch.Tensor]
+    block_size: int
+    pages: int
+    """Pages of the prompt, in each group."""
+
+    def clear(self) -> None:
+        """Empties the pages of both places that the prompt has."""
+        for region in self.regions:
+            region[: 2 * self.pages] = 0
+
+    def move(self, count: int) -> None:
+        """Copies the first pages of the first place to the second."""
+        for region in self.regions:
+            region[self.pages : self.pages + count] = region[:count]
+
+    def pages_from(self, first: int) -> list[Bytes]:
+        return [region[first : first + self.pages].copy() for region in self.regions]
+
+    def run(self, tokens: torch.Tensor, start: int, end: int, *, first_page: int, company: int = 0) -> torch.Tensor:
+        """Returns the outputs of tokens [start, end), whose pages are `first_page` and the next.
+
+        `company` tokens of another prompt come before them in the step; they go to the scratch page.
+        """
+        positions = torch.cat([torch.arange(company), torch.arange(start, end)])
+        rows = torch.tensor([0] * company + [1] * (end - start))
+        contexts: tuple[int, ...] = (company, end)
+        places = [self._places(positions, rows, first_page, len(region) - SCRATCH_PAGES) for region in self.regions]
+        batch = RaggedBatch(
+            positions=positions.int(),
+            query_starts=(0, *([company] if company else []), company + end - start),
+            context_lens=contexts if company else contexts[1:],
+            block_tables=places[0].block_tables,
+            write_slots=places[0].write_slots,
+            cosines=self.angles[0][positions],
+            sines=self.angles[1][positions],
+            windows=tuple(places[1:]),
+        )
+        return self.model.outputs(torch.cat([tokens.flip(0)[:company], tokens[start:end]]), batch)[company:]
+
+    def _places(self, positions: torch.Tensor, rows: torch.Tensor, first_page: int, scratch: int) -> RaggedPlaces:
+        own = range(first_page, first_page + self.pages)
+        tables = torch.tensor([[scratch] * self.pages, list(own)], dtype=torch.int32)
+        slots = tables[rows, positions // self.block_size] * self.block_size + positions % self.block_size
+        return RaggedPlaces(tables[int(rows[0]) :].contiguous(), slots.long())

@@ -1,0 +1,197 @@
+"""A worker of several ranks on devices: each has a device, its share of the weights and its part of every page there.
+
+All ranks compute the same batches, so they record the same decode steps, in the same order, and replay the same ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from twostroke.base.errors import ConfigError, EngineLost, RankLost
+from twostroke.config import WorkerConfig
+from twostroke.device.memory import DeviceMemory
+from twostroke.device.ranked_memory import RankedDeviceMemory
+from twostroke.device.sharing import CudaSharing
+from twostroke.engine.backends.built import BuiltEngine
+from twostroke.engine.backends.cuda.accelerator import accelerator_for
+from twostroke.engine.backends.cuda.backend import CudaBackend, CudaPlan
+from twostroke.engine.backends.cuda.fit import rank_devices, resolve_device
+from twostroke.engine.backends.cuda.plan import DevicePlan, make_device_runner
+from twostroke.engine.backends.cuda.runner import DeviceRunner
+from twostroke.kernels.cpu.choice import choose_kernels
+from twostroke.kv_cache.layout import PageRegion, PoolLayout
+from twostroke.models.catalog.places import cache_dir
+from twostroke.models.known_specs import known_spec
+from twostroke.models.ranks.interface import Ranks
+from twostroke.models.spec import ModelSpec, Share
+from twostroke.models.weights.stored.formats import open_weights
+from twostroke.observability.profiler import Profiler
+from twostroke.ranks.collectives import DeviceSums, Meeting, end_waits, leave_group
+from twostroke.ranks.group import FIRST, RankGroup
+from twostroke.ranks.processes import RankProcesses
+from twostroke.ranks.rank import RankJob
+from twostroke.scheduler.batch import Batch
+
+PAGES = "pages"
+"""What ranks leave for the first one: how it opens their part of the pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceJob(RankJob):
+    """One rank's share of a model on its device."""
+
+    config: str
+    """A WorkerConfig as JSON."""
+    model_dir: Path
+    layout: PoolLayout
+    """The layout of a rank's part of the pages."""
+    meeting_fd: int
+
+    def load(self, group: RankGroup) -> Callable[[Batch], None]:
+        """Raises ConfigError for what cannot be loaded."""
+        config = WorkerConfig.from_json(self.config)
+        spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
+        device = rank_devices(resolve_device(config.model.device), config.ranks)[group.rank]
+        plan = DevicePlan.of(config, spec, device, rank=group.rank)  # of plain weights: codes are not shared out
+        memory = _memory_on(plan.device, self.layout)
+        meeting = Meeting(self.meeting_fd, group.rank, group.ranks)
+        meeting.leave(PAGES, CudaSharing().share(memory.tensor))
+
+        def join() -> Ranks:
+            _meet(group, meeting, plan)
+            return DeviceSums(group.rank, _widths(spec, group.ranks))
+
+        torch.set_num_threads(config.runtime.threads)
+        runner = _runner(plan, self.model_dir, memory, join)
+
+        def compute(batch: Batch) -> None:
+            runner.run(batch)
+
+        return compute
+
+    def end_waits(self) -> None:
+        """Ends those for sums."""
+        end_waits()
+
+
+class FirstDeviceSums(DeviceSums):
+    """The sums of the rank that tells the others what to compute."""
+
+    def __init__(self, processes: RankProcesses, widths: Sequence[int], fd: int) -> None:
+        """`fd`: the meeting's, which `close` closes."""
+        super().__init__(FIRST, widths)
+        self._processes = processes
+        self._fd = fd
+
+    def step(self, batch: Batch) -> AbstractContextManager[None]:
+        """Computes the step within; the other ranks do the same. Raises RankLost."""
+        return self._processes.step(batch.without_draws())
+
+    def close(self) -> None:
+        """Ends the other ranks."""
+        self._processes.close()
+        leave_group()
+        os.close(self._fd)
+
+
+class RankedOnDevices:
+    """A backend over that of CUDA devices: the first rank is this process, and the others load beside it."""
+
+    def __init__(self, backend: CudaBackend) -> None:
+        self._backend = backend
+
+    def plan(self, config: WorkerConfig) -> CudaPlan:
+        return self._backend.plan(config)
+
+    def load(self, plan: CudaPlan, profiler: Profiler | None) -> BuiltEngine:
+        del profiler  # steps of a device are not shown part by part
+        torch.set_num_threads(plan.config.runtime.threads)
+        lost = Future[EngineLost]()
+        memory, runner = _ranked_runner(plan, lost)
+        return plan.built(memory, runner, lost)
+
+
+def _ranked_runner(loading: CudaPlan, lost: Future[EngineLost]) -> tuple[RankedDeviceMemory, DeviceRunner]:
+    """Returns the pages and the runner of the first rank, whose other ranks have loaded too.
+
+    `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot be loaded.
+    """
+    config, model_dir, plans, layout = loading.config, loading.model_dir, loading.ranks, loading.facts.layout
+    ranks, plan = len(plans), plans[FIRST]
+    kernels = choose_kernels(cache_dir() / "kernels")
+    if kernels is None:  # with which ranks tell each other that they are there
+        raise ConfigError(f"--tp {ranks} needs a C++ compiler", field="--tp")
+    own_layout = _part_of(layout, plan.page_ranges)
+    with contextlib.ExitStack() as undo:
+        memory = _memory_on(plan.device, own_layout)
+        undo.callback(memory.close)
+        fd = os.memfd_create("twostroke-meeting", os.MFD_CLOEXEC)
+        undo.callback(os.close, fd)
+        job = DeviceJob(config.to_json(), model_dir, own_layout, fd)
+        processes = RankProcesses(
+            kernels,
+            job,
+            ranks,
+            0,
+            frozen_s=config.patience.dead_after_s,
+            worker=config.worker_id,
+            descriptors=(fd,),
+            on_lost=lost.set_result,
+        )
+        undo.callback(leave_group)
+        undo.callback(processes.close)
+        meeting = Meeting(fd, FIRST, ranks)
+
+        def join() -> Ranks:
+            _meet(processes.group, meeting, plan)
+            return FirstDeviceSums(processes, _widths(plan.spec.whole, ranks), fd)
+
+        with processes.loading():
+            runner = _runner(plan, model_dir, memory, join)
+        processes.wait_until_ready()
+        sharing = CudaSharing()
+        others = [sharing.open(meeting.left_by(rank, PAGES), plans[rank].device) for rank in range(1, ranks)]
+        undo.pop_all()
+    return RankedDeviceMemory(layout, plan.page_ranges, memory, others), runner
+
+
+def _meet(group: RankGroup, meeting: Meeting, plan: DevicePlan) -> None:
+    """Joins once all ranks have their weights. Until then a rank that fails ends the waits of all, and later it may
+    not.
+
+    Raises RankLost.
+    """
+    group.meet()
+    try:
+        meeting.join(plan.device)
+    except RuntimeError as error:
+        raise RankLost(f"the ranks of this worker cannot join: {error}") from error
+
+
+def _runner(plan: DevicePlan, model_dir: Path, memory: DeviceMemory, join: Callable[[], Ranks]) -> DeviceRunner:
+    accelerator = accelerator_for(plan.device)
+    with accelerator.guard(), open_weights(model_dir, plan.torch_dtype, plan.device, keeps_codes=True) as files:
+        return make_device_runner(plan, files, memory.regions, accelerator, join=join)
+
+
+def _widths(spec: ModelSpec, ranks: int) -> list[int]:
+    """Returns how many words of the vocabulary each rank has."""
+    return [len(Share(rank, ranks, spec).of(spec.vocab_size)) for rank in range(ranks)]
+
+
+def _part_of(layout: PoolLayout, ranges: int) -> PoolLayout:
+    """Returns how the parts of pages lie in a rank's memory."""
+    return PoolLayout(tuple(PageRegion(region.pages, region.page_bytes // ranges) for region in layout.regions))
+
+
+def _memory_on(device: torch.device, layout: PoolLayout) -> DeviceMemory:
+    first, *further = layout.regions
+    return DeviceMemory(first.pages, first.page_bytes, device, *further)

@@ -1,0 +1,1 @@
+"""From logits to tokens and their logprobs, on the host and on a device."""

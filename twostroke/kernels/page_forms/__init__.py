@@ -1,0 +1,1 @@
+"""Pages with numbers of few bits: their pools, their attention, and conversions between forms."""

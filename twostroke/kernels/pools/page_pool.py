@@ -1,0 +1,153 @@
+"""The pages of a worker as kernels see them: numbers, and scales where the form has any, in one memory.
+
+`quantised` is what native kernels and Triton do too, to the bit: each step is one rounding of float32.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from twostroke.base.errors import ConfigError
+from twostroke.kv_cache.form import FORMS, SCALE_BYTES, PageForm, PageShape
+
+PLAIN: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Forms that store plain numbers."""
+BYTES: Final = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+"""Forms that store numbers with a scale for each token and head."""
+LARGEST: Final = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
+"""The number that the largest of a row becomes."""
+SMALLEST_PEAK: Final = 1e-30
+"""Rows below it are zero: the inverse of their scale would overflow."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagePool:
+    """Views of the same pages. Native kernels keep their own order within a head's numbers of a block."""
+
+    form: PageForm
+    numbers: torch.Tensor
+    """[pages, layers, 2, kv_heads, block, head_dim]; uint8 in forms of one byte. Of latents
+    [pages, layers, 1, 1, block, head_dim]"""
+    scales: torch.Tensor | None = None
+    """float32 [pages, layers, 2, kv_heads, block]"""
+    key_centers: torch.Tensor | None = None
+    """float32 [layers, kv_heads, head_dim], contiguous: what keys with scales lose before they are stored. Scores of
+    the keys of a sequence lose the same number, so attention does not see it."""
+    latent_rank: int | None = None
+    """Numbers of a latent, with which keys begin and which are the values; None where values lie beside keys."""
+
+    @classmethod
+    def over(
+        cls, data: torch.Tensor, form: PageForm, shape: PageShape, key_centers: torch.Tensor | None = None
+    ) -> PagePool:
+        """Views of `data`, uint8 [pages, page_bytes], whose rows may be parts of longer ones.
+
+        A form without scales stores whole keys, whatever their centers. Raises ConfigError where scales cannot be
+        aligned.
+        """
+        if form.name in PLAIN:
+            plain = data.view(PLAIN[form.name]).view(len(data), *shape.dims)
+            return cls(form, plain, latent_rank=shape.latent_rank)
+        layers, kv_heads, block, dim = shape.layers, shape.kv_heads, shape.block, shape.head_dim
+        numbers = block * dim
+        if numbers % SCALE_BYTES:
+            raise ConfigError(
+                f"--kv-format {form.name} needs blocks of a multiple of {SCALE_BYTES // math.gcd(dim, SCALE_BYTES)} "
+                f"tokens for heads of {dim} values",
+                field="kv_format",
+            )
+        part = numbers + block * SCALE_BYTES
+        strides = (data.stride(0), kv_heads * 2 * part, part, 2 * part)
+        sizes = (len(data), layers, 2, kv_heads)
+        words = data.view(torch.float32)
+        return cls(
+            form,
+            data.as_strided((*sizes, block, dim), (*strides, dim, 1)),
+            words.as_strided(
+                (*sizes, block),
+                (*(each // SCALE_BYTES for each in strides), 1),
+                words.storage_offset() + numbers // SCALE_BYTES,
+            ),
+            None if key_centers is None else key_centers.to(data.device),
+        )
+
+    @classmethod
+    def empty(cls, pages: int, form: str, shape: PageShape, device: torch.device | None = None) -> PagePool:
+        """Returns a pool of zeros with a memory of its own."""
+        data = torch.zeros(pages, FORMS[form].page_bytes(shape), dtype=torch.uint8, device=device)
+        return cls.over(data, FORMS[form], shape)
+
+    @classmethod
+    def plain(cls, numbers: torch.Tensor) -> PagePool:
+        """Returns the pool of numbers [pages, layers, 2, kv_heads, block, head_dim] of a dtype of `PLAIN`."""
+        return cls(FORMS[str(numbers.dtype).removeprefix("torch.")], numbers)
+
+    @property
+    def layers(self) -> int:
+        return self.numbers.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.numbers.shape[3]
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block."""
+        return self.numbers.shape[4]
+
+    @property
+    def head_dim(self) -> int:
+        return self.numbers.shape[5]
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a value."""
+        return self.head_dim if self.latent_rank is None else self.latent_rank
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a query and a key, the last ones, that are rotated."""
+        return self.head_dim if self.latent_rank is None else self.head_dim - self.latent_rank
+
+    @property
+    def device(self) -> torch.device:
+        return self.numbers.device
+
+    def write(self, k: torch.Tensor, v: torch.Tensor, layer: int, write_slots: torch.Tensor) -> None:
+        """Puts k, v [T, kv_heads, D] of any dtype into slots page * block + offset. Pages of latents take only k."""
+        pages, offsets = write_slots // self.block, write_slots % self.block
+        if self.key_centers is not None:
+            k = k.float() - self.key_centers[layer]
+        for which, rows in enumerate((k, v) if self.latent_rank is None else (k,)):
+            if self.scales is None:
+                self.numbers[pages, layer, which, :, offsets] = rows.to(self.numbers.dtype)
+            else:
+                numbers, scales = quantised(rows, self.form.name)
+                self.numbers[pages, layer, which, :, offsets] = numbers
+                self.scales[pages, layer, which, :, offsets] = scales
+
+    def read(self, pages: torch.Tensor, layer: int) -> torch.Tensor:
+        """Returns what the pages [n] store, [n, 2, kv_heads, block, D]: in the form's dtype, or float32 with scales.
+
+        Keys are without their centers. Of latents [n, 1, 1, block, D].
+        """
+        numbers = self.numbers[pages, layer]
+        if self.scales is None:
+            return numbers
+        return numbers.view(BYTES[self.form.name]).float() * self.scales[pages, layer][..., None]
+
+
+def quantised(rows: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns numbers, uint8 like rows [..., D], and their scales, float32 [...]."""
+    wide = rows.float()
+    peak = wide.abs().amax(dim=-1)
+    largest = torch.full_like(peak, LARGEST[form])  # a scalar's quotient would be a product with its inverse
+    is_zero = peak < SMALLEST_PEAK
+    inverse = torch.where(is_zero, 0.0, largest / peak)
+    scaled = wide * inverse[..., None]
+    numbers = scaled.round().to(torch.int8) if form == "int8" else scaled.to(BYTES[form])
+    return numbers.view(torch.uint8), torch.where(is_zero, 0.0, peak / largest)

@@ -1,0 +1,167 @@
+"""Pages with layers of more than one form, or in several page groups. Each part of the layers has its own pool and
+backend.
+
+Kernels know pages of one form in one group. Only this module decides to which of them a layer belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from twostroke.kernels.attention.interface import AttentionBackend, AttentionStep, RaggedBatch
+from twostroke.kernels.attention.rules import AnyRules, AttentionRule, rules_of
+from twostroke.kernels.attention.spans import Spans, TokenSlots
+from twostroke.kernels.page_forms.exact_pages import ExactPages, ExactPlaces, NoExactSlots
+from twostroke.kernels.page_forms.nibble_pool import NibblePool
+from twostroke.kernels.pools.page_pool import PagePool
+
+UniformPool = PagePool | NibblePool
+"""Pages, or parts of pages, with layers of one form."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartedPool:
+    """Views of pages, each of some layers."""
+
+    parts: tuple[UniformPool, ...]
+    layers_of_parts: tuple[tuple[int, ...], ...]
+    """Which of the model's layers each part holds, in order."""
+    groups_of_parts: tuple[int, ...]
+    """The page group of each part."""
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block."""
+        return self.parts[0].block
+
+    @property
+    def kv_heads(self) -> int:
+        return self.parts[0].kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.parts[0].head_dim
+
+    @property
+    def rope_dim(self) -> int:
+        return self.parts[0].rope_dim
+
+    @property
+    def latent_rank(self) -> int | None:
+        return self.parts[0].latent_rank
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+
+AnyPool = PagePool | NibblePool | PartedPool
+
+
+def parts_of(pool: AnyPool) -> tuple[UniformPool, ...]:
+    """Returns the pools of the parts of the layers; a pool of one form is its only part."""
+    return pool.parts if isinstance(pool, PartedPool) else (pool,)
+
+
+def layers_of_parts(pool: AnyPool) -> tuple[tuple[int, ...], ...]:
+    """Returns which of the model's layers each part holds."""
+    return pool.layers_of_parts if isinstance(pool, PartedPool) else (tuple(range(pool.layers)),)
+
+
+def groups_of_parts(pool: AnyPool) -> tuple[int, ...]:
+    """Returns the page group of each part."""
+    return pool.groups_of_parts if isinstance(pool, PartedPool) else (0,)
+
+
+def places_of_layers(pool: AnyPool) -> list[tuple[int, int]]:
+    """Returns the part that each of the model's layers is in, and which of its layers it is there."""
+    parts = layers_of_parts(pool)
+    places = {layer: (part, index) for part, layers in enumerate(parts) for index, layer in enumerate(layers)}
+    return [places[layer] for layer in range(len(places))]
+
+
+def rules_of_parts(pool: AnyPool, rules: AnyRules) -> list[tuple[AttentionRule, ...]]:
+    """Returns the rules of the layers of each part."""
+    parts = layers_of_parts(pool)
+    every = rules_of(rules, sum(map(len, parts)))
+    return [tuple(every[layer] for layer in layers) for layers in parts]
+
+
+def exact_places(pool: AnyPool) -> ExactPlaces:
+    """Returns what says where the tokens of unfinished blocks lie exact, in all parts at the same place."""
+    exact = first_exact(pool)
+    return NoExactSlots() if exact is None else exact.slots
+
+
+def first_exact(pool: AnyPool) -> ExactPages | None:
+    """Returns the exact pages of the first part that has any."""
+    return next((part.exact for part in parts_of(pool) if isinstance(part, NibblePool)), None)
+
+
+def with_exact_slots(batch: RaggedBatch, exact: ExactPages | None) -> RaggedBatch:
+    """Returns a batch on the host that says where its tokens lie exact, in all parts at the same place.
+
+    It frees what the step before left, so it is called once for each step.
+    """
+    if batch.exact_slots is not None or exact is None:
+        return batch
+    return replace(batch, exact_slots=exact.begin(batch))
+
+
+class PartedAttention:
+    """A backend for each part of the layers."""
+
+    def __init__(self, pool: PartedPool, backends: Sequence[AttentionBackend]) -> None:
+        self._places = places_of_layers(pool)
+        self._groups = pool.groups_of_parts
+        self._exact = first_exact(pool)
+        self._backends = backends
+
+    def begin(self, batch: RaggedBatch) -> PartedStep:
+        batch = with_exact_slots(batch, self._exact)
+        parts = zip(self._backends, self._groups, strict=True)
+        return PartedStep(self._places, [backend.begin(batch.of_group(group)) for backend, group in parts])
+
+
+class RecordedAttention(AttentionBackend, Protocol):
+    """Attention that can be recorded: everything that a decode step depends on lies on the device."""
+
+    def begin_decode(self, spans: Spans, placement: TokenSlots) -> AttentionStep:
+        """Returns a step over tensors that are rewritten in place before each replay."""
+
+
+class PartedDeviceAttention:
+    """A backend that can be recorded for each part of the layers."""
+
+    def __init__(self, pool: PartedPool, backends: Sequence[RecordedAttention]) -> None:
+        self._places = places_of_layers(pool)
+        self._groups = pool.groups_of_parts
+        self._backends = backends
+        self._unrecorded = PartedAttention(pool, backends)
+
+    def begin(self, batch: RaggedBatch) -> PartedStep:
+        return self._unrecorded.begin(batch)
+
+    def begin_decode(self, spans: Spans, placement: TokenSlots) -> PartedStep:
+        parts = zip(self._backends, self._groups, strict=True)
+        steps = [backend.begin_decode(*placement.of_group(group, spans)) for backend, group in parts]
+        return PartedStep(self._places, steps)
+
+
+class PartedStep:
+    """Attention of one step, layer by layer: each by the step of its part."""
+
+    def __init__(self, places: Sequence[tuple[int, int]], steps: Sequence[AttentionStep]) -> None:
+        self._of_layer = [(steps[part], index) for part, index in places]
+
+    def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        step, index = self._of_layer[layer]
+        return step.store(index, q, k, v)
+
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        step, index = self._of_layer[layer]
+        return step.attend(index, q, sinks)

@@ -1,0 +1,1 @@
+"""Matrix products with fixed weights, and what lies between them."""

@@ -1,0 +1,120 @@
+"""Products of experts: rows that are sorted by expert, and the weights of all experts in one tensor.
+
+A row has several experts, and each of them makes a pair with it. The first product of an MLP gathers the rows of pairs
+by expert; the second one puts its answers back where the pairs were, so that they are added up row by row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch.nn import functional
+
+TILE_ROWS: Final = 64
+"""Pairs of a tile. There is one shape of tiles, however many pairs there are: so a row's bits never depend on that."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoutedPairs:
+    """Pairs of rows and experts in the order of experts. All of it lies on the device, and its shapes follow only from
+    the number of rows: a step that computes with it can be recorded.
+
+    Pairs with experts that are held elsewhere come last and are in no tile: nothing is computed of them.
+    """
+
+    order: torch.Tensor
+    """int32 [pairs]: the pair at each place, row * per_token + place among the row's experts"""
+    tile_starts: torch.Tensor
+    """int32 [tiles]: the first place of each tile"""
+    tile_ends: torch.Tensor
+    """int32 [tiles]: the place behind its last one; an unused tile has its first one"""
+    tile_experts: torch.Tensor
+    """int32 [tiles]"""
+    counts: torch.Tensor
+    """int64 [experts]: pairs of each expert"""
+    per_token: int
+
+    @classmethod
+    def of(cls, chosen: torch.Tensor, experts: int) -> RoutedPairs:
+        """Sorts the pairs of int64 [rows, per_token] experts; those of one expert stay in the order of rows.
+
+        The number `experts` stands for every expert that is held elsewhere.
+        """
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)
+        counts = torch.zeros(experts + 1, dtype=torch.int64, device=flat.device)
+        counts = counts.scatter_add_(0, flat, torch.ones_like(flat))[:experts]
+        ends = counts.cumsum(0)
+        tiles_of = (counts + TILE_ROWS - 1) // TILE_ROWS
+        tile_ends = tiles_of.cumsum(0)
+        tile = torch.arange(most_tiles(len(flat), experts), device=flat.device)
+        expert = torch.searchsorted(tile_ends, tile, right=True).clamp_(max=experts - 1)
+        first = ends[expert] - counts[expert] + (tile - tile_ends[expert] + tiles_of[expert]) * TILE_ROWS
+        starts = torch.minimum(first, ends[expert])
+        return cls(
+            order=order.int(),
+            tile_starts=starts.int(),
+            tile_ends=torch.minimum(starts + TILE_ROWS, ends[expert]).int(),
+            tile_experts=expert.int(),
+            counts=counts,
+            per_token=chosen.shape[1],
+        )
+
+
+def most_tiles(pairs: int, experts: int) -> int:
+    """Returns how many tiles there are at most: a whole one for so many pairs, and the rest of each expert's."""
+    return pairs // TILE_ROWS + min(pairs, experts)
+
+
+class GroupedProducts(Protocol):
+    """Weights are [experts, outputs, inputs], biases [experts, outputs] or None; sums are float32.
+
+    Products of pairs with experts that are held elsewhere are any numbers.
+    """
+
+    def gathered(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pairs: RoutedPairs
+    ) -> torch.Tensor:
+        """Products of x [rows, inputs], [pairs, outputs] in the order of experts."""
+
+    def scattered(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pairs: RoutedPairs
+    ) -> torch.Tensor:
+        """Products of x [pairs, inputs], which is in the order of experts, [pairs, outputs] by row."""
+
+    def combined(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Sums of each row's answers [pairs, outputs], times float32 [rows, per_token], in order: float32."""
+
+
+class TorchGrouped:
+    """Expert by expert: the host waits for the counts."""
+
+    def gathered(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pairs: RoutedPairs
+    ) -> torch.Tensor:
+        return _by_expert(x[pairs.order.long() // pairs.per_token], weight, bias, pairs)
+
+    def scattered(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pairs: RoutedPairs
+    ) -> torch.Tensor:
+        y = _by_expert(x, weight, bias, pairs)
+        return torch.empty_like(y).index_copy_(0, pairs.order.long(), y)
+
+    def combined(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        grouped = answers.view(*weights.shape, -1)
+        total = torch.zeros(len(weights), answers.shape[1], device=answers.device)
+        for place in range(weights.shape[1]):
+            total += weights[:, place, None] * grouped[:, place].float()
+        return total
+
+
+def _by_expert(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pairs: RoutedPairs) -> torch.Tensor:
+    counts = pairs.counts.tolist()
+    *parts, elsewhere = torch.split(x, [*counts, len(x) - sum(counts)])
+    products = [
+        functional.linear(part, weight[expert], None if bias is None else bias[expert])
+        for expert, part in enumerate(parts)
+    ]
+    return torch.cat([*products, x.new_full((len(elsewhere), weight.shape[1]), float("nan"))])

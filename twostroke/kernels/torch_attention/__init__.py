@@ -1,0 +1,1 @@
+"""Attention over pages by the fused kernel of torch."""

@@ -1,0 +1,1 @@
+"""Attention over 4-bit pages on a CUDA device."""

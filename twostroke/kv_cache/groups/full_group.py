@@ -1,0 +1,235 @@
+"""The group of the layers that attend to all tokens: its pages are those of whole chains of blocks.
+
+The least recently used leaf of the chains is evicted first, so that a block goes only after those that follow it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from twostroke.base.ids import BlockHash, PageId
+from twostroke.kv_cache.groups.group_pool import GroupPool
+from twostroke.kv_cache.groups.page_state import UNHELD_BLOCKS, PageState
+from twostroke.kv_cache.groups.pool_listener import PoolListener
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """A cached or pinned block, without holders."""
+
+    hash: BlockHash
+    parent: BlockHash
+    last_used: int
+    """Logical time of the last release."""
+
+
+class FullGroup(GroupPool):
+    """The pages of chains of blocks."""
+
+    def __init__(self, total: int, listener: PoolListener) -> None:
+        super().__init__([], total, listener)
+        self._children: Counter[BlockHash] = Counter()
+        """Hashed pages per parent hash, whether or not the parent itself is here."""
+        self._leaves: list[tuple[int, PageId]] = []
+        """Heap of (last_used, page) of evictable leaves; entries may be stale."""
+        self._clock = 0
+
+    # Queries
+
+    @property
+    def available(self) -> int:
+        """Pages that a claim can get: free ones and cached ones."""
+        return self._counts[PageState.FREE] + self._counts[PageState.CACHED]
+
+    @property
+    def pinned_blocks(self) -> int:
+        """Distinct blocks that pins keep, whether or not they are here."""
+        return len(self._pins)
+
+    def is_coming(self, block_hash: BlockHash) -> bool:
+        """Returns whether the bytes of this block are being written now."""
+        page = self._by_hash.get(block_hash)
+        return page is not None and self._pages[page].writer is not None
+
+    def parent_of(self, block_hash: BlockHash) -> BlockHash | None:
+        """Returns the parent of a block with a readable page here, else None."""
+        page = self.find(block_hash)
+        return None if page is None else self._pages[page].parent
+
+    def depth(self, hashes: Sequence[BlockHash]) -> int:
+        """Returns how many leading blocks are filled here."""
+        for index, block_hash in enumerate(hashes):
+            if self.find(block_hash) is None:
+                return index
+        return len(hashes)
+
+    def shortage(self, hashes: Sequence[BlockHash], private: int) -> int | None:
+        """Returns how many blocks `claim` would evict now, or None if there are too few pages for it. O(blocks)."""
+        held = [self._by_hash.get(block_hash) for block_hash in hashes]
+        taken = held.count(None) + private
+        return max(0, taken - self._counts[PageState.FREE]) if taken <= self._takeable(held) else None
+
+    def cached(self) -> list[CachedBlock]:
+        """Returns the cached and pinned blocks in no order. O(pages)."""
+        return [
+            CachedBlock(record.hash, record.parent, record.last_used)
+            for _, record in self._records()
+            if record.state in UNHELD_BLOCKS and record.hash is not None and record.parent is not None
+        ]
+
+    # Holding and releasing
+
+    def claim_private(self) -> PageId | None:
+        """Returns one more page for a growing sequence, or None if there is none."""
+        return self._take_private() if self.available else None
+
+    def share_filled(self, hashes: Sequence[BlockHash]) -> list[PageId | None]:
+        """Holds the filled ones of these blocks; the caller releases them."""
+        pages = [self.find(block_hash) for block_hash in hashes]
+        for page in pages:
+            if page is not None:
+                self._acquire(page)
+        return pages
+
+    def release(self, pages: Iterable[PageId]) -> None:
+        """Releases one hold on each page, last first: a block's children become evictable before it."""
+        for page in reversed(list(pages)):
+            record = self._pages[page]
+            assert record.refs > 0, f"page {page} is released more often than held"
+            record.refs -= 1
+            if record.refs == 0:
+                self._retire(page)
+
+    # Writing
+
+    def register_private(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
+        """Registers a private page as a full block; it stays private if another page has that hash."""
+        record = self._pages[page]
+        assert record.state is PageState.ACTIVE, f"page {page} is {record.state.name}, not ACTIVE"
+        assert record.hash is None, f"page {page} has a hash already"
+        if block_hash in self._by_hash:
+            return
+        self._set_hash(page, block_hash, parent)
+        record.filled = True
+        self._listener.stored(block_hash)
+
+    def forget(self, pages: Sequence[PageId]) -> None:
+        """Forgets the cached and pinned blocks of a chain, last first, up to where another chain branches off."""
+        for page in reversed(pages):
+            record = self._pages[page]
+            if record.state in UNHELD_BLOCKS and record.hash is not None and not self._children[record.hash]:
+                self._forget_page(page)
+
+    # Internals
+
+    def _takeable(self, held: Iterable[PageId | None]) -> int:
+        """Returns how many pages a claim can get besides those that hold its blocks already."""
+        woken = sum(1 for page in held if page is not None and self._pages[page].state is PageState.CACHED)
+        return self.available - woken
+
+    def _take(self) -> PageId:
+        if not self._free:
+            self._evict()
+        return self._take_free()
+
+    def _take_private(self) -> PageId:
+        page = self._take()
+        self._move(page, PageState.ACTIVE)
+        return page
+
+    def _take_arriving(self, block_hash: BlockHash, parent: BlockHash, depth: int) -> PageId:
+        page = self._take()
+        self._set_hash(page, block_hash, parent)
+        self._move(page, PageState.ARRIVING)
+        self._pages[page].depth = depth
+        self._count_unwritten(self._pages[page], 1)
+        return page
+
+    def _keep(self, page: PageId) -> None:
+        record = self._pages[page]
+        self._clock += 1
+        record.last_used = self._clock
+        is_pinned = record.hash in self._pins
+        self._move(page, PageState.PINNED if is_pinned else PageState.CACHED)
+        self._offer(page)
+
+    def _offer(self, page: PageId) -> None:
+        record = self._pages[page]
+        assert record.hash is not None
+        if record.state is PageState.CACHED and not self._children[record.hash]:
+            heapq.heappush(self._leaves, (record.last_used, page))
+            if len(self._leaves) > 2 * self.total:
+                self._leaves = [entry for entry in set(self._leaves) if self._is_fresh_leaf(*entry)]
+                heapq.heapify(self._leaves)
+
+    def _evict(self) -> None:
+        """Frees the least recently used leaf."""
+        while self._leaves:
+            last_used, page = heapq.heappop(self._leaves)
+            if self._is_fresh_leaf(last_used, page):
+                self._evict_page(page)
+                return
+        # No leaf left: every cached block has a child in use under a private copy of it. Any of them may go.
+        cached = (page for page, record in self._records() if record.state is PageState.CACHED)
+        self._evict_page(min(cached, key=lambda page: self._pages[page].last_used))
+
+    def _is_fresh_leaf(self, last_used: int, page: PageId) -> bool:
+        record = self._pages[page]
+        if record.state is not PageState.CACHED or record.last_used != last_used:
+            return False
+        assert record.hash is not None
+        return not self._children[record.hash]
+
+    def _evict_page(self, page: PageId) -> None:
+        record = self._pages[page]
+        assert record.hash is not None
+        assert record.parent is not None
+        self._listener.evicting(page, record.hash, record.parent)
+        self._remove_page(page, is_evicted=True)
+
+    def _forget_page(self, page: PageId) -> None:
+        self._listener.forgotten(self._remove_page(page, is_evicted=False))
+
+    def _remove_page(self, page: PageId, *, is_evicted: bool) -> BlockHash:
+        block_hash = self._pages[page].hash
+        assert block_hash is not None
+        self._page_leaves(block_hash, is_evicted=is_evicted)
+        self._forget(page)
+        self._listener.removed(block_hash)
+        return block_hash
+
+    def _page_leaves(self, block_hash: BlockHash, *, is_evicted: bool) -> None:
+        """Called before a block without holders loses its page."""
+
+    def _set_hash(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
+        record = self._pages[page]
+        record.hash, record.parent = block_hash, parent
+        self._by_hash[block_hash] = page
+        self._children[parent] += 1
+
+    def _drop_hash(self, page: PageId) -> None:
+        record = self._pages[page]
+        if record.hash is None:
+            return
+        assert record.parent is not None
+        del self._by_hash[record.hash]
+        parent, record.hash, record.parent = record.parent, None, None
+        self._children[parent] -= 1
+        if not self._children[parent]:
+            del self._children[parent]
+            above = self._by_hash.get(parent)
+            if above is not None:
+                self._offer(above)
+
+    # Check
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        assert self._children == Counter(record.parent for _, record in self._records() if record.parent is not None)
+        leaves = set(self._leaves)
+        for page, record in self._records():
+            if record.state is PageState.CACHED and record.hash is not None and not self._children[record.hash]:
+                assert (record.last_used, page) in leaves, f"cached leaf {page} can never be evicted"

@@ -1,0 +1,147 @@
+"""The pages of one page group of a worker: their blocks, holders, writers and pins.
+
+    FREE         unused
+    CACHED       a hashed block without holders, which may be evicted
+    PINNED       a hashed block without holders that a pin keeps
+    ARRIVING     a hashed block whose bytes are not there yet; requests with that prefix already share it
+    ACTIVE       in use: filled and hashed, or private to the one sequence that is filling it
+    QUARANTINED  without holders, but a transfer may still write to it
+
+Always: free + cached + pinned + arriving + active + quarantined = total, and at most one page per block hash. An
+arriving page has at most one writer (a pull or a computing sequence). When it gives up, the next sequence that waits
+for the page may become its writer.
+
+A pin marks a block hash, whether or not the block is here: a pinned block that is in use is ACTIVE or ARRIVING like any
+other, and becomes PINNED where it would become CACHED.
+
+What a group keeps and in which order it evicts is up to its kind: `FullGroup` keeps whole chains, `WindowGroup` the
+last blocks of them.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable
+
+from twostroke.base.ids import BlockHash, PageId, SessionId
+from twostroke.kv_cache.groups.group_view import GroupView
+from twostroke.kv_cache.groups.page_state import UNHELD_BLOCKS, PageRecord, PageState
+from twostroke.kv_cache.groups.pool_listener import PoolListener
+
+
+class GroupPool(GroupView, abc.ABC):
+    """All pages of a group. One owner, one thread: the worker's event loop."""
+
+    def __init__(self, pages: list[PageRecord], total: int, listener: PoolListener) -> None:
+        """Adds `total` free pages to `pages`, the records of all groups of a worker by their ids."""
+        super().__init__(pages, total)
+        self._listener = listener
+
+    # Writing
+
+    def assign_writer(self, page: PageId, session: SessionId) -> None:
+        """Makes `session` the only writer of the arriving page."""
+        record = self._pages[page]
+        assert record.state is PageState.ARRIVING, f"page {page} is {record.state.name}, not ARRIVING"
+        assert record.writer is None, f"page {page} has a writer already"
+        record.writer = session
+        self._count_unwritten(record, -1)
+
+    def clear_writer(self, page: PageId) -> None:
+        """Removes the writer, which gave up or has been fenced; the next waiting sequence may become the writer."""
+        record = self._pages[page]
+        was_written, record.writer = record.writer is not None, None
+        if record.state is PageState.QUARANTINED:
+            self._forget(page)
+        elif was_written and record.state is PageState.ARRIVING:
+            self._count_unwritten(record, 1)
+
+    def fill(self, page: PageId) -> None:
+        """Marks the arriving page as filled: it holds its block's KV, verified or computed."""
+        record = self._pages[page]
+        assert record.state is PageState.ARRIVING, f"page {page} is {record.state.name}, not ARRIVING"
+        assert record.hash is not None
+        if record.writer is None:
+            self._count_unwritten(record, -1)
+        record.filled, record.writer = True, None
+        self._move(page, PageState.ACTIVE)
+        self._listener.stored(record.hash)
+
+    # Pinning
+
+    def pin_blocks(self, hashes: Iterable[BlockHash]) -> None:
+        """Keeps these blocks from eviction, those that are here and those that will be."""
+        for block_hash in hashes:
+            self._pins[block_hash] += 1
+            page = self._by_hash.get(block_hash)
+            if page is not None and self._pages[page].state is PageState.CACHED:
+                self._move(page, PageState.PINNED)
+
+    def unpin_blocks(self, hashes: Iterable[BlockHash]) -> None:
+        """Takes one pin off each block; those without another are cached from now on."""
+        for block_hash in hashes:
+            assert self._pins[block_hash] > 0, f"block {block_hash.hex()} is unpinned more often than pinned"
+            self._pins[block_hash] -= 1
+            if self._pins[block_hash]:
+                continue
+            del self._pins[block_hash]
+            page = self._by_hash.get(block_hash)
+            if page is not None and self._pages[page].state is PageState.PINNED:
+                self._move(page, PageState.CACHED)
+                self._offer(page)
+
+    # Internals
+
+    def _acquire(self, page: PageId) -> None:
+        record = self._pages[page]
+        record.refs += 1
+        if record.state in UNHELD_BLOCKS:
+            self._move(page, PageState.ACTIVE)
+
+    def _take_free(self) -> PageId:
+        page = self._free.popleft()
+        self._pages[page].refs = 1
+        self._listener.new_writer(page)
+        return page
+
+    @abc.abstractmethod
+    def _offer(self, page: PageId) -> None:
+        """Notes that a page may be evicted from now on."""
+
+    def _retire(self, page: PageId) -> None:
+        """Moves a page after its last hold was released."""
+        record = self._pages[page]
+        if record.filled:
+            self._keep(page)
+        elif record.writer is not None:
+            self._drop_hash(page)
+            self._move(page, PageState.QUARANTINED)
+        else:
+            if record.state is PageState.ARRIVING:
+                self._count_unwritten(record, -1)
+            self._forget(page)
+
+    @abc.abstractmethod
+    def _keep(self, page: PageId) -> None:
+        """Keeps a filled page without holders, or removes it where the group keeps none of its kind."""
+
+    def _forget(self, page: PageId) -> None:
+        record = self._pages[page]
+        self._drop_hash(page)
+        record.filled, record.writer, record.is_end = False, None, False
+        self._move(page, PageState.FREE)
+        self._free.append(page)
+
+    @abc.abstractmethod
+    def _drop_hash(self, page: PageId) -> None:
+        """Removes the block hash from a page."""
+
+    def _count_unwritten(self, record: PageRecord, change: int) -> None:
+        self._unwritten_blocks += change
+        self._unwritten_depths += change * record.depth
+
+    def _move(self, page: PageId, state: PageState) -> None:
+        record = self._pages[page]
+        self._counts[record.state] -= 1
+        self._counts[state] += 1
+        record.state = state

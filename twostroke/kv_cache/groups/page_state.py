@@ -1,0 +1,58 @@
+"""The states of a page of any group: every page is in one of them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from twostroke.base.ids import BlockHash, SessionId
+
+
+class PageState(enum.Enum):
+    FREE = "free"
+    CACHED = "cached"
+    PINNED = "pinned"
+    ARRIVING = "arriving"
+    ACTIVE = "active"
+    QUARANTINED = "quarantined"
+
+
+UNHELD_BLOCKS = frozenset({PageState.CACHED, PageState.PINNED})
+"""States of readable blocks without holders."""
+
+
+@dataclass(slots=True)
+class PageRecord:
+    """What a group knows of one of its pages."""
+
+    state: PageState = PageState.FREE
+    hash: BlockHash | None = None
+    parent: BlockHash | None = None
+    """Parent of the block; None in groups that keep no chains."""
+    filled: bool = False
+    refs: int = 0
+    """Number of holders."""
+    writer: SessionId | None = None
+    depth: int = 0
+    """Index of the block in its chain."""
+    last_used: int = 0
+    """Logical time of the last release."""
+    is_end: bool = False
+    """Whether a prompt or a sequence ended with this block, or a sequence continued from it."""
+
+
+def check_record(name: str, record: PageRecord) -> None:
+    """Asserts that holders, hash, bytes and writer are those of its state."""
+    is_hashed, is_written = record.hash is not None, record.writer is not None
+    match record.state:
+        case PageState.FREE:
+            consistent = not (record.refs or is_hashed or record.filled or is_written)
+        case PageState.CACHED | PageState.PINNED:
+            consistent = not record.refs and is_hashed and record.filled and not is_written
+        case PageState.ARRIVING:
+            consistent = record.refs > 0 and is_hashed and not record.filled
+        case PageState.ACTIVE:
+            consistent = record.refs > 0 and not is_written and is_hashed == record.filled
+        case PageState.QUARANTINED:
+            consistent = not record.refs and not is_hashed and is_written
+    assert consistent, f"{name} is inconsistent: {record}"

@@ -1,0 +1,5 @@
+"""The page group of layers with a window: a token sees only the last blocks.
+
+shape         the slots of the group, and how many blocks a token sees
+window_group  the pages of the group, its *window parts*: what is held, evicted and pinned of them
+"""

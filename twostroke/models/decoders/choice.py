@@ -1,0 +1,148 @@
+"""Which form of the model serves a pool: decided once, when the model is loaded."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from twostroke.base.errors import ConfigError
+from twostroke.kernels.attention.interface import AttentionBackend
+from twostroke.kernels.cpu.attention import NativeAttention
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.linear import SERVED, NativeLinears
+from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.cpu.weights.arena import Arena
+from twostroke.kernels.products.linear import Linears, TorchLinears
+from twostroke.kernels.products.steady import SteadyLinears
+from twostroke.kernels.products.stored import Matrix
+from twostroke.models.decoders.native_transformer import NativeTransformer
+from twostroke.models.decoders.transformer import Model, Transformer
+from twostroke.models.families.table import named
+from twostroke.models.page_forms.balanced_keys import balanced
+from twostroke.models.page_forms.key_centers import key_centers
+from twostroke.models.ranks.interface import Ranks
+from twostroke.models.ranks.shared_out import shared_out
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.packed_weights import PackedModel
+from twostroke.models.weights.products import ModelWeights, take_products
+from twostroke.models.weights.stored.formats import open_weights
+from twostroke.models.weights.stored.model_files import layouts_in
+from twostroke.models.weights.tensors import WeightSource
+
+if TYPE_CHECKING:  # loads transformers
+    from twostroke.models.generic.paged_model import PagedModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is loaded."""
+
+    dtype: torch.dtype
+    is_int8: bool = False
+    """Whether plain weights are rounded to int8."""
+    with_head: bool = True
+    is_deterministic: bool = False
+
+
+def load_model(
+    directory: Path,
+    spec: ModelSpec,
+    backend: AttentionBackend,
+    kernels: Kernels | None,
+    options: LoadOptions,
+    ranks: Ranks | None = None,
+) -> Model:
+    """Loads the model: one native call per step where `kernels` can serve it, else torch operations.
+
+    `ranks`: those that compute the rest of the model, where `spec` is the share of one of them. Raises ConfigError in
+    three cases: there is no kernel for the int8 weights that are asked for, the weights cannot be divided among the
+    ranks, or torch cannot keep what `is_deterministic` asks for.
+    """
+    dtype, is_int8, with_head = options.dtype, options.is_int8, options.with_head
+    if is_int8 and layouts_in(directory) is not None:
+        raise ConfigError(
+            "--weights int8 rounds weights that are plain numbers, but those of this model are quantised already; "
+            "leave --weights away to serve them as they are",
+            field="weights",
+        )
+    if spec.generic is not None:
+        return _generic(directory, spec, backend, dtype=dtype, is_int8=is_int8, with_head=with_head)
+    if kernels is not None and isinstance(backend, NativeAttention) and dtype == SERVED:
+        pack = functools.partial(_native_linears, kernels, backend.team, is_int8)
+        weights = PackedModel(directory, spec, dtype, is_int8, pack).load(with_head=with_head)
+        return NativeTransformer(
+            spec, weights, backend, kernels, is_deterministic=options.is_deterministic, ranks=ranks
+        )
+    if is_int8:
+        raise ConfigError(
+            "--weights int8 needs --dtype bfloat16 and a C++ compiler; "
+            "leave --weights away to serve the weights as they are",
+            field="weights",
+        )
+    linears = SteadyLinears() if options.is_deterministic else TorchLinears()
+    weights = load_weights(directory, spec, dtype, with_head=with_head, linears=linears)
+    return Transformer(spec, weights, backend, ranks)
+
+
+def load_weights(
+    directory: Path, spec: ModelSpec, dtype: torch.dtype, *, with_head: bool, linears: Linears | None = None
+) -> ModelWeights:
+    """Loads the weights with products as `linears` makes them, or torch's where it is None.
+
+    Nothing that is returned lies in the model's files, which may be written to while the model is served. Raises
+    ConfigError naming a tensor that is missing or has another shape than the config says.
+    """
+    with open_weights(directory, dtype) as files:
+        source = balanced(named(_Copies(files), spec.whole), spec.whole)
+        return take_products(shared_out(source, spec), spec, with_head=with_head, linears=linears or TorchLinears())
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """Tensors that do not lie in the mapped files of their source."""
+
+    files: WeightSource
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """Raises what the files raise."""
+        return self.files.take(name, *shape).clone()
+
+    def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
+        """Raises what the files raise."""
+        matrix = self.files.take_matrix(name, rows, inputs)
+        return matrix.clone() if isinstance(matrix, torch.Tensor) else matrix
+
+
+def _generic(
+    directory: Path, spec: ModelSpec, backend: AttentionBackend, *, dtype: torch.dtype, is_int8: bool, with_head: bool
+) -> PagedModel:
+    """Returns the model in transformers' code. Raises ConfigError for weights that it cannot load."""
+    from twostroke.models.generic.checkpoint import load_checkpoint  # loads transformers, which families do without
+    from twostroke.models.generic.paged_model import PagedModel
+
+    if is_int8:
+        raise ConfigError(
+            f"--weights int8 is not computed for {spec.architecture}, which transformers runs; "
+            "leave --weights away to serve the weights as they are",
+            field="weights",
+        )
+    model, _ = load_checkpoint(directory, dtype, with_head=with_head)
+    return PagedModel(model, spec, backend, dtype)
+
+
+def _native_linears(kernels: Kernels, team: Team | None, is_int8: bool, arena: Arena) -> NativeLinears:
+    return NativeLinears(kernels, team, is_int8=is_int8, arena=arena)
+
+
+def stored_key_centers(directory: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.Tensor | None:
+    """Returns the same of a model's files. Its keys are balanced while they are loaded. Raises what opening
+    them does.
+    """
+    if not spec.has_key_bias:
+        return None
+    with open_weights(directory, dtype) as files:
+        return key_centers(balanced(named(files, spec), spec), spec)

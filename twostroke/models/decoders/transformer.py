@@ -1,0 +1,144 @@
+"""A decoder as a straight line over one ragged batch.
+
+x --norm--> qkv --[head norm]--> rope, pages <- k v, attend --> output --[norm]--(+)-->
+    norm --> inner --> down --[norm]--(+)--> x
+
+A layer with experts has a mixture of such MLPs.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from twostroke.kernels import reference
+from twostroke.kernels.attention.interface import AttentionBackend, AttentionStep, RaggedBatch
+from twostroke.models.adapters.products import StepAdapters, adapters_of_rows
+from twostroke.models.decoders.latent_attention import queries_and_keys, values_of
+from twostroke.models.decoders.mixture import counters, mixture
+from twostroke.models.expert_load import ExpertLoad
+from twostroke.models.ranks.interface import OneRank, Ranks
+from twostroke.models.spec import ModelSpec
+from twostroke.models.weights.products import LayerWeights, ModelWeights
+from twostroke.models.weights.tensors import NormWeights
+
+
+class Model(Protocol):
+    """What a runner steps."""
+
+    expert_load: ExpertLoad | None
+    """How much each expert had to do; None for a dense model."""
+
+    def forward(
+        self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Writes the KV of all tokens; logits [len(sample_rows), vocab] of the rows that are sampled.
+
+        None for `sample_rows` stops as soon as the last layer's KV is written.
+        """
+
+
+class Transformer:
+    """In torch's operations, on any device: weights, and the attention backend that knows the pages."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: ModelWeights, backend: AttentionBackend, ranks: Ranks | None = None
+    ) -> None:
+        self._spec = spec
+        self._ranks = ranks or OneRank()
+        self._weights = weights
+        self._backend = backend
+        self._qkv_heads = [spec.heads, spec.kv_heads, spec.kv_heads]
+        self.expert_load, self._expert_tokens = counters(spec)
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        step, adapters = self._backend.begin(batch), step_adapters(batch)
+        x = self._embedded(tokens, batch.positions)
+        last = len(self._weights.layers) - 1
+        for index, layer in enumerate(self._weights.layers):
+            q = self._store(index, layer, x, step, adapters)
+            if index == last and sample_rows is None:
+                return None
+            attended = step.attend(index, q, layer.sinks)
+            if layer.latents is not None:
+                attended = values_of(attended, layer.latents)
+            if index == last:
+                x, attended = x[sample_rows], attended[sample_rows]
+                adapters = None if adapters is None or sample_rows is None else adapters.pruned(sample_rows)
+            x = self._finish(index, layer, x, attended, adapters)
+        assert self._weights.head is not None, "sampling on a worker without a head"
+        logits = self._ranks.gather(self._weights.head(self._norm(x, self._weights.norm)))
+        return None if logits is None else reference.capped(logits, self._spec.final_softcap)
+
+    def _embedded(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        embedding = self._weights.embedding
+        assert isinstance(embedding, torch.Tensor), "torch takes plain numbers"
+        x = embedding[tokens]
+        if self._spec.embedding_scale != 1:
+            x = x * torch.tensor(self._spec.embedding_scale, dtype=x.dtype, device=x.device)
+        return x if self._weights.positions is None else x + self._weights.positions[positions]
+
+    def _store(
+        self, index: int, layer: LayerWeights, x: torch.Tensor, step: AttentionStep, adapters: StepAdapters | None
+    ) -> torch.Tensor:
+        """Queries of this layer, rotated; keys and values are in their pages."""
+        spec = self._spec
+        normed = self._norm(x, layer.attention_norm)
+        if layer.latents is not None and spec.latents is not None:
+            q, k = queries_and_keys(layer.qkv(normed), layer.latents, spec.latents)
+            return step.store(index, q, k, k[..., : spec.latents.rank])
+        qkv = _with(adapters, index, "qkv", normed, layer.qkv(normed)).view(len(x), -1, spec.head_dim)
+        q, k, v = torch.split(qkv, self._qkv_heads, dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._rms_norm(q, layer.q_norm), self._rms_norm(k, layer.k_norm)
+        return step.store(index, q, k, v)
+
+    def _finish(
+        self, index: int, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor, adapters: StepAdapters | None
+    ) -> torch.Tensor:
+        part = _with(adapters, index, "output", attended, layer.attention_output(attended))
+        attention = self._ranks.all_reduce(part)
+        if layer.attention_output_norm is not None:
+            attention = self._norm(attention, layer.attention_output_norm)
+        if self._spec.is_parallel:
+            return self._mlp(index, layer, x, adapters) + attention + x
+        x = x + attention
+        return x + self._mlp(index, layer, x, adapters)
+
+    def _mlp(self, index: int, layer: LayerWeights, x: torch.Tensor, adapters: StepAdapters | None) -> torch.Tensor:
+        normed, experts = self._norm(x, layer.mlp_norm), self._spec.experts_of(index)
+        if experts is not None and layer.experts is not None:
+            part = mixture(normed, layer.experts, layer.mlp, experts, self._expert_tokens[index])
+            return self._ranks.all_reduce(part)
+        assert layer.mlp is not None, "a dense layer has an MLP"
+        inner = layer.mlp.inner(normed, functools.partial(_with, adapters, index, "gate_up"))
+        y = self._ranks.all_reduce(_with(adapters, index, "down", inner, layer.mlp.down(inner)))
+        return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
+
+    def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+        if norm.bias is None:
+            return self._rms_norm(x, norm.weight)
+        return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, self._spec.norm_epsilon)
+
+    def _rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Returns x normalised in the dtype of the weight. The result has the dtype of x."""
+        wide = x.to(weight.dtype)
+        return functional.rms_norm(wide, weight.shape, weight, self._spec.norm_epsilon).to(x.dtype)
+
+
+def step_adapters(batch: RaggedBatch) -> StepAdapters | None:
+    """Returns the adapters of a step's rows; None where no row has one."""
+    if not any(batch.adapters):
+        return None
+    return StepAdapters(adapters_of_rows(batch.adapters, batch.query_starts), batch.positions.device)
+
+
+def _with(adapters: StepAdapters | None, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Returns a product y of x with what the adapters of its rows add."""
+    return y if adapters is None else adapters.add(layer, stack, x, y)

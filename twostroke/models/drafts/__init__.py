@@ -1,0 +1,1 @@
+"""Checks of models and heads that propose tokens for another model."""

@@ -1,0 +1,174 @@
+"""Chooses the tokens of the next step: the demands of the sequences, and what the token budget leaves for each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Container
+from collections.abc import Sequence as ListOf
+
+from twostroke.scheduler.batch import MOST_EXTRA_LOGITS
+from twostroke.scheduler.batching import Chunk
+from twostroke.scheduler.branches import Extension
+from twostroke.scheduler.cost import Budget, StepCost
+from twostroke.scheduler.demand import Demand
+from twostroke.scheduler.progress import BlockProgress
+from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.values import SchedulerLimits
+
+
+class ChunkChooser:
+    def __init__(
+        self,
+        running: dict[Sequence, None],
+        progress: BlockProgress,
+        limits: SchedulerLimits,
+        extension: Extension | None,
+        late: Container[Sequence],
+        preempt: Callable[[Sequence], None],
+    ) -> None:
+        """`running` is the scheduler's own, in order of admission; `preempt` takes a sequence out of it.
+
+        A sequence that is `late` runs in no step: it is not known yet what comes next.
+        """
+        self._running = running
+        self._progress = progress
+        self._limits = limits
+        self._extension = extension
+        self._late = late
+        self._preempt = preempt
+        self._known_early: set[Sequence] = set()
+        """Sequences with tokens that their readers made known since the last step: some may need pages
+        before they run.
+        """
+
+    def became_known(self, sequence: Sequence) -> None:
+        """Takes note that the reader of a sequence has made tokens known."""
+        self._known_early.add(sequence)
+
+    def choose(self, budget: Budget | None, step_tokens: int) -> list[Chunk]:
+        """Chooses all sequences that need one token, then ends of prompts, then the rest in order of admission."""
+        if self._known_early:
+            self._grow_early()
+        streams, others = self._by_urgency()
+        chunks = self._choose_streams(streams, step_tokens)
+        cost = None if budget is None else budget.cost
+        is_aligned = self._limits.align_chunks and step_tokens >= self._limits.block_size
+        left, left_logits = step_tokens - len(chunks), MOST_EXTRA_LOGITS
+        for sequence in others:
+            if sequence not in self._running:
+                continue  # preempted by a stream
+            if left <= 0:
+                break
+            demand = sequence.demand()
+            if budget is not None and demand.most > 1 and not demand.is_stream:
+                left, budget = min(left, _prompt_tokens_beside_streams(chunks, budget, demand.start)), None
+            room = -(-left // demand.weight)
+            if demand.logits:
+                room = min(room, left_logits // demand.logits)
+            chunk = self._chunk_of(sequence, demand, room, is_aligned=is_aligned)
+            if chunk is not None:
+                left -= demand.weight * (chunk.end - chunk.start)
+                left_logits -= demand.logits * (chunk.end - chunk.start)
+                chunks.append(chunk)
+        left = min(left_logits, step_tokens - sum([chunk.end - chunk.start for chunk in chunks]))
+        return chunks if cost is None else self._extended(chunks, cost, left)
+
+    def _extended(self, chunks: list[Chunk], cost: StepCost, most: int) -> list[Chunk]:
+        """Returns the chunks with up to `most` proposed tokens behind the last known ones of streams."""
+        if self._extension is None or most <= 0:
+            return chunks
+        proposed = [
+            index
+            for index, (sequence, start, end, samples, _) in enumerate(chunks)
+            if sequence.proposer is not None and samples and end - start == 1
+        ]
+        return self._extension.extended(chunks, proposed, cost, most, self._progress.grow) if proposed else chunks
+
+    def _chunk_of(self, sequence: Sequence, demand: Demand, room: int, *, is_aligned: bool) -> Chunk | None:
+        """Returns the next chunk of a sequence, of about `room` tokens at most; None where nothing may run yet."""
+        start, known = demand.start, demand.start + demand.most
+        end = start + max(demand.least, min(room, demand.most))
+        end = self._progress.runnable_end(sequence, end)
+        if end < known and demand.ends_on_blocks and is_aligned:
+            end -= end % self._limits.block_size
+        end = self._progress.take(sequence, start, end)
+        if end <= start:
+            return None
+        self._progress.begin_writing(sequence, start, end)
+        return Chunk(sequence, start, end, sequence.sampling is not None and end == known)
+
+    def _choose_streams(self, streams: ListOf[Sequence], step_tokens: int) -> list[Chunk]:
+        """Chooses sequences that run one token and draw the next, in order of admission."""
+        block_size = self._limits.block_size
+        chunks: list[Chunk] = []
+        for sequence in streams:
+            known = len(sequence.known)
+            if len(sequence.pages) * block_size < known and not self._grow(sequence):
+                continue
+            if known == sequence.prompt_tokens:  # its last block may have a page only
+                self._progress.take(sequence, known - 1, known)
+            chunks.append(Chunk(sequence, known - 1, known, True))
+            if len(chunks) >= step_tokens:
+                break
+        return chunks
+
+    def _by_urgency(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Returns the streams, and the other running sequences.
+
+        A stream needs one token, which goes to a page of its own. The others are ordered: first those that need one
+        token, next those that need less than a block or run again what is computed. The latter are cheap, and their
+        output begins.
+        """
+        block_size = self._limits.block_size
+        streams: list[Sequence] = []
+        singles: list[Sequence] = []
+        tails: list[Sequence] = []
+        others: list[Sequence] = []
+        for sequence in self._running:
+            if sequence in self._late:
+                continue
+            is_hashed = sequence.computed // block_size < len(sequence.block_hashes)
+            if is_hashed:
+                catch_up(self._progress, sequence)
+                is_hashed = sequence.computed // block_size < len(sequence.block_hashes)
+            tokens = len(sequence.known) - sequence.next_start
+            if tokens <= 1 and not is_hashed and sequence.sampling is not None:
+                streams.append(sequence)
+            else:
+                is_tail = tokens < block_size or sequence.computed == len(sequence.known)
+                (singles if tokens <= 1 else tails if is_tail else others).append(sequence)
+        return streams, singles + tails + others
+
+    def _grow_early(self) -> None:
+        """Claims the pages of tokens that readers have made known, maybe several at once."""
+        block_size = self._limits.block_size
+        for sequence in [each for each in self._running if each in self._known_early]:
+            while len(sequence.pages) * block_size < len(sequence.known) and self._grow(sequence):
+                pass
+        self._known_early.clear()
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Claims a page; preempts the sequence admitted last until that works, even `sequence` itself.
+
+        Only streams grow, before all others are chosen and in order of admission: the victim has not been chosen yet.
+        """
+        while sequence in self._running:
+            if self._progress.grow(sequence):
+                return True
+            self._preempt(next(reversed(self._running)))
+        return False
+
+
+def catch_up(progress: BlockProgress, sequence: Sequence) -> None:
+    """Lets a sequence pass over what others have filled."""
+    before = sequence.computed
+    progress.catch_up(sequence)
+    if sequence.computed > before:
+        for constraint in sequence.constraints:
+            constraint.passed(sequence, before)
+
+
+def _prompt_tokens_beside_streams(chunks: ListOf[Chunk], budget: Budget, context_tokens: int) -> int:
+    """Returns how many prompt tokens, after `context_tokens` of their own, may run beside the streams of `chunks`."""
+    contexts = [chunk.end for chunk in chunks if chunk.samples]
+    return budget.prompt_tokens(len(contexts), sum(contexts), context_tokens) if contexts else sys.maxsize

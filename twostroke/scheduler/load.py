@@ -1,0 +1,96 @@
+"""Sums up the work that a scheduler has, for predictions of costs and for routers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.scheduler.choosing import catch_up
+from twostroke.scheduler.cost import Queued
+from twostroke.scheduler.lateness import DuePrompt
+from twostroke.scheduler.progress import BlockProgress
+from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.waiting_queue import ADMISSION_LOOKAHEAD, WaitingQueue
+
+
+class SchedulerLoad:
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        running: Collection[Sequence],
+        pool: BlockPool,
+        progress: BlockProgress,
+        block_size: int,
+    ) -> None:
+        """`waiting` and `running` are the scheduler's own, which change."""
+        self._waiting = waiting
+        self._running = running
+        self._pool = pool
+        self._progress = progress
+        self._block_size = block_size
+
+    @property
+    def prompts(self) -> int:
+        """Sequences that wait for their first token, or for their pages where nothing is sampled."""
+        return len(self._waiting) + sum([len(each.known) <= each.prompt_tokens for each in self._running])
+
+    def due_prompts(self) -> Iterator[DuePrompt]:
+        """Yields the prompts that are computed here, about in that order.
+
+        It leaves out those far back in the queue: it is called before every step.
+        """
+        for sequence in self._running:
+            start, known = sequence.computed, len(sequence.known)
+            if start < known <= sequence.prompt_tokens and self._progress.runnable_end(sequence, start + 1) > start:
+                tokens = known - start
+                yield DuePrompt(tokens, tokens * (start + tokens / 2), sequence.due_s)
+        for sequence in itertools.islice(self._waiting, ADMISSION_LOOKAHEAD):
+            yield DuePrompt(sequence.pending_tokens, sequence.pending_pairs, sequence.due_s)
+
+    def lone_streams(self) -> tuple[int, int] | None:
+        """Returns the streams and the tokens that they attend to, or None if the next step may run anything else."""
+        streams = context_tokens = 0
+        for sequence in self._running:
+            catch_up(self._progress, sequence)
+            first = sequence.next_start
+            if sequence.answer_tokens and len(sequence.known) - first <= 1:
+                streams += 1
+                context_tokens += len(sequence.known)
+            elif self._progress.runnable_end(sequence, len(sequence.known)) > first:
+                return None
+        return (streams, context_tokens) if streams else None
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens known but not computed, without those that a pull is writing; equal blocks count once."""
+        return self.queued().all_tokens
+
+    def queued(self) -> Queued:
+        """Sums up the queued work. Called after every step, so its cost does not depend on prompt lengths."""
+        block_size = self._block_size
+        unwritten = self._pool.unwritten
+        tokens = self._waiting.pending_tokens + unwritten.blocks * block_size
+        pairs = self._waiting.pending_pairs + (unwritten.depths + unwritten.blocks / 2) * block_size**2
+        streams = stream_tokens = context_tokens = 0
+        for sequence in self._running:
+            known, computed, hashed = len(sequence.known), sequence.computed, len(sequence.block_hashes) * block_size
+            begun, tail = 0, known - computed
+            if computed < hashed:
+                begun, tail = self._begun_tokens(sequence) + self._progress.again_tokens(sequence), known - hashed
+            if known - computed <= 1:
+                streams += 1
+                stream_tokens += begun + tail
+                context_tokens += known
+            else:
+                tokens += begun + tail
+                pairs += begun * (computed + begun / 2) + tail * (known - tail / 2)
+        return Queued(tokens, pairs, streams, context_tokens, stream_tokens)
+
+    def _begun_tokens(self, sequence: Sequence) -> int:
+        """Returns the uncomputed tokens of the blocks that a running sequence is writing."""
+        block_size = self._block_size
+        block = sequence.computed // block_size
+        while block < len(sequence.block_hashes) and self._pool.writer(sequence.pages[block]) == sequence.session:
+            block += 1
+        return max(0, block * block_size - sequence.computed)

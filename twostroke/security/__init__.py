@@ -1,0 +1,1 @@
+"""Secrets, certificates, and which files are trusted."""

@@ -1,0 +1,150 @@
+"""A landing is where the bytes of a pull arrive: in the pages that were claimed, or beside them to be converted.
+
+A puller that converts reads the source's own pages into a memory of a bounded size. A pull takes a part of it for each
+batch of pages. It holds the part from before the copy until the pages are converted. While all parts are taken, other
+pulls wait, and new pulls ask the source to convert.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from twostroke.base.ids import PageId
+from twostroke.kv_cache.form import Conversion, page_form
+from twostroke.kv_cache.layout import PageRegion
+from twostroke.kv_cache.memory import PageMemory, Pages, Window
+from twostroke.transfer.base import Identity, PageTransport, digest, until_done
+from twostroke.worker.landing.digests import PageDigests
+from twostroke.worker.landing.page_converter import PageConverter, convert
+
+PARTS = 4
+"""Batches of pages that are copied or converted at once."""
+PART_BYTES = 4 << 20
+"""Bytes of a batch, unless one page is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    digests: list[bytes]
+    """Digests of the bytes that were copied."""
+    converted: int = 0
+    """Pages that were converted."""
+    converted_s: float = 0.0
+    """Time of converting them, their turn on the thread included."""
+
+
+class Landing(Protocol):
+    @property
+    def transports(self) -> Sequence[PageTransport]:
+        """Transports whose copies arrive here, best first."""
+
+    @property
+    def batch_pages(self) -> int:
+        """Most pages that are copied at once."""
+
+    def places(self, pages: Sequence[PageId]) -> AbstractAsyncContextManager[Sequence[PageId]]:
+        """Yields the pages that transports copy into, one for each of `pages`, which are of one group.
+
+        Nobody else uses them meanwhile.
+        """
+
+    async def land(self, places: Sequence[PageId], pages: Sequence[PageId]) -> Landed:
+        """Fills `pages` with what was copied into `places`. However this ends, no byte of `pages` changes
+        afterwards."""
+
+
+class DirectLanding:
+    """Pages arrive in this worker's form, in the pages that were claimed for them."""
+
+    def __init__(self, digests: PageDigests, transports: Sequence[PageTransport], pages: int) -> None:
+        self.transports = transports
+        self.batch_pages = pages
+        self._digests = digests
+
+    @contextlib.asynccontextmanager
+    async def places(self, pages: Sequence[PageId]) -> AsyncGenerator[Sequence[PageId]]:
+        yield pages
+
+    async def land(self, places: Sequence[PageId], pages: Sequence[PageId]) -> Landed:
+        return Landed(await self._digests.of(pages))
+
+
+class ConvertingLanding:
+    """Pages arrive in the form of the source, and are converted on a thread into the pages that were claimed."""
+
+    def __init__(self, pages: Pages, conversion: Conversion, transports: Sequence[PageTransport]) -> None:
+        """`transports` are not open yet, and read nothing but pages that are to be converted."""
+        sizes = [page_form(each.source.format).page_bytes(each.shape) for each in conversion.groups]
+        self.form = conversion.source
+        self.transports = transports
+        self.batch_pages = max(1, PART_BYTES // sum(sizes))
+        self.converter = PageConverter(conversion, pages)
+        places, self._pages = PARTS * self.batch_pages, pages.layout
+        self._memory = PageMemory(places, sizes[0], *(PageRegion(places, each) for each in sizes[1:]))
+        self._free: asyncio.Queue[int] = asyncio.Queue(PARTS)
+        for first in range(0, places, self.batch_pages):
+            self._free.put_nowait(first)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a pull that began now would get a part at once."""
+        return not self._free.empty()
+
+    def open(self, identity: Identity) -> None:
+        """Reads pages that show the identity of the source's form, which is `identity`'s fingerprint."""
+        for transport in self.transports:
+            transport.read_into(self._memory, identity)
+
+    @contextlib.asynccontextmanager
+    async def places(self, pages: Sequence[PageId]) -> AsyncGenerator[Sequence[PageId]]:
+        first = await self._free.get()
+        begin = self._memory.layout.first(self._pages.region_of(pages[0])) + first
+        try:
+            yield [PageId(begin + number) for number in range(len(pages))]
+        finally:
+            self._free.put_nowait(first)
+
+    async def land(self, places: Sequence[PageId], pages: Sequence[PageId]) -> Landed:
+        started_s = asyncio.get_running_loop().time()
+        jobs = [
+            self.converter.submit(functools.partial(self._convert, place, page))
+            for place, page in zip(places, pages, strict=True)
+        ]
+        try:
+            digests = list(await asyncio.gather(*map(asyncio.wrap_future, jobs)))
+        finally:
+            await _end(jobs)
+        return Landed(digests, len(pages), asyncio.get_running_loop().time() - started_s)
+
+    async def close(self) -> None:
+        """Closes the connections and ends the thread. No pull may be open. Call it before the pages' memory
+        is closed.
+        """
+        for transport in self.transports:
+            await transport.close()
+        await self.converter.close()
+        self._memory.close()
+
+    def _convert(self, place: PageId, page: PageId, window: Window) -> bytes:
+        original = self._memory.page(place)
+        (target,) = window.landing([page])
+        convert(self.converter.conversion_of(page), original, np.frombuffer(target, np.uint8))
+        window.landed()
+        window.synchronize()
+        return digest(original)
+
+
+async def _end(jobs: Sequence[Future[bytes]]) -> None:
+    """Drops the jobs that have not begun, and waits for the one that has."""
+    running = [asyncio.wrap_future(job) for job in jobs if not job.done() and not job.cancel()]
+    if running:
+        await until_done(asyncio.wait(running))

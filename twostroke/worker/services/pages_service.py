@@ -1,0 +1,359 @@
+"""The Pages service serves Pull: cached blocks at once, and missing ones as soon as the role has computed them.
+
+The open call is the lease: announced pages stay pinned until it ends, however it ends. A heartbeat is sent while it is
+open, so that a puller can tell a long queue from a dead source. Fetch asks this worker to pull from another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Collection, Container, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import grpc.aio
+
+from twostroke.base.errors import FingerprintMismatch, InvalidRequest, TransferFailed
+from twostroke.base.fault_points import Point, reach
+from twostroke.base.ids import BlockHash, PageId, RequestId
+from twostroke.kv_cache.form import KvForm
+from twostroke.kv_cache.memory import Pages
+from twostroke.kv_cache.parts import GroupKind, Part, parts_of
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.request import AdapterRef
+from twostroke.rpc.convert import adapter_from_message, hashes_from_bytes
+from twostroke.rpc.peer import PeerPrefix
+from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.tracing.context import TraceContext
+from twostroke.transfer.base import PageEndpoint
+from twostroke.worker.host import WorkerHost
+from twostroke.worker.landing.digests import PageDigests
+from twostroke.worker.landing.page_converter import Way, is_for_puller
+from twostroke.worker.services.fetch import BlockFetcher
+from twostroke.worker.tiers.loads.shared_loads import SharedLoads
+
+Message = TypeVar("Message")
+
+_ALIVE = worker_pb2.PullResponse(alive=worker_pb2.PullAlive())
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedBlocks:
+    """The checked request of one pull."""
+
+    request_id: RequestId
+    tokens: list[int]
+    """Tokens up to the last wanted block; may be empty in a cached-only pull."""
+    block_hashes: list[BlockHash]
+    """Hashes of all blocks up to the last wanted one."""
+    blocks: list[int]
+    """Blocks with wanted pages."""
+    peer: PeerPrefix | None
+    """A worker that holds a prefix: missing blocks are fetched there before any is computed."""
+    trace: TraceContext | None = None
+    """The span of the pull."""
+    adapter: AdapterRef | None = None
+    """Missing blocks are computed with it."""
+    windows: tuple[int, ...] = ()
+    """Blocks with wanted window parts."""
+
+    @property
+    def parts(self) -> list[Part]:
+        return parts_of(self.blocks, self.windows)
+
+
+class PageJob(Protocol):
+    """One pull being served; holds its pages until closed."""
+
+    def page(self, block: int) -> PageId | None:
+        """Returns the page of a block once it can be read. Raises TransferFailed if it never will be."""
+
+    def window(self, block: int) -> PageId | None:
+        """Returns the window part of a block once it can be read. Raises TransferFailed if it never will be."""
+
+    def was_computed(self, block: int) -> bool:
+        """Tells whether the block was computed for this pull, and not cached."""
+
+    def computed_besides(self, blocks: Collection[int]) -> int:
+        """Returns how many other blocks were computed for this pull, although their pages are not wanted."""
+
+    def close(self) -> None:
+        """Releases the pages and wakes the loop, which notifies those that wait for open work to end."""
+
+
+class PageJobs(Protocol):
+    """The role's factory of page jobs."""
+
+    def begin(self, wanted: RequestedBlocks) -> PageJob: ...
+
+
+class ServedPages(Protocol):
+    """The pages of this worker in one form, as pullers read them."""
+
+    form: KvForm
+
+    @property
+    def endpoints(self) -> Sequence[PageEndpoint]:
+        """How to reach them, best first."""
+
+    async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
+        """Returns (generation, digest) of pages that are filled and pinned until this returns."""
+
+
+class KnownDigests:
+    """Generations and digests of pages; a digest is computed once per generation of a page."""
+
+    def __init__(self, form: KvForm, memory: Pages, digests: PageDigests, endpoints: Sequence[PageEndpoint]) -> None:
+        self.form = form
+        self.endpoints = endpoints
+        self._memory = memory
+        self._digests = digests
+        self._known: dict[PageId, tuple[int, bytes]] = {}
+
+    @property
+    def page_bytes(self) -> int:
+        return self._memory.page_bytes
+
+    async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
+        """Returns (generation, digest) of pages that are filled and pinned until this returns."""
+        generations = [self._memory.generation(page) for page in pages]
+        found = [self._known.get(page) for page in pages]
+        unknown = [
+            (page, generation)
+            for page, generation, known in zip(pages, generations, found, strict=True)
+            if known is None or known[0] != generation
+        ]
+        digests = await self._digests.of([page for page, _ in unknown])
+        for (page, generation), digest in zip(unknown, digests, strict=True):
+            self._known[page] = (generation, digest)
+        return [self._known[page] for page in pages]
+
+
+class PagesService(worker_pb2_grpc.PagesServicer):
+    def __init__(self, host: WorkerHost, jobs: PageJobs, tasks: asyncio.TaskGroup) -> None:
+        self._jobs = jobs
+        self._fetches = BlockFetcher(host, tasks)
+        self._pool = host.pool
+        self._wake = host.loop.wake
+        self._loads = host.loads.for_others
+        self._validator = host.validator
+        self._progress = host.progress
+        self._metrics = host.metrics
+        self._block_size = host.facts.block_size
+        self._own = KnownDigests(host.facts.kv_form, host.memory, host.exchange.digests, host.exchange.endpoints)
+        self._converted = host.exchange.converted
+        self._heartbeat_s = host.config.patience.heartbeat_s
+        self.open = 0
+        """Pulls being served."""
+
+    async def Pull(  # noqa: N802
+        self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncGenerator[worker_pb2.PullResponse, None]:
+        reach(Point.PAGES_ASKED)
+        self._validator.check(request.fingerprint, request.source_epoch, is_work=not request.cached_only)
+        self._check_form(request)
+        wanted = self._checked(request)
+        job: PageJob
+        if request.cached_only:
+            job = CachedOnlyJob(self._pool, wanted, self._wake, self._loads)
+        else:
+            job = self._jobs.begin(wanted)
+        self.open += 1
+        try:
+            reach(Point.PAGES_ACCEPTED)
+            served = self._served_to(request, job, wanted.blocks)
+            endpoints = [endpoint.pack() for endpoint in served.endpoints]
+            form = str(served.form) if request.kv_form else ""
+            accepted = worker_pb2.PullAccepted(epoch=str(self._validator.epoch), endpoints=endpoints, kv_form=form)
+            yield worker_pb2.PullResponse(accepted=accepted)
+            async with contextlib.aclosing(
+                with_heartbeats(self._announce(job, wanted.parts, served), self._heartbeat_s)
+            ) as said:
+                async for ready in said:
+                    yield _ALIVE if ready is None else worker_pb2.PullResponse(ready=ready)
+        finally:
+            reach(Point.PAGES_RELEASING)
+            self.open -= 1
+            job.close()
+
+    async def Fetch(  # noqa: N802
+        self, request: worker_pb2.FetchRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> worker_pb2.FetchResponse:
+        self._validator.check(request.fingerprint, request.worker_epoch)
+        return worker_pb2.FetchResponse(blocks=await self._fetches.fetch(request))
+
+    def _check_form(self, request: worker_pb2.PullRequest) -> None:
+        """Raises FingerprintMismatch where pages of this worker cannot become those of the puller."""
+        forms = [str(served.form) for served in (self._own, self._converted) if served is not None]
+        if request.kv_form not in ("", *forms):
+            raise FingerprintMismatch(
+                f"{request.requester} stores pages as {request.kv_form!r}, {self._validator.worker_id} serves them as "
+                f"{' or '.join(map(repr, forms))}"
+            )
+
+    def _served_to(self, request: worker_pb2.PullRequest, job: PageJob, blocks: Sequence[int]) -> ServedPages:
+        """Returns the pages in the puller's form, or in the own form where the puller is to convert them."""
+        if self._converted is None or request.kv_form in ("", str(self._own.form)):
+            return self._own
+        offer = request.conversion
+        ready, _ = readable(job, blocks)
+        source = self._converted.way(len(blocks), ready.values())
+        puller = Way(self._own.page_bytes, offer.page_s, offer.wait_s, len(blocks))
+        if is_for_puller(source, puller, len(blocks), offer.bytes_per_s):
+            return self._own
+        return self._converted
+
+    def _checked(self, request: worker_pb2.PullRequest) -> RequestedBlocks:
+        hashes = hashes_from_bytes(request.block_hashes)
+        wanted, windows = list(request.wanted), list(request.wanted_windows)
+        if not wanted + windows or sorted(set(wanted)) != wanted or sorted(set(windows)) != windows:
+            raise InvalidRequest(
+                f"wanted must be ascending block indices, got {wanted[:8]} and {windows[:8]}", field="wanted"
+            )
+        blocks = max(wanted[-1:] + windows[-1:]) + 1
+        if blocks > len(hashes):
+            raise InvalidRequest(
+                f"block {blocks - 1} is wanted, but there are only {len(hashes)} block hashes", field="wanted"
+            )
+        if windows and self._pool.windows is None:
+            raise InvalidRequest("this model keeps no window parts apart from pages", field="wanted_windows")
+        tokens = list(request.tokens[: blocks * self._block_size])
+        if len(tokens) < blocks * self._block_size and not request.cached_only:
+            raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
+        trace = TraceContext.parse(request.traceparent)
+        adapter = adapter_from_message(request.adapter) if request.HasField("adapter") else None
+        peer, request_id = PeerPrefix.of(request), RequestId(request.request_id)
+        return RequestedBlocks(
+            request_id, tokens, hashes[:blocks], wanted, peer, trace, adapter, windows=tuple(windows)
+        )
+
+    async def _announce(
+        self, job: PageJob, wanted: Sequence[Part], served: ServedPages
+    ) -> AsyncGenerator[worker_pb2.PagesReady, None]:
+        pending, told = wanted, set[int]()
+        while pending:
+            ticket = self._progress.ticket()
+            ready, failure = readable_parts(job, pending)
+            if ready:
+                pending = [part for part in pending if part not in ready]
+                message = await self._message(job, ready, served, told)
+                told.update(block for block, _ in ready)
+                message.also_computed = 0 if pending else job.computed_besides(told)
+                yield message
+            if failure is not None:
+                raise failure
+            if pending:
+                await ticket.wait()
+        await self._until_cancelled()
+
+    async def _until_cancelled(self) -> None:
+        """Waits for the end of the call; the pages stay pinned until then."""
+        await asyncio.get_running_loop().create_future()
+
+    async def _message(
+        self, job: PageJob, ready: dict[Part, PageId], served: ServedPages, told: Container[int]
+    ) -> worker_pb2.PagesReady:
+        """Returns the message of parts that can be read; `told`: blocks of which another part was announced before."""
+        known = await served.of(list(ready.values()))
+        pages = [
+            worker_pb2.ReadyPage(block=block, page=page, generation=generation, digest=digest, group=group)
+            for ((block, group), page), (generation, digest) in zip(ready.items(), known, strict=True)
+        ]
+        reach(Point.PAGES_ANNOUNCING)
+        self._metrics.served_pages.inc(len(pages))
+        new = {block for block, _ in ready if block not in told}
+        return worker_pb2.PagesReady(pages=pages, computed=sum(map(job.was_computed, new)))
+
+
+async def with_heartbeats(
+    messages: AsyncGenerator[Message, None], heartbeat_s: float
+) -> AsyncGenerator[Message | None, None]:
+    """Yields the messages as they come, and None after each `heartbeat_s` without one."""
+    following = asyncio.ensure_future(anext(messages))
+    try:
+        while True:
+            done, _ = await asyncio.wait((following,), timeout=heartbeat_s)
+            if not done:
+                yield None
+                continue
+            try:
+                told = following.result()
+            except StopAsyncIteration:
+                return
+            yield told
+            following = asyncio.ensure_future(anext(messages))
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await messages.aclose()
+
+
+def readable(job: PageJob, blocks: Sequence[int]) -> tuple[dict[int, PageId], TransferFailed | None]:
+    """Returns the pages that can be read now, and the error of the next block if all before it are readable."""
+    ready, failure = readable_parts(job, parts_of(blocks, ()))
+    return {block: page for (block, _), page in ready.items()}, failure
+
+
+def readable_parts(job: PageJob, parts: Sequence[Part]) -> tuple[dict[Part, PageId], TransferFailed | None]:
+    """Returns the parts that can be read now, and the error of the next one if all before it are readable."""
+    ready: dict[Part, PageId] = {}
+    for index, part in enumerate(parts):
+        try:
+            page = job.page(part.block) if part.group is GroupKind.FULL else job.window(part.block)
+        except TransferFailed as error:
+            return ready, error if len(ready) == index else None
+        if page is not None:
+            ready[part] = page
+    return ready, None
+
+
+class CachedOnlyJob:
+    """Serves a pull only from the cache: it holds the wanted blocks that were on any tier when the pull began."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        wanted: RequestedBlocks,
+        wake: Callable[[], None],
+        loads: SharedLoads | None = None,
+    ) -> None:
+        self._pool = pool
+        self._wake = wake
+        self._loads = loads
+        hashes, blocks = wanted.block_hashes, sorted({*wanted.blocks, *wanted.windows})
+        self._pages = dict(zip(blocks, pool.share_filled([hashes[block] for block in blocks]), strict=True))
+        if loads is not None:
+            self._pages.update(loads.share(hashes, [block for block, page in self._pages.items() if page is None]))
+        self._windows: dict[int, PageId] = {}
+        if pool.windows is not None:
+            here = {block: hashes[block] for block in wanted.windows if self._pages[block] is not None}
+            self._windows = pool.windows.share_filled(here)
+            if loads is not None:
+                self._windows |= loads.share_parts({block: here[block] for block in here.keys() - self._windows.keys()})
+
+    def page(self, block: int) -> PageId | None:
+        page = self._pages[block]
+        if page is None or not (self._pool.is_filled(page) or self._pool.writer(page) is not None):
+            raise TransferFailed(f"block {block} is not cached here, and the pull is cached-only")
+        return page if self._pool.is_filled(page) else None
+
+    def window(self, block: int) -> PageId | None:
+        slot, windows = self._windows.get(block), self._pool.windows
+        if slot is None or windows is None or not (windows.is_filled(slot) or windows.writer(slot) is not None):
+            raise TransferFailed(f"the window part of block {block} is not cached here, and the pull is cached-only")
+        return slot if windows.is_filled(slot) else None
+
+    def was_computed(self, block: int) -> bool:
+        return False
+
+    def computed_besides(self, blocks: Collection[int]) -> int:
+        return 0
+
+    def close(self) -> None:
+        if self._pool.windows is not None:
+            self._pool.windows.unshare(self._windows.values())
+        self._pool.release([page for page in self._pages.values() if page is not None])
+        if self._loads is not None:
+            self._loads.give_up_unwanted()
+        self._wake()

@@ -1,0 +1,102 @@
+"""What is to be pulled, what of it others see while it is under way, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
+
+from twostroke.base.errors import ServeError
+from twostroke.base.ids import BlockHash, PageId, RequestId, SessionId
+from twostroke.kv_cache.parts import GroupKind, Part
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.request import AdapterRef
+from twostroke.rpc.peer import PeerPrefix
+from twostroke.rpc.v1 import worker_pb2
+from twostroke.tracing.span import OpenSpan
+
+
+@dataclass(frozen=True, slots=True)
+class PullSpec:
+    """Parts of blocks to pull for one request: their pages are claimed, arriving, and have no writer."""
+
+    request_id: RequestId
+    session: SessionId
+    source: worker_pb2.PageSource
+    tokens: ListOf[int]
+    block_hashes: ListOf[BlockHash]
+    parts: dict[Part, PageId]
+    """All that is to be pulled, in order, and the pages that it is for."""
+    peer: PeerPrefix | None = None
+    """A worker that holds a prefix, from which the source may fetch what it lacks."""
+    cached_within_s: float | None = None
+    """Time limit of a cached-only pull. None: the source computes what it lacks, as long as that takes."""
+    deadline_s: float | None = None
+    """Deadline of the request in Unix seconds. The source computes nothing for it afterwards, even if we died."""
+    arrived: Callable[[int], None] | None = None
+    """Called with each block as it becomes readable."""
+    trace: OpenSpan | None = None
+    """The parent span."""
+    adapter: AdapterRef | None = None
+    """The source computes the blocks with it."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of which anything is to be pulled."""
+        return len({part.block for part in self.parts})
+
+    @property
+    def is_from_peer(self) -> bool:
+        return self.cached_within_s is not None
+
+
+@dataclass(slots=True)
+class PullReport:
+    """The result of a pull. Wanted blocks that were not pulled are left to local computation."""
+
+    pulled: int = 0
+    """Pulled blocks; one counts whose window part alone was wanted."""
+    computed: int = 0
+    """Pulled blocks that the source computed for this pull."""
+    also_computed: int = 0
+    """Other blocks that it computed, to come to those that were wanted."""
+    transport: str = ""
+    copied_bytes: int = 0
+    wire_s: float = 0.0
+    """Time of all copies."""
+    converted: int = 0
+    """Pages that were converted here."""
+    first_page_s: float | None = None
+    last_page_s: float | None = None
+    failure: ServeError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPull:
+    """A pull that has not ended."""
+
+    spec: PullSpec
+    started_s: float
+    """Start, on the event loop's clock."""
+    missing_blocks: int
+    has_begun: bool
+    """The source has announced pages."""
+    is_computable: bool
+    """All blocks before the first missing one are here, and no other sequence waits for the missing ones."""
+    is_stopped: bool
+    """The pull has been stopped and is about to end."""
+
+    @property
+    def source(self) -> str:
+        return self.spec.source.worker_id
+
+
+def open_pull(
+    spec: PullSpec, pool: BlockPool, remaining: Iterable[int], *, started_s: float, has_begun: bool, is_left: bool
+) -> OpenPull:
+    """The pull as others see it; of the `remaining` blocks something has not come yet."""
+    missing = sorted(set(remaining))
+    is_reached = not missing[0] or pool.find(spec.block_hashes[missing[0] - 1]) is not None
+    pages = (spec.parts.get(Part(block, GroupKind.FULL)) for block in missing)
+    is_computable = is_reached and not any(pool.is_shared(page) for page in pages if page is not None)
+    return OpenPull(spec, started_s, len(missing), has_begun, is_computable, is_left)

@@ -1,0 +1,72 @@
+"""What loads of one worker cost, and what they are compared with: computing the blocks, or what others send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from twostroke.base.ids import BlockHash
+from twostroke.kv_cache.tier import Tier
+from twostroke.scheduler.cost import Queued
+from twostroke.worker.supply.supplier import Behind
+from twostroke.worker.tiers.loads.slow_disk import SlowDisk
+from twostroke.worker.tiers.page_tiers import PageTiers
+from twostroke.worker.tiers.price import Price, blocks_to_compute, pays, pays_in_part, queued_blocks
+from twostroke.worker.tiers.reader import ReaderThread
+
+
+class LoadPrices:
+    """One owner, one thread: the event loop."""
+
+    def __init__(
+        self, tiers: PageTiers, block_size: int, compute_s: Callable[[Queued], float], clock: Callable[[], float]
+    ) -> None:
+        """`compute_s` predicts how long work that came now would be computed."""
+        self._tiers = tiers
+        self._block_size = block_size
+        self._compute_s = compute_s
+        self._clock = clock
+        self._slow_disk = SlowDisk(tiers, clock)
+
+    def compute_s(self, blocks: Iterable[int]) -> float:
+        """Predicts how long these blocks of one sequence would be computed."""
+        return self._compute_s(queued_blocks(blocks, self._block_size))
+
+    def load_s(self, tier: Tier, pages: int) -> float:
+        """Predicts how long so many pages take, with those that wait before them and those that are read meanwhile."""
+        return self._tiers.readers(tier).load_s(pages, self._tiers.page_time(tier), self._clock())
+
+    def thread_for(self, tier: Tier, pages: int) -> ReaderThread[Any]:
+        """Returns the thread of a tier that is to read so many pages, if they are asked for now."""
+        return self._tiers.readers(tier).thread_for(pages, self._tiers.page_time(tier), self._clock())
+
+    def of(self, tier: Tier, hashes: Sequence[BlockHash], held: Sequence[int], behind: Behind | None) -> Price | None:
+        """Predicts how long these blocks take without the tier; returns None where a load would take longer."""
+        compute_s = self.compute_s(held)
+        price = Price(compute_s, compute_s if behind is None else min(compute_s, behind.arrival_s(held)))
+        if pays(self.load_s(tier, len(held)), price.other_s):
+            return price
+        self._tiers.metrics.refused(tier)
+        if tier is Tier.DISK:
+            self._slow_disk.refused(hashes[held[0]], len(held), compute_s)
+        return None
+
+    def pays_to_reach(self, tier: Tier, blocks: range, unread: Sequence[BlockHash], *, is_alone: bool) -> bool:
+        """Tells whether blocks after which a sequence could go on are loaded from a tier, all or the last ones.
+
+        `unread`: those whose pages have to be read from this tier. `is_alone`: nothing else is computed here.
+        """
+        load_s, compute_s = self.load_s(tier, len(unread)), self.compute_s(blocks)
+        if pays(load_s, compute_s) or pays_in_part(load_s, compute_s, is_alone=is_alone):
+            return True
+        if tier is Tier.DISK and unread:
+            self._slow_disk.refused(unread[0], len(unread), compute_s)
+        return False
+
+    def first_to_load(self, tier: Tier, blocks: Sequence[int]) -> int:
+        """Returns how many of the blocks are to be computed before a load of the others has come as far."""
+        return self.to_compute(blocks, lambda count: self.load_s(tier, count))
+
+    def to_compute(self, blocks: Sequence[int], load_s: Callable[[int], float]) -> int:
+        """Returns how many first blocks to compute while the others are loaded, which takes `load_s`(their number)."""
+        return blocks_to_compute(len(blocks), load_s, lambda count: self.compute_s(blocks[:count]))
