@@ -157,7 +157,7 @@ clients: $(ALL_CLIENTS:%=$(CLIENTS)/%/.installed)
 # Kernels are built, and programs, clients and the model fetched, while the code is checked. RAN says what each file took.
 test: $(VENV)/.dev
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target .checked
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --junitxml=$(RAN)
+	$(BIN)/python -m tests.gate $(RAN)
 	$(BIN)/python -m tests.durations $(RAN)
 
 # What the last `make test` took, and new budgets, into tests/durations.toml.

@@ -16,8 +16,9 @@ import httpx
 from transformers import AutoTokenizer
 
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.cluster.requests.deaths import kill_the_busiest
 from tests.cluster.requests.test_calls_resume import TOOL
-from tests.cluster.requests.test_exact_resume import MODES, ask, busiest
+from tests.cluster.requests.test_exact_resume import MODES, ask
 from tests.cluster.requests.test_grammars import OF_SCHEMA
 from tests.metrics_page import total
 from twostroke.config import (
@@ -107,11 +108,12 @@ async def outcome_of(cluster: ProcessCluster, asking: Asking) -> Outcome:
     first = await asking(cluster, client)
     before = {worker: counted(cluster, worker) for worker in WORKERS}
     asked = asyncio.ensure_future(asking(cluster, client))
-    victim = await busiest(cluster, {*WORKERS}, random.Random(1).randint(20, 80), asked)
-    await cluster.kill(victim)
+    living = {*WORKERS}
+    await kill_the_busiest(cluster, living, random.Random(1).randint(20, 80), asked)
     again = await asked
     await client.close()
-    (left,) = {*WORKERS} - {victim}
+    (left,) = living
+    (victim,) = {*WORKERS} - living
     drafted, kept = (one + other for one, other in zip(before[victim], counted(cluster, left), strict=True))
     return Outcome(first, again, drafted, kept, total(cluster.http, "twostroke_reopened_requests_total"))
 

@@ -9,8 +9,8 @@ import httpx
 import jsonschema
 
 from tests.cluster.processes import ProcessCluster, running_cluster
+from tests.cluster.requests.deaths import asked_until, kill_the_busiest
 from tests.cluster.requests.dialects import DIALECTS, Answer, Dialect, Dialogue
-from tests.cluster.requests.test_exact_resume import busiest
 from tests.metrics_page import total
 from twostroke.config import DEFAULT_MODEL, SPECULATE_OFF, CacheConfig, ModelConfig
 from twostroke.config.output import OutputConfig
@@ -45,12 +45,14 @@ class CallStream:
         body = dialect.body(Dialogue("", question, [TOOL]))
         self._body = body | once | {"temperature": 0, most: 300, "stream": True, "speculation": SPECULATE_OFF}
         self._said = ""
+        self.is_open = True
 
     async def read(self, http: httpx.AsyncClient) -> Answer:
         async with http.stream("POST", self._dialect.path, json=self._body) as got:
             assert got.status_code == 200, await got.aread()
             async for piece in got.aiter_text():
                 self._said += piece
+        self.is_open = False
         return self._dialect.streamed(self._said)
 
     @property
@@ -58,19 +60,24 @@ class CallStream:
         return self._said.count(PIECES[self._dialect.name]) >= INSIDE
 
 
-async def answers(cluster: ProcessCluster, *, kills: int = 0) -> list[Answer]:
-    streams = [CallStream(dialect, question) for dialect in DIALECTS for question in QUESTIONS]
-    async with httpx.AsyncClient(base_url=cluster.http, timeout=120) as http:
-        asked = asyncio.gather(*(stream.read(http) for stream in streams))
-        living = {f"decode-{index}" for index in range(DECODE)}
-        for _ in range(kills):
-            while not all(stream.is_inside for stream in streams):
-                assert not asked.done()
-                await asyncio.sleep(0.01)
-            victim = await busiest(cluster, living, 1, asked)
-            await cluster.kill(victim)
-            living.remove(victim)
-        return await asked
+class Asker:
+    """Asks every question in every dialect at once."""
+
+    def __init__(self, cluster: ProcessCluster) -> None:
+        self._cluster = cluster
+        self._streams: list[CallStream] = []
+
+    async def ask(self) -> list[Answer]:
+        self._streams = [CallStream(dialect, question) for dialect in DIALECTS for question in QUESTIONS]
+        async with httpx.AsyncClient(base_url=self._cluster.http, timeout=120) as http:
+            return await asyncio.gather(*(stream.read(http) for stream in self._streams))
+
+    async def until_inside(self) -> None:
+        """Waits until all streams have reached their calls, and one at least is still in it."""
+        while not (
+            all(stream.is_inside for stream in self._streams) and any(stream.is_open for stream in self._streams)
+        ):
+            await asyncio.sleep(0.01)
 
 
 async def test_a_call_whose_decode_worker_dies_inside_its_arguments_goes_on_in_them() -> None:
@@ -82,11 +89,20 @@ async def test_a_call_whose_decode_worker_dies_inside_its_arguments_goes_on_in_t
         cache=CacheConfig(kv_cache_memory_bytes=64 << 20),
         output=OutputConfig(tool_call_parser="hermes"),
     ) as cluster:
-        expected = await answers(cluster)
+        asker = Asker(cluster)
+        expected = await asker.ask()
         for answer in expected:
             ((name, arguments),) = answer.says[1]
             assert name == "take_note"
             jsonschema.validate(arguments, NOTE)
-        again = await answers(cluster, kills=2)
+        are_killed = asyncio.Event()
+        asked = asyncio.ensure_future(asked_until(are_killed, asker.ask))
+        living = {f"decode-{index}" for index in range(DECODE)}
+        while len(living) > 1:
+            await asker.until_inside()
+            await kill_the_busiest(cluster, living, 1, asked)
+        are_killed.set()
+        rounds = await asked
         assert total(cluster.http, "twostroke_reopened_requests_total") >= 2
-        assert [answer.says for answer in again] == [answer.says for answer in expected]
+        for again in rounds:
+            assert [answer.says for answer in again] == [answer.says for answer in expected]

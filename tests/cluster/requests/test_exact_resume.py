@@ -6,13 +6,13 @@ import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
-from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.cluster.processes import Client, running_cluster
+from tests.cluster.requests.deaths import asked_until, kill_the_busiest, undrafted
 from tests.metrics_page import total
-from twostroke.config import DEFAULT_MODEL, SPECULATE_OFF, CacheConfig, ModelConfig
+from twostroke.config import DEFAULT_MODEL, CacheConfig, ModelConfig
 from twostroke.models.catalog.fetch import fetch
 
 PROMPT = [504, 3575, 282, 4649, 314, 260, 2240, 282, 1005, 29, 1398, 253, 1343, 327, 354, 28, 284, 1449, 30]
@@ -106,37 +106,21 @@ async def test_streams_that_move_are_the_same_to_the_last_bit(dtype: str, kills:
         )
         stopped = {stop: MODES["greedy"] | {"stop": [stop]} for stop in stops(greedy.text)}
 
-        asked = asyncio.ensure_future(ask_all(client, undrafted(MODES | stopped)))
+        modes = undrafted(MODES | stopped)
+        are_killed = asyncio.Event()
+        asked = asyncio.ensure_future(asked_until(are_killed, lambda: ask_all(client, modes)))
         draw = random.Random(dtype)
         living = {f"decode-{index}" for index in range(kills + 1)}
-        while len(living) > 1:
-            victim = await busiest(cluster, living, draw.randint(10, 40), asked)
-            await cluster.kill(victim)
-            living.remove(victim)
-        answers = await asked
+        for _ in range(kills):
+            await kill_the_busiest(cluster, living, draw.randint(10, 40), asked)
+        are_killed.set()
+        rounds = await asked
         await client.close()
 
         assert total(cluster.http, "twostroke_reopened_requests_total") >= kills * BROKEN
-        assert {mode for mode in MODES if answers[mode] != expected[mode]} == set()
-        for stop in stopped:
-            said = answers[stop][0]
-            assert (said.text, said.finish) == (greedy.text[: greedy.text.index(stop)], "stop")
-            assert said.tokens == greedy.tokens[: len(said.tokens)]
-
-
-def undrafted(modes: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, object]]:
-    """The same requests without speculation: answers that were given before would end before a worker is killed."""
-    return {mode: {**options, "speculation": SPECULATE_OFF} for mode, options in modes.items()}
-
-
-async def busiest(cluster: ProcessCluster, workers: set[str], tokens: int, asked: asyncio.Future[Any]) -> str:
-    """The first worker that has drawn so many tokens from now on, while what is `asked` is being answered."""
-
-    def drawn() -> dict[str, float]:
-        return {worker: cluster.metric(worker, "twostroke_sampled_tokens_total") for worker in workers}
-
-    before = drawn()
-    while not (found := [worker for worker, count in drawn().items() if count >= before[worker] + tokens]):
-        assert not asked.done(), f"all is answered, and none of {sorted(workers)} has drawn {tokens} tokens"
-        await asyncio.sleep(0.01)
-    return found[0]
+        for answers in rounds:
+            assert {mode for mode in MODES if answers[mode] != expected[mode]} == set()
+            for stop in stopped:
+                said = answers[stop][0]
+                assert (said.text, said.finish) == (greedy.text[: greedy.text.index(stop)], "stop")
+                assert said.tokens == greedy.tokens[: len(said.tokens)]

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import jsonschema
 
 from tests.cluster.processes import Client, running_cluster
-from tests.cluster.requests.test_exact_resume import Answers, ask, busiest, undrafted
+from tests.cluster.requests.deaths import asked_until, kill_the_busiest, undrafted
+from tests.cluster.requests.test_exact_resume import Answers, ask
 from tests.metrics_page import total
 from twostroke.config import DEFAULT_MODEL, CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.models.catalog.fetch import fetch
@@ -72,14 +73,6 @@ async def ask_all(client: Client, modes: Mapping[str, Mapping[str, object]]) -> 
     return dict(zip(modes, answers, strict=True))
 
 
-async def ask_until(is_over: asyncio.Event, client: Client) -> list[Answers]:
-    """Asks the same again and again, so that workers are busy whenever one is killed."""
-    rounds = [await ask_all(client, undrafted(MODES))]
-    while not is_over.is_set():
-        rounds.append(await ask_all(client, undrafted(MODES)))
-    return rounds
-
-
 async def test_answers_of_a_real_model_match_their_grammars_whoever_decodes_them() -> None:
     """Whole, token by token where logprobs are asked for, preempted, and resumed elsewhere: the same tokens."""
     async with running_cluster(
@@ -107,12 +100,10 @@ async def test_answers_of_a_real_model_match_their_grammars_whoever_decodes_them
             assert (choices[0].text, choices[0].finish) == (expected[mode][0].text, "stop")
 
         are_killed = asyncio.Event()
-        asked = asyncio.ensure_future(ask_until(are_killed, client))
+        asked = asyncio.ensure_future(asked_until(are_killed, lambda: ask_all(client, undrafted(MODES))))
         living = {*workers}
         while len(living) > 1:
-            victim = await busiest(cluster, living, 15, asked)
-            await cluster.kill(victim)
-            living.remove(victim)
+            await kill_the_busiest(cluster, living, 15, asked)
         are_killed.set()
         rounds = await asked
         await client.close()
