@@ -53,7 +53,8 @@ class Listening:
         try:
             sock.settimeout(60.0)
             sock.recv(len(GREETING), socket.MSG_WAITALL)
-            sock.sendall(said)
+            if said:
+                sock.sendall(said)
         except BaseException:
             sock.close()
             raise
