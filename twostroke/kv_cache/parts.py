@@ -26,11 +26,9 @@ class Part(NamedTuple):
     group: GroupKind
 
 
-def parts_of(pages: Iterable[int], windows: Iterable[int] = ()) -> list[Part]:
-    """Returns the parts of these blocks in order."""
-    return sorted(
-        [*(Part(block, GroupKind.FULL) for block in pages), *(Part(block, GroupKind.WINDOW) for block in windows)]
-    )
+def parts_of(blocks: Iterable[int], group: GroupKind = GroupKind.FULL) -> list[Part]:
+    """Returns the parts of these blocks in one group, in order."""
+    return [Part(block, group) for block in sorted(blocks)]
 
 
 def blocks_of(parts: Iterable[Part], group: GroupKind) -> list[int]:

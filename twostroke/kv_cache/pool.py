@@ -7,7 +7,7 @@ the group of a page.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twostroke.base.ids import BlockHash, PageId
@@ -15,6 +15,7 @@ from twostroke.kv_cache.groups.full_group import FullGroup
 from twostroke.kv_cache.groups.group_pool import GroupPool
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.groups.pool_listener import PoolListener
+from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.kv_cache.windows.window_group import WindowGroup
 
@@ -89,6 +90,22 @@ class BlockPool(FullGroup):
             pages.append(page if page is not None else self._take_arriving(hashes[index], parent, first + index))
         pages.extend(self._take_private() for _ in range(private))
         return Claim(pages, missing, hits)
+
+    def share_last(self, hashes: Sequence[BlockHash]) -> dict[Part, PageId]:
+        """Holds what a sequence needs of the other groups to continue after this chain, as far as there is room.
+
+        What is not here is arriving. The caller holds the pages of the chain. `unshare_last` releases the others.
+        """
+        return {
+            Part(block, GroupKind(number)): page
+            for number, group in enumerate(self._others, 1)
+            for block, page in group.share_last(hashes).items()
+        }
+
+    def unshare_last(self, held: Mapping[Part, PageId]) -> None:
+        """Releases what `share_last` returned."""
+        for group in self._others:
+            group.unshare([page for page in held.values() if group.owns(page)])
 
     # Pinning
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 
 from twostroke.base.ids import BlockHash, PageId, SessionId
-from twostroke.kv_cache.parts import Part, parts_of
+from twostroke.kv_cache.parts import GroupKind, Part, parts_of
 from twostroke.kv_cache.pool import BlockPool, Claim
 from twostroke.kv_cache.windows.window_group import WindowGroup
 from twostroke.scheduler.progress import PageProgress
@@ -63,7 +63,7 @@ class WindowProgress:
         self._leave_promise(sequence)
         if not sequence.preemptions:
             self._count_blocks_to_compute(sequence, claim)
-        return parts_of(claim.missing, self._take_tail(sequence))
+        return sorted([*parts_of(claim.missing), *parts_of(self._take_tail(sequence), GroupKind.WINDOW)])
 
     def catch_up(self, sequence: Sequence) -> None:
         held, size, count = _held(sequence), self._block_size, len(sequence.block_hashes)
@@ -150,7 +150,7 @@ class WindowProgress:
 
     def pull_to(self, sequence: Sequence, depth: int) -> list[Part]:
         pages = self._whole.pull_to(sequence, depth)
-        return sorted([*pages, *parts_of((), self._windows_to(sequence, depth))])
+        return sorted([*pages, *parts_of(self._windows_to(sequence, depth), GroupKind.WINDOW)])
 
     def release(self, sequence: Sequence) -> None:
         held, sequence.windows = sequence.windows, None

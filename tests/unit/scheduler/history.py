@@ -341,7 +341,7 @@ class SchedulerHistory(BegunHistory):
     def pin(self, pick: int) -> None:
         known = self.texts[pick % len(self.texts)]
         hashes = prefilling(self.number(), known, self.block_size).block_hashes
-        pages = [page for page in self.pool.share_filled(hashes) if page is not None]
+        pages = list(self.pool.share_filled(dict(enumerate(hashes))).values())
         if pages:
             self.pins.append(pages)
 

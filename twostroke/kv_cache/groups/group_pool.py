@@ -21,7 +21,7 @@ last blocks of them.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.groups.group_view import GroupView
@@ -36,6 +36,16 @@ class GroupPool(GroupView, abc.ABC):
         """Adds `total` free pages to `pages`, the records of all groups of a worker by their ids."""
         super().__init__(pages, total)
         self._listener = listener
+
+    # Holding for others
+
+    @abc.abstractmethod
+    def share_filled(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
+        """Holds the pages of those of these blocks that are filled here, by the same keys. `unshare` releases them."""
+
+    @abc.abstractmethod
+    def unshare(self, pages: Collection[PageId]) -> None:
+        """Releases pages that were shared, those of earlier blocks first."""
 
     # Writing
 

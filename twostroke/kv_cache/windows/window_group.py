@@ -117,10 +117,7 @@ class WindowGroup(GroupPool):
                 self._retire(slot)
 
     def share_filled(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
-        """Holds the filled ones of these parts, as far as there is room for more. The caller holds their pages.
-
-        `unshare` releases them.
-        """
+        """Holds the filled ones of these parts, as far as there is room for more. The caller holds their pages."""
         shared: dict[int, PageId] = {}
         for block, block_hash in hashes.items():
             if self.find(block_hash) is not None and self.has_room(1):

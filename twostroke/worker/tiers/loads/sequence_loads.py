@@ -69,7 +69,7 @@ class SequenceLoads:
                 left = self._without_loaded(tier, sequence, left, behind)
         if self._windows is not None and windows and (behind.is_expected or len(left) < len(reached) or not reached):
             windows = self._without_loaded_windows(self._windows, sequence, windows, behind)
-        return parts_of([*left, *missing[len(reached) :]], windows)
+        return sorted([*parts_of([*left, *missing[len(reached) :]]), *parts_of(windows, GroupKind.WINDOW)])
 
     def _pays_to_reach(self, tier: Tier, blocks: range, unread: Sequence[BlockHash]) -> bool:
         return self._prices.pays_to_reach(tier, blocks, unread, is_alone=not self._pool.unwritten.blocks)
