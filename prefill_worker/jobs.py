@@ -72,7 +72,7 @@ class BuildJob(SupplyListener):
         return page if page is not None and self._host.pool.is_filled(page) else None
 
     def was_computed(self, block: int) -> bool:
-        return block in (self.computed if self._host.pool.windows is None else self.sequence.computed_blocks)
+        return block in (self.sequence.computed_blocks if self._host.pool.others else self.computed)
 
     def computed_besides(self, blocks: Collection[int]) -> int:
         return len(self.sequence.computed_blocks.difference(blocks))

@@ -14,8 +14,8 @@ for the page may become its writer.
 A pin marks a block hash, whether or not the block is here: a pinned block that is in use is ACTIVE or ARRIVING like any
 other, and becomes PINNED where it would become CACHED.
 
-What a group keeps and in which order it evicts is up to its kind: `FullGroup` keeps whole chains, `WindowGroup` the
-last blocks of them.
+What a group keeps and in which order it evicts is up to its kind: `FullGroup` keeps whole chains, a `FurtherGroup` some
+blocks of them.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class SharedLoads:
             slots = self._windows.unwritten(held)
             reads = self._windows.reads(tier, {block: hashes[block] for block in slots}, slots)
             compute_s = self._prices.compute_s(slots)
-            self._loads.start(GroupKind.WINDOW, tier, reads, Price(compute_s, compute_s), None)
+            self._loads.start(GroupKind.FURTHER, tier, reads, Price(compute_s, compute_s), None)
         return held
 
     def _share_from(self, tier: Tier, hashes: Sequence[BlockHash], missing: Sequence[int]) -> dict[int, PageId]:
