@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.groups.full_group import FullGroup
-from twostroke.kv_cache.groups.further_group import FurtherGroup, MakeGroup
-from twostroke.kv_cache.groups.group_pool import GroupPool
+from twostroke.kv_cache.groups.group_pool import FurtherGroup, GroupPool, MakeGroup
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.groups.pool_listener import PoolListener
 from twostroke.kv_cache.parts import GroupKind, Part

@@ -4,7 +4,6 @@ page_group     which layers form a group, and how many bytes its pages take
 group_pool     the pages of one group: their blocks, holders and writers
 group_view     what others may see of them
 full_group     the group of full attention, which keeps whole chains of blocks
-further_group  what a pool asks of each other group
 page_state     the states of a page
 pool_listener  what a pool reports of its blocks
 """

@@ -30,7 +30,7 @@ class WindowPlaces(FurtherPlaces):
         tables = np.zeros((len(chunks), int((-(-ends // size)).max())), np.int32)
         for row, chunk in enumerate(chunks):
             slots_of, begin = held_of(chunk.sequence).slots, self._window.first_block(chunk.start)
-            last = -(-chunk.drafted_end // size)
+            last = -(-int(ends[row]) // size)
             tables[row, begin:last] = [slots_of[block] - first for block in range(begin, last)]
         slots = tables[rows, positions // size].astype(np.int64) * size + positions % size
         kept = self._after(computed, [held_of(each[0]).filled_parts for each in chunks])
