@@ -26,7 +26,7 @@ from twostroke.scheduler.cost import StepCost, StreamStep
 UNKNOWN_FORM = KvForm("")
 """The form of a worker that has not introduced itself."""
 UTILISATION_AVERAGE_S = 60.0
-"""Window over which utilisation is averaged: bursts of seconds are queues, not utilisation."""
+"""Time over which utilisation is averaged: bursts of seconds are queues, not utilisation."""
 
 
 @dataclass(frozen=True, slots=True)
