@@ -121,7 +121,7 @@ def _pages_of(pool: PoolSize) -> str:
     """Says how many pages there are, of each group where they lie apart."""
     if pool.further is None:
         return f"{pool.pages} pages"
-    return f"{pool.pages} pages, {pool.further.pages} of window layers"
+    return f"{pool.pages} pages, {pool.further.pages} of layers that keep the last blocks only"
 
 
 def groups_grid(bill: Bill) -> Grid:
