@@ -246,7 +246,7 @@ MUTANTS: Final = (
         file="twostroke/kv_cache/windows/shape.py",
         old="depth - block <= tail_blocks",
         new="depth - block < tail_blocks",
-        test="tests/unit/kv_cache/test_window_parts.py::test_the_deepest_hit_is_found_as_by_trying_all_depths",
+        test="tests/unit/kv_cache/windows/test_window_parts.py::test_the_deepest_hit_is_found_as_by_trying_all_depths",
     ),
     Mutant(
         name="room-of-window-slots",
@@ -254,7 +254,9 @@ MUTANTS: Final = (
         file="twostroke/kv_cache/windows/window_group.py",
         old="return self.committed + kept + slots <= self.shape.slots",
         new="return self.committed + slots <= self.shape.slots",
-        test=("tests/unit/kv_cache/test_window_parts.py::test_a_pin_keeps_the_window_parts_of_its_last_blocks_alone"),
+        test=(
+            "tests/unit/kv_cache/windows/test_window_parts.py::test_a_pin_keeps_the_window_parts_of_its_last_blocks_alone"
+        ),
     ),
     Mutant(
         name="converted-passes-for-computed",
