@@ -28,7 +28,7 @@ from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_families import reference
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.kv_cache.form import FORMS
-from twostroke.kv_cache.pool_share import SharedPool
+from twostroke.kv_cache.windows.pool_share import SharedPool
 from twostroke.models.catalog.places import locate
 from twostroke.models.registry import read_spec
 
