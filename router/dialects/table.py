@@ -21,12 +21,12 @@ from router.dialects.reply import ErrorForm, Reply
 from router.dialects.responses.reply import ResponsesReply
 from router.dialects.responses.schema import parse_response
 from router.requests.client_request import AnswerRequest
-from router.requests.resume import SentProgress, StreamPoint
+from router.requests.resume import Progress, StreamPoint
 from router.text.tokenizer import Text
 
 
 class MakeReply(Protocol):
-    def __call__(self, request: Any, point: StreamPoint, model: str, text: Text, progress: SentProgress) -> Reply:
+    def __call__(self, request: Any, point: StreamPoint, model: str, text: Text, progress: Progress) -> Reply:
         """Returns the reply. `request` is what the dialect's `parse` returned, `model` the name that the
         client called.
         """

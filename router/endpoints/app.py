@@ -32,7 +32,7 @@ from router.json_body import as_number
 from router.requests.client_request import AnswerRequest, ClientRequest, check_timeout
 from router.requests.params import check_request_id
 from router.requests.request_handler import RequestHandler
-from router.requests.resume import SentProgress, StreamPoint
+from router.requests.resume import SentProgress, StreamPoint, Untold
 from twostroke.base import client_text
 from twostroke.base.errors import (
     Cancelled,
@@ -120,15 +120,21 @@ class HttpEndpoints:
         body, auth = await self._body(request, takes_bytes=dialect.takes_bytes), request.state.auth
         received_s, received_at_s = time.monotonic(), time.time()
         deadline_s = _deadline(_header_timeout_s(request), received_at_s)
-        wanted = await self._prepare(request, dialect.path, body, deadline_s, _json_length(request, len(body)))
+        json_bytes = _json_length(request, len(body)) if dialect.takes_bytes else None
+        wanted = await self._prepare(request, dialect.path, body, deadline_s, json_bytes)
         assert isinstance(wanted, AnswerRequest)
         if wanted.removed_part:
             self._handler.metrics.count_removed_part(wanted.removed_part)
         named = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
         tenant = auth.tenant_of(named, TENANT_HEADER)
+        choices, mark = len(wanted.prompts) * wanted.options.n, auth.marks(tenant)
+        if token := request.headers.get(LAST_EVENT_ID_HEADER):
+            point = _resumed(token, dialect, wanted, choices, mark)
+        else:
+            point = StreamPoint.begin(request.state.request_id, choices, mark)
         client_request = ClientRequest(
             body=wanted,
-            point=_point(request, dialect, wanted, auth.marks(tenant)),
+            point=point,
             is_id_drawn=request.state.is_id_drawn,
             is_resumable=_is_resumable(request, dialect, wanted),
             may_rename=True,
@@ -141,10 +147,10 @@ class HttpEndpoints:
             traceparent=request.headers.get(TRACE_HEADER, ""),
             received_s=received_s,
         )
-        model, point = wanted.model or self._handler.model, client_request.point
+        model = wanted.model or self._handler.model
 
         def reply() -> Reply:
-            progress = SentProgress(point, is_told=client_request.is_resumable)
+            progress = SentProgress(point) if client_request.is_resumable else Untold()
             return dialect.reply(wanted, point, model, self._handler.text, progress)
 
         return AnswerResponse(self._handler, client_request, reply, dialect.errors, stream=wanted.stream)
@@ -235,11 +241,7 @@ def _json_length(request: Request, body_bytes: int) -> int | None:
     return int(said)
 
 
-def _point(request: Request, dialect: Dialect, wanted: AnswerRequest, mark: Mark) -> StreamPoint:
-    choices = len(wanted.prompts) * wanted.options.n
-    token = request.headers.get(LAST_EVENT_ID_HEADER)
-    if not token:
-        return StreamPoint.begin(request.state.request_id, choices, mark)
+def _resumed(token: str, dialect: Dialect, wanted: AnswerRequest, choices: int, mark: Mark) -> StreamPoint:
     if not dialect.is_resumable:
         raise InvalidRequest(f"streams of {dialect.path} cannot be resumed", field=LAST_EVENT_ID_HEADER)
     if not wanted.stream:

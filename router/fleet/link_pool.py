@@ -1,10 +1,10 @@
-"""One link to each decode worker, opened when it is first needed, and the calls that could not be sent yet."""
+"""One link to each decode worker, opened as soon as it serves, and the calls that could not be sent yet."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from router.fleet.failure_detector import FailureDetector
@@ -55,6 +55,12 @@ class LinkPool:
             if epoch == worker.epoch:
                 self._close_later(link, stream)
         return link
+
+    def connect(self, workers: Iterable[Worker]) -> None:
+        """Opens the links that are missing, so that no request waits for one."""
+        if not self._is_closed:
+            for worker in workers:
+                self.to(worker)
 
     def close_unclosed(self, worker: Worker) -> None:
         """Closes what a worker still has that was thought dead and is heard again."""

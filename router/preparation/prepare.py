@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -89,30 +89,23 @@ class _Preparation:
 
     def _tokenized(self, wanted: AnswerRequest) -> AnswerRequest:
         check_model(wanted.model, self._work.model, self._work.adapters)
-        structured = wanted.options.structured
-        pairs = zip(wanted.prompts, self._prompts(wanted.prompts), strict=True)
-        prompts = tuple(self._parsed(prompt, tokens, structured) for prompt, tokens in pairs)
+        options, prompts = wanted.options, self._prompts(wanted.prompts, wanted.options.structured)
         for prompt, tokens in zip(wanted.prompts, prompts, strict=True):
-            structured = self._structured(prompt, tokens, structured)
-        ends = self._ends(wanted.prompts, wanted.options)
-        options = wanted.options.model_copy(update={"structured": structured, "stop_token_ids": ends})
+            if isinstance(prompt, ChatPrompt) and prompt.tool_use is not None and tokens.parsing is not None:
+                structured = answer_grammar(
+                    prompt.tools, prompt.tool_use, tokens.parsing, options.structured, self._text.added_token
+                )
+                options = options.model_copy(update={"structured": structured})
+        if any(isinstance(prompt, TextPrompt) and prompt.suffix for prompt in wanted.prompts):
+            options = self._ended(options)
         return wanted.model_copy(update={"prompts": prompts, "options": options})
 
-    def _ends(self, prompts: Iterable[Prompt], options: AnswerOptions) -> tuple[int, ...]:
-        """Returns the tokens that end an answer: those that the client names, and with a suffix those of the form."""
-        named = tuple(options.stop_token_ids)
-        fills = any(isinstance(prompt, TextPrompt) and prompt.suffix for prompt in prompts)
-        if not fills or options.ignore_eos:
-            return named
-        return tuple(dict.fromkeys((*named, *infill_ends(self._text))))[: LONGEST["stop_token_ids"]]
-
-    def _structured(
-        self, prompt: Prompt, tokens: TokenPrompt, structured: StructuredOutput | None
-    ) -> StructuredOutput | None:
-        """Returns what an answer must match, with the calls that a chat asks for. `structured`: without them."""
-        if not isinstance(prompt, ChatPrompt) or prompt.tool_use is None or tokens.parsing is None:
-            return structured
-        return answer_grammar(prompt.tools, prompt.tool_use, tokens.parsing, structured, self._text.added_token)
+    def _ended(self, options: AnswerOptions) -> AnswerOptions:
+        """Returns the options with the tokens that end an answer between a prompt and its suffix."""
+        if options.ignore_eos:
+            return options
+        ends = tuple(dict.fromkeys((*options.stop_token_ids, *infill_ends(self._text))))
+        return options.model_copy(update={"stop_token_ids": ends[: LONGEST["stop_token_ids"]]})
 
     def tokenize(self) -> bytes:
         """Returns the body of the response."""
@@ -185,67 +178,59 @@ class _Preparation:
             raise InvalidRequest(f"{name} has {len(tokens)} tokens; at most {most_tokens} are counted", field=name)
         return tokens
 
-    def _prompts(self, prompts: Sequence[Prompt]) -> tuple[TokenPrompt, ...]:
-        """Tokenizes all prompts, after all of them have passed the checks that cost little."""
+    def _prompts(self, prompts: Sequence[Prompt], structured: StructuredOutput | None) -> tuple[TokenPrompt, ...]:
+        """Tokenizes all prompts, after all of them have passed the checks that cost little.
+
+        `structured` is what their answers match without calls.
+        """
         for prompt in prompts:
             if isinstance(prompt, TokenPrompt):
                 check_prompt(prompt, self._facts)
             elif isinstance(prompt, TextPrompt):
                 self._check_text(prompt.text, "prompt", self._facts.context_tokens)
-        return tuple(map(self._prompt, prompts))
+        return tuple(self._prompt(prompt, structured) for prompt in prompts)
 
-    def _prompt(self, prompt: Prompt) -> TokenPrompt:
-        is_empty = isinstance(prompt, TextPrompt) and not prompt.text and not prompt.suffix
-        most_tokens = self._facts.context_tokens
-        adds = isinstance(prompt, TextPrompt) and prompt.add_special_tokens
-        ids = () if is_empty else self._tokens(prompt, most_tokens, adds)
-        echoed = self._echoed(prompt)
-        tokens = TokenPrompt(array("I", ids), isinstance(prompt, ChatPrompt), self._hints(prompt, ids), text=echoed)
+    def _prompt(self, prompt: Prompt, structured: StructuredOutput | None) -> TokenPrompt:
+        tokens = self._chat(prompt) if isinstance(prompt, ChatPrompt) else self._completion(prompt)
         check_prompt(tokens, self._facts)
+        if isinstance(prompt, ChatPrompt) and (prompt.tool_use is not None or self._work.formats.reasoning):
+            return self._parsed(prompt, tokens, structured)
         return tokens
 
-    def _parsed(self, prompt: Prompt, tokens: TokenPrompt, structured: StructuredOutput | None) -> TokenPrompt:
+    def _chat(self, prompt: ChatPrompt) -> TokenPrompt:
+        ids = self._tokens(prompt, self._facts.context_tokens, False)
+        hints = [TokenHint(self._tokens_up_to(prompt, hint.messages, ids), hint.seconds) for hint in prompt.hints]
+        return TokenPrompt(array("I", ids), is_chat=True, hints=tuple(hints))
+
+    def _completion(self, prompt: TextPrompt | TokenPrompt) -> TokenPrompt:
+        if isinstance(prompt, TokenPrompt):
+            ids = self._tokens(prompt, self._facts.context_tokens, False)
+            text = self._text.decode(ids, skip_special_tokens=False) if prompt.is_echoed else ""
+            return TokenPrompt(array("I", ids), hints=prompt.hints, text=text)
+        is_empty = not prompt.text and not prompt.suffix
+        adds = prompt.add_special_tokens
+        ids = () if is_empty else self._tokens(prompt, self._facts.context_tokens, adds)
+        hints = () if prompt.keep_s is None else (TokenHint(len(ids), prompt.keep_s),)
+        return TokenPrompt(array("I", ids), hints=hints, text=prompt.text if prompt.is_echoed else "")
+
+    def _parsed(self, prompt: ChatPrompt, tokens: TokenPrompt, structured: StructuredOutput | None) -> TokenPrompt:
         """Returns the prompt with how its answers are taken apart. `structured`: what they match without calls."""
-        formats = self._work.formats
-        uses = isinstance(prompt, ChatPrompt) and prompt.tool_use is not None
-        if uses and not formats.calls:
+        formats, use = self._work.formats, prompt.tool_use
+        if use is not None and not formats.calls:
             raise UnsupportedFeature(
                 "tools: the model's chat template shows no known format of tool calls; whoever runs this server can "
                 'name one with --tool-call-parser, or send tool_choice "none"',
                 field="tools",
             )
-        if not isinstance(prompt, ChatPrompt) or not (uses or formats.reasoning):
-            return tokens
         opening = BY_NAME[formats.reasoning].opening if formats.reasoning else ""
         end = self._text.decode(tokens.ids[-OPENING_TOKENS:], skip_special_tokens=False).rstrip() if opening else ""
-        tools = callable_tools(prompt.tools) if uses else {}
+        tools = {} if use is None else callable_tools(prompt.tools)
         is_open = bool(opening) and end.endswith(opening)
         parsing = Parsing(formats=formats, tools=tools, is_reasoning_open=is_open)
-        if prompt.tool_use is not None:
-            unmarked = unmarked_calls(prompt.tools, prompt.tool_use, structured)
+        if use is not None:
+            unmarked = unmarked_calls(prompt.tools, use, structured)
             parsing = dataclasses.replace(parsing, unmarked=unmarked)
         return dataclasses.replace(tokens, parsing=parsing)
-
-    def _echoed(self, prompt: Prompt) -> str:
-        match prompt:
-            case TextPrompt(text=text, is_echoed=True):
-                return text
-            case TokenPrompt(ids=ids, is_echoed=True):
-                return self._text.decode(ids, skip_special_tokens=False)
-            case _:
-                return ""
-
-    def _hints(self, prompt: Prompt, tokens: Sequence[int]) -> tuple[TokenHint, ...]:
-        """Returns which of the prompt's tokens are to be kept, and how long."""
-        match prompt:
-            case TokenPrompt(hints=hints):
-                return hints
-            case TextPrompt(keep_s=keep_s):
-                return () if keep_s is None else (TokenHint(len(tokens), keep_s),)
-            case ChatPrompt(hints=of_messages):
-                return tuple(
-                    TokenHint(self._tokens_up_to(prompt, hint.messages, tokens), hint.seconds) for hint in of_messages
-                )
 
     def _tokens_up_to(self, chat: ChatPrompt, messages: int, tokens: Sequence[int]) -> int:
         """Returns how many of the chat's tokens belong to its first messages, whatever comes after them."""

@@ -31,7 +31,7 @@ from router.serving.recovery import Recovered, recover
 from router.serving.request_log import ready_made, request_log, worker_record
 from twostroke.base.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
 from twostroke.base.ids import BlockHash, WorkerId
-from twostroke.config import RouterConfig
+from twostroke.config import Role, RouterConfig
 from twostroke.kv_cache.block import extend_hashes
 from twostroke.observability.profiler import Profiler
 from twostroke.request import FinishReason, GenerateRequest
@@ -243,6 +243,7 @@ class RouterCore:
     async def _serve(self, started: asyncio.Event, address: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             links = LinkPool(self.router_id, self.membership, self._metrics, self._fleet.detector, tasks)
+            self._fleet.on_change(lambda: links.connect(self._fleet.serving(Role.DECODE)))
             placer = Placer(self._config, self._fleet, self._routing, links, self._metrics)
             self._with = Dependencies(
                 router_id=self.router_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -128,17 +129,11 @@ class Placer:
             opened = await self._open(numbered, placement, stats)
             if isinstance(opened, TokenStream):
                 span.set(queued_s=queued_s, attempt=numbered.number)
-                self._explain(span, placement.decision)
+                explain(span, self.policy, placement.decision)
                 return opened
             worker = placement.decision.decode
             span.event("refused", worker=worker, error=opened.label())
             (full if isinstance(opened, Overloaded) else unusable).add(worker)
-
-    def _explain(self, span: OpenSpan, decision: Decision) -> None:
-        """Puts what was decided, and what else could have been, into the trace."""
-        span.set(**described(self.policy, decision))
-        for other in decision.others:
-            span.event("candidate", **priced(other))
 
     @contextlib.contextmanager
     def migration_target(self, attempt: Attempt, parent: ParentRequest, others: Sequence[Worker]) -> Iterator[Worker]:
@@ -305,6 +300,13 @@ def _queued(attempt: Attempt, parent: ParentRequest) -> QueuedRequest:
         deadline_s=None if deadline_s is None else now_s + deadline_s - time.time(),
         siblings=Siblings(siblings.before + attempt.request.sampling.choice, siblings.count),
     )
+
+
+def explain(span: OpenSpan, policy: str, decision: Decision) -> None:
+    """Keeps with the span what was decided, and what else could have been, for those who read the trace."""
+    span.explain(functools.partial(described, policy, decision))
+    for other in decision.others:
+        span.late_event("candidate", functools.partial(priced, other))
 
 
 def described(policy: str, decision: Decision) -> dict[str, Value]:

@@ -8,7 +8,7 @@ from router.dialects.anthropic.content_blocks import ContentBlocks
 from router.dialects.anthropic.errors import error_body
 from router.dialects.reply import Json, encoded, sse
 from router.requests.client_request import AnswerRequest
-from router.requests.resume import SentProgress, StreamPoint
+from router.requests.resume import Progress, StreamPoint
 from router.text.output.events import TextEvent, Usage
 from router.text.output.parts import Part, TextPart
 from router.text.prompts import TokenPrompt
@@ -24,9 +24,7 @@ class AnthropicReply:
 
     is_long = False
 
-    def __init__(
-        self, request: AnswerRequest, point: StreamPoint, model: str, text: Text, progress: SentProgress
-    ) -> None:
+    def __init__(self, request: AnswerRequest, point: StreamPoint, model: str, text: Text, progress: Progress) -> None:
         del text, progress
         self._request = request
         self._request_id = point.request_id

@@ -16,7 +16,7 @@ from router.dialects.kserve.raw_tensors import raw_bool, raw_output, raw_text
 from router.dialects.kserve.schema import VERSION, KServeRequest, Received, object_of, request_of, text_of
 from router.dialects.reply import LONG_BODY, Json, JsonWithBytes
 from router.json_body import BYTES_FIELD, wrong_kind
-from router.requests.resume import SentProgress, StreamPoint
+from router.requests.resume import Progress, StreamPoint
 from router.text.output.events import TextEvent
 from router.text.tokenizer import Text
 from twostroke.base.errors import InvalidRequest, ServeError, UnsupportedFeature
@@ -52,9 +52,7 @@ def parse_infer_json(body: Mapping[str, Any]) -> KServeRequest:
 
 
 class InferJsonReply:
-    def __init__(
-        self, request: KServeRequest, point: StreamPoint, model: str, text: Text, progress: SentProgress
-    ) -> None:
+    def __init__(self, request: KServeRequest, point: StreamPoint, model: str, text: Text, progress: Progress) -> None:
         del progress
         self._request = request
         self._outputs = Outputs(request, text)

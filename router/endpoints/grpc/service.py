@@ -16,7 +16,8 @@ import grpc.aio
 
 from router.auth.auth import AuthContext
 from router.dialects.grpc.schema import GenerateBody, add_output
-from router.dialects.openai.tool_calls import finish_reason, has_calls
+from router.dialects.openai.reply import finish_reason
+from router.dialects.openai.tool_calls import has_calls
 from router.endpoints.grpc.calls import AuthenticatedCalls, client_address, shown_metadata
 from router.endpoints.grpc.queued_writer import QueuedWriter
 from router.requests.client_request import ClientRequest
