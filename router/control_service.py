@@ -68,12 +68,12 @@ class RouterControlService(control_pb2_grpc.ControlServicer):
         )
 
     async def GetLoad(self, request: control_pb2.GetLoadRequest, context: Context) -> control_pb2.GetLoadResponse:
-        return control_pb2.GetLoadResponse(workers=self._handler.dispatcher.loads())
+        return control_pb2.GetLoadResponse(workers=self._handler.dispatcher.operations.loads())
 
     async def SubscribeKvEvents(
         self, request: control_pb2.SubscribeKvEventsRequest, context: Context
     ) -> AsyncIterator[control_pb2.KvEventBatch]:
-        async for batch in self._handler.dispatcher.subscribe(request):
+        async for batch in self._handler.dispatcher.operations.subscribe(request):
             yield batch
 
     async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.DrainResponse:
@@ -88,15 +88,15 @@ class RouterControlService(control_pb2_grpc.ControlServicer):
     async def ForgetCached(
         self, request: control_pb2.ForgetCachedRequest, context: Context
     ) -> control_pb2.ForgetCachedResponse:
-        return await self._handler.dispatcher.forget_cached()
+        return await self._handler.dispatcher.operations.forget_cached()
 
     async def GetTrace(self, request: control_pb2.GetTraceRequest, context: Context) -> control_pb2.GetTraceResponse:
-        return await self._handler.dispatcher.trace(request.name)
+        return await self._handler.dispatcher.operations.trace(request.name)
 
     async def Profile(
         self, request: control_pb2.ProfileRequest, context: Context
     ) -> AsyncIterator[control_pb2.ProfilePart]:
-        async with aclosing(self._handler.dispatcher.profile(request)) as parts:
+        async with aclosing(self._handler.dispatcher.operations.profile(request)) as parts:
             async for part in parts:
                 yield part
 

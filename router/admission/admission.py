@@ -20,8 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from router.admission.capacity import Capacity, Free
 from router.admission.fair_queue import FairQueue
-from router.admission.fairness import Fairness
-from router.admission.false_rejections import FalseRejections
+from router.admission.measures import Fairness, FalseRejections
 from router.admission.queued_request import Placement, QueuedRequest, Reason, Refused, Rules, Stranded, Verdict
 from router.routing.reservations import Reservations
 from router.routing.selector import Selector, Workers

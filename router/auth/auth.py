@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import os
 import time
@@ -16,7 +17,6 @@ from pathlib import Path
 from router.auth.api_keys import MOST_PRIORITY, KeyEntry, KeyFile, find_key, parse_keys
 from router.auth.limits import KeyLimits, OpenCall
 from router.auth.operator_key import OperatorKey
-from router.auth.stream_marks import Mark, stream_marks, unmarked
 from router.metrics import ROLE, RouterMetrics
 from twostroke.base.errors import ConfigError, InvalidApiKey, InvalidRequest, RateLimitExceeded
 
@@ -25,6 +25,25 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """Time between two looks at the file of keys: a revoked key is refused after at most this."""
 REASONS = ("missing", "malformed", "wrong", "revoked", "expired", "requests", "tokens", "concurrency")
+
+
+Mark = Callable[[str], str]
+"""Makes a tenant's mark of a stream's name, which only routers of this cluster can. Empty: it is no tenant's."""
+
+
+def unmarked(stream: str) -> str:
+    return ""
+
+
+def stream_marks(cluster_token: str) -> Callable[[str], Mark]:
+    """Returns what makes a tenant's marks. Only routers of the cluster can make them, and each can check them."""
+    key = hashlib.blake2b(cluster_token.encode(), person=b"stream owners").digest()
+
+    def mark(tenant: str, stream: str) -> str:
+        said = f"{len(tenant)} {tenant} {stream}"
+        return hashlib.blake2b(said.encode(), key=key, digest_size=8).hexdigest()
+
+    return lambda tenant: partial(mark, tenant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ async def blocks_of(handler: RequestHandler, fields: dict[str, Any], auth: AuthC
     if adapter is not None:
         salt, public = adapter_salt(salt, adapter.digest), 0
     hashes = await _hashed(tokens, facts.block_size, salt, public)
-    held = handler.dispatcher.holders(hashes)
+    held = handler.dispatcher.operations.holders(hashes)
     shown = range(min(len(hashes), MOST_SHOWN_BLOCKS))
     size = facts.block_size
     return {

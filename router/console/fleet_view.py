@@ -43,7 +43,7 @@ class FleetView:
 
     def look(self) -> FleetLook:
         """Sums up the workers now."""
-        workers = self._handler.dispatcher.workers()
+        workers = self._handler.dispatcher.operations.workers()
         now = _Counts(
             time.monotonic(),
             self._handler.metrics.sent_tokens.tokens,

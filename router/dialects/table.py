@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from router.dialects.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
 from router.dialects.anthropic.models import VERSION_HEADER
+from router.dialects.anthropic.reply import ERRORS as ANTHROPIC_ERRORS
 from router.dialects.anthropic.reply import AnthropicReply
 from router.dialects.anthropic.schema import parse_messages
-from router.dialects.kserve.errors import ERRORS as KSERVE_ERRORS
 from router.dialects.kserve.infer_json import InferJsonReply, parse_infer_json
+from router.dialects.kserve.reply import ERRORS as KSERVE_ERRORS
 from router.dialects.kserve.reply import GenerateReply
 from router.dialects.kserve.schema import parse_generate, parse_generate_stream
-from router.dialects.openai.errors import ERRORS as OPENAI_ERRORS
+from router.dialects.openai.reply import ERRORS as OPENAI_ERRORS
 from router.dialects.openai.reply import OpenAIReply
 from router.dialects.openai.schema import parse_chat, parse_completion
 from router.dialects.reply import ErrorForm, Reply

@@ -16,8 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.auth.auth import Authenticator, KeyAuthenticator, NoAuthentication
-from router.auth.stream_marks import Mark
+from router.auth.auth import Authenticator, KeyAuthenticator, Mark, NoAuthentication
 from router.dialects.reply import JSON_LENGTH_HEADER, ErrorForm, Reply
 from router.dialects.table import DIALECTS, Dialect, error_form_at
 from router.endpoints.answer import AnswerResponse, until_disconnect

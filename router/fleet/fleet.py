@@ -20,8 +20,7 @@ from router.fleet.failure_detector import FailureDetector
 from router.fleet.feed import EventSink, Feed, FeedDependencies
 from router.fleet.liveness import Change, Liveness
 from router.fleet.metrics import FleetMetrics, ScalingMetrics
-from router.fleet.serving_facts import ServingFacts
-from router.fleet.worker import Worker, WorkerStatus
+from router.fleet.worker import ServingFacts, Worker, WorkerStatus
 from router.metrics import RouterMetrics
 from twostroke.base.errors import PeerLost
 from twostroke.base.fault_points import Point, reach

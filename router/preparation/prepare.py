@@ -31,14 +31,13 @@ from router.requests.params import (
     check_text_length,
     check_token_ids,
 )
-from router.requests.public_prefixes import common_length
 from router.requests.work import PreparationOutcome, Work
 from router.text.cache_hints import TokenHint
 from router.text.infill import infill_ends, infill_text
 from router.text.output.answer_grammar import answer_grammar, unmarked_calls
 from router.text.output.parsing import Parsing, callable_tools
 from router.text.output.reasoning_formats import BY_NAME
-from router.text.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, diverging_chat, prompt_field
+from router.text.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, common_length, diverging_chat, prompt_field
 from router.text.structured.output import StructuredOutput
 from router.text.tokenizer import Text
 from twostroke.base.errors import InvalidRequest, ServeError, UnsupportedFeature, without_frames

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, ValidationInfo
 
 from router.auth.auth import ANONYMOUS, AuthContext
-from router.fleet.serving_facts import ServingFacts
+from router.fleet.worker import ServingFacts
 from router.json_body import Body, Integer, Number, wrong_kind
 from router.requests.params import (
     MAX_ANSWERS,
@@ -21,10 +21,9 @@ from router.requests.params import (
     priority_class,
     takes_converted,
 )
-from router.requests.public_prefixes import PublicPrefixes
 from router.requests.resume import StreamPoint
 from router.routing.selector import RoutingParams
-from router.text.prompts import Prompt, TokenPrompt
+from router.text.prompts import Prompt, PublicPrefixes, TokenPrompt
 from twostroke.base.errors import InvalidRequest
 from twostroke.config import SPECULATE_AUTO
 from twostroke.kv_cache.block import adapter_salt, exact_salt, owner_salt

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 
 from router.auth.api_keys import MOST_PRIORITY
-from router.fleet.serving_facts import ServingFacts
+from router.fleet.worker import ServingFacts
 from router.json_body import Body, Integer, Number, Strings, TokenIds, as_number, is_token_list, wrong_kind
 from router.text.prompts import TokenPrompt, prompt_field
 from router.text.structured.output import StructuredOutput

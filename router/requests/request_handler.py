@@ -15,20 +15,18 @@ from typing import Any, TypeVar
 
 from router.admission.queued_request import Siblings
 from router.auth.auth import AuthContext
-from router.fleet.serving_facts import ServingFacts
+from router.fleet.worker import ServingFacts
 from router.metrics import RouterMetrics
 from router.requests.client_request import ClientRequest
 from router.requests.compiled_grammars import CompiledGrammars
 from router.requests.output_share import OutputShare
 from router.requests.params import answer_length, check_model, check_prompt, sampling_params
-from router.requests.public_prefixes import PublicPrefixes
 from router.requests.request_output import OutputDependencies, RequestOutput
 from router.requests.resume import Seeds, stream_of
 from router.requests.work import Preparer, Work
-from router.serving.answer_weights import AnswerWeights
-from router.serving.parent_request import Dispatcher, ParentRequest
+from router.serving.parent_request import AnswerWeights, Dispatcher, ParentRequest
 from router.text.output.events import Sink
-from router.text.prompts import TokenPrompt
+from router.text.prompts import PublicPrefixes, TokenPrompt
 from twostroke.base.errors import (
     Cancelled,
     DeadlineExceeded,

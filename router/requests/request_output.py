@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from router.fleet.serving_facts import ServingFacts
+from router.fleet.worker import ServingFacts
 from router.fleet.worker_link import TokenDelta
 from router.metrics import RouterMetrics
 from router.requests.client_request import ClientRequest

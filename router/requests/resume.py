@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import quote, unquote
 
-from router.auth.stream_marks import Mark, unmarked
-from router.serving.answer_weights import AnswerWeights
-from router.serving.attempts import MOST_RESUMPTIONS
+from router.auth.auth import Mark, unmarked
+from router.serving.parent_request import MOST_RESUMPTIONS, AnswerWeights
 from twostroke.base.errors import InvalidRequest
 
 RANDOM_BYTES = 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from router.fleet.serving_facts import ServingFacts
+from router.fleet.worker import ServingFacts
 from router.text.output.parsing import NO_FORMATS, OutputFormats
 from router.text.structured.output import StructuredOutput
 from router.text.tokenizer import Text

@@ -16,11 +16,10 @@ from typing import Protocol
 from router.fleet.worker import Worker
 from router.routing.candidates import BY_QUEUE, BY_STREAMS, WHOLE, Candidates, Need
 from router.routing.forecast import UNKNOWN_LINK, PullEnd, page_s
+from router.routing.learned import PredictionResidual, WorkerGrammars
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
-from router.routing.prediction_residual import PredictionResidual
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
-from router.routing.worker_grammars import WorkerGrammars
 from twostroke.base.ids import BlockHash, WorkerId
 from twostroke.request import AdapterRef, Attempt, Grammar
 

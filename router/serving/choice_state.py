@@ -18,9 +18,8 @@ from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
 from router.fleet.worker_link import TokenDelta, TokenStream
 from router.metrics import RouterMetrics
-from router.serving.attempts import first_attempt
 from router.serving.migration import Migrated, Migration
-from router.serving.parent_request import ParentRequest
+from router.serving.parent_request import ParentRequest, first_attempt
 from router.serving.placement import Placer, may_go_elsewhere
 from router.serving.recovery import Recovered
 from router.serving.request_log import NoLog, RequestLog

@@ -7,17 +7,13 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from router.fleet.adapters import Adapters
-from router.fleet.broadcast import forget_cached, traces_at
 from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
-from router.fleet.profiles import recording_at
-from router.fleet.serving_facts import ServingFacts
-from router.fleet.worker import Worker
+from router.fleet.worker import ServingFacts, Worker
 from router.fleet.worker_link import TokenDelta
 from router.metrics import ROLE, RouterMetrics
 from router.routing.policies import policy_named
@@ -25,28 +21,17 @@ from router.routing.reservations import Reservations
 from router.routing.routing_state import RoutingState
 from router.serving.choice_state import ChoiceState, Dependencies
 from router.serving.migration import Migration
+from router.serving.operations import Operations
 from router.serving.parent_request import ParentRequest, Take, take_none
 from router.serving.placement import Placer
 from router.serving.recovery import Recovered, recover
 from router.serving.request_log import ready_made, request_log, worker_record
 from twostroke.base.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
-from twostroke.base.ids import BlockHash, WorkerId
+from twostroke.base.ids import BlockHash
 from twostroke.config import Role, RouterConfig
 from twostroke.kv_cache.block import extend_hashes
-from twostroke.observability.profiler import Profiler
 from twostroke.request import FinishReason, GenerateRequest
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.profiles import ProfiledParts, profile_here
-from twostroke.rpc.traces import known_of
-from twostroke.rpc.v1.control_pb2 import (
-    ForgetCachedResponse,
-    GetTraceResponse,
-    KvEventBatch,
-    ProfilePart,
-    ProfileRequest,
-    SubscribeKvEventsRequest,
-    WorkerLoad,
-)
 from twostroke.tracing.setup import recorder_of
 
 log = logging.getLogger(__name__)
@@ -74,8 +59,8 @@ class RouterCore:
         self._fleet = Fleet(
             config, self.membership, self.router_id, metrics, self._routing, self._worker_gone, self._worker_back
         )
-        self._profiler = Profiler()
         self.recorder = recorder_of(self.router_id, ROLE, config.tracing, metrics.registry)
+        self.operations = Operations(self._fleet, self._routing, self.membership, self.recorder)
         self._demand = DemandReporter(self.router_id, self._fleet)
         self._with: Dependencies | None = None
         """None until it is started."""
@@ -183,39 +168,6 @@ class RouterCore:
             return False
         self._open[request_id].fail(Cancelled(f"request {request_id} was aborted"))
         return True
-
-    def loads(self) -> list[WorkerLoad]:
-        return self._fleet.loads()
-
-    def workers(self) -> Sequence[Worker]:
-        return self._fleet.workers
-
-    def holders(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, tuple[int, ...]]:
-        return self._routing.index.leading_blocks(hashes, tail_blocks=self._fleet.facts.window_blocks)
-
-    def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
-        return self._routing.relay.subscribe(request)
-
-    async def forget_cached(self) -> ForgetCachedResponse:
-        return await forget_cached(self._fleet.workers, self.membership)
-
-    async def trace(self, name: str) -> GetTraceResponse:
-        known = known_of(self.recorder, name)
-        answers, silent = await traces_at(self._fleet.workers, self.membership, known.stream or name)
-        for one in answers:
-            known.stream = known.stream or one.stream
-            known.forgotten = known.forgotten or one.forgotten
-        known.spans.extend(span for one in answers if one.stream == known.stream for span in one.spans)
-        known.silent.extend(silent)
-        return known
-
-    async def profile(self, request: ProfileRequest) -> AsyncGenerator[ProfilePart, None]:
-        workers = () if request.alone else self._fleet.workers
-        async with recording_at(workers, self.membership, request.seconds) as others:
-            for parts in (profile_here(ProfiledParts(ROLE, self.recorder, self._profiler), request.seconds), *others):
-                async with aclosing(parts):
-                    async for part in parts:
-                        yield part
 
     async def drain(self, deadline_s: float) -> int:
         if not self._is_draining:

@@ -21,9 +21,7 @@ from router.routing.policies import NARROWING, RECONSIDERING, policy_named
 from router.routing.policy import Candidate, Decision
 from router.routing.routing_state import RoutingState
 from router.routing.selector import Selector, Shape, Workers
-from router.serving.answer_weights import changed
-from router.serving.attempts import Attempts
-from router.serving.parent_request import ParentRequest
+from router.serving.parent_request import Attempts, ParentRequest, changed
 from router.serving.request_stats import RequestStats
 from twostroke.base.errors import Draining, FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch
 from twostroke.base.fault_points import Point, reach

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from router.fleet.worker_link import WorkerLink
-from router.serving.answer_weights import adapter_digest, changed
-from router.serving.parent_request import ParentRequest
+from router.serving.parent_request import ParentRequest, adapter_digest, changed
 from twostroke.base.errors import InvalidRequest, ServeError
 from twostroke.request import FinishReason, PromptLogprobs, SampledToken, SamplingParams
 from twostroke.rpc.convert import prompt_logprobs_from_message, request_from_message, token_from_message

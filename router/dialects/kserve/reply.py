@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from router.dialects.kserve.answer_parts import ChoiceParts, Outputs
-from router.dialects.kserve.errors import error_body
 from router.dialects.kserve.schema import VERSION, KServeRequest
-from router.dialects.reply import LONG_BODY, Json, encoded, finite, sse
+from router.dialects.reply import LONG_BODY, ErrorForm, Json, encoded, finite, sse
 from router.requests.resume import Progress, StreamPoint
 from router.text.output.events import TextEvent, Usage
 from router.text.tokenizer import Text, token_text
@@ -104,3 +103,10 @@ class GenerateReply:
             "logprob": finite(token.logprob),
             "special": self._text.is_special(token.token),
         }
+
+
+def error_body(error: ServeError) -> Json:
+    return {"error": error.message}
+
+
+ERRORS = ErrorForm(error_body)

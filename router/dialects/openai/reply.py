@@ -6,11 +6,10 @@ import json
 import time
 from collections.abc import Sequence
 
-from router.dialects.openai.errors import error_body
 from router.dialects.openai.prompt_part import completion_logprobs, echoed_logprobs, joined, prompt_logprobs
 from router.dialects.openai.schema import OpenAIRequest
 from router.dialects.openai.tool_calls import MessageDeltas, has_calls, message_of
-from router.dialects.reply import LONG_BODY, Json, encoded, finite, sse
+from router.dialects.reply import LONG_BODY, ErrorForm, Json, encoded, finite, sse
 from router.requests.resume import Progress, StreamPoint
 from router.text.output.events import TextEvent, Usage
 from router.text.output.parts import Part, ReasoningPart
@@ -313,3 +312,17 @@ class _ChoiceReply:
         """What stands around the text in its chunks, where they differ in nothing else."""
         self.offset = 0
         self.prompt_logprobs: PromptLogprobs | None = None
+
+
+def error_body(error: ServeError) -> Json:
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.openai_type,
+            "param": error.field,
+            "code": error.code,
+        }
+    }
+
+
+ERRORS = ErrorForm(error_body)

@@ -187,7 +187,7 @@ MUTANTS: Final = (
     Mutant(
         name="public-block-that-is-not-whole",
         claim="what is behind a public prefix is not public",
-        file="router/requests/public_prefixes.py",
+        file="router/text/prompts.py",
         old="default=0) // block_size",
         new="default=0) // block_size + 1",
         test=(

@@ -14,8 +14,7 @@ from openai import AsyncOpenAI
 
 from router.endpoints.app import build_http_app
 from router.fleet.adapters import Adapters
-from router.fleet.serving_facts import ServingFacts
-from router.fleet.worker import Worker
+from router.fleet.worker import ServingFacts, Worker
 from router.fleet.worker_link import TokenDelta
 from router.metrics import RouterMetrics
 from router.requests.request_handler import RequestHandler
@@ -99,6 +98,10 @@ class ScriptedDispatcher:
         if self.facts_now is None:
             raise PeerLost("no decode worker is known")
         return self.facts_now
+
+    @property
+    def operations(self) -> ScriptedDispatcher:
+        return self
 
     @property
     def is_ready(self) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.admission.fairness import WINDOW_S, Fairness, jain_index
-from router.admission.false_rejections import MOST_FOLLOWED, FalseRejections
+from router.admission.measures import MOST_FOLLOWED, WINDOW_S, Fairness, FalseRejections, jain_index
 from twostroke.base.ids import RequestId, WorkerId
 
 P0, A, B = WorkerId("p0"), RequestId("a"), RequestId("b")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.fleet.adapters import ServedAdapter
-from router.requests.public_prefixes import PublicPrefixes
+from router.text.prompts import PublicPrefixes
 from tests.unit.router.conftest import Frontend
 from twostroke.kv_cache.block import adapter_salt, block_hashes_of, exact_salt, owner_salt
 from twostroke.kv_cache.form import KvForm

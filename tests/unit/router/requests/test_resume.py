@@ -14,10 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from router.auth.auth import AuthContext
-from router.auth.stream_marks import stream_marks
-from router.dialects.openai.errors import error_body
-from router.dialects.openai.reply import OpenAIReply
+from router.auth.auth import AuthContext, stream_marks
+from router.dialects.openai.reply import OpenAIReply, error_body
 from router.dialects.openai.schema import OpenAIRequest
 from router.endpoints.answer import AnswerResponse
 from router.metrics import RouterMetrics
@@ -26,7 +24,7 @@ from router.requests.client_request import ClientRequest
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import Seeds, Sent, SentProgress, StreamPoint, Untold
 from router.requests.work import Work
-from router.serving.attempts import Attempts, first_attempt
+from router.serving.parent_request import Attempts, first_attempt
 from router.text.output.events import TextEvent
 from router.text.tokenizer import ByteText
 from tests.inline_preparer import InlinePreparer

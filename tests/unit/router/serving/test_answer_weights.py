@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.serving.answer_weights import AnswerWeights, weights_mark
+from router.serving.parent_request import AnswerWeights, weights_mark
 from twostroke.base.errors import WeightsChanged
 from twostroke.request import AdapterRef
 from twostroke.rpc.v1 import control_pb2
