@@ -341,8 +341,7 @@ class Admission:
             self._drop(placement)
             self._queue.serve(request_id)
         self.capacity.sent(placement)
-        wanted = placement.request.attempt.request
-        self._selector.dispatched(placement.decision, workers, now_s, wanted.sampling.grammar)
+        self._selector.dispatched(placement.decision, workers, now_s, placement.request.attempt.request)
         self._fairness.served(placement.request.routing.tenant, placement.decision.forecast.prefill_s, now_s)
         return placement
 

@@ -79,7 +79,7 @@ class ConsoleApi:
             "router": self._router_id,
             "version": __version__,
             "model": self._handler.model,
-            "adapters": sorted(dispatcher.adapters),
+            "adapters": sorted(dispatcher.named_models),
             "recommended": self._handler.recommended.said(),
         }
         try:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import grpc.aio
 
-from router.fleet.adapters import Adapters, adapters_of
 from router.fleet.failure_detector import FailureDetector
 from router.fleet.feed import EventSink, Feed, FeedDependencies
 from router.fleet.liveness import Change, Liveness
 from router.fleet.metrics import FleetMetrics, ScalingMetrics
+from router.fleet.named_models import NamedModels, named_models_of
 from router.fleet.worker import ServingFacts, Worker, WorkerStatus
 from router.metrics import RouterMetrics
 from twostroke.base.errors import PeerLost
@@ -71,8 +71,8 @@ class Fleet:
         """
         self._is_told_fingerprint = False
         """The supervisor says which weights requests go to, because workers change them one by one."""
-        self.adapters: Adapters = {}
-        """Adapters that are served beside the model, as the supervisor's last view says."""
+        self.named_models: NamedModels = {}
+        """Models that are served beside the one of all workers, by name, as the supervisor's last view says."""
         self._forms: dict[Role, KvForm] = {}
         """Those of the first worker of each role; all others of the role must have the same."""
         self._config = config
@@ -227,7 +227,7 @@ class Fleet:
             self._route_to(view.fingerprint)
         self._events.follow_routers(view.routers, tasks)
         self._scaling.take(view.scaling)
-        self.adapters = adapters_of(view.adapters)
+        self.named_models = named_models_of(view)
         self._note_change()
 
     def _route_to(self, fingerprint: str) -> None:
@@ -341,8 +341,8 @@ class Fleet:
             dtype=model.dtype,
             kv_form=form_of(model),
             fingerprint=self.fingerprint,
-            window_blocks=model.window_blocks,
-            window_bytes=model.window_bytes,
+            tail_blocks=model.window_blocks,
+            tail_bytes=model.window_bytes,
         )
 
 

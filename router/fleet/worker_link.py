@@ -78,7 +78,7 @@ class TokenDelta(NamedTuple):
     """Instants that the worker has marked."""
     prompt_logprobs: PromptLogprobs | None = None
     """Logprobs of the prompt, with the first token, where they are wanted."""
-    drafts: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    proposals: Mapping[str, tuple[int, int]] = MappingProxyType({})
     """Drafted and kept tokens of the attempt by drafter, with its end."""
     is_recovered: bool = False
     """A worker has computed them for another router, where a client has resumed its stream."""
@@ -124,8 +124,8 @@ class TokenStream:
             scores = prompt_logprobs_from_message(entry.prompt_logprobs)
         lifetime = dict(entry.lifetime)
         counted = () if finish is None else entry.drafts.items()
-        drafts = {drafter: (counts.drafted, counts.kept) for drafter, counts in counted}
-        delta = TokenDelta(self.next_position, tokens, finish, entry.cached_tokens, lifetime, scores, drafts)
+        proposals = {drafter: (counts.drafted, counts.kept) for drafter, counts in counted}
+        delta = TokenDelta(self.next_position, tokens, finish, entry.cached_tokens, lifetime, scores, proposals)
         self.next_position += len(tokens)
         self.is_complete = finish is not None
         self._deliver(delta)

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from router.dialects.anthropic.schema import counted_chat
-from router.dialects.grpc.schema import parse_generate, prefix_of, prompt_of
+from router.dialects.grpc.schema import parse_generate, parse_prefix, prompt_of
 from router.dialects.kserve.infer import parse_infer
 from router.dialects.openai.schema import (
     DetokenizeBody,
@@ -43,7 +43,7 @@ from router.text.tokenizer import Text
 from twostroke.base.errors import InvalidRequest, ServeError, UnsupportedFeature, without_frames
 from twostroke.observability.bug_log import place_of
 from twostroke.request import LONGEST
-from twostroke.rpc.v1 import inference_pb2, kserve_pb2, pins_pb2
+from twostroke.rpc.v1 import inference_pb2, kserve_pb2
 
 MOST_COUNTED_TOKENS = 1 << 17
 """Tokens in a response of `/tokenize` where the model takes fewer: a megabyte or two."""
@@ -87,7 +87,7 @@ class _Preparation:
         return self._tokenized(parse_infer(_message(kserve_pb2.ModelInferRequest, self._work.body)))
 
     def _tokenized(self, wanted: AnswerRequest) -> AnswerRequest:
-        check_model(wanted.model, self._work.model, self._work.adapters)
+        check_model(wanted.model, self._work.model, self._work.named_models)
         options, prompts = wanted.options, self._prompts(wanted.prompts, wanted.options.structured)
         for prompt, tokens in zip(wanted.prompts, prompts, strict=True):
             if isinstance(prompt, ChatPrompt) and prompt.tool_use is not None and tokens.parsing is not None:
@@ -110,7 +110,7 @@ class _Preparation:
         """Returns the body of the response."""
         body = parse_json(self._work.body)
         wanted, prompt = TokenizeBody.read(body), tokenize_prompt(body)
-        check_model(wanted.model, self._work.model, self._work.adapters)
+        check_model(wanted.model, self._work.model, self._work.named_models)
         tokens = self._counted(prompt, isinstance(prompt, TextPrompt) and prompt.add_special_tokens)
         strings = [self._text.entry(token) for token in tokens] if wanted.return_token_strs else None
         counts = {"count": len(tokens), "max_model_len": self._facts.context_tokens}
@@ -123,7 +123,7 @@ class _Preparation:
         """
         body = parse_json(self._work.body)
         wanted, chat = TokenizeBody.read(body), chat_of(body)
-        check_model(wanted.model, self._work.model, self._work.adapters)
+        check_model(wanted.model, self._work.model, self._work.named_models)
         return _json({**named, "input_tokens": len(self._counted(chat, False))})
 
     def detokenize(self) -> bytes:
@@ -138,7 +138,7 @@ class _Preparation:
         return inference_pb2.DetokenizeResponse(text=text).SerializeToString()
 
     def _detokenized(self, model: str | None, tokens: Sequence[int], field: str) -> str:
-        check_model(model, self._work.model, self._work.adapters)
+        check_model(model, self._work.model, self._work.named_models)
         check_length(len(tokens), field, self._facts)
         check_token_ids(tokens, field, self._facts.vocab_size)
         self._outcome.tokens += len(tokens)
@@ -151,15 +151,14 @@ class _Preparation:
     def grpc_tokenize(self) -> bytes:
         """Returns the serialized response."""
         message = _message(inference_pb2.TokenizeRequest, self._work.body)
-        check_model(message.model or None, self._work.model, self._work.adapters)
+        check_model(message.model or None, self._work.model, self._work.named_models)
         prompt = prompt_of(message)
         tokens = self._counted(prompt, isinstance(prompt, TextPrompt))
         return inference_pb2.TokenizeResponse(token_ids=tokens).SerializeToString()
 
-    def pinned_prefix(self) -> array[int]:
+    def shared_prefix(self) -> array[int]:
         """Returns the tokens that prompts which begin like this have in common."""
-        message = _message(pins_pb2.AddPinRequest, self._work.body)
-        prefix = prefix_of(message)
+        prefix = parse_prefix(self._work.body)
         if not isinstance(prefix, ChatPrompt):
             return array("I", self._tokens(prefix, self._facts.context_tokens, isinstance(prefix, TextPrompt)))
         if prefix.continue_final_message:
@@ -265,7 +264,7 @@ KINDS: Mapping[str, Callable[[_Preparation], Any]] = {
     "grpc_generate": _Preparation.grpc_generate,
     "grpc_tokenize": _Preparation.grpc_tokenize,
     "grpc_detokenize": _Preparation.grpc_detokenize,
-    "pinned_prefix": _Preparation.pinned_prefix,
+    "shared_prefix": _Preparation.shared_prefix,
 }
 
 

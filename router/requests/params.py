@@ -15,7 +15,6 @@ from router.text.prompts import TokenPrompt, prompt_field
 from router.text.structured.output import StructuredOutput
 from twostroke.base.client_text import shown
 from twostroke.base.errors import ContextLengthExceeded, InvalidRequest, NotFound
-from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF
 from twostroke.request import (
     MOST_TOKENS,
     Grammar,
@@ -166,28 +165,9 @@ def check_salt(salt: str) -> bytes:
     return salt.encode()
 
 
-def takes_converted(kv_exactness: str) -> bool:
-    """Tells whether a request may be served by pages that were converted from another form."""
-    if kv_exactness not in ("exact", "any"):
-        raise InvalidRequest(f'kv_exactness must be "exact" or "any", got {shown(kv_exactness)}', field="kv_exactness")
-    return kv_exactness == "any"
-
-
-def check_speculation(speculation: str) -> str:
-    """Checks who may propose tokens. Only decode workers know whether a draft model is served, and refuse it if not."""
-    if speculation not in (SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES):
-        sure = ", ".join([SPECULATE_AUTO, SPECULATE_OFF, *(name for name in DRAFTER_NAMES if name != DRAFT_MODEL)])
-        raise InvalidRequest(
-            f"speculation must be one of {sure}, or {DRAFT_MODEL} where a draft model is served, "
-            f"got {shown(speculation)}",
-            field="speculation",
-        )
-    return speculation
-
-
-def check_model(model: str | None, served: str, adapters: Collection[str] = ()) -> None:
+def check_model(model: str | None, served: str, others: Collection[str] = ()) -> None:
     """Raises NotFound for a name that nothing is served under: it never means the model that is there."""
-    if model and model != served and model not in adapters:
+    if model and model != served and model not in others:
         raise NotFound(f"the model {shown(model)} does not exist; this server serves {served!r}", field="model")
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from router.admission.queued_request import Siblings
 from router.auth.auth import AuthContext
+from router.fleet.named_models import NamedModel
 from router.fleet.worker import ServingFacts
 from router.metrics import RouterMetrics
 from router.requests.client_request import ClientRequest
@@ -39,7 +40,6 @@ from twostroke.base.errors import (
 from twostroke.base.fault_points import Point, reach
 from twostroke.models.catalog.recommended import UNKNOWN, Recommended
 from twostroke.observability.bug_log import log_bug, place_of
-from twostroke.request import AdapterRef
 from twostroke.tracing.context import TraceContext
 from twostroke.tracing.recorder import Recorder
 
@@ -97,7 +97,7 @@ class RequestHandler:
         """Open requests by name of the stream."""
 
     def check_model(self, model: str | None) -> None:
-        check_model(model, self.model, self.dispatcher.adapters)
+        check_model(model, self.model, self.dispatcher.named_models)
 
     async def prepare(
         self,
@@ -124,7 +124,7 @@ class RequestHandler:
             body,
             self.model,
             dispatcher.facts,
-            frozenset(dispatcher.adapters),
+            frozenset(dispatcher.named_models),
             path_fields,
             self.text.formats,
             json_bytes,
@@ -144,24 +144,23 @@ class RequestHandler:
             raise
         return outcome.value
 
-    async def pinned_prefix(self, body: bytes) -> tuple[array[int], int]:
-        """Returns the tokens of a pin's prefix, for an AddPinRequest as its bytes, and how many of them are public.
+    async def shared_prefix(self, body: bytes) -> tuple[array[int], int]:
+        """Returns the tokens of a prefix, which comes as the bytes of a message, and how many of them are public.
 
         Raises InvalidRequest, or ContextLengthExceeded.
         """
         facts = self.dispatcher.facts
-        outcome = await self._preparer.prepare(Work("pinned_prefix", body, self.model, facts), "")
+        outcome = await self._preparer.prepare(Work("shared_prefix", body, self.model, facts), "")
         if outcome.error is not None:
             raise outcome.error
         tokens: array[int] = outcome.value
         check_prompt(TokenPrompt(tokens), facts)
         return tokens, self.public.blocks_of(tokens, facts.block_size) * facts.block_size
 
-    def adapter(self, model: str) -> AdapterRef | None:
-        """Returns the adapter that is served under a name now. Raises NotFound for a name that leads to nothing."""
-        check_model(model, self.model, self.dispatcher.adapters)
-        served = self.dispatcher.adapters.get(model)
-        return None if served is None else served.ref
+    def named(self, model: str) -> NamedModel | None:
+        """Returns what is served under a name now, beside the model. Raises NotFound for a name of nothing."""
+        check_model(model, self.model, self.dispatcher.named_models)
+        return self.dispatcher.named_models.get(model)
 
     async def abort(self, request_id: str, resume_token: str, auth: AuthContext) -> bool:
         """Ends the request of that id, or the one whose stream the token names. Returns False where there is none.
@@ -243,7 +242,7 @@ class RequestHandler:
         """Makes one request for the dispatcher of each prompt, after every check that the frontend can make."""
         self._refuse_if_draining()
         facts, body, point = self.dispatcher.facts, request.body, request.point
-        options, adapter, routing, grammar = body.options, self.adapter(body.model or ""), request.routing, None
+        options, named, routing, grammar = body.options, self.named(body.model or ""), request.routing, None
         if options.structured is not None:
             compiled = await self._grammars.of(options.structured, request.turns_of)
             grammar = compiled.grammar
@@ -257,7 +256,7 @@ class RequestHandler:
             requests.append(
                 ParentRequest(
                     request_id=request_id,
-                    request=request.generate_request(prompt, sampling, facts, adapter, self.public),
+                    request=request.generate_request(prompt, sampling, facts, named, self.public),
                     n=options.n,
                     routing=routing,
                     siblings=Siblings(number * options.n, len(ids) * options.n),

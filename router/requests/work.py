@@ -24,8 +24,8 @@ class Work:
     body: bytes
     model: str
     facts: ServingFacts
-    adapters: frozenset[str] = frozenset()
-    """Names of adapters that are served beside the model."""
+    named_models: frozenset[str] = frozenset()
+    """Names of models that are served beside it."""
     path_fields: tuple[tuple[str, str], ...] = ()
     """Fields of the body that the path of an HTTP request says."""
     formats: OutputFormats = NO_FORMATS

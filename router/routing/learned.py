@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from router.fleet.worker import Worker
 from twostroke.base.ids import BlockHash, Epoch, WorkerId
 from twostroke.grammar.compiler import KEPT_GRAMMARS
-from twostroke.request import Grammar
+from twostroke.request import GenerateRequest
 
 RESIDUAL_MEMORY = 63
 """Residuals that count: enough for a steady median, few enough to follow a change within a minute of traffic."""
@@ -54,7 +54,7 @@ class PredictionResidual:
 
 REMEMBERED_EVICTIONS = 200_000
 """Evicted hashes that are remembered: hours of a busy worker."""
-EVICTION_WINDOW = 50_000
+EVICTION_MEMORY = 50_000
 """Evictions after which older ones count half."""
 
 
@@ -83,7 +83,7 @@ class ReReferenceRate:
             self._evicted += 1
         while len(self._evicted_blocks) > REMEMBERED_EVICTIONS:
             self._evicted_blocks.popitem(last=False)
-        if self._evicted > EVICTION_WINDOW:
+        if self._evicted > EVICTION_MEMORY:
             self._evicted /= 2
             self._asked_again /= 2
 
@@ -101,22 +101,32 @@ MOST_WORKERS = 1024
 """Workers with remembered grammars: those that got one last."""
 
 
-class WorkerGrammars:
-    """Each worker keeps those that it used last; so does this."""
+class Setups:
+    """Predicts what a worker does before it can begin a request: it loads an adapter, or compiles a grammar.
+
+    Each worker keeps the grammars that it used last; so does this, for those that this router has sent there.
+    """
 
     def __init__(self) -> None:
         self._by_worker: OrderedDict[tuple[WorkerId, Epoch], OrderedDict[int, None]] = OrderedDict()
         """Hashes of sources, the least recently used one first."""
 
-    def compile_s(self, worker: Worker, grammar: Grammar, compile_s: float) -> float:
-        """Returns the predicted seconds until the worker has compiled a request's grammar: here it took `compile_s`."""
-        if hash(grammar.source) in self._by_worker.get((worker.worker_id, worker.epoch), ()):
-            return 0.0
-        return compile_s
+    def load_s(self, worker: Worker, wanted: GenerateRequest) -> float:
+        """Returns the seconds until it computes; nothing while it has not measured any load."""
+        has_it = wanted.adapter is None or wanted.adapter.digest in worker.load.adapters
+        return 0.0 if has_it else worker.load.adapter_load_s
 
-    def placed(self, worker: Worker, grammar: Grammar) -> None:
-        """Notes that a request with this grammar goes to the worker."""
-        name = worker.worker_id, worker.epoch
+    def compile_s(self, worker: Worker, wanted: GenerateRequest, compile_s: float) -> float:
+        """Returns the seconds until it admits the request, which took `compile_s` here."""
+        grammar = wanted.sampling.grammar
+        has_it = grammar is None or hash(grammar.source) in self._by_worker.get((worker.worker_id, worker.epoch), ())
+        return 0.0 if has_it else compile_s
+
+    def placed(self, worker: Worker, wanted: GenerateRequest) -> None:
+        """Notes that the request goes to the worker."""
+        grammar, name = wanted.sampling.grammar, (worker.worker_id, worker.epoch)
+        if grammar is None:
+            return
         kept = self._by_worker.setdefault(name, OrderedDict())
         self._by_worker.move_to_end(name)
         if len(self._by_worker) > MOST_WORKERS:

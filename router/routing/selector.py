@@ -16,12 +16,12 @@ from typing import Protocol
 from router.fleet.worker import Worker
 from router.routing.candidates import BY_QUEUE, BY_STREAMS, WHOLE, Candidates, Need
 from router.routing.forecast import UNKNOWN_LINK, PullEnd, page_s
-from router.routing.learned import PredictionResidual, WorkerGrammars
+from router.routing.learned import PredictionResidual, Setups
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
 from twostroke.base.ids import BlockHash, WorkerId
-from twostroke.request import AdapterRef, Attempt, Grammar
+from twostroke.request import Attempt, GenerateRequest
 
 OUTPUT_MEMORY = 0.02
 """Weight of the latest output in the expected length of the next one: the last fifty count most."""
@@ -45,9 +45,9 @@ class RoutingParams:
     """Digest of the client's hint which requests have prefixes in common; empty without one. It says nothing about who
     shares blocks."""
     compile_s: float = 0.0
-    """Seconds that this router took to compile its grammar."""
+    """Seconds that this router took to compile what its answer must match."""
     mask_s: float = 0.0
-    """Seconds that one mask of the grammar took here, on average."""
+    """Seconds that one mask of the tokens that may follow took here, on average."""
 
 
 class Routable(Protocol):
@@ -66,11 +66,11 @@ class Shape:
 
     block_size: int
     page_bytes: int
-    window_blocks: int = 0
-    """Number of last blocks of a prefix whose window parts a sequence needs to continue. 0 where no layer keeps window
+    tail_blocks: int = 0
+    """Number of last blocks of a prefix whose tail parts a sequence needs to continue. 0 where no layer keeps tail
     parts."""
-    window_bytes: int = 0
-    """Bytes of the window part of one block."""
+    tail_bytes: int = 0
+    """Bytes of the tail part of one block."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Prefixes:
     held: dict[WorkerId, tuple[int, ...]]
     """Blocks that the workers hold or are about to hold."""
     pages: dict[WorkerId, tuple[int, ...]] | None = None
-    """Blocks with pages, with or without window parts. None where no layer keeps window parts."""
+    """Blocks with pages, with or without tail parts. None where no layer keeps tail parts."""
 
 
 class Selector:
@@ -129,7 +129,7 @@ class Selector:
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
         """When the pulls to and from each worker will be done. Pulls share its network link."""
-        self._grammars = WorkerGrammars()
+        self._setups = Setups()
         self._loading_until_s: dict[WorkerId, float] = {}
         """When the loads of each worker from lower tiers will be done. Loads share a reader."""
 
@@ -155,13 +155,13 @@ class Selector:
         self._turn += 1
         self._reservations.place(request.attempt.request_id, _shares(snapshot, decision), request.attempt.block_hashes)
         if not is_tentative:
-            self.dispatched(decision, workers, now_s, request.attempt.request.sampling.grammar)
+            self.dispatched(decision, workers, now_s, request.attempt.request)
         return decision
 
-    def dispatched(self, decision: Decision, workers: Workers, now_s: float, grammar: Grammar | None = None) -> None:
+    def dispatched(self, decision: Decision, workers: Workers, now_s: float, wanted: GenerateRequest) -> None:
         """Notes that the decision is carried out now. What it pulls occupies the network links of both workers."""
-        if grammar is not None and (decode := workers.by_id.get(decision.decode)) is not None:
-            self._grammars.placed(decode, grammar)
+        if (decode := workers.by_id.get(decision.decode)) is not None:
+            self._setups.placed(decode, wanted)
         forecast, taker = decision.forecast, decision.computed_by
         pulls = [(decision.peer, taker, forecast.fetched_blocks)]
         pulls.append((decision.source, decision.decode, forecast.pulled_blocks))
@@ -184,13 +184,13 @@ class Selector:
         return self._snapshot(request, self._look_up(_useful_hashes(request), workers), workers, now_s, passes_s)
 
     def _look_up(self, hashes: Sequence[BlockHash], workers: Workers) -> Prefixes:
-        tail, coming = workers.shape.window_blocks, self._reservations.coming
+        tail, coming = workers.shape.tail_blocks, self._reservations.coming
         resident = held = self._index.leading_blocks(hashes, tail_blocks=tail)
         is_coming = bool(hashes) and any(True for _ in coming(hashes[0]))
         if not tail:
             return Prefixes(resident, self._index.leading_blocks(hashes, coming) if is_coming else held)
         if is_coming:
-            # Computing a prompt makes window parts of all its blocks for a while. A pull brings only the last.
+            # Computing a prompt makes tail parts of all its blocks for a while. A pull brings only the last.
             computing = {worker.worker_id for worker in workers.prefill}
             held = self._index.leading_blocks(
                 hashes,
@@ -222,9 +222,8 @@ class Selector:
 
         def view(worker: Worker) -> WorkerView:
             passed_s = passes_s.get(worker.worker_id, 0.0)
-            load_s = 0.0 if wanted.adapter is None else _adapter_load_s(worker, wanted.adapter)
-            grammar = wanted.sampling.grammar
-            compile_s = 0.0 if grammar is None else self._grammars.compile_s(worker, grammar, routing.compile_s)
+            load_s = self._setups.load_s(worker, wanted)
+            compile_s = self._setups.compile_s(worker, wanted, routing.compile_s)
             return self._view(worker, prefixes, passed_s, now_s, load_s, compile_s)
 
         hashes = attempt.block_hashes
@@ -234,7 +233,7 @@ class Selector:
             full_blocks=len(hashes),
             block_size=workers.shape.block_size,
             page_bytes=workers.shape.page_bytes,
-            end_part_pages=_end_part_pages(workers.shape, len(hashes)) if workers.shape.window_blocks else 0.0,
+            end_part_pages=_end_part_pages(workers.shape, len(hashes)) if workers.shape.tail_blocks else 0.0,
             decode=views(workers.decode, self._decode),
             prefill=views(sources, self._prefill),
             prefill_utilisation=self._prefill_utilisation(workers.prefill) if self._narrows else None,
@@ -338,11 +337,6 @@ def _sources(request: Routable, workers: Workers) -> Sequence[Worker]:
     return workers.prefill if request.routing.takes_converted else _computing_the_same(workers)
 
 
-def _adapter_load_s(worker: Worker, adapter: AdapterRef) -> float:
-    """Returns the seconds until a worker has the request's adapter; nothing while it has not measured any load."""
-    return 0.0 if adapter.digest in worker.load.adapters else worker.load.adapter_load_s
-
-
 def _computing_the_same(workers: Workers) -> Sequence[Worker]:
     """Returns the prefill workers whose pages become those of decode workers as they are."""
     formats = {worker.kv_form.format for worker in workers.decode}
@@ -358,8 +352,8 @@ def _extend(until_s: dict[WorkerId, float], worker: WorkerId, seconds: float, no
 
 
 def _end_part_pages(shape: Shape, blocks: int) -> float:
-    """Returns the size of the window parts at the end of a prompt, in pages."""
-    return min(shape.window_blocks, blocks) * shape.window_bytes / shape.page_bytes
+    """Returns the size of the tail parts at the end of a prompt, in pages."""
+    return min(shape.tail_blocks, blocks) * shape.tail_bytes / shape.page_bytes
 
 
 def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 
-from router.fleet.adapters import Adapters
 from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
+from router.fleet.named_models import NamedModels
 from router.fleet.worker import ServingFacts, Worker
 from router.fleet.worker_link import TokenDelta
 from router.metrics import ROLE, RouterMetrics
@@ -114,13 +114,13 @@ class RouterCore:
         return self._fleet.facts
 
     @property
-    def adapters(self) -> Adapters:
-        return self._fleet.adapters
+    def named_models(self) -> NamedModels:
+        return self._fleet.named_models
 
-    async def wait_for_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
-        """Waits until `holds` is true of the adapters that are served, or until `timeout_s` has passed."""
+    async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
+        """Waits until `holds` is true of the models that are served by name, or until `timeout_s` has passed."""
         until_s = time.monotonic() + timeout_s
-        while not holds(self._fleet.adapters) and (left_s := until_s - time.monotonic()) > 0:
+        while not holds(self._fleet.named_models) and (left_s := until_s - time.monotonic()) > 0:
             await self._fleet.wait_for_change(left_s)
 
     @property

@@ -49,7 +49,7 @@ class Operations:
 
     def holders(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, tuple[int, ...]]:
         """Returns how many of the first of these blocks each worker holds down to each tier."""
-        return self._routing.index.leading_blocks(hashes, tail_blocks=self._fleet.facts.window_blocks)
+        return self._routing.index.leading_blocks(hashes, tail_blocks=self._fleet.facts.tail_blocks)
 
     def subscribe(self, request: control_pb2.SubscribeKvEventsRequest) -> AsyncIterator[control_pb2.KvEventBatch]:
         return self._routing.relay.subscribe(request)

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.admission.queued_request import Siblings
-from router.fleet.adapters import Adapters
+from router.fleet.named_models import NamedModels
 from router.fleet.worker import ServingFacts
 from router.fleet.worker_link import TokenDelta
 from router.routing.selector import RoutingParams
 from router.serving.operations import Operations
 from twostroke.base.errors import WeightsChanged
-from twostroke.request import AdapterRef, GenerateRequest
+from twostroke.request import GenerateRequest
 from twostroke.tracing.context import TraceContext
 
 MARK_BYTES = 8
-"""Bytes of a mark, which every resume token carries: a fleet has seen some thousand weights and adapters at most."""
+"""Bytes of a mark, which every resume token carries: a fleet has seen some thousand weights at most."""
 
 
 class AnswerWeights:
@@ -34,34 +34,30 @@ class AnswerWeights:
     def are_fixed(self) -> bool:
         return bool(self.mark)
 
-    def admit(self, fingerprint: str, adapter: AdapterRef | None) -> bool:
-        """Tells whether a worker with this fingerprint may compute the next token."""
-        return fingerprint != "" and self.mark in ("", weights_mark(fingerprint, adapter_digest(adapter)))
+    def admit(self, fingerprint: str, own: bytes) -> bool:
+        """Tells whether a worker with this fingerprint may compute the next token. `own` is the request's."""
+        return fingerprint != "" and self.mark in ("", weights_mark(fingerprint, own))
 
-    def fix(self, fingerprint: str, adapter: AdapterRef | None) -> bool:
+    def fix(self, fingerprint: str, own: bytes) -> bool:
         """Notes that a token was computed by a worker with this fingerprint. Returns False where it must not count."""
-        if not self.admit(fingerprint, adapter):
+        if not self.admit(fingerprint, own):
             return False
-        self.mark = weights_mark(fingerprint, adapter_digest(adapter))
+        self.mark = weights_mark(fingerprint, own)
         return True
 
 
 @functools.lru_cache(maxsize=1024)
-def weights_mark(fingerprint: str, adapter: bytes) -> str:
-    """Returns a digest of the fingerprint of a worker and of an adapter's bytes, as text."""
-    return hashlib.blake2b(adapter + fingerprint.encode(), digest_size=MARK_BYTES, person=b"answer weights").hexdigest()
+def weights_mark(fingerprint: str, own: bytes) -> str:
+    """Returns a digest of the fingerprint of a worker and of a request's `own_weights`, as text."""
+    return hashlib.blake2b(own + fingerprint.encode(), digest_size=MARK_BYTES, person=b"answer weights").hexdigest()
 
 
 def changed(request_id: str) -> WeightsChanged:
-    """Returns the error of an answer that only weights or an adapter could go on with that no worker has any more."""
+    """Returns the error of an answer that only weights could go on with that no worker has any more."""
     return WeightsChanged(
         f"the answer {request_id} was begun with weights, or an adapter, that were replaced before its end, and cannot "
         "go on with others; send the request again"
     )
-
-
-def adapter_digest(adapter: AdapterRef | None) -> bytes:
-    return b"" if adapter is None else adapter.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +105,11 @@ class Dispatcher(Protocol):
         """Raises PeerLost while no decode worker is known."""
 
     @property
-    def adapters(self) -> Adapters:
-        """Adapters that are served beside the model, by name."""
+    def named_models(self) -> NamedModels:
+        """Models that are served beside the one of all workers, by name."""
 
-    async def wait_for_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
-        """Waits until `holds` is true of the adapters that are served, or until `timeout_s` has passed."""
+    async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
+        """Waits until `holds` is true of the models that are served by name, or until `timeout_s` has passed."""
 
     @property
     def operations(self) -> Operations:

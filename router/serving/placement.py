@@ -147,17 +147,17 @@ class Placer:
 
     def takers(self, parent: ParentRequest) -> list[Worker]:
         """Returns the decode workers that take a request: those that serve, or that have the weights it began with."""
-        weights, adapter = parent.weights, parent.request.adapter
+        weights, own = parent.weights, parent.request.own_weights
         if not weights.are_fixed:
             return self._fleet.serving(Role.DECODE)
         taking = self._fleet.taking_begun(Role.DECODE)
-        return [worker for worker in taking if weights.admit(worker.fingerprint, adapter)]
+        return [worker for worker in taking if weights.admit(worker.fingerprint, own)]
 
     def _are_routed(self, parent: ParentRequest) -> bool:
         """Tells whether workers that new requests go to may compute it, by what is known of them."""
         routed = self._fleet.fingerprint
         weights = parent.weights
-        return not weights.are_fixed or routed is None or weights.admit(routed, parent.request.adapter)
+        return not weights.are_fixed or routed is None or weights.admit(routed, parent.request.own_weights)
 
     def _refuse_if_changed(self, parent: ParentRequest) -> None:
         """Raises WeightsChanged where no worker that is there, or is to come, has the weights of a request."""
@@ -167,7 +167,7 @@ class Placer:
             if worker.status is WorkerStatus.JOINING:
                 return
             is_suspect = worker.status is WorkerStatus.SUSPECT
-            admits = parent.weights.admit(worker.fingerprint, parent.request.adapter)
+            admits = parent.weights.admit(worker.fingerprint, parent.request.own_weights)
             if (is_suspect or worker.takes_begun) and admits:
                 return
         raise changed(parent.request_id)
@@ -242,8 +242,8 @@ class Placer:
             Shape(
                 block_size=facts.block_size,
                 page_bytes=facts.page_bytes,
-                window_blocks=facts.window_blocks,
-                window_bytes=facts.window_bytes,
+                tail_blocks=facts.tail_blocks,
+                tail_bytes=facts.tail_bytes,
             ),
             self._fleet.serving(Role.DECODE) if decode is None else decode,
             prefill,

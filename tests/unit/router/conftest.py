@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from router.endpoints.app import build_http_app
-from router.fleet.adapters import Adapters
+from router.fleet.named_models import NamedModels
 from router.fleet.worker import ServingFacts, Worker
 from router.fleet.worker_link import TokenDelta
 from router.metrics import RouterMetrics
@@ -74,7 +74,7 @@ class ScriptedDispatcher:
     """Tokens of each choice before `failure` is raised or, with `stalls`, before nothing more comes."""
     stalls: bool = False
     is_draining: bool = False
-    adapters: Adapters = field(default_factory=dict)
+    named_models: NamedModels = field(default_factory=dict)
     drained_until_s: float | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     """What was wanted of each prompt."""
@@ -90,8 +90,8 @@ class ScriptedDispatcher:
     two_open: asyncio.Event = field(default_factory=asyncio.Event)
     _aborted: dict[str, asyncio.Event] = field(default_factory=dict)
 
-    async def wait_for_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
-        assert holds(self.adapters)
+    async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
+        assert holds(self.named_models)
 
     @property
     def facts(self) -> ServingFacts:
