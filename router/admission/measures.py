@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from router.fleet.worker import Worker
 from twostroke.base.ids import RequestId, WorkerId
 
 MOST_FOLLOWED = 4096
@@ -39,11 +40,6 @@ class FalseRejections:
     def __len__(self) -> int:
         return len(self._until)
 
-    @property
-    def workers(self) -> Iterable[WorkerId]:
-        """Workers with refusals that wait for the workers' own queues."""
-        return self._behind_others.keys()
-
     def add(self, worker: WorkerId, latest_start_s: float, ahead: Iterable[RequestId], now_s: float) -> None:
         self._forget_late(now_s)
         if len(self._until) >= MOST_FOLLOWED:
@@ -64,10 +60,12 @@ class FalseRejections:
                 self.count += now_s <= refusal.latest_start_s
         self._forget_late(now_s)
 
-    def drained(self, worker: WorkerId, now_s: float) -> None:
-        """Notes that the worker reported an empty queue."""
-        for refusal in self._behind_others.pop(worker, ()):
-            self.count += now_s <= refusal.latest_start_s
+    def look(self, workers: Mapping[WorkerId, Worker], now_s: float) -> None:
+        """Notes which workers report an empty queue."""
+        for worker_id in list(self._behind_others):
+            worker = workers.get(worker_id)
+            if worker is not None and not worker.load.queued_s:
+                self.count += sum(now_s <= refusal.latest_start_s for refusal in self._behind_others.pop(worker_id))
         self._forget_late(now_s)
 
     def _forget_late(self, now_s: float) -> None:

@@ -20,9 +20,8 @@ from router.fleet.worker import ServingFacts
 from router.metrics import RouterMetrics
 from router.requests.client_request import ClientRequest
 from router.requests.compiled_grammars import CompiledGrammars
-from router.requests.output_share import OutputShare
 from router.requests.params import answer_length, check_model, check_prompt, sampling_params
-from router.requests.request_output import OutputDependencies, RequestOutput
+from router.requests.request_output import OutputDependencies, OutputShare, RequestOutput
 from router.requests.resume import Seeds, stream_of
 from router.requests.work import Preparer, Work
 from router.serving.parent_request import AnswerWeights, Dispatcher, ParentRequest
@@ -246,7 +245,11 @@ class RequestHandler:
         if options.structured is not None:
             compiled = await self._grammars.of(options.structured, request.turns_of)
             grammar = compiled.grammar
-            routing = dataclasses.replace(routing, compile_s=compiled.compile_s, mask_s=compiled.mask_s)
+            routing = dataclasses.replace(
+                routing, needs_setup=True, compile_s=compiled.compile_s, mask_s=compiled.mask_s
+            )
+        elif named is not None:
+            routing = dataclasses.replace(routing, needs_setup=True)
         requests = []
         for number, (request_id, prompt) in enumerate(zip(ids, body.token_prompts, strict=True)):
             sent = point.sent[number * options.n : (number + 1) * options.n]

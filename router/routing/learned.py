@@ -111,16 +111,17 @@ class Setups:
         self._by_worker: OrderedDict[tuple[WorkerId, Epoch], OrderedDict[int, None]] = OrderedDict()
         """Hashes of sources, the least recently used one first."""
 
-    def load_s(self, worker: Worker, wanted: GenerateRequest) -> float:
-        """Returns the seconds until it computes; nothing while it has not measured any load."""
-        has_it = wanted.adapter is None or wanted.adapter.digest in worker.load.adapters
-        return 0.0 if has_it else worker.load.adapter_load_s
+    def seconds(self, worker: Worker, wanted: GenerateRequest, compile_s: float) -> tuple[float, float]:
+        """Returns the seconds until it computes, and until it admits the request, which took `compile_s` to compile
+        here.
 
-    def compile_s(self, worker: Worker, wanted: GenerateRequest, compile_s: float) -> float:
-        """Returns the seconds until it admits the request, which took `compile_s` here."""
-        grammar = wanted.sampling.grammar
-        has_it = grammar is None or hash(grammar.source) in self._by_worker.get((worker.worker_id, worker.epoch), ())
-        return 0.0 if has_it else compile_s
+        A worker that has not measured any load costs nothing.
+        """
+        adapter, grammar = wanted.adapter, wanted.sampling.grammar
+        is_loaded = adapter is None or adapter.digest in worker.load.adapters
+        kept = self._by_worker.get((worker.worker_id, worker.epoch), ())
+        is_compiled = grammar is None or hash(grammar.source) in kept
+        return 0.0 if is_loaded else worker.load.adapter_load_s, 0.0 if is_compiled else compile_s
 
     def placed(self, worker: Worker, wanted: GenerateRequest) -> None:
         """Notes that the request goes to the worker."""

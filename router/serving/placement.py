@@ -119,12 +119,12 @@ class Placer:
             if placement is None:
                 continue
             queued = dataclasses.replace(queued, is_urgent=True)
-            takers = self.takers(parent)  # a worker may have left between the verdict and this task
-            if not takers or not self._workers(takers).can_serve(placement.decision):
+            workers = self._workers(self.takers(parent))  # one may have left between the verdict and this task
+            if not workers.can_serve(placement.decision):
                 self.queue.left(attempt.request_id)
                 continue
             numbered = dataclasses.replace(attempt, number=self.attempts.next(attempt.number))
-            opened = await self._open(numbered, placement, stats)
+            opened = await self._open(numbered, placement, workers, stats)
             if isinstance(opened, TokenStream):
                 span.set(queued_s=queued_s, attempt=numbered.number)
                 explain(span, self.policy, placement.decision)
@@ -141,7 +141,7 @@ class Placer:
         workers = dataclasses.replace(self._workers(others), prefill=())
         decision = self.selector.select(queued, workers, time.monotonic())
         try:
-            yield self._worker(decision.decode)
+            yield workers.by_id[decision.decode]
         finally:
             self._reservations.end(queued.request_id)
 
@@ -184,13 +184,15 @@ class Placer:
             raise PeerLost(f"no decode worker could take the request within {self._worker_wait_s} s; try again later")
         await self._fleet.wait_for_change(min(left_s, LOOK_AGAIN_S))
 
-    async def _open(self, attempt: Attempt, placement: Placement, stats: RequestStats) -> TokenStream | ServeError:
+    async def _open(
+        self, attempt: Attempt, placement: Placement, workers: Workers, stats: RequestStats
+    ) -> TokenStream | ServeError:
         """Returns the error where another worker may take the request."""
         decision = placement.decision
         self._note(attempt, decision)
         reach(Point.ROUTER_PLACED)
         stats.lifetime.mark(Instant.ROUTED)
-        decode = self._worker(decision.decode)
+        decode = workers.by_id[decision.decode]
         link = self._links.to(decode)
         stream = TokenStream(link, attempt.request_id, attempt.number, len(attempt.emitted))
         is_open, may_be_open, begun_s = False, True, time.monotonic()
@@ -199,8 +201,8 @@ class Placer:
                 attempt,
                 fingerprint=decode.fingerprint,
                 worker_epoch=str(decode.epoch),
-                source=None if decision.source is None else self._worker(decision.source).page_source,
-                peer=self._peer(decision),
+                source=None if decision.source is None else workers.by_id[decision.source].page_source,
+                peer=_peer(decision, workers),
                 source_forecast=source_forecast(decision),
             )
             await link.open(message, stream)
@@ -264,16 +266,11 @@ class Placer:
             decision.why or "",
         )
 
-    def _peer(self, decision: Decision) -> PeerPrefix | None:
-        if decision.peer is None:
-            return None
-        page_source = self._worker(decision.peer).page_source
-        return PeerPrefix(page_source, decision.peer_blocks, decision.forecast.peer_load_s)
 
-    def _worker(self, worker_id: WorkerId) -> Worker:
-        worker = self._fleet.worker(worker_id)
-        assert worker is not None, "seen to serve, without an await in between"
-        return worker
+def _peer(decision: Decision, workers: Workers) -> PeerPrefix | None:
+    if decision.peer is None:
+        return None
+    return PeerPrefix(workers.by_id[decision.peer].page_source, decision.peer_blocks, decision.forecast.peer_load_s)
 
 
 def source_forecast(decision: Decision) -> worker_pb2.SourceForecast | None:

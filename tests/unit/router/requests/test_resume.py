@@ -241,7 +241,7 @@ MARK = stream_marks("the cluster's token")("tenant")
 
 def _told() -> str:
     point = StreamPoint.begin("r", 3, MARK)
-    assert point.weights.fix("fingerprint", None)
+    assert point.weights.fix("fingerprint", b"")
     progress = SentProgress(point)
     progress.opened(0)
     progress.sent_token(1)
@@ -251,8 +251,8 @@ def _told() -> str:
 def test_a_token_is_read_as_it_was_sent_with_the_weights_that_answered() -> None:
     after = StreamPoint.after(_told(), 3, "resume_from", MARK)
     assert after.sent == (Sent(0), Sent(1), Sent(0, is_finished=True))
-    assert after.weights.admit("fingerprint", None)
-    assert not after.weights.admit("another fingerprint", None)
+    assert after.weights.admit("fingerprint", b"")
+    assert not after.weights.admit("another fingerprint", b"")
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ async def test_a_whole_answer_begins_anew_where_its_weights_are_replaced() -> No
 
         async def generate(self, request, take=None):  # type: ignore[no-untyped-def]  # as its parent's
             self.calls += 1
-            assert request.weights.fix(f"weights {self.calls}", None)
+            assert request.weights.fix(f"weights {self.calls}", b"")
             async for choice, delta in super().generate(request):
                 yield choice, delta
                 if self.calls < 3:
