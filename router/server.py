@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from router.adapter_admin import AdapterAdmin, AdapterAdminService
 from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
-from router.auth.auth import Authenticator, KeyAuthenticator, NoAuthentication
+from router.auth.auth import Authenticator, NoAuthentication
+from router.auth.key_authenticator import KeyAuthenticator
 from router.console.api import ConsoleApi
 from router.console.fleet_actions import FleetActions
 from router.console.pages import ConsolePages

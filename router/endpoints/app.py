@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.auth.auth import Authenticator, KeyAuthenticator, Mark, NoAuthentication
+from router.auth.auth import Authenticator, Mark, NoAuthentication
 from router.dialects.reply import JSON_LENGTH_HEADER, ErrorForm, Reply
 from router.dialects.table import DIALECTS, Dialect, error_form_at
 from router.endpoints.answer import AnswerResponse, until_disconnect
@@ -88,7 +88,7 @@ def build_http_app(
         *(Route(path, _funnel(page), methods=["GET"]) for path, page in KServePages(handler).pages()),
         *HealthPages(handler).routes(with_metrics=with_metrics),
     ]
-    openapi = OpenApiPage(clients, OPEN_PATHS, takes_keys=isinstance(authenticator, KeyAuthenticator))
+    openapi = OpenApiPage(clients, OPEN_PATHS, takes_keys=authenticator is not None and authenticator.takes_keys)
     return Starlette(
         routes=with_index([*clients, openapi.route(), *further]),
         middleware=[
