@@ -52,6 +52,13 @@ async def test_a_worker_whose_events_break_gets_no_new_work_until_it_is_back(fle
     await soon(lambda: statuses(core)["decode-0"] == "serving")
 
 
+async def test_a_decode_worker_has_its_token_stream_before_the_first_request(fleet, soon):
+    worker = await fleet.add("decode-0")
+    await fleet.add("prefill-0", "prefill")
+    core = await fleet.core()
+    await soon(lambda: set(worker.streams) == {core.router_id})
+
+
 async def test_streams_of_a_suspect_worker_go_on(fleet, ask, statuses, soon):
     worker = await fleet.add("decode-0", hold_at=5)
     core = await fleet.core()
