@@ -111,7 +111,7 @@ class RouterServer:
             max_body_bytes=config.endpoints.max_request_bytes,
             with_metrics=self._admin.metrics_address is None,
             outer=browser_middleware(config.endpoints, listen.host),
-            lora=LoraEndpoints(self._adapters, config.cluster_token) if allows_loads else None,
+            operators=LoraEndpoints(self._adapters, config.cluster_token).calls() if allows_loads else (),
             further=(*ConsolePages().routes(), *console.routes()),
         )
         most = config.endpoints.max_connections

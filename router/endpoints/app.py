@@ -23,10 +23,9 @@ from router.endpoints.answer import AnswerResponse, until_disconnect
 from router.endpoints.errors import error_response
 from router.endpoints.health_pages import HealthPages, with_index
 from router.endpoints.kserve.pages import KServePages
-from router.endpoints.lora import LOAD_PATH, UNLOAD_PATH, LoraEndpoints
 from router.endpoints.middleware import OPEN_PATHS, Authentication, RequestIds
 from router.endpoints.models import ModelPages
-from router.endpoints.openapi import OpenApiPage
+from router.endpoints.openapi import OpenApiPage, OperatorCall
 from router.json_body import as_number
 from router.requests.client_request import AnswerRequest, ClientRequest, check_timeout
 from router.requests.params import check_request_id
@@ -68,11 +67,11 @@ def build_http_app(
     max_body_bytes: int,
     with_metrics: bool = True,
     outer: Sequence[Middleware] = (),
-    lora: LoraEndpoints | None = None,
+    operators: Sequence[OperatorCall] = (),
     further: Sequence[Route] = (),
 ) -> Starlette:
-    """Builds the HTTP application. `outer` sees every request first. `further` are routes in addition to those of
-    clients.
+    """Builds the HTTP application. `outer` sees every request first. `operators` are calls that take the cluster's
+    token, `further` other routes than those of clients.
     """
     endpoints, models = HttpEndpoints(handler, max_body_bytes), ModelPages(handler)
     clients = [
@@ -84,25 +83,25 @@ def build_http_app(
         Route("/tokenize", _funnel(partial(endpoints.prepared, "tokenize")), methods=["POST"]),
         Route("/v1/messages/count_tokens", _funnel(partial(endpoints.prepared, "count_tokens")), methods=["POST"]),
         Route("/detokenize", _funnel(partial(endpoints.prepared, "detokenize")), methods=["POST"]),
-        *([] if lora is None else _lora_routes(lora)),
+        *(Route(each.path, _funnel(each.call), methods=["POST"]) for each in operators),
         *(Route(path, _funnel(page), methods=["GET"]) for path, page in KServePages(handler).pages()),
         *HealthPages(handler).routes(with_metrics=with_metrics),
     ]
-    openapi = OpenApiPage(clients, OPEN_PATHS, takes_keys=authenticator is not None and authenticator.takes_keys)
+    takes_keys = authenticator is not None and authenticator.takes_keys
+    openapi = OpenApiPage(clients, OPEN_PATHS, operators, takes_keys=takes_keys)
     return Starlette(
         routes=with_index([*clients, openapi.route(), *further]),
         middleware=[
             *outer,
             Middleware(RequestIds),
-            Middleware(Authentication, authenticator=authenticator or NoAuthentication()),
+            Middleware(
+                Authentication,
+                authenticator=authenticator or NoAuthentication(),
+                open_paths=OPEN_PATHS.union(each.path for each in operators),
+            ),
         ],
         exception_handlers={HTTPException: _http_error},
     )
-
-
-def _lora_routes(lora: LoraEndpoints) -> list[Route]:
-    calls = ((LOAD_PATH, lora.load), (UNLOAD_PATH, lora.unload))
-    return [Route(path, _funnel(call), methods=["POST"]) for path, call in calls]
 
 
 class HttpEndpoints:
