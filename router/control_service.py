@@ -14,6 +14,7 @@ from typing import Any
 import grpc.aio
 
 from router.addresses import Addresses
+from router.fleet.worker import SAME_FACTS
 from router.requests.request_handler import RequestHandler
 from twostroke.base.errors import InvalidRequest, PeerLost
 from twostroke.base.ids import Epoch
@@ -53,15 +54,11 @@ class RouterControlService(control_pb2_grpc.ControlServicer):
     async def GetModelInfo(self, request: control_pb2.GetModelInfoRequest, context: Context) -> control_pb2.ModelInfo:
         facts = self._handler.dispatcher.facts
         return control_pb2.ModelInfo(
+            **{name: getattr(facts, name) for name in SAME_FACTS if name != "model"},
             model=self._handler.model,
-            max_model_len=facts.max_model_len,
-            vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,
-            dtype=facts.dtype,
             kv_format=facts.kv_form.format,
             kv_converted_from=facts.kv_form.converted_from or "",
-            block_size=facts.block_size,
-            page_bytes=facts.page_bytes,
             window_blocks=facts.tail_blocks,
             window_bytes=facts.tail_bytes,
             pool_pages=facts.pool_pages,

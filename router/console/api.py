@@ -16,9 +16,8 @@ from starlette.routing import Route
 from router.console import block_map, explanation, fleet_actions, pin_forms, request_list
 from router.console.access import check_caller, read_fields
 from router.console.fleet_actions import FleetActions
-from router.console.fleet_view import FleetView
+from router.console.fleet_view import FleetView, Shared, rendered
 from router.console.pages import SECURITY_HEADERS
-from router.console.shared import Shared, rendered
 from router.dialects.openai.reply import ERRORS
 from router.endpoints.errors import error_response
 from router.pin_admin import PinAdmin

@@ -20,7 +20,7 @@ from router.fleet.feed import EventSink, Feed, FeedDependencies
 from router.fleet.liveness import Change, Liveness
 from router.fleet.metrics import FleetMetrics, ScalingMetrics
 from router.fleet.named_models import NamedModels, named_models_of
-from router.fleet.worker import ServingFacts, Worker, WorkerStatus
+from router.fleet.worker import SAME_FACTS, ServingFacts, Worker, WorkerStatus
 from router.metrics import RouterMetrics
 from twostroke.base.errors import PeerLost
 from twostroke.base.fault_points import Point, reach
@@ -330,15 +330,10 @@ class Fleet:
         assert self.fingerprint is not None, "taken from the first worker that introduced itself"
         model, pool_pages = models[0], min(model.pool_pages for model in models)
         self._facts = ServingFacts(
-            model=model.model,
-            max_model_len=model.max_model_len,
-            vocab_size=model.vocab_size,
+            **{name: getattr(model, name) for name in SAME_FACTS},
             eos_token_ids=tuple(model.eos_token_ids),
-            block_size=model.block_size,
             pool_tokens=pool_pages * model.block_size,
             pool_pages=pool_pages,
-            page_bytes=model.page_bytes,
-            dtype=model.dtype,
             kv_form=form_of(model),
             fingerprint=self.fingerprint,
             tail_blocks=model.window_blocks,

@@ -207,3 +207,7 @@ class ServingFacts:
     def context_tokens(self) -> int:
         """Tokens that prompt and answer of one choice may have together: the model's, or what a whole pool fits."""
         return min(self.max_model_len, self.pool_tokens)
+
+
+SAME_FACTS = ("model", "max_model_len", "vocab_size", "block_size", "page_bytes", "dtype")
+"""Facts that stand in a `ModelInfo` under the same names."""

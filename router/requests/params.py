@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
@@ -137,6 +138,16 @@ class AnswerOptions(Body):
             raise InvalidRequest(f"stop strings must have from 1 to {MAX_STOP_CHARS} characters", field="stop")
 
 
+_AS_THEY_ARE = (AnswerOptions.model_fields.keys() & {each.name for each in dataclasses.fields(SamplingParams)}) - {
+    "seed",
+    "max_tokens",
+    "top_k",
+    "logprob_token_ids",
+    "stop_token_ids",
+}
+"""Options that workers get as clients send them."""
+
+
 def priority_class(wanted: int) -> int:
     """Limits the class: clients may send any number (a clock, say), but classes are few."""
     return max(-MOST_PRIORITY, min(MOST_PRIORITY, wanted))
@@ -244,22 +255,11 @@ def sampling_params(
     # More than all tokens is all tokens; a client's number may be larger than any message can carry.
     top_k = None if options.top_k is None else min(options.top_k, facts.vocab_size)
     return SamplingParams(
+        **{name: getattr(options, name) for name in _AS_THEY_ARE},
         seed=seed,
         max_tokens=max_tokens,
-        temperature=options.temperature,
         top_k=top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        repetition_penalty=options.repetition_penalty,
-        logit_bias=options.logit_bias,
-        allowed_tokens=options.allowed_tokens,
-        logprobs=options.logprobs,
         logprob_token_ids=tuple(dict.fromkeys(options.logprob_token_ids)),
-        prompt_logprobs=options.prompt_logprobs,
-        min_tokens=options.min_tokens,
-        ignore_eos=options.ignore_eos,
         stop_token_ids=tuple(options.stop_token_ids),
         grammar=grammar,
     )

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from router.dialects.kserve.answer_parts import ChoiceParts, Outputs, Values
+from router.dialects.kserve.answer_parts import ChoiceParts, Outputs, Values, raw_bool, raw_output, raw_text
 from router.dialects.kserve.description import INPUT_TYPES, OUTPUT_TYPES
 from router.dialects.kserve.fields import flag
 from router.dialects.kserve.infer import check_tensor
-from router.dialects.kserve.raw_tensors import raw_bool, raw_output, raw_text
 from router.dialects.kserve.schema import VERSION, KServeRequest, Received, object_of, request_of, text_of
 from router.dialects.reply import LONG_BODY, Json, JsonWithBytes
 from router.json_body import BYTES_FIELD, wrong_kind
