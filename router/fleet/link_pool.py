@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from router.fleet.failure_detector import FailureDetector
+from router.fleet.token_stream import StreamLink, TokenStream
 from router.fleet.worker import Worker
-from router.fleet.worker_link import TokenStream, WorkerLink
+from router.fleet.worker_link import WorkerLink
 from router.metrics import RouterMetrics
 from twostroke.base.ids import Epoch, WorkerId
 from twostroke.observability.bug_log import log_bug
@@ -93,7 +94,7 @@ class LinkPool:
         """Sends no more calls to workers: the tasks that would do it are ending."""
         self._is_closed = True
 
-    def _close_later(self, link: WorkerLink, stream: TokenStream) -> None:
+    def _close_later(self, link: StreamLink, stream: TokenStream) -> None:
         if self._is_closed:
             return
         if link.lost is not None:
@@ -104,14 +105,14 @@ class LinkPool:
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
-    async def _close(self, link: WorkerLink, stream: TokenStream) -> None:
+    async def _close(self, link: StreamLink, stream: TokenStream) -> None:
         while not await link.close(stream):
             if link.lost is not None or self._is_flushing:
                 self._keep_unclosed(link, stream)
                 return
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    def _keep_unclosed(self, link: WorkerLink, stream: TokenStream) -> None:
+    def _keep_unclosed(self, link: StreamLink, stream: TokenStream) -> None:
         if link.is_over:
             return
         later = self._links.get(link.worker_id)
@@ -123,7 +124,7 @@ class LinkPool:
         self._unclosed[link.worker_id] = {**kept, stream: link.epoch}
 
 
-async def _contained(link: WorkerLink, work: Callable[[], Awaitable[None]]) -> None:
+async def _contained(link: StreamLink, work: Callable[[], Awaitable[None]]) -> None:
     """Runs `work`: a bug in one link costs that link's requests only."""
     try:
         await work()

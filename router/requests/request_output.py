@@ -10,8 +10,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from functools import partial
 
+from router.fleet.token_stream import TokenDelta
 from router.fleet.worker import ServingFacts
-from router.fleet.worker_link import TokenDelta
 from router.metrics import RouterMetrics
 from router.requests.client_request import ClientRequest
 from router.serving.parent_request import Dispatcher, ParentRequest

@@ -16,7 +16,7 @@ from typing import Protocol
 from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
-from router.fleet.worker_link import TokenDelta, TokenStream
+from router.fleet.token_stream import TokenDelta, TokenStream
 from router.metrics import RouterMetrics
 from router.serving.migration import Migrated, Migration
 from router.serving.parent_request import ParentRequest, first_attempt

@@ -13,8 +13,8 @@ from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
 from router.fleet.named_models import NamedModels
+from router.fleet.token_stream import TokenDelta
 from router.fleet.worker import ServingFacts, Worker
-from router.fleet.worker_link import TokenDelta
 from router.metrics import ROLE, RouterMetrics
 from router.routing.policies import policy_named
 from router.routing.reservations import Reservations

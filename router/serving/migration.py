@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
+from router.fleet.token_stream import TokenStream
 from router.fleet.worker import Worker
-from router.fleet.worker_link import TokenStream
 from router.metrics import RouterMetrics
 from router.serving.parent_request import ParentRequest
 from router.serving.placement import Placer

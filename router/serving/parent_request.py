@@ -11,8 +11,8 @@ from typing import Protocol
 
 from router.admission.queued_request import Siblings
 from router.fleet.named_models import NamedModels
+from router.fleet.token_stream import TokenDelta
 from router.fleet.worker import ServingFacts
-from router.fleet.worker_link import TokenDelta
 from router.routing.selector import RoutingParams
 from router.serving.operations import Operations
 from twostroke.base.errors import WeightsChanged

@@ -14,8 +14,8 @@ from router.admission.admission_queue import AdmissionQueue
 from router.admission.queued_request import Placement, QueuedRequest, Rules, Siblings
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
+from router.fleet.token_stream import TokenStream
 from router.fleet.worker import Worker, WorkerStatus
-from router.fleet.worker_link import TokenStream
 from router.metrics import RouterMetrics
 from router.routing.policies import NARROWING, RECONSIDERING, policy_named
 from router.routing.policy import Candidate, Decision

@@ -14,8 +14,8 @@ from openai import AsyncOpenAI
 
 from router.endpoints.app import build_http_app
 from router.fleet.named_models import NamedModels
+from router.fleet.token_stream import TokenDelta
 from router.fleet.worker import ServingFacts, Worker
-from router.fleet.worker_link import TokenDelta
 from router.metrics import RouterMetrics
 from router.requests.request_handler import RequestHandler
 from router.server import RouterServer
