@@ -91,8 +91,7 @@ class Placer:
 
         Raises Overloaded where every worker that could be asked is full or would be too late, Draining where all of
         them are leaving, PeerLost where none came in time, WeightsChanged where no worker has its weights any more,
-        and what a worker says about the request itself.
-        The queue's `first_token` and `left` have to be called for what was placed.
+        and what a worker says of it. The queue's `first_token` and `left` have to be called for what was placed.
         """
         is_urgent |= not self._are_routed(parent)
         queued = dataclasses.replace(_queued(attempt, parent), is_urgent=is_urgent)
