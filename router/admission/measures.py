@@ -84,10 +84,10 @@ class FalseRejections:
                     del self._behind_others[refusal.worker]
 
 
-SPAN_S = 60.0
+PERIOD_S = 60.0
 """Long enough for every tenant that is active to have asked for something."""
 BUCKETS = 12
-"""Parts of that time: what is older falls out in steps of five seconds."""
+"""Buckets of a period: what is older falls out in steps of five seconds."""
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Fairness:
         self._bucket(now_s).refused_s[tenant] += seconds
 
     def index(self, queued_s: Mapping[str, float], now_s: float) -> float:
-        """Returns Jain's index of the share that each tenant got of what it asked for in that time and waits for
+        """Returns Jain's index of the share that each tenant got of what it asked for in the period and waits for
         now."""
         self._bucket(now_s)
         served_s: defaultdict[str, float] = defaultdict(float)
@@ -124,7 +124,7 @@ class Fairness:
         return jain_index([served_s[tenant] / wanted for tenant, wanted in wanted_s.items() if wanted > 0])
 
     def _bucket(self, now_s: float) -> _Bucket:
-        number = int(now_s * BUCKETS / SPAN_S)
+        number = int(now_s * BUCKETS / PERIOD_S)
         while self._buckets and self._buckets[0].number <= number - BUCKETS:
             self._buckets.popleft()
         if not self._buckets or self._buckets[-1].number != number:

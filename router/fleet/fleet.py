@@ -336,8 +336,8 @@ class Fleet:
             pool_pages=pool_pages,
             kv_form=form_of(model),
             fingerprint=self.fingerprint,
-            tail_blocks=model.window_blocks,
-            tail_bytes=model.window_bytes,
+            tail_blocks=model.tail_blocks,
+            further_page_bytes=model.further_page_bytes,
         )
 
 

@@ -25,7 +25,7 @@ from twostroke.scheduler.cost import StepCost, StreamStep
 
 UNKNOWN_FORM = KvForm("")
 """The form of a worker that has not introduced itself."""
-UTILISATION_SPAN_S = 60.0
+UTILISATION_AVERAGE_S = 60.0
 """Time over which utilisation is averaged: bursts of seconds are queues, not utilisation."""
 
 
@@ -161,9 +161,9 @@ class Worker:
 
     def _note_busy(self, busy_s: float, elapsed_s: float) -> None:
         """Adds to an exponential average. A step is reported when it has ended, so only sums of reports are exact."""
-        passed = max(elapsed_s, 0.0) / UTILISATION_SPAN_S
+        passed = max(elapsed_s, 0.0) / UTILISATION_AVERAGE_S
         weight = -math.expm1(-passed) / passed if passed else 1.0
-        self._busy_share = self._busy_share * math.exp(-passed) + weight * busy_s / UTILISATION_SPAN_S
+        self._busy_share = self._busy_share * math.exp(-passed) + weight * busy_s / UTILISATION_AVERAGE_S
 
 
 def step_cost(load: Load) -> StepCost:
@@ -199,9 +199,9 @@ class ServingFacts:
     """The form of their pages."""
     fingerprint: str
     tail_blocks: int = 0
-    """Last blocks of a prefix whose tail parts are needed to go on; 0 where no layer keeps its parts apart."""
-    tail_bytes: int = 0
-    """Bytes of the tail part of one block."""
+    """Last blocks of a prefix whose pages in the further group are needed to go on; 0 where there is one group."""
+    further_page_bytes: int = 0
+    """Bytes of a page in the further group."""
 
     @property
     def context_tokens(self) -> int:

@@ -54,7 +54,7 @@ class PredictionResidual:
 
 REMEMBERED_EVICTIONS = 200_000
 """Evicted hashes that are remembered: hours of a busy worker."""
-EVICTION_MEMORY = 50_000
+HALVING_EVICTIONS = 50_000
 """Evictions after which older ones count half."""
 
 
@@ -83,7 +83,7 @@ class ReReferenceRate:
             self._evicted += 1
         while len(self._evicted_blocks) > REMEMBERED_EVICTIONS:
             self._evicted_blocks.popitem(last=False)
-        if self._evicted > EVICTION_MEMORY:
+        if self._evicted > HALVING_EVICTIONS:
             self._evicted /= 2
             self._asked_again /= 2
 

@@ -244,7 +244,7 @@ class Placer:
                 block_size=facts.block_size,
                 page_bytes=facts.page_bytes,
                 tail_blocks=facts.tail_blocks,
-                tail_bytes=facts.tail_bytes,
+                further_page_bytes=facts.further_page_bytes,
             ),
             self._fleet.serving(Role.DECODE) if decode is None else decode,
             prefill,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.admission.measures import MOST_FOLLOWED, SPAN_S, Fairness, FalseRejections, jain_index
+from router.admission.measures import MOST_FOLLOWED, PERIOD_S, Fairness, FalseRejections, jain_index
 from router.fleet.worker import Worker
 from twostroke.base.ids import Epoch, RequestId, WorkerId
 from twostroke.config import Role
@@ -70,4 +70,4 @@ def test_a_tenant_that_waits_or_was_refused_lowers_the_index_until_the_window_ha
     assert fairness.index({"b": 5.0}, 1.0) == pytest.approx(0.5)
     fairness.refused("b", 5.0, 1.0)
     assert fairness.index({}, 2.0) == pytest.approx(0.5)
-    assert fairness.index({}, 2.0 + SPAN_S) == 1.0
+    assert fairness.index({}, 2.0 + PERIOD_S) == 1.0

@@ -47,10 +47,10 @@ def test_old_evictions_are_forgotten() -> None:
 
 def test_what_happens_now_outweighs_what_happened_long_ago() -> None:
     blocks = ReReferenceRate()
-    for start in range(0, 2 * learned.EVICTION_MEMORY, 1000):
+    for start in range(0, 2 * learned.HALVING_EVICTIONS, 1000):
         blocks.evicted(hashes(start, start + 1000))
         blocks.asked(hashes(start, start + 1000))
     assert blocks.rate > 0.95
-    for start in range(2 * learned.EVICTION_MEMORY, 6 * learned.EVICTION_MEMORY, 1000):
+    for start in range(2 * learned.HALVING_EVICTIONS, 6 * learned.HALVING_EVICTIONS, 1000):
         blocks.evicted(hashes(start, start + 1000))
     assert blocks.rate < 0.2
