@@ -178,7 +178,7 @@ MUTANTS: Final = (
         name="public-blocks-of-adapters",
         claim="blocks that an adapter computes are never public",
         file="router/requests/client_request.py",
-        old="is_apart = is_exact or adapter is not None",
+        old="is_apart = is_exact or named is not None",
         new="is_apart = is_exact",
         test=(
             "tests/unit/router/requests/test_isolations.py::test_public_blocks_are_public_for_the_model_alone_and_never_where_pages_must_be_exact"
@@ -187,7 +187,7 @@ MUTANTS: Final = (
     Mutant(
         name="public-block-that-is-not-whole",
         claim="what is behind a public prefix is not public",
-        file="router/requests/public_prefixes.py",
+        file="router/text/prompts.py",
         old="default=0) // block_size",
         new="default=0) // block_size + 1",
         test=(
