@@ -115,7 +115,7 @@ class LiveLoop:
 
         def updated(step: Step, result: StepResult) -> list[Emission]:
             terms = StepTerms.of(step.batch)
-            begun_s, share = host.virtual_loop.time() - result.seconds, self.cost.prompt_share(terms)
+            begun_s, share = host.virtual_loop.time() - result.seconds, self.cost.prompt_fraction(terms)
             watch.ran(Flight(step, terms, begun_s, result.seconds, 0.0, share, (), 1))
             return take_in(step, result)
 
